@@ -111,6 +111,7 @@ if TYPE_CHECKING:
         TokenLogprob,
         TokenText,
         ToolCallBegun,
+        ToolCallEnded,
         ToolCallText,
         Usage,
         join_texts,
@@ -289,7 +290,7 @@ _NAMES = {
     "generation.results": (
         "AnswerPart", "ContextShifted", "Finished", "FinishReason", "PrefillProgress",
         "StateLoaded", "StateSaved", "Timings", "TokenLogprob", "TokenText", "ToolCallBegun",
-        "ToolCallText", "Usage", "join_texts",
+        "ToolCallEnded", "ToolCallText", "Usage", "join_texts",
     ),
     "generation.scoring": ("Perplexity", "perplexity"),
     "gguf.header": ("is_header_whole",),

@@ -246,6 +246,9 @@ class Generate:
         tools: functions that the model may call.
         tool_choice: "none", "auto", "required" (at least one call), or the name of the function
             that it must call, with "=" before it.
+        parallel_tool_calls: whether an answer in parts may have several calls; otherwise it ends
+            behind the first. It always ends at a call that repeats an earlier one of the answer,
+            which is left out.
         in_parts: whether thinking and calls of functions come as such, and not as text.
         grammar: the form that the answer must have; None for any.
         suffix: text behind the gap that the answer to `prompt` fills in; "" for no gap.
@@ -264,6 +267,7 @@ class Generate:
     variables: str = ""
     tools: tuple[Tool, ...] = ()
     tool_choice: str = "auto"
+    parallel_tool_calls: bool = True
     in_parts: bool = False
     grammar: Grammar | None = None
     n_logprobs: int | None = None

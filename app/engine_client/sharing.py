@@ -20,6 +20,7 @@ from engine import (
     TokenText,
     TokenTimes,
     ToolCallBegun,
+    ToolCallEnded,
     ToolCallText,
     model_after,
 )
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 OF_ANSWERS = (
     PrefillProgress, ContextShifted, TokenText, TokenTimes, ToolCallBegun, ToolCallText,
+    ToolCallEnded,
 )  # fmt: skip
 """Events before the end of an answer."""
 

@@ -20,6 +20,7 @@ from engine import (
     Timings,
     TokenText,
     ToolCallBegun,
+    ToolCallEnded,
     ToolCallText,
     Usage,
 )
@@ -61,7 +62,8 @@ class AnswerReader:
         self._marker = ThoughtMarker()
         self._usage: Usage | None = None
         self._reason: FinishReason = "stop"
-        self._calls: dict[int, str] = {}  # ids of the calls that have begun
+        self._calls: dict[int, list[str]] = {}  # arguments of the calls that have begun
+        self._n_ended = 0
         self.is_complete = self.is_over = False
 
     def read(self, data: str) -> Iterator[Event]:
@@ -94,6 +96,7 @@ class AnswerReader:
         """Yield the last events of an answer that the server has ended."""
         if closing := self._marker.closed():
             yield TokenText(closing, ())
+        yield from self._end_call(is_cut=self._reason != "stop")
         yield self.finished(self._reason)
 
     def finished(self, reason: FinishReason) -> Finished:
@@ -141,13 +144,28 @@ class AnswerReader:
                 continue
             index, function = _count_of(call.get("index", place)), call["function"]
             if index not in self._calls:
-                self._calls[index] = str(call.get("id") or f"call_{index}")
+                yield from self._end_call()
+                self._calls[index] = []
                 self._count(0)
-                yield ToolCallBegun(index, self._calls[index], str(function.get("name") or ""))
+                name = str(function.get("name") or "")
+                yield ToolCallBegun(index, str(call.get("id") or f"call_{index}"), name)
             arguments = function.get("arguments")
             if isinstance(arguments, str) and arguments:
                 self._count(len(arguments))
+                self._calls[index].append(arguments)
                 yield ToolCallText(index, arguments)
+
+    def _end_call(self, *, is_cut: bool = False) -> Iterator[Event]:
+        """Yield the end of the last call that has begun, unless it was told.
+
+        Args:
+            is_cut: whether the answer was cut off: some servers close the arguments then.
+        """
+        if self._n_ended < len(self._calls):
+            self._n_ended = len(self._calls)
+            index = [*self._calls][-1]
+            is_object = _is_object("".join(self._calls[index]) or "{}")
+            yield ToolCallEnded(index, is_object and not is_cut)
 
     def _note_usage(self, usage: object) -> None:
         if not isinstance(usage, dict):
@@ -188,6 +206,14 @@ class AnswerReader:
     def _not_understood(self) -> EngineError:
         text = tr("The answer of {host} is not understood.").format(host=self._host)
         return EngineError(text, tr("Check that the address is one of OpenAI's interface."))
+
+
+def _is_object(text: str) -> bool:
+    """Return whether a text is a JSON object."""
+    try:
+        return isinstance(json.loads(text), dict)
+    except (ValueError, RecursionError):
+        return False
 
 
 def _count_of(value: object) -> int:

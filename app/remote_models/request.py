@@ -57,6 +57,7 @@ def request_of(command: Generate, model: str, *, is_tandem: bool) -> dict[str, A
         body |= conversation_document(command.messages, command.tools)
         if command.tools:
             body["tool_choice"] = _choice(command.tool_choice)
+            body["parallel_tool_calls"] = command.parallel_tool_calls
     else:
         body["prompt"] = command.prompt
     body |= _sampling(command.sampling, is_tandem=is_tandem)

@@ -75,7 +75,7 @@ class Desk:
             raise self._refusal(error, NO_PLACES) from None
 
     async def answers(
-        self, record: RequestRecord, n: int, make: MakeCommands, ending: set[int] | None = None,
+        self, record: RequestRecord, n: int, make: MakeCommands,
         places: FieldPlaces = NO_PLACES,
     ) -> AnswerEvents:  # fmt: skip
         """Yield the events of a request's commands, each with its index, once there is room.
@@ -84,7 +84,6 @@ class Desk:
 
         Args:
             n: number of answers that are asked for.
-            ending: indices of commands that shall end where they are; each is taken out.
             places: places in the request of what only the engine can check.
 
         Raises:
@@ -105,8 +104,6 @@ class Desk:
                             raise self._refusal(event.error, places)
                         record.note(event)
                         yield index, event
-                        while ending:
-                            events.end(ending.pop())
                 finally:
                     timer.cancel()
 

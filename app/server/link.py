@@ -24,6 +24,7 @@ from engine import (
     TokenText,
     TokenTimes,
     ToolCallBegun,
+    ToolCallEnded,
     ToolCallText,
     TuneProgress,
     TuneStarted,
@@ -36,7 +37,8 @@ if TYPE_CHECKING:
 
 PROGRESS = (
     LoadProgress, StateProgress, PrefillProgress, ContextShifted, TokenText, TokenTimes,
-    ToolCallBegun, ToolCallText, TuneStarted, TuneProgress, FallbacksChanged, EngineReady,
+    ToolCallBegun, ToolCallText, ToolCallEnded, TuneStarted, TuneProgress, FallbacksChanged,
+    EngineReady,
 )  # fmt: skip
 """Events that do not end the command that they answer."""
 

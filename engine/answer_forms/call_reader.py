@@ -30,16 +30,23 @@ class CallTeller(Protocol):
         """Receive more of the arguments."""
         ...
 
+    def end(self) -> None:
+        """Note that the arguments are whole."""
+        ...
+
 
 class CallReader:
     """Reader of the calls of one form.
 
     Args:
+        closing: mark behind a call; None where there is none.
         types: types of the arguments of the functions that may be called.
     """
 
-    def __init__(self, source: IncomingText, form: CallForm, types: Types) -> None:
-        self._source, self._form, self._types = source, form, types
+    def __init__(
+        self, source: IncomingText, form: CallForm, closing: AnswerMark | None, types: Types
+    ) -> None:
+        self._source, self._form, self._closing, self._types = source, form, closing, types
         self._json = JsonReader(source, form.dialect)
 
     def read(self, teller: CallTeller, name: str) -> Reading[None]:
@@ -49,16 +56,19 @@ class CallReader:
             name: name in the mark; "" for a form whose calls name their function inside.
 
         Raises:
-            BrokenForm: the call breaks off or is none; what was told of its arguments is closed.
+            BrokenForm: the call breaks off or is none; what was told of its arguments is unclosed
+                unless `teller.end` was called.
         """
         if self._form.kind == "tags":
             teller.begin(name)
             yield from self._tags(teller.add, self._types.get(name, {}))
+            teller.end()
         elif self._form.kind == "arguments":
             if (yield from self._source.skip_space()) != "{":
                 raise BrokenForm
             teller.begin(name)
             yield from self._json.object(teller.add)
+            teller.end()
         else:
             yield from self._named_object(teller)
 
@@ -90,16 +100,18 @@ class CallReader:
         if not is_begun:
             teller.begin(name)
             teller.add(arguments or "{}")
+            teller.end()
 
     def _told(self, teller: CallTeller, name: str) -> Reading[bool]:
         """Tell arguments as they come, if they are an object; return whether they were told."""
         if (yield from self._source.skip_space()) == "{":
             teller.begin(name)
             yield from self._json.object(teller.add)
-            return True
-        arguments = yield from self._collected()
-        teller.begin(name)
-        teller.add(arguments)
+        else:
+            arguments = yield from self._collected()
+            teller.begin(name)
+            teller.add(arguments)
+        teller.end()
         return True
 
     def _collected(self) -> Reading[str]:
@@ -120,32 +132,37 @@ class CallReader:
     def _tags(
         self, tell: Callable[[str], None], types: Mapping[str, tuple[str, ...]]
     ) -> Reading[None]:
-        """Read arguments in tags, up to something else."""
-        opening, comma = self._form.value_opening, ""
+        """Read arguments in tags, up to the mark behind the call, which stays."""
+        opening, closing, comma = self._form.value_opening, self._closing, ""
         assert opening is not None, "a form with tags names them"
+        assert closing is not None, "only the closing mark says that no argument is missing"
         tell("{")
-        try:
-            while (tag := (yield from self._tag(opening))) is not None:
-                tell(f'{comma}"{escaped(tag["key"])}": ')
-                comma = ", "
-                is_text = tag.groupdict().get("is_text") == "true"
-                known = ("string",) if is_text else types.get(tag["key"], ())
-                yield from self._tag_value(tell, known)
-        finally:
-            tell("}")
+        while (tag := (yield from self._tag(opening))) is not None:
+            tell(f'{comma}"{escaped(tag["key"])}": ')
+            comma = ", "
+            is_text = tag.groupdict().get("is_text") == "true"
+            known = ("string",) if is_text else types.get(tag["key"], ())
+            yield from self._tag_value(tell, known)
+        if (yield from self._next(closing, is_taken=False)) is None:
+            raise BrokenForm
+        tell("}")
 
     def _tag(self, opening: AnswerMark) -> Reading[re.Match[str] | None]:
         """Skip the mark before a value and return it, with the argument's name; None for none."""
+        yield from self._source.skip_space()
+        return (yield from self._next(opening, is_taken=True))
+
+    def _next(self, mark: AnswerMark, *, is_taken: bool) -> Reading[re.Match[str] | None]:
+        """Return a mark if it comes next, and go behind it if it is to be taken."""
         source = self._source
-        yield from source.skip_space()
         while True:
-            found, held = opening.find(source.text, source.at, is_ended=source.is_ended)
+            found, held = mark.find(source.text, source.at, is_ended=source.is_ended)
             if found and found.start() == source.at:
-                source.at = found.end()
+                source.at = found.end() if is_taken else source.at
                 return found
-            if source.is_ended and opening.find(source.text, source.at)[1] == source.at:
+            if source.is_ended and mark.find(source.text, source.at)[1] == source.at:
                 source.has_run_out = True
-            if held > source.at or source.is_ended or source.at == len(source.text):
+            if held > source.at or source.is_ended:
                 return None
             yield
 
@@ -159,10 +176,8 @@ class CallReader:
             tell(json_or_text(text) if has_json else as_json(text, types))
             return
         tell('"')
-        try:
-            yield from self._raw_value(lambda text: tell(escaped(text)))
-        finally:
-            tell('"')
+        yield from self._raw_value(lambda text: tell(escaped(text)))
+        tell('"')
 
     def _raw_value(self, tell: Callable[[str], None]) -> Reading[None]:
         source, closing = self._source, self._form.value_closing
@@ -178,7 +193,8 @@ class CallReader:
                 return
             if source.is_ended:  # what may have begun the mark is no more of the value
                 source.at = len(source.text)
-                return
+                source.has_run_out = True
+                raise BrokenForm
             yield
 
 

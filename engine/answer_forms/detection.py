@@ -15,7 +15,7 @@ from engine.answer_forms.formats.listed import HERMES
 from engine.answer_forms.formats.named import KIMI
 from engine.answer_forms.known import KNOWN_FORMS
 from engine.answer_forms.parser import AnswerParser
-from engine.answer_forms.parts import CallBegun, CallText, PartText
+from engine.answer_forms.parts import CallBegun, CallEnded, CallText, PartText
 from engine.answer_forms.turns import THOUGHT_KEYS, TemplateUse, ThoughtKey, as_functions
 from engine.errors import TemplateError
 from engine.text.messages import ChatMessage, Tool, ToolCall
@@ -158,7 +158,8 @@ def _has_the_call(form: AnswerFormat, answer: str) -> bool:
     content = "".join(part.text for part in parts if isinstance(part, PartText))
     if any(other.trigger and other.trigger in content for other in KNOWN_FORMS):
         return False  # a form that has the same tags, but other marks around them
-    return names == [PROBE.name] and json.loads(arguments) == ARGUMENTS
+    is_whole = [part.is_whole for part in parts if isinstance(part, CallEnded)] == [True]
+    return is_whole and names == [PROBE.name] and json.loads(arguments) == ARGUMENTS
 
 
 def _with_thinking(form: AnswerFormat, source: str) -> AnswerFormat:

@@ -1,7 +1,7 @@
 """Reads JSON that is still coming, and what models write in its place, as valid JSON.
 
-What is told is the beginning of a valid JSON text at any time. Where the text breaks off or is
-none, readers tell what closes it before they raise `BrokenForm`.
+What is told is the beginning of a valid JSON text at any time. Where the text breaks off or is no
+JSON, readers raise `BrokenForm` and leave it unclosed, so that nobody takes it for the whole.
 """
 
 from __future__ import annotations
@@ -74,18 +74,18 @@ class JsonReader:
         yield from source.expect("{")
         tell("{")
         comma = ""
-        try:
-            while (yield from source.skip_space()) != "}":
-                key = yield from self.key()
-                tell(f"{comma}{json.dumps(key, ensure_ascii=False)}: ")
-                yield from self._member(tell, depth)
-                comma = ", "
-                if not (yield from source.starts(",")):
-                    break
+        while (yield from source.skip_space()) != "}":
+            key = yield from self.key()
+            yield from self.colon()
+            tell(f"{comma}{json.dumps(key, ensure_ascii=False)}: ")
+            yield from self.value(tell, depth + 1)
             yield from source.skip_space()
-            yield from source.expect("}")
-        finally:
-            tell("}")
+            comma = ", "
+            if not (yield from source.starts(",")):
+                break
+        yield from source.skip_space()
+        yield from source.expect("}")
+        tell("}")
 
     def key(self) -> Reading[str]:
         """Read a key of an object."""
@@ -116,23 +116,6 @@ class JsonReader:
             raise BrokenForm
         return (yield from self._collected(closing))
 
-    def _member(self, tell: Tell, depth: int) -> Reading[None]:
-        """Read the value of a member, and tell null where there is none."""
-        told = False
-
-        def heard(text: str) -> None:
-            nonlocal told
-            told = True
-            tell(text)
-
-        try:
-            yield from self.colon()
-            yield from self.value(heard, depth + 1)
-            yield from self._source.skip_space()
-        finally:
-            if not told:
-                tell("null")
-
     def _list(self, tell: Tell, depth: int) -> Reading[None]:
         source = self._source
         yield from source.expect("[")
@@ -144,17 +127,15 @@ class JsonReader:
             tell(comma + text)
             comma = ""
 
-        try:
-            while (yield from source.skip_space()) != "]":
-                yield from self.value(item, depth + 1)
-                yield from source.skip_space()
-                comma = ", "
-                if not (yield from source.starts(",")):
-                    break
+        while (yield from source.skip_space()) != "]":
+            yield from self.value(item, depth + 1)
             yield from source.skip_space()
-            yield from source.expect("]")
-        finally:
-            tell("]")
+            comma = ", "
+            if not (yield from source.starts(",")):
+                break
+        yield from source.skip_space()
+        yield from source.expect("]")
+        tell("]")
 
     def _quote(self) -> Reading[str | None]:
         """Skip an opening quote and return the one that closes it; None where there is none."""
@@ -173,20 +154,18 @@ class JsonReader:
         """Read a string behind its opening quote."""
         source = self._source
         tell('"')
-        try:
-            while not (yield from source.starts(closing)):
-                char = yield from source.peek()
-                if not char:
-                    raise BrokenForm
-                if char == "\\" and closing == '"':
-                    tell((yield from self._escape()))
-                    continue
-                source.at += 1
-                if closing == '"':
-                    char += self._plain_run()
-                tell(escaped(char))
-        finally:
-            tell('"')
+        while not (yield from source.starts(closing)):
+            char = yield from source.peek()
+            if not char:
+                raise BrokenForm
+            if char == "\\" and closing == '"':
+                tell((yield from self._escape()))
+                continue
+            source.at += 1
+            if closing == '"':
+                char += self._plain_run()
+            tell(escaped(char))
+        tell('"')
 
     def _plain_run(self) -> str:
         """Return what has come already up to the next quote or backslash."""

@@ -12,7 +12,13 @@ from engine.answer_forms.call_reader import CallReader, Types
 from engine.answer_forms.formats.base import AnswerFormat
 from engine.answer_forms.layout import AnswerRegion
 from engine.answer_forms.marks import AnswerMark
-from engine.answer_forms.parts import AnswerPartEvent, CallBegun, CallText, PartText
+from engine.answer_forms.parts import (
+    AnswerPartEvent,
+    CallBegun,
+    CallEnded,
+    CallText,
+    PartText,
+)
 from engine.answer_forms.source import BrokenForm, IncomingText, Reading
 
 Watched = tuple[AnswerMark, AnswerRegion | None]
@@ -23,15 +29,23 @@ class AnswerParser:
     """Parser of one answer, fed with its text piece by piece.
 
     White space beside a mark belongs to the mark. Text that looks like a call but is none is
-    content; a call that breaks off has its arguments closed. In an answer that is cut off, what may
-    have begun a call or a mark around calls is left out: clients take content for what the model
-    says, a call without a name cannot be told, and the reason of the end says that it was cut.
+    content; a call that breaks off is told as far as it came, and its end says that it is not
+    whole. In an answer that is cut off, what may have begun a call or a mark around calls is left
+    out: clients take content for what the model says, a call without a name cannot be told, and the
+    reason of the end says that it was cut.
+
+    The answer is over at a call that repeats an earlier one, which is not told: small models go on
+    repeating it until their limit.
 
     Args:
         types: types of the arguments of each function that may be called; None where none may be,
             so that calls are content.
         prompt: end of the prompt, which may have opened a thought.
         hidden: spellings of control tokens, which are never content.
+        is_single: whether the answer is over behind its first whole call.
+
+    Attributes:
+        is_over: whether nothing more of the answer counts, so that it need not go on.
     """
 
     def __init__(
@@ -40,14 +54,17 @@ class AnswerParser:
         types: Types | None = None,
         prompt: str = "",
         hidden: Sequence[str] = (),
+        *,
+        is_single: bool = False,
     ) -> None:
         layout = form.layout
         self._form = form
         self._types: Types = types or {}
         self._source = IncomingText()
         self._told: list[AnswerPartEvent] = []
-        self._n_calls = 0
-        self._is_cut = False
+        self._calls_told: list[tuple[str, str]] = []
+        self._is_single = is_single
+        self.is_over = self._is_cut = False
         self._content = _PartTeller(self._tell_content, layout.join)
         regions = [r for r in layout.regions if r.part != "call" or types is not None]
         self._openings = [(region.opening, region) for region in regions if region.opening]
@@ -58,14 +75,18 @@ class AnswerParser:
         self._silent = set(hidden) - set(form.noise)
         self._hidden = [AnswerMark(text, is_text=True) for text in noise if text]
         self._noise = list(self._hidden)
-        self._reader = CallReader(self._source, layout.calls, self._types) if layout.calls else None
+        self._reader: CallReader | None = None
+        if layout.calls:
+            closings = [region.closing for region in regions if region.part == "call"]
+            closing = closings[0] if closings else None
+            self._reader = CallReader(self._source, layout.calls, closing, self._types)
         self._reading = self._run(self._open_in(prompt, regions))
 
     def feed(self, text: str) -> list[AnswerPartEvent]:
         """Add text and return what is known of its parts now."""
-        if text:
+        if text and not self.is_over:
             self._source.add(text)
-            next(self._reading)
+            self._read()
         return self._drained()
 
     def end(self, *, is_cut: bool = False) -> list[AnswerPartEvent]:
@@ -75,9 +96,18 @@ class AnswerParser:
             is_cut: whether the model was not done, so that a mark may have begun.
         """
         self._source.is_ended, self._is_cut = True, is_cut
-        for _ in self._reading:
-            pass
+        if not self.is_over:
+            self._read()
         return self._drained()
+
+    def _read(self) -> None:
+        """Read what there is; behind the end of the text, all of it."""
+        try:
+            for _ in self._reading:
+                if not self._source.is_ended:
+                    return
+        except _AnswerOver:
+            self.is_over = True
 
     def _drained(self) -> list[AnswerPartEvent]:
         """Return what was told, neighbours joined."""
@@ -240,14 +270,13 @@ class AnswerParser:
             keeping: what keeps the text of the call until it is known to be one.
         """
         assert self._reader is not None, "a form with marks of calls says what is between them"
-        teller = _CallTeller(self._n_calls, self._told, keeping)
+        teller = _CallTeller(self._calls_told, self._told, keeping, is_single=self._is_single)
         self._source.has_run_out = False
         with suppress(BrokenForm):
             yield from self._reader.read(teller, name)
         if teller.has_begun:
             self._content.mark()
-            self._n_calls += 1
-            teller.end()
+            teller.break_off()
         return teller.has_begun
 
     def _visible(self, text: str) -> str:
@@ -303,47 +332,98 @@ class _PartTeller:
             self._spaces = ""
 
 
+class _AnswerOver(Exception):
+    """Nothing more of the answer counts."""
+
+
 class _CallTeller:
-    """Teller of one call.
+    """Teller of one call, which holds it back while it may be an earlier one again.
+
+    Args:
+        before: names and arguments of the calls before; this one is added at its end.
+        keeping: what keeps the text of the call until it is known to be one.
+        is_single: whether the answer is over behind it.
 
     Attributes:
         has_begun: whether it is known to be a call.
     """
 
-    def __init__(self, index: int, told: list[AnswerPartEvent], keeping: ExitStack) -> None:
-        self._index, self._told, self._keeping = index, told, keeping
-        self._has_arguments = self.has_begun = False
+    def __init__(
+        self, before: list[tuple[str, str]], told: list[AnswerPartEvent], keeping: ExitStack, *,
+        is_single: bool,
+    ) -> None:  # fmt: skip
+        self._before, self._told, self._keeping = before, told, keeping
+        self._index, self._is_single = len(before), is_single
+        self._name = self._arguments = ""
+        self._held: list[AnswerPartEvent] = []
+        self.has_begun = self._is_closed = False
 
     def begin(self, name: str) -> None:
         """Tell the name; reading cannot go back before the call any more."""
-        self._told.append(CallBegun(self._index, name))
+        self._name = name
         self.has_begun = True
         self._keeping.close()
+        self._tell(CallBegun(self._index, name))
 
     def add(self, text: str) -> None:
         """Tell more of the arguments."""
-        self._told.append(CallText(self._index, text))
-        self._has_arguments = True
+        self._arguments += text
+        self._tell(CallText(self._index, text))
 
     def end(self) -> None:
-        """Tell an empty object where no arguments came."""
-        if not self._has_arguments:
-            self.add("{}")
+        """Tell that the arguments are whole.
+
+        Raises:
+            _AnswerOver: the call repeats an earlier one, or is the only one that is wanted.
+        """
+        self._close(is_whole=True)
+        if self._is_single:
+            raise _AnswerOver
+
+    def break_off(self) -> None:
+        """Tell that the arguments are not whole, if they did not end before.
+
+        Raises:
+            _AnswerOver: the call breaks off as an earlier one did.
+        """
+        if not self._is_closed:
+            self._close(is_whole=False)
+
+    def _tell(self, event: AnswerPartEvent) -> None:
+        self._held.append(event)
+        if not any(
+            name == self._name and arguments.startswith(self._arguments)
+            for name, arguments in self._before
+        ):
+            self._release()
+
+    def _release(self) -> None:
+        self._told += self._held
+        self._held.clear()
+
+    def _close(self, *, is_whole: bool) -> None:
+        if (self._name, self._arguments) in self._before:
+            raise _AnswerOver
+        self._release()
+        self._told.append(CallEnded(self._index, is_whole))
+        self._before.append((self._name, self._arguments))
+        self._is_closed = True
 
 
 def _kind(event: AnswerPartEvent) -> tuple[str, object]:
     """Return what neighbours have in common that are one event."""
     if isinstance(event, PartText):
         return "text", event.part
-    return ("call", event.index) if isinstance(event, CallText) else ("begun", event.index)
+    return type(event).__name__, event.index
 
 
 def _joined(events: Sequence[AnswerPartEvent]) -> AnswerPartEvent:
     """Return events of one kind as one."""
     first = events[0]
-    if len(events) == 1 or isinstance(first, CallBegun):
+    if len(events) == 1 or isinstance(first, CallBegun | CallEnded):
         return first
-    return replace(first, text="".join(e.text for e in events if not isinstance(e, CallBegun)))
+    texts = (event.text for event in events if isinstance(event, PartText | CallText))
+    return replace(first, text="".join(texts))
 
 
 def _is_before(match: re.Match[str], other: re.Match[str]) -> bool:

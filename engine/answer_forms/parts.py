@@ -28,11 +28,23 @@ class CallBegun:
 
 @dataclass(frozen=True, slots=True)
 class CallText:
-    """More of the arguments of a call: all texts of a call together are a JSON object."""
+    """More of the arguments of a call: all texts of a whole call together are a JSON object."""
 
     index: int
     text: str
 
 
-AnswerPartEvent = PartText | CallBegun | CallText
+@dataclass(frozen=True, slots=True)
+class CallEnded:
+    """The end of the arguments of a call, before any other part.
+
+    Attributes:
+        is_whole: whether they are whole; else they broke off, and the call must not be run.
+    """
+
+    index: int
+    is_whole: bool
+
+
+AnswerPartEvent = PartText | CallBegun | CallText | CallEnded
 """What a parser tells."""

@@ -56,7 +56,7 @@ class TemplateUse:
         """Return the turns of a conversation, with the functions where the template shows none.
 
         Raises:
-            PromptError: the schema of a function or the arguments of a call are no JSON object.
+            PromptError: the schema of a function is no JSON object.
         """
         if self.writes_calls:
             if self.takes_one_call:
@@ -105,7 +105,7 @@ class TemplateUse:
         return turn
 
     def _call(self, call: ToolCall, number: int) -> Turn:
-        read = read_object(call.arguments, f"The arguments of the call of {call.name}")
+        read = _read_arguments(call)
         arguments = json.dumps(read, ensure_ascii=False) if self.has_text_arguments else read
         function = {"name": call.name, "arguments": arguments}
         return {"id": self._id(call.id, number), "type": "function", "function": function}
@@ -188,6 +188,17 @@ def read_object(text: str, what: str) -> Turn:
     if not isinstance(read, dict):
         raise PromptError(f"{what} must be a JSON object.")
     return read
+
+
+def _read_arguments(call: ToolCall) -> Turn:
+    """Return the arguments of a call; none where they broke off, as clients send such calls back.
+
+    Templates take objects only, and the call's result says what was wrong.
+    """
+    try:
+        return read_object(call.arguments, "")
+    except PromptError:
+        return {}
 
 
 def _as_text(messages: Sequence[ChatMessage], form: AnswerFormat) -> list[Turn]:

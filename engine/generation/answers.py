@@ -73,6 +73,9 @@ class Asked(Protocol):
     def tool_choice(self) -> str: ...
 
     @property
+    def parallel_tool_calls(self) -> bool: ...
+
+    @property
     def in_parts(self) -> bool: ...
 
     @property
@@ -137,7 +140,8 @@ class Answers:
         tools, messages = callable_tools(request), request.messages
         reading = None
         if request.in_parts:
-            reading = AnswerReading(self._prompts, tools)
+            is_single = not request.parallel_tool_calls
+            reading = AnswerReading(self._prompts, tools, is_single=is_single)
         elif self._has_other_marks:
             reading = AnswerReading(self._prompts, ())
             if request.continue_last and messages:
@@ -171,6 +175,7 @@ class Answers:
             request.n_logprobs,
             shown,
             constraint,
+            reading,
         )
         if reading is None:
             yield from steps
@@ -205,7 +210,7 @@ class Answers:
     def _run(
         self, prompt: Prompt, params: SamplingParams, timed_every: int, begun: Sequence[int] = (),
         said: str = "", n_logprobs: int | None = None, shown: Collection[int] = (),
-        constraint: AnswerConstraint | None = None,
+        constraint: AnswerConstraint | None = None, reading: AnswerReading | None = None,
     ) -> Steps:  # fmt: skip
         if timed_every < 0:
             raise EngineError("Tokens cannot be timed at a negative interval.", "Use 0 for none.")
@@ -213,7 +218,7 @@ class Answers:
             check_n_logprobs(n_logprobs)
         generation = Generation(
             self._n_ctx, self._prompts.found, params, prompt.n_keep, timed_every, begun, said,
-            n_logprobs, shown, constraint,
+            n_logprobs, shown, constraint, reading,
         )  # fmt: skip
         pictures = PlacedPictures(prompt.ids, prompt.pictures)
         yield from generation.run(prompt.ids, prompt.marks, pictures)

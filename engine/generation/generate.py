@@ -33,6 +33,7 @@ from engine.sampling.sampler import Sampler
 if TYPE_CHECKING:
     from engine.constraints.matcher import Mask
     from engine.generation.constrained.constraint import AnswerConstraint
+    from engine.generation.parts.answer_reading import AnswerReading
     from engine.pictures.placed import PlacedPictures
     from engine.sampling.token_source import Logits
     from engine.text.stream import StreamDecoder
@@ -111,6 +112,7 @@ class Generation:
             own; None to tell none at all. No device may sample then, see `Follow`.
         shown: control tokens whose text is part of the answer.
         constraint: form of the answer, which has had that part; None for any.
+        reading: reader of the events, which says when the answer is over; None for no such reader.
 
     Attributes:
         ids: tokens that the answer has had computed, from the first of the prompt on.
@@ -129,6 +131,7 @@ class Generation:
         n_logprobs: int | None = None,
         shown: Collection[int] = frozenset(),
         constraint: AnswerConstraint | None = None,
+        reading: AnswerReading | None = None,
     ) -> None:
         self.ids: list[int] = []
         self.is_useless = False
@@ -137,7 +140,7 @@ class Generation:
         self._n_keep = n_keep
         self._pictures = NO_PICTURES
         self._timed_every = timed_every
-        self._constraint = constraint
+        self._constraint, self._reading = constraint, reading
         self._sampler = Sampler(params, tokenizer.token_bytes if tokenizer else None)
         self._stop = StopMatcher(params.stop)
         self._decoder: StreamDecoder | None = tokenizer.stream(shown=shown) if tokenizer else None
@@ -211,7 +214,7 @@ class Generation:
                 following = yield from self._prefill(self._without(token, n_wrong))
             else:
                 is_stopped = yield from self._show()
-                if is_stopped or (self._constraint is not None and self._constraint.is_over):
+                if is_stopped or self._is_over:
                     return "stop"
                 if self._n_sampled == self._most:
                     break
@@ -220,6 +223,12 @@ class Generation:
                 return following
             found = following
         return "length"
+
+    @property
+    def _is_over(self) -> bool:
+        """Whether the form of the answer allows nothing more, or its reader needs nothing more."""
+        is_whole = self._constraint is not None and self._constraint.is_over
+        return is_whole or (self._reading is not None and self._reading.parser.is_over)
 
     def _hear(self, token: int, logprobs: tuple[TokenLogprob, ...]) -> int:
         """Add a token to the text; return how many to take back, as they make a banned string."""

@@ -139,10 +139,23 @@ class ToolCallBegun:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallText:
-    """More of the arguments of a call: all texts of one call together are a JSON object."""
+    """More of the arguments of a call: all texts of one whole call together are a JSON object."""
 
     index: int
     text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallEnded:
+    """The end of the arguments of a call, before any other part of the answer.
+
+    Attributes:
+        is_whole: whether they are whole. Otherwise they broke off, as where a limit of tokens cuts
+            off the answer; they are no JSON then, and the call must not be run.
+    """
+
+    index: int
+    is_whole: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,5 +207,6 @@ GenerationEvent = (
     | TokenText
     | ToolCallBegun
     | ToolCallText
+    | ToolCallEnded
     | Finished
 )

@@ -37,7 +37,7 @@ from engine.answer_forms.formats.tagged import (
     SEED,
 )
 from engine.answer_forms.parser import AnswerParser
-from engine.answer_forms.parts import AnswerPartEvent, CallBegun, PartText
+from engine.answer_forms.parts import AnswerPartEvent, CallBegun, CallEnded, PartText
 from engine.answer_forms.schemas import parameters_of
 from engine.text.messages import Tool
 
@@ -54,29 +54,51 @@ TYPES = {tool.name: parameters_of(tool.parameters) for tool in TOOLS}
 
 @dataclass
 class Read:
-    """Parts of an answer, put together."""
+    """Parts of an answer, put together.
+
+    Attributes:
+        broken: names and arguments of calls that broke off.
+    """
 
     reasoning: str = ""
     content: str = ""
     calls: list[tuple[str, Any]] = field(default_factory=list)
+    broken: list[tuple[str, str]] = field(default_factory=list)
 
 
 def put_together(events: Iterable[AnswerPartEvent]) -> Read:
-    """Return the parts that events tell; a call that is no JSON object fails."""
-    read, names, texts = Read(), list[str](), list[str]()
+    """Return the parts that events tell; only a whole call may be a JSON object, and must be."""
+    read, name, text, n_begun, is_open = Read(), "", "", 0, False
     for event in events:
-        if isinstance(event, CallBegun):
-            assert event.index == len(names), "calls are numbered from 0"
-            names.append(event.name)
-            texts.append("")
-        elif isinstance(event, PartText):
+        if isinstance(event, PartText):
+            assert not is_open, "a call ends before anything else comes"
             setattr(read, event.part, getattr(read, event.part) + event.text)
+        elif isinstance(event, CallBegun):
+            assert not is_open, "one call comes after the other"
+            assert event.index == n_begun, "calls are numbered from 0"
+            name, text, n_begun, is_open = event.name, "", n_begun + 1, True
+        elif isinstance(event, CallEnded):
+            assert is_open
+            is_open = False
+            assert (event.index, event.is_whole) == (n_begun - 1, is_object(text)), text
+            if event.is_whole:
+                read.calls.append((name, json.loads(text)))
+            else:
+                read.broken.append((name, text))
         else:
-            assert event.index == len(names) - 1, "one call comes after the other"
-            texts[-1] += event.text
-    read.calls = [(name, json.loads(text)) for name, text in zip(names, texts, strict=True)]
-    assert all(isinstance(arguments, dict) for _, arguments in read.calls)
+            assert is_open
+            assert event.index == n_begun - 1
+            text += event.text
+    assert not is_open
     return read
+
+
+def is_object(text: str) -> bool:
+    """Return whether a text is a JSON object."""
+    try:
+        return isinstance(json.loads(text), dict)
+    except ValueError:
+        return False
 
 
 def parsed(

@@ -43,6 +43,7 @@ from engine import (
     TokensCounted,
     TokenText,
     ToolCallBegun,
+    ToolCallEnded,
     ToolCallText,
     Trial,
     Tune,
@@ -303,6 +304,8 @@ class FakeHost:
             self.send(number, ToolCallBegun(index, f"call{index:05}", name))
             for start in range(0, len(arguments), script.chunk):
                 self.send(number, ToolCallText(index, arguments[start : start + script.chunk]))
+            is_whole = script.reason == "stop" or index < len(script.calls) - 1
+            self.send(number, ToolCallEnded(index, is_whole))
         if script.answer_error is not None:
             self.send(number, Failed(script.answer_error, script.loses_model))
         else:

@@ -10,6 +10,7 @@ from engine import ChatMessage, ToolCall
 
 WITHOUT_RESULT: Final[dict[CallState, str]] = {
     "writing": "This call was cut off before it was whole, so it did not run.",
+    "cut": "This call was cut off before it was whole, so it did not run.",
     "waiting": "The user has not let this call run.",
     "running": "This call has no result yet.",
     "done": "This call has succeeded without any output.",

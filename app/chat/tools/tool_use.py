@@ -8,8 +8,9 @@ from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from typing import Any, Final, Literal, get_args
 
-CallState = Literal["writing", "waiting", "running", "done", "failed", "refused", "stopped"]
-"""State of a call: a model writes it, a person is asked whether it may run, it runs, has ended."""
+CallState = Literal["writing", "cut", "waiting", "running", "done", "failed", "refused", "stopped"]
+"""State of a call: a model writes it, its answer ended before it was whole, a person is asked
+whether it may run, it runs, has ended."""
 
 STATES: Final = get_args(CallState)
 

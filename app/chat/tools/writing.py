@@ -49,7 +49,7 @@ def ended(calls: Calls, reason: str, *, is_whole: bool) -> Calls:
     found = [_checked(call) if call.state == "writing" else call for call in calls]
     if found and not is_whole and calls[-1].state == "writing":
         text = tr("The answer ended before this call was whole, so it did not run.")
-        found[-1] = replace(calls[-1], state="failed", result=text)
+        found[-1] = replace(calls[-1], state="cut", result=text)
     return tuple(found)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import uuid
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
@@ -11,6 +10,7 @@ from typing import Literal
 
 from app.server.anthropic.message_request import MessageRequest
 from app.server.desk import AnswerEvents
+from app.server.openai.call_arguments import read_arguments
 from app.server.web.responses import Document, event_bytes
 from engine import (
     Event,
@@ -18,6 +18,7 @@ from engine import (
     PrefillProgress,
     TokenText,
     ToolCallBegun,
+    ToolCallEnded,
     ToolCallText,
     Usage,
 )
@@ -62,34 +63,26 @@ class AnswerBlock:
     def whole(self) -> Document:
         """Return the whole block."""
         text = "".join(self.texts)
-        content: object = text
         if self.kind == "tool_use":
-            content = _arguments(text)
-        return self.begin() | {"input" if self.kind == "tool_use" else self.kind: content}
-
-
-def _arguments(text: str) -> object:
-    """Return the arguments of a call; none where the answer was cut off in their middle."""
-    try:
-        return json.loads(text or "{}")
-    except ValueError:
-        return {}
+            return self.begin() | {"input": read_arguments(text)}
+        return self.begin() | {self.kind: text}
 
 
 class MessageAnswer:
     """The response to a request, made of the events of its answer.
 
+    A call is told once it is whole, also in a stream: clients run every block of a call that has
+    begun, whatever the reason of the end says, and their SDKs close its arguments themselves.
+
     Args:
         model: id of the model.
-        ending: where the answer's index goes if it shall end.
     """
 
-    def __init__(self, request: MessageRequest, model: str, ending: set[int]) -> None:
-        self._stops, self._ending = request.stop_sequences, ending
-        wish = request.tool_choice
-        self._is_single_call = wish is not None and wish.disable_parallel_tool_use
+    def __init__(self, request: MessageRequest, model: str) -> None:
+        self._stops = request.stop_sequences
         self._blocks: list[AnswerBlock] = []
-        self._is_open = self._is_cut = False
+        self._call = AnswerBlock("tool_use")
+        self._is_open = False
         self._reason, self._stop = "", ""
         self._usage = Usage()
         self._head: Document = {
@@ -134,26 +127,29 @@ class MessageAnswer:
         if isinstance(event, Finished):
             yield from self._close()
             has_called = any(block.kind == "tool_use" for block in self._blocks)
-            is_called = has_called and (event.reason == "stop" or self._is_cut)
+            is_called = has_called and event.reason == "stop"
             self._stop = event.stop if event.stop in self._stops else ""
             self._reason = "stop_sequence" if self._stop else REASONS[event.reason]
             self._reason = "tool_use" if is_called else self._reason
             self._usage = event.usage
-        elif self._is_cut:
-            return
         elif isinstance(event, TokenText) and event.text:
             kind: BlockKind = "thinking" if event.part == "reasoning" else "text"
             if not self._is_open or self._blocks[-1].kind != kind:
                 yield from self._open(AnswerBlock(kind))
             yield self._add(event.text)
         elif isinstance(event, ToolCallBegun):
-            if self._is_single_call and any(one.kind == "tool_use" for one in self._blocks):
-                self._is_cut = True
-                self._ending.add(0)
-                return
-            yield from self._open(AnswerBlock("tool_use", event.id, event.name))
+            yield from self._close()
+            self._call = AnswerBlock("tool_use", event.id, event.name)
         elif isinstance(event, ToolCallText):
-            yield self._add(event.text)
+            self._call.texts.append(event.text)
+            yield "ping", {}  # clients give up on a stream without events
+        elif isinstance(event, ToolCallEnded):
+            arguments = "".join(self._call.texts)
+            if event.is_whole and read_arguments(arguments) is not None:
+                self._call.texts.clear()
+                yield from self._open(self._call)
+                yield self._add(arguments)
+                yield from self._close()
 
     def _open(self, block: AnswerBlock) -> Iterator[tuple[str, Document]]:
         yield from self._close()

@@ -36,9 +36,8 @@ async def create_message(desk: Desk, record: RequestRecord, request: MessageRequ
         stop=request.stop_sequences or None,
     )  # fmt: skip
     make = sampled(template, fields, desk.settings.sampling, request.max_tokens)
-    ending: set[int] = set()
-    events = desk.answers(record, 1, make, ending, field_places(request))
-    answer = MessageAnswer(request, model.id, ending)
+    events = desk.answers(record, 1, make, field_places(request))
+    answer = MessageAnswer(request, model.id)
     if request.stream:
         frames = answer.stream(events)
         return EventStream(frames, error_document, desk.settings.ping_s, error_event)
@@ -78,6 +77,7 @@ def message_command(request: AskedConversation) -> Generate:
         raise bad_value("messages", "The last call of a tool has no result in the conversation.")
     effort = (request.output_config and request.output_config.effort) or ""
     thinks = None if request.thinking is None else request.thinking.type != "disabled"
+    wish = request.tool_choice
     return Generate(
         messages,
         timed_every=0,
@@ -86,6 +86,7 @@ def message_command(request: AskedConversation) -> Generate:
         effort=EFFORTS.get(effort, effort),
         tools=offered_tools(request.tools),
         tool_choice=tool_choice(request),
+        parallel_tool_calls=wish is None or not wish.disable_parallel_tool_use,
         in_parts=True,
         grammar=form_of(request),
     )

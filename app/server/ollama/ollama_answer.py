@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -10,8 +9,9 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from app.server.desk import AnswerEvents
+from app.server.openai.call_arguments import read_arguments
 from app.server.web.responses import Document, json_bytes
-from engine import Event, Finished, TokenText, ToolCallBegun, ToolCallText
+from engine import Event, Finished, TokenText, ToolCallBegun, ToolCallEnded, ToolCallText
 
 REASONS = {"stop": "stop", "length": "length", "context": "length", "cancelled": "length"}
 """Ollama's reasons for the end of an answer."""
@@ -37,13 +37,12 @@ class OllamaCallMade:
     name: str
     arguments: list[str] = field(default_factory=list)
 
-    def document(self) -> Document:
-        """Return the call."""
-        try:
-            arguments = json.loads("".join(self.arguments) or "{}")
-        except ValueError:  # the answer was cut off in its middle
-            arguments = {}
-        return {"function": {"name": self.name, "arguments": arguments}}
+    def documents(self) -> list[Document]:
+        """Return the whole call; none where its arguments cannot be read."""
+        arguments = read_arguments("".join(self.arguments))
+        if arguments is None:
+            return []
+        return [{"function": {"name": self.name, "arguments": arguments}}]
 
 
 class OllamaAnswer:
@@ -56,8 +55,8 @@ class OllamaAnswer:
     def __init__(self, model: str, *, is_chat: bool) -> None:
         self._model, self._is_chat = model, is_chat
         self._texts: dict[str, list[str]] = {"content": [], "reasoning": []}
-        self._calls: list[OllamaCallMade] = []
-        self._n_told = 0  # calls
+        self._call = OllamaCallMade("")
+        self._calls: list[Document] = []
         self._start = time.perf_counter()
         self._end: Finished | None = None
 
@@ -67,8 +66,7 @@ class OllamaAnswer:
             async for _, event in events:
                 self._note(event)
         text, thought = ("".join(self._texts[part]) for part in ("content", "reasoning"))
-        calls = [call.document() for call in self._calls]
-        return self._document(text, thought, calls) | self._last()
+        return self._document(text, thought, self._calls) | self._last()
 
     async def stream(self, events: AnswerEvents) -> AsyncGenerator[bytes, None]:
         """Yield the response line by line."""
@@ -79,7 +77,7 @@ class OllamaAnswer:
                     is_thought = event.part == "reasoning"
                     text, thought = ("", event.text) if is_thought else (event.text, "")
                     yield line_bytes(self._document(text, thought, []))
-                elif isinstance(event, ToolCallBegun | Finished) and (calls := self._whole(event)):
+                elif isinstance(event, ToolCallEnded) and (calls := self._whole(event)):
                     yield line_bytes(self._document("", "", calls))
         yield line_bytes(self._document("", "", []) | self._last())
 
@@ -87,18 +85,17 @@ class OllamaAnswer:
         if isinstance(event, TokenText):
             self._texts[event.part].append(event.text)
         elif isinstance(event, ToolCallBegun):
-            self._calls.append(OllamaCallMade(event.name))
+            self._call = OllamaCallMade(event.name)
         elif isinstance(event, ToolCallText):
-            self._calls[-1].arguments.append(event.text)
+            self._call.arguments.append(event.text)
+        elif isinstance(event, ToolCallEnded):
+            self._calls += self._whole(event)
         elif isinstance(event, Finished):
             self._end = event
 
-    def _whole(self, event: Event) -> list[Document]:
-        """Return the calls that are whole now and were not told."""
-        n_whole = len(self._calls) - isinstance(event, ToolCallBegun)
-        found = [call.document() for call in self._calls[self._n_told : n_whole]]
-        self._n_told = n_whole
-        return found
+    def _whole(self, event: ToolCallEnded) -> list[Document]:
+        """Return the call that has ended; none that was cut off, as its arguments are an object."""
+        return self._call.documents() if event.is_whole else []
 
     def _document(self, text: str, thought: str, calls: list[Document]) -> Document:
         more: Document = {"thinking": thought} if thought else {}

@@ -39,11 +39,10 @@ async def chat_completions(desk: Desk, record: RequestRecord, request: ChatReque
     limit = request.max_completion_tokens
     most = request.max_tokens if limit is None else limit
     make = sampled(template, request, desk.settings.sampling, most)
-    ending: set[int] = set()
     places = FieldPlaces(form_place(request), parameter_places(request.tools))
-    events = desk.answers(record, request.n, make, ending, places)
+    events = desk.answers(record, request.n, make, places)
     spell = await desk.spelling.of(model.info.path) if request.logprobs else None
-    answer = ChatAnswer(request, model.id, spell, ending)
+    answer = ChatAnswer(request, model.id, spell)
     if request.stream:
         return EventStream(answer.stream(events), error_document, desk.settings.ping_s)
     return AwaitedJson(lambda: answer.collect(events), error_document)
@@ -90,6 +89,7 @@ def chat_command(request: ChatRequest) -> Generate:
         variables=json.dumps(variables) if variables else "",
         tools=offered_tools(request.tools),
         tool_choice=tool_choice(request),
+        parallel_tool_calls=request.parallel_tool_calls,
         in_parts=True,
         grammar=form_of(request),
         n_logprobs=(request.top_logprobs or 0) if request.logprobs else None,

@@ -6,12 +6,21 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from app.server.models import Spell
+from app.server.openai.call_arguments import misfit
 from app.server.openai.chat_request import ChatRequest
 from app.server.openai.choices import ChoicesAnswer
 from app.server.openai.logprobs import chat_logprobs
 from app.server.openai.usage import REASONS
 from app.server.web.responses import Document
-from engine import Event, Finished, TokenLogprob, TokenText, ToolCallBegun, ToolCallText
+from engine import (
+    Event,
+    Finished,
+    TokenLogprob,
+    TokenText,
+    ToolCallBegun,
+    ToolCallEnded,
+    ToolCallText,
+)
 
 KINDS = "chat.completion", "chat.completion.chunk"
 
@@ -32,7 +41,6 @@ class ChatChoice:
     Attributes:
         reason: why it has ended, in OpenAI's words; "" while it has not.
         is_begun: whether its first chunk has been sent.
-        is_cut: whether it was ended because a second call began.
     """
 
     content: list[str] = field(default_factory=list)
@@ -41,7 +49,6 @@ class ChatChoice:
     logprobs: list[TokenLogprob] = field(default_factory=list)
     reason: str = ""
     is_begun: bool = False
-    is_cut: bool = False
 
     def note(self, event: Event) -> Document | None:
         """Note an event, and return what a stream tells of it; None for nothing."""
@@ -54,9 +61,12 @@ class ChatChoice:
             return {"tool_calls": [call]}
         if isinstance(event, ToolCallText):
             self.calls[event.index].arguments.append(event.text)
-            return {"tool_calls": [{"index": event.index, "function": {"arguments": event.text}}]}
+            return _more_arguments(event.index, event.text)
+        if isinstance(event, ToolCallEnded) and not event.is_whole:
+            told = "".join(self.calls[event.index].arguments)
+            return _more_arguments(event.index, misfit(told))
         if isinstance(event, Finished):
-            has_called = bool(self.calls) and (event.reason == "stop" or self.is_cut)
+            has_called = bool(self.calls) and event.reason == "stop"
             self.reason = "tool_calls" if has_called else REASONS[event.reason]
             return {}
         return None
@@ -88,21 +98,21 @@ class ChatChoice:
         return found
 
 
+def _more_arguments(index: int, text: str) -> Document:
+    return {"tool_calls": [{"index": index, "function": {"arguments": text}}]}
+
+
 class ChatAnswer(ChoicesAnswer):
     """The response to a request, made of the events of its answers.
 
     Args:
         model: id of the model.
         spell: returns the bytes of a token, where the request asks for logprobs.
-        ending: where indices of answers go that shall end.
     """
 
-    def __init__(
-        self, request: ChatRequest, model: str, spell: Spell | None, ending: set[int]
-    ) -> None:
+    def __init__(self, request: ChatRequest, model: str, spell: Spell | None) -> None:
         super().__init__(request, "chatcmpl", KINDS, model)
-        self._spell, self._ending = spell, ending
-        self._is_single_call = not request.parallel_tool_calls
+        self._spell = spell
         self._choices = [ChatChoice() for _ in range(request.n)]
 
     def _whole(self) -> list[Document]:
@@ -116,15 +126,8 @@ class ChatAnswer(ChoicesAnswer):
 
     def _note(self, index: int, event: Event) -> Document | None:
         """Note an event, and return what a stream tells of it; None for nothing."""
-        choice = self._choices[index]
-        if choice.is_cut and not isinstance(event, Finished):
-            return None
-        if self._is_single_call and isinstance(event, ToolCallBegun) and choice.calls:
-            choice.is_cut = True
-            self._ending.add(index)
-            return None
         self._count.note(event, is_first=index == 0)
-        return choice.note(event)
+        return self._choices[index].note(event)
 
     def _told(self, index: int, event: Event) -> Iterator[Document]:
         """Yield what chunks tell of an event; before the first, the role."""

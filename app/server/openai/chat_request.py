@@ -167,7 +167,7 @@ class ChatRequest(AnyCompletion):
     tool_choice: str | NamedChoice | None = asked(
         '"none", "auto", "required", or a function that must be called.', None
     )
-    parallel_tool_calls: bool = asked("Whether several calls may come.", default=True)
+    parallel_tool_calls: bool = asked("Whether several calls may come.", default=False)
     reasoning_effort: Effort | None = asked("How much the model thinks, if it can.", None)
     chat_template_kwargs: JsonObject | None = asked("Variables for the chat template.", None)
     continue_final_message: bool = asked(

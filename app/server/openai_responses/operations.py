@@ -35,10 +35,9 @@ async def create_response(desk: Desk, record: RequestRecord, request: ResponseRe
     template = response_command(request)
     fields = SamplingFields(temperature=request.temperature, top_p=request.top_p)
     make = sampled(template, fields, desk.settings.sampling, request.max_output_tokens)
-    ending: set[int] = set()
     places = FieldPlaces("text.format.schema", parameter_places(request.tools))
-    events = desk.answers(record, 1, make, ending, places)
-    answer = ResponseAnswer(request, model.id, ending)
+    events = desk.answers(record, 1, make, places)
+    answer = ResponseAnswer(request, model.id)
     if request.stream:
         frames = answer.stream(events)
         return EventStream(frames, error_document, desk.settings.ping_s, answer.error_event)
@@ -75,6 +74,7 @@ def response_command(request: ResponseRequest) -> Generate:
         effort="" if effort == "none" else EFFORTS.get(effort, effort),
         tools=offered_tools(request.tools),
         tool_choice=tool_choice(request),
+        parallel_tool_calls=request.parallel_tool_calls,
         in_parts=True,
         grammar=_form_of(request),
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 import uuid
 from collections.abc import AsyncGenerator, Iterator
@@ -11,11 +10,12 @@ from dataclasses import asdict, dataclass, field
 from typing import Literal
 
 from app.server.desk import AnswerEvents
+from app.server.openai.call_arguments import misfit, read_arguments
 from app.server.openai.usage import TokenCount
 from app.server.openai_responses.items import CUSTOM_INPUT, custom_names
 from app.server.openai_responses.response_request import ResponseRequest
 from app.server.web.responses import Document, event_bytes
-from engine import Event, Finished, TokenText, ToolCallBegun, ToolCallText
+from engine import Event, Finished, TokenText, ToolCallBegun, ToolCallEnded, ToolCallText
 
 ItemKind = Literal["message", "reasoning", "function_call", "custom_tool_call"]
 
@@ -44,6 +44,7 @@ class OutputItem:
         index: its place in the answer.
         texts: what has come of its text, or of its arguments.
         call_id, name: name of the call, and of the tool.
+        status: "in_progress", "completed" or "incomplete".
     """
 
     kind: ItemKind
@@ -51,6 +52,7 @@ class OutputItem:
     call_id: str = ""
     name: str = ""
     id: str = ""
+    status: str = "in_progress"
     texts: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -63,13 +65,18 @@ class OutputItem:
         return _custom_input(text) if self.kind == "custom_tool_call" else text
 
     @property
+    def is_told(self) -> bool:
+        """Whether it is in the answer; a cut-off input of a custom tool would look whole."""
+        return self.kind != "custom_tool_call" or self.status != "incomplete"
+
+    @property
     def _where(self) -> Document:
         return {"item_id": self.id, "output_index": self.index}
 
-    def document(self, status: str) -> Document:
+    def document(self) -> Document:
         """Return the item as it is now."""
-        found: Document = {"type": self.kind, "id": self.id, "status": status}
-        is_empty = status == "in_progress"
+        found: Document = {"type": self.kind, "id": self.id, "status": self.status}
+        is_empty = self.status == "in_progress"
         if self.kind == "message":
             return found | {"role": "assistant", "content": [] if is_empty else [self._part()]}
         if self.kind == "reasoning":
@@ -81,7 +88,7 @@ class OutputItem:
     def begin(self) -> Iterator[Told]:
         """Yield the events that begin it."""
         yield "output_item.added", {
-            "output_index": self.index, "item": self.document("in_progress"),
+            "output_index": self.index, "item": self.document(),
         }  # fmt: skip
         if self.kind in ("message", "reasoning"):
             yield "content_part.added", self._where | {"content_index": 0, "part": self._part("")}
@@ -94,15 +101,20 @@ class OutputItem:
             yield f"{name}.delta", self._where | more | {"delta": text}
 
     def end(self, status: str) -> Iterator[Told]:
-        """Yield the events that end it."""
+        """Yield the events that end it with a status."""
+        self.status = status
+        if not self.is_told:
+            return
         name, text = DELTAS[self.kind], self.text
+        if self.kind == "function_call" and status == "incomplete":
+            yield f"{name}.delta", self._where | {"delta": misfit(text)}
         if self.kind == "custom_tool_call":
             yield f"{name}.delta", self._where | {"delta": text}
         of_what = {"function_call": "arguments", "custom_tool_call": "input"}.get(self.kind, "text")
         yield f"{name}.done", self._where | self._more() | {of_what: text}
         if self.kind in ("message", "reasoning"):
             yield "content_part.done", self._where | {"content_index": 0, "part": self._part()}
-        yield "output_item.done", {"output_index": self.index, "item": self.document(status)}
+        yield "output_item.done", {"output_index": self.index, "item": self.document()}
 
     def _more(self) -> Document:
         """Return what its events tell beside the text."""
@@ -118,12 +130,9 @@ class OutputItem:
 
 
 def _custom_input(arguments: str) -> str:
-    """Return the input in a custom tool's arguments; themselves where they are cut off."""
-    try:
-        found = json.loads(arguments)
-    except ValueError:
-        return arguments
-    return str(found.get(CUSTOM_INPUT, "")) if isinstance(found, dict) else arguments
+    """Return the input in a custom tool's arguments; themselves where they cannot be read."""
+    found = read_arguments(arguments)
+    return arguments if found is None else str(found.get(CUSTOM_INPUT, ""))
 
 
 class ResponseAnswer:
@@ -131,14 +140,13 @@ class ResponseAnswer:
 
     Args:
         model: id of the model.
-        ending: where the answer's index goes if it shall end.
     """
 
-    def __init__(self, request: ResponseRequest, model: str, ending: set[int]) -> None:
-        self._request, self._model, self._ending = request, model, ending
+    def __init__(self, request: ResponseRequest, model: str) -> None:
+        self._request, self._model = request, model
         self._customs = custom_names(request.tools)
         self._items: list[OutputItem] = []
-        self._is_open = self._is_cut = self._is_whole = False
+        self._is_open = self._is_whole = False
         self._count = TokenCount()
         self._id, self._created = f"resp_{uuid.uuid4().hex}", int(time.time())
         self._n_told = 0
@@ -184,25 +192,21 @@ class ResponseAnswer:
         """Note an event; yield the events of a stream that tell it."""
         self._count.note(event, is_first=True)
         if isinstance(event, Finished):
-            self._is_whole = event.reason == "stop" or self._is_cut
+            self._is_whole = event.reason == "stop"
             yield from self._close(self._status)
-        elif self._is_cut:
-            return
         elif isinstance(event, TokenText) and event.text:
             kind: ItemKind = "reasoning" if event.part == "reasoning" else "message"
             if not self._is_open or self._items[-1].kind != kind:
                 yield from self._open(kind)
             yield from self._items[-1].add(event.text)
         elif isinstance(event, ToolCallBegun):
-            if not self._request.parallel_tool_calls and any(one.call_id for one in self._items):
-                self._is_cut = True
-                self._ending.add(0)
-                return
             is_custom = event.name in self._customs
             kind = "custom_tool_call" if is_custom else "function_call"
             yield from self._open(kind, event.id, event.name)
         elif isinstance(event, ToolCallText):
             yield from self._items[-1].add(event.text)
+        elif isinstance(event, ToolCallEnded):
+            yield from self._close("completed" if event.is_whole else "incomplete")
 
     def _open(self, kind: ItemKind, call_id: str = "", name: str = "") -> Iterator[Told]:
         yield from self._close("completed")
@@ -220,10 +224,7 @@ class ResponseAnswer:
         """Return the response: as it is at the end, or before anything has come."""
         request, is_over = self._request, not status
         status = status or self._status
-        statuses = ["completed"] * len(self._items)
-        if statuses and not self._is_whole:
-            statuses[-1] = status
-        output = [item.document(one) for item, one in zip(self._items, statuses, strict=True)]
+        output = [item.document() for item in self._items if item.is_told]
         usage = self._count
         details = None if status != "incomplete" else {"reason": "max_output_tokens"}
         text = {"type": "text"}

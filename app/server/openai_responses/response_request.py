@@ -101,7 +101,7 @@ class ResponseRequest:
     tool_choice: str | ToolPick | None = asked(
         '"none", "auto", "required", or a tool that must be called.', None
     )
-    parallel_tool_calls: bool = asked("Whether several calls may come.", default=True)
+    parallel_tool_calls: bool = asked("Whether several calls may come.", default=False)
     text: TextConfig | None = asked("What the text is like.", None)
     reasoning: ReasoningWish | None = asked("How much the model thinks.", None)
     previous_response_id: str | None = asked("Refused: nothing is kept.", None)

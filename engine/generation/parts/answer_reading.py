@@ -22,6 +22,7 @@ class AnswerReading:
 
     Args:
         tools: functions that it may call.
+        is_single: whether it ends behind its first whole call.
 
     Attributes:
         parser: parser of the answer, once `begin` or `go_on` was called.
@@ -31,11 +32,12 @@ class AnswerReading:
     parser: AnswerParser
     told = ""
 
-    def __init__(self, prompts: Prompts, tools: Sequence[Tool]) -> None:
+    def __init__(self, prompts: Prompts, tools: Sequence[Tool], *, is_single: bool = False) -> None:
         self._tokenizer = prompts.tokenizer
         self._form = prompts.template_use.form
         self._marks = prompts.control_marks
         self._types = {tool.name: parameters_of(tool.parameters) for tool in tools} or None
+        self._is_single = is_single
 
     @property
     def shown(self) -> Collection[int]:
@@ -83,7 +85,13 @@ class AnswerReading:
         return _of(whole, "reasoning"), _of(whole, "content")
 
     def _parser(self, prompt: str) -> AnswerParser:
-        return AnswerParser(self._form, self._types, prompt, tuple(self._marks.values()))
+        return AnswerParser(
+            self._form,
+            self._types,
+            prompt,
+            tuple(self._marks.values()),
+            is_single=self._is_single,
+        )
 
 
 def _of(events: Sequence[AnswerPartEvent], part: str) -> str:

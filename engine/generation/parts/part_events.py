@@ -6,13 +6,14 @@ import secrets
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from engine.answer_forms.parts import AnswerPartEvent, CallBegun, PartText
+from engine.answer_forms.parts import AnswerPartEvent, CallBegun, CallText, PartText
 from engine.generation.results import (
     Finished,
     GenerationEvent,
     TokenLogprob,
     TokenText,
     ToolCallBegun,
+    ToolCallEnded,
     ToolCallText,
 )
 
@@ -73,8 +74,10 @@ class _PartEvents:
                 yield self._text(self._untold(part))
             elif isinstance(part, CallBegun):
                 yield ToolCallBegun(part.index, new_call_id(), part.name)
-            else:
+            elif isinstance(part, CallText):
                 yield ToolCallText(part.index, part.text)
+            else:
+                yield ToolCallEnded(part.index, part.is_whole)
 
     def _untold(self, part: PartText) -> PartText:
         """Return a text without what has been told of it before."""

@@ -38,6 +38,7 @@ from engine import (
     Tool,
     ToolCall,
     ToolCallBegun,
+    ToolCallEnded,
     ToolCallText,
     Unload,
 )
@@ -241,24 +242,29 @@ def test_a_thought_stands_between_marks(loaded: Driver, server: FakeOpenAI, fiel
     assert parts == [("reasoning", "Let me"), ("reasoning", " think"), ("content", "Yes.")]
 
 
-def test_calls_of_functions_come_in_pieces(loaded: Driver, server: FakeOpenAI) -> None:
+@pytest.mark.parametrize("reason", ["tool_calls", "length"])
+def test_calls_of_functions_come_in_pieces(loaded: Driver, server: FakeOpenAI, reason: str) -> None:
+    """The last one of an answer that was cut off is not whole, as some servers close it."""
+
     def call(**found: object) -> bytes:
         return event({"choices": [{"delta": {"tool_calls": [{"index": 0, **found}]}}]})
 
     answers(
         server, call(id="c1", function={"name": "look", "arguments": ""}),
         call(function={"arguments": '{"at"'}), call(function={"arguments": ": 1}"}),
-        ended("tool_calls"), DONE,
+        ended(reason), DONE,
     )  # fmt: skip
     tool = Tool("look", "Looks.", '{"type": "object"}')
     before = ChatMessage("assistant", "", tool_calls=(ToolCall("look", "{}", "c0"),))
     turns = (*HELLO.messages, before, ChatMessage("tool", "dark", tool_call_id="c0"))
     events = loaded.do(Generate(turns, tools=(tool,), tool_choice="=look"))
-    assert events[:3] == [
+    assert events[:4] == [
         ToolCallBegun(0, "c1", "look"), ToolCallText(0, '{"at"'), ToolCallText(0, ": 1}"),
+        ToolCallEnded(0, reason == "tool_calls"),
     ]  # fmt: skip
     body = server.answered[-1]
     assert body["tool_choice"] == {"type": "function", "function": {"name": "look"}}
+    assert body["parallel_tool_calls"], "or other servers end the answer behind one"
     assert body["tools"][0]["function"]["parameters"] == {"type": "object"}
     assert body["messages"][1]["tool_calls"][0]["function"]["name"] == "look"
     assert body["messages"][2]["tool_call_id"] == "c0"

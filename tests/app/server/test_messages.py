@@ -14,7 +14,8 @@ import httpx2
 import pytest
 
 from app.server.anthropic.message_answer import MessageAnswer
-from app.server.anthropic.message_request import MessageRequest, ToolWish
+from app.server.anthropic.message_request import MessageRequest, MessageTurn, ToolWish
+from app.server.anthropic.messages import message_command
 from engine import (
     ChatMessage,
     Event,
@@ -23,6 +24,7 @@ from engine import (
     Timings,
     TokenText,
     ToolCallBegun,
+    ToolCallEnded,
     ToolCallText,
     Usage,
 )
@@ -191,33 +193,33 @@ CALLING: list[Event] = [
     ToolCallBegun(0, "call_1", "add"),
     ToolCallText(0, '{"x": '),
     ToolCallText(0, "1}"),
+    ToolCallEnded(0, is_whole=True),
     ToolCallBegun(1, "call_2", "add"),
     ToolCallText(1, "{}"),
+    ToolCallEnded(1, is_whole=True),
     Finished("stop", Usage(10, 4, 6), Timings()),
 ]
 
 
-def frames_of(
-    events: Sequence[Event], wish: ToolWish | None = None
-) -> tuple[list[dict[str, Any]], set[int]]:
-    """Return the events of the stream that tells an answer, and which answers shall end."""
-    request = MessageRequest(model="", messages=(), max_tokens=9, tool_choice=wish)
-    ending = set[int]()
+def frames_of(events: Sequence[Event]) -> list[dict[str, Any]]:
+    """Return the events of the stream that tells an answer, without pings."""
+    request = MessageRequest(model="", messages=(), max_tokens=9)
 
     async def played() -> AsyncGenerator[tuple[int, Event], None]:
         for event in events:
             yield 0, event
 
     async def read() -> list[bytes]:
-        answer = MessageAnswer(request, "m", ending)
+        answer = MessageAnswer(request, "m")
         return [frame async for frame in answer.stream(played())]
 
     frames = asyncio.run(read())
-    return [json.loads(frame.partition(b"data: ")[2]) for frame in frames], ending
+    told = [json.loads(frame.partition(b"data: ")[2]) for frame in frames]
+    return [one for one in told if one["type"] != "ping"]
 
 
 def test_thoughts_and_calls_are_blocks_of_their_own() -> None:
-    told, _ = frames_of(CALLING)
+    told = frames_of(CALLING)
     assert told[0]["message"]["usage"]["input_tokens"] == 6
     blocks = [one["content_block"]["type"] for one in told if "content_block" in one]
     assert blocks == ["thinking", "text", "tool_use", "tool_use"]
@@ -226,8 +228,7 @@ def test_thoughts_and_calls_are_blocks_of_their_own() -> None:
         (0, {"type": "thinking_delta", "thinking": "I must "}),
         (0, {"type": "thinking_delta", "thinking": "add."}),
         (1, {"type": "text_delta", "text": "Adding."}),
-        (2, {"type": "input_json_delta", "partial_json": '{"x": '}),
-        (2, {"type": "input_json_delta", "partial_json": "1}"}),
+        (2, {"type": "input_json_delta", "partial_json": '{"x": 1}'}),
         (3, {"type": "input_json_delta", "partial_json": "{}"}),
     ]
     started = [one["index"] for one in told if one["type"] == "content_block_start"]
@@ -238,9 +239,18 @@ def test_thoughts_and_calls_are_blocks_of_their_own() -> None:
     assert told[-2]["usage"]["cache_read_input_tokens"] == 4
 
 
-def test_a_single_call_ends_the_answer_where_that_is_wanted() -> None:
-    told, ending = frames_of(CALLING, ToolWish(type="auto", disable_parallel_tool_use=True))
-    assert ending == {0}
+def test_a_call_that_is_cut_off_is_left_out() -> None:
+    """Clients run what has begun: Anthropic's own closes the arguments that have come."""
+    cut = [*CALLING[:10], ToolCallText(1, '{"x": '), ToolCallEnded(1, is_whole=False)]
+    told = frames_of([*cut, Finished("length", Usage(), Timings())])
     calls = [one["content_block"]["id"] for one in told if "id" in one.get("content_block", ())]
     assert calls == ["call_1"]
-    assert told[-2]["delta"]["stop_reason"] == "tool_use"
+    assert told[-2]["delta"]["stop_reason"] == "max_tokens"
+
+
+@pytest.mark.parametrize("is_single", [True, False])
+def test_whether_several_calls_may_come_reaches_the_engine(is_single: bool) -> None:
+    wish = ToolWish(type="auto", disable_parallel_tool_use=True) if is_single else None
+    turn = MessageTurn(role="user", content="?")
+    request = MessageRequest(model="", messages=(turn,), max_tokens=9, tool_choice=wish)
+    assert message_command(request).parallel_tool_calls != is_single

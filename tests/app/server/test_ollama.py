@@ -16,6 +16,7 @@ from engine import (
     Timings,
     TokenText,
     ToolCallBegun,
+    ToolCallEnded,
     ToolCallText,
     Usage,
 )
@@ -149,8 +150,10 @@ def test_thoughts_and_whole_calls_are_told() -> None:
         ToolCallBegun(0, "a", "add"),
         ToolCallText(0, '{"x": '),
         ToolCallText(0, "1}"),
+        ToolCallEnded(0, is_whole=True),
         ToolCallBegun(1, "b", "add"),
         ToolCallText(1, '{"x": 2'),
+        ToolCallEnded(1, is_whole=False),
         Finished("length", Usage(3, 1, 9), Timings(prompt_s=1.5)),
     ]
 
@@ -166,11 +169,8 @@ def test_thoughts_and_whole_calls_are_told() -> None:
         {key: value for key, value in line["message"].items() if key != "role" and value}
         for line in lines
     ]
-    calls = [{"function": {"name": "add", "arguments": given}} for given in ({"x": 1}, {})]
-    assert said == [
-        {"thinking": "hm"}, {"content": "Adding."}, {"tool_calls": calls[:1]},
-        {"tool_calls": calls[1:]}, {},
-    ]  # fmt: skip
+    calls = [{"function": {"name": "add", "arguments": {"x": 1}}}]
+    assert said == [{"thinking": "hm"}, {"content": "Adding."}, {"tool_calls": calls}, {}]
     assert (lines[-1]["prompt_eval_duration"], lines[-1]["eval_count"]) == (1_500_000_000, 9)
     whole = asyncio.run(OllamaAnswer("m", is_chat=True).collect(play()))
     assert whole["message"]["tool_calls"] == calls

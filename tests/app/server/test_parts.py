@@ -19,6 +19,7 @@ from engine import (
     TokenText,
     Tool,
     ToolCallBegun,
+    ToolCallEnded,
     ToolCallText,
 )
 from tests.helpers.fake_host import FakeHost, Script
@@ -38,8 +39,10 @@ CALLS: list[Event] = [
     ToolCallBegun(0, "call_a", "add"),
     ToolCallText(0, '{"x":'),
     ToolCallText(0, " 1}"),
+    ToolCallEnded(0, is_whole=True),
     ToolCallBegun(1, "call_b", "add"),
     ToolCallText(1, "{}"),
+    ToolCallEnded(1, is_whole=True),
 ]
 
 
@@ -91,20 +94,30 @@ def test_calls_are_streamed_in_fragments_with_their_name_once(asked: OpenAI) -> 
     assert chunks[-1].finish_reason == "tool_calls"
 
 
-def test_only_one_call_comes_where_several_are_not_wanted(
-    asked: OpenAI, script: Script, scripted: EngineOnThread
+def test_a_call_that_is_cut_off_has_arguments_that_no_client_can_read(
+    asked: OpenAI, script: Script
 ) -> None:
-    script.answer, script.hold = "and so on", True
-    done = asked.chat.completions.create(
-        model="",
-        messages=USER,
-        tools=[TOOL],
-        parallel_tool_calls=False,  # type: ignore[list-item]
-    )
-    (call,) = done.choices[0].message.tool_calls or []
-    assert call.id == "call_a"
-    assert done.choices[0].finish_reason == "tool_calls"
-    assert len(scripted.cancelled) == 1
+    script.reason, cut = "length", '{"path": "home/anna'
+    script.extra = [*CALLS[:8], ToolCallText(1, cut), ToolCallEnded(1, is_whole=False)]
+    given: Any = {"model": "", "messages": USER, "tools": [TOOL]}
+    (choice,) = asked.chat.completions.create(**given).choices
+    texts = [call.function.arguments for call in choice.message.tool_calls or []]  # type: ignore[union-attr]
+    assert texts == ['{"x": 1}', cut]
+    chunks = [one.choices[0] for one in asked.chat.completions.create(**given, stream=True)]
+    assert chunks[-1].finish_reason == choice.finish_reason == "length"
+    calls = [call for one in chunks for call in one.delta.tool_calls or []]
+    streamed = "".join(call.function.arguments for call in calls if call.index == 1)
+    assert streamed == cut + '"]'
+
+
+@pytest.mark.parametrize("is_parallel", [True, False])
+def test_only_one_call_comes_unless_several_are_wanted(
+    asked: OpenAI, scripted: EngineOnThread, is_parallel: bool
+) -> None:
+    """As llama.cpp has it; the engine ends the answer."""
+    wish: Any = {"parallel_tool_calls": True} if is_parallel else {}
+    asked.chat.completions.create(model="", messages=USER, tools=[TOOL], **wish)  # type: ignore[list-item]
+    assert scripted.last_command().parallel_tool_calls == is_parallel
 
 
 def test_what_is_asked_reaches_the_engine(asked: OpenAI, scripted: EngineOnThread) -> None:

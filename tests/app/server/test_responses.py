@@ -11,6 +11,7 @@ from openai import OpenAI
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
+from app.server.openai_responses.operations import response_command
 from app.server.openai_responses.response_answer import ResponseAnswer
 from app.server.openai_responses.response_request import ResponseRequest, ResponseTool
 from engine import (
@@ -20,6 +21,7 @@ from engine import (
     Timings,
     TokenText,
     ToolCallBegun,
+    ToolCallEnded,
     ToolCallText,
     Usage,
 )
@@ -129,9 +131,11 @@ CALLING: list[Event] = [
     ToolCallBegun(0, "call_1", "add"),
     ToolCallText(0, '{"x": '),
     ToolCallText(0, "1}"),
+    ToolCallEnded(0, is_whole=True),
     ToolCallBegun(1, "call_2", "patch"),
     ToolCallText(1, '{"input": "a\\n'),
     ToolCallText(1, 'b"}'),
+    ToolCallEnded(1, is_whole=True),
     Finished("stop", Usage(10, 4, 6), Timings()),
 ]
 TOOLS = (ResponseTool(type="function", name="add"), ResponseTool(type="custom", name="patch"))
@@ -147,13 +151,12 @@ def played(events: Sequence[Event]) -> AsyncGenerator[tuple[int, Event], None]:
     return play()
 
 
-def answer_of(ending: set[int], *, is_parallel: bool = True) -> ResponseAnswer:
-    request = ResponseRequest(input="?", tools=TOOLS, parallel_tool_calls=is_parallel)
-    return ResponseAnswer(request, "m", ending)
+def answer() -> ResponseAnswer:
+    return ResponseAnswer(ResponseRequest(input="?", tools=TOOLS), "m")
 
 
 def test_thoughts_and_calls_are_items_of_their_own() -> None:
-    done = Response.model_validate(asyncio.run(answer_of(set()).collect(played(CALLING))))
+    done = Response.model_validate(asyncio.run(answer().collect(played(CALLING))))
     thought, message, add, patch = done.output
     assert (thought.type, message.type) == ("reasoning", "message")
     assert (add.type, patch.type) == ("function_call", "custom_tool_call")
@@ -166,7 +169,7 @@ def test_thoughts_and_calls_are_items_of_their_own() -> None:
 
 def test_a_stream_tells_each_item_from_its_beginning_to_its_end() -> None:
     async def read() -> list[bytes]:
-        return [frame async for frame in answer_of(set()).stream(played(CALLING))]
+        return [frame async for frame in answer().stream(played(CALLING))]
 
     told = [json.loads(frame.partition(b"data: ")[2]) for frame in asyncio.run(read())]
     of_client = TypeAdapter[ResponseStreamEvent](ResponseStreamEvent)
@@ -182,8 +185,23 @@ def test_a_stream_tells_each_item_from_its_beginning_to_its_end() -> None:
     assert told[-1]["type"] == "response.completed"
 
 
-def test_a_single_call_ends_the_answer_where_that_is_wanted() -> None:
-    ending = set[int]()
-    done = asyncio.run(answer_of(ending, is_parallel=False).collect(played(CALLING)))
-    assert [item["type"] for item in done["output"]][2:] == ["function_call"]
-    assert ending == {0}
+def test_a_cut_input_of_a_custom_tool_is_left_out() -> None:
+    """Any text is an input, so that nothing would show that it is not whole."""
+    cut = [*CALLING[:7], ToolCallText(1, '{"input": "a'), ToolCallEnded(1, is_whole=False)]
+    cut.append(Finished("length", Usage(), Timings()))
+
+    async def read() -> list[bytes]:
+        return [frame async for frame in answer().stream(played(cut))]
+
+    told = [json.loads(frame.partition(b"data: ")[2]) for frame in asyncio.run(read())]
+    assert not [one for one in told if "done" in one["type"] and one["output_index"] == 3]
+    for done in (told[-1]["response"], asyncio.run(answer().collect(played(cut)))):
+        assert [item["type"] for item in done["output"]][2:] == ["function_call"]
+        assert {item["status"] for item in done["output"]} == {"completed"}
+        assert done["status"] == "incomplete"
+
+
+@pytest.mark.parametrize("is_parallel", [True, False])
+def test_whether_several_calls_may_come_reaches_the_engine(is_parallel: bool) -> None:
+    fields = {"parallel_tool_calls": True} if is_parallel else {}
+    assert response_command(ResponseRequest(input="?", **fields)).parallel_tool_calls == is_parallel

@@ -115,6 +115,23 @@ CALLED = [
 ]
 
 
+@pytest.mark.parametrize("name", [form.name for form in KNOWN_FORMS])
+def test_a_call_that_broke_off_goes_back_without_arguments(name: str) -> None:
+    """A client that has got one sends it back with what was wrong, and must be answered."""
+    broken = ToolCall("get_weather", '{"city": "Ul', "call00001")
+    called = ChatMessage("assistant", "", tool_calls=(broken,))
+    result = ChatMessage("tool", "invalid JSON", tool_call_id="call00001")
+    use = use_of(name)
+    told = use.turns([QUESTION, called, result], TOOLS)
+    read = use.turns(
+        [QUESTION, replace(called, tool_calls=(replace(broken, arguments="{}"),)), result], TOOLS
+    )
+    assert told == read
+    assert "get_weather" in ChatTemplate(CALL_TEMPLATES[name]).render(
+        told, tools=as_functions(TOOLS)
+    )
+
+
 def test_results_name_their_functions_and_thoughts_go_where_the_template_wants_them() -> None:
     called, result = use_of("harmony").turns(CALLED, ())[1:3]
     assert result == {"role": "tool", "content": "It is 9.", "tool_call_id": "a", "name": "clock"}

@@ -133,11 +133,13 @@ def test_whatever_the_grammar_allows_is_read_as_calls(form: AnswerFormat) -> Non
     for _ in range(3):
         text = random_text(matcher(form, "required"), draw)
         read = parsed(form, [text])
-        assert read.calls, text
-        for name, arguments in read.calls:
+        is_whole = len(text.encode()) < 3000
+        assert read.calls if is_whole else (read.calls or read.broken), text
+        assert not (is_whole and read.broken), text
+        for name, arguments in [*read.calls, *read.broken]:
             assert name in ("get_weather", "clock")
-            is_whole = len(text) < 3000 and form not in (GEMMA, FUNCTION_GEMMA)
-            assert not is_whole or name == "clock" or "city" in arguments
+            is_free = not is_whole or form in (GEMMA, FUNCTION_GEMMA)
+            assert is_free or name == "clock" or "city" in arguments
 
 
 def test_control_tokens_stand_as_tokens() -> None:

@@ -2,6 +2,8 @@
 
 import copy
 import json
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers.utils.chat_parsing import parse_response
 
-from engine.answer_forms.formats.base import AnswerFormat
+from engine.answer_forms.formats.base import AnswerFormat, filled
 from engine.answer_forms.formats.listed import HERMES, MISTRAL
 from engine.answer_forms.formats.named import DEEPSEEK, GEMMA, HARMONY, LLAMA, MISTRAL_ARGS
-from engine.answer_forms.formats.tagged import DEEPSEEK_V32, GLM, QWEN_CODER, SEED
+from engine.answer_forms.formats.tagged import DEEPSEEK_V32, GLM, MINIMAX, QWEN_CODER, SEED
 from engine.answer_forms.known import KNOWN_FORMS
 from engine.answer_forms.parser import AnswerParser
-from engine.answer_forms.parts import CallBegun, CallText, PartText
+from engine.answer_forms.parts import CallBegun, CallEnded, CallText, PartText
 from engine.answer_forms.turns import as_functions
 from tests.helpers.answer_texts import ANSWERS, TOOLS, TYPES, Read, parsed, put_together
 
@@ -58,15 +60,23 @@ def test_a_cut_anywhere_changes_nothing(form: AnswerFormat) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_an_answer_that_breaks_off_anywhere_has_closed_calls(form: AnswerFormat) -> None:
+def test_a_call_that_breaks_off_anywhere_is_not_whole(form: AnswerFormat) -> None:
+    """Whole calls are those of the whole answer; `put_together` sees that the rest is no JSON."""
     text, read = ANSWERS[form]
-    n_calls = 0
+    n_begun = 0
     for end in range(len(text)):
-        calls = parsed(form, [text[:end]]).calls
-        assert calls[:-1] == read.calls[: max(0, len(calls) - 1)]
-        assert n_calls <= len(calls) <= n_calls + 1, "no call comes and goes"
-        n_calls = len(calls)
-    assert n_calls == len(read.calls)
+        if end % 4 == 0:  # the model itself may break off as well
+            calls = parsed(form, [text[:end]]).calls
+            assert calls == read.calls[: len(calls)]
+        parser = AnswerParser(form, TYPES)
+        found = put_together([*parser.feed(text[:end]), *parser.end(is_cut=True)])
+        n_whole, n_calls = len(found.calls), len(found.calls) + len(found.broken)
+        assert found.calls == read.calls[:n_whole]
+        assert len(found.broken) <= 1
+        assert n_begun <= n_calls <= n_begun + 1, "no call comes and goes"
+        assert [n for n, _ in found.broken] == [n for n, _ in read.calls[n_whole:n_calls]]
+        n_begun = n_calls
+    assert n_begun == len(read.calls)
 
 
 @pytest.mark.parametrize("form", [f for f in KNOWN_FORMS if not f.is_bare], ids=lambda f: f.name)
@@ -147,22 +157,94 @@ def test_what_only_looks_like_a_call_is_content(form: AnswerFormat, text: str) -
         ('{"name": "f", "arguments": null}</tool_call>', {}),
         ('{"name": "f", "arguments": {"a": True, "b": None}}', {"a": True, "b": None}),
         ('{"name": "f", "arguments": {"a": "x\ny\\q"}}', {"a": "x\ny\\q"}),
-        ('{"name": "f", "arguments": {"a": [1, {"b', {"a": [1, {}]}),
-        ('{"name": "f", "arguments": {"a": "x\\', {"a": "x"}),
-        ('{"name": "f", "arguments": {"a": -', {"a": None}),
-        ('{"name": "f", "arguments": ' + '{"a": ' * 500, ...),
     ],
 )
 def test_what_models_write_in_place_of_json_becomes_json(text: str, arguments: Any) -> None:
-    ((name, read),) = parsed(HERMES, list("<tool_call>" + text)).calls
-    assert name == "f"
-    assert read == arguments or arguments is ...
+    assert parsed(HERMES, list("<tool_call>" + text)).calls == [("f", arguments)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ('{"a": [1, {"b', '{"a": [1, {'),
+        ('{"a": "x\\', '{"a": "x'),
+        ('{"a": "home/anna', '{"a": "home/anna'),
+        ('{"n": 12', '{"n": 12'),
+        ('{"n": 12, "m": -', '{"n": 12, "m": '),
+        ('{"a": 1 oops}', '{"a": 1'),
+        ('{"a": ' * 500, '{"a": ' * 65),
+    ],
+)
+def test_arguments_that_break_off_stay_open(arguments: str, told: str) -> None:
+    read = parsed(HERMES, list('<tool_call>{"name": "f", "arguments": ' + arguments))
+    assert (read.calls, read.broken) == ([], [("f", told)])
+
+
+@pytest.mark.parametrize("form", [QWEN_CODER, GLM, MINIMAX], ids=lambda form: form.name)
+def test_arguments_in_tags_are_whole_with_the_mark_behind_the_call(form: AnswerFormat) -> None:
+    """Without it another argument might have followed."""
+    text, _ = ANSWERS[form]
+    begun = text[: text.index(filled(form.argument[0], "days"))].replace('Köln\n"Süd"', "Ulm")
+    for rest in ("", "oops", form.behind[:4]):
+        assert parsed(form, [begun + rest]).broken == [("get_weather", '{"city": "Ulm"')]
+    assert parsed(form, [begun + form.behind]).calls == [("get_weather", {"city": "Ulm"})]
+
+
+def several_calls(form: AnswerFormat, cities: Sequence[str]) -> str:
+    """Return an answer that asks for the weather of some cities."""
+    layout = form.layout.calls
+    assert layout is not None
+
+    def arguments(city: str) -> str:
+        if layout.kind == "tags":
+            around = (filled(text, "city").replace("IS_TEXT", "true") for text in form.argument)
+            return city.join(around)
+        if layout.dialect.has_bare_keys:
+            return "{city:" + city.join(layout.dialect.quotes[0]) + "}"
+        return json.dumps({"city": city})
+
+    assert form.between is not None
+    calls = (
+        filled(form.before, "get_weather", at) + arguments(city) + form.behind
+        for at, city in enumerate(cities)
+    )
+    return form.between.join(calls).join(form.around)
+
+
+SEVERAL = [form for form in KNOWN_FORMS if form.between is not None]
+
+
+@pytest.mark.parametrize("form", SEVERAL, ids=lambda f: f.name)
+def test_an_answer_is_over_at_a_call_that_repeats_an_earlier_one(form: AnswerFormat) -> None:
+    """A call that only begins as an earlier one is told."""
+    text = several_calls(form, ["Ulm", "Ulmen", "Ulm", "Bonn"])
+    for pieces in ([text], list(text)):
+        parser = AnswerParser(form, TYPES)
+        found = put_together(
+            [event for piece in [*pieces, " So."] for event in parser.feed(piece)] + parser.end()
+        )
+        weather = [("get_weather", {"city": city}) for city in ("Ulm", "Ulmen")]
+        assert found == Read(calls=weather)
+        assert parser.is_over
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_an_answer_with_a_single_call_is_over_behind_it(form: AnswerFormat) -> None:
+    text, read = ANSWERS[form]
+    for pieces in ([text], list(text)):
+        parser = AnswerParser(form, TYPES, is_single=True)
+        found = put_together(event for piece in pieces for event in parser.feed(piece))
+        assert found == replace(read, calls=read.calls[:1])
+        assert parser.is_over
+        assert not parser.end()
 
 
 def test_arguments_as_python_writes_them_are_json() -> None:
     """As Seed-OSS has them, whose template writes them so."""
     value = "{'x': [None, \"a'\"]}"
-    call = f"<seed:tool_call>\n<function=get_weather>\n<parameter=where>{value}</parameter>"
+    call = (
+        f"<seed:tool_call>\n<function=get_weather>\n<parameter=where>{value}</parameter></function>"
+    )
     ((_, arguments),) = parsed(SEED, [call]).calls
     assert arguments == {"where": {"x": [None, "a'"]}}
 
@@ -179,7 +261,7 @@ def test_a_value_that_says_it_is_text_is_no_number() -> None:
 
 def test_text_behind_a_broken_call_is_content() -> None:
     text = '<tool_call>{"name": "f", "arguments": {"a": 1 oops}}</tool_call> Sorry.'
-    assert parsed(HERMES, list(text)) == Read("", "oops}}\nSorry.", [("f", {"a": 1})])
+    assert parsed(HERMES, list(text)) == Read("", "oops}}\nSorry.", broken=[("f", '{"a": 1')])
 
 
 def test_a_prompt_may_have_opened_the_thought() -> None:
@@ -210,7 +292,8 @@ def test_plain_text_is_told_at_once() -> None:
     assert parser.feed("y>") == [PartText("content", " <toy>")]
     assert parser.feed("<tool_call>") == []
     assert parser.feed('{"name": "f", "arguments": {') == [CallBegun(0, "f"), CallText(0, "{")]
-    assert parser.end() == [CallText(0, "}")]
+    assert parser.feed('"a": 1}') == [CallText(0, '"a": 1}'), CallEnded(0, is_whole=True)]
+    assert parser.end() == []
 
 
 WORDS = [

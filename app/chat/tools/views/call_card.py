@@ -17,6 +17,7 @@ from engine import one_line
 
 STATES: Final[dict[CallState, str]] = {
     "writing": tr_later("cut off"),
+    "cut": tr_later("cut off"),
     "waiting": tr_later("waits for you"),
     "running": tr_later("running…"),
     "done": tr_later("done"),

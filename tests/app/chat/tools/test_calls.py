@@ -234,13 +234,25 @@ def test_a_call_that_cannot_run_has_failed_and_the_model_is_told(
 def test_a_call_that_was_cut_off_never_runs(
     qtbot: QtBot, ready: Ready, script: Script, reason: str
 ) -> None:
-    """Its arguments were closed, so they look whole; an earlier call is."""
-    shell, _ = ready()
-    script.calls, script.reason = (CALL, SECOND), reason
+    """An earlier call may; the model is told of the other, whose arguments no template gets."""
+    shell, hub = ready()
+    cut = (SECOND[0], '{"path": "home/an')
+    script.calls, script.reason = (CALL, cut), reason
     asking = until_calls(qtbot, shell)
-    assert states(asking) == ["waiting", "failed"]
+    assert states(asking) == ["waiting", "cut"]
     assert asking.calls[1].result.startswith("The answer ended before this call was whole")
-    assert cards(shell)[1]._steps[CallStep.RUN].isHidden()
+    first, second = cards(shell)
+    assert all(button.isHidden() for button in second._steps.values())
+    assert second._toggle.accessibleName().endswith("cut off")
+    told = "This call was cut off before it was whole, so it did not run."
+    script.others[told] = Script(answer="Again.")
+    press(first, CallStep.RUN)
+    hub.calls[0].end("found")
+    until_answered(qtbot, shell.session.current, 3)
+    _, sent, result, of_cut = generations(shell)[1].messages
+    assert [call.arguments for call in sent.tool_calls] == [CALL[1], "{}"]
+    assert (result.content, of_cut.content) == ("found", told)
+    assert len(hub.calls) == 1
 
 
 def test_calls_wait_over_a_restart(
