@@ -32,6 +32,7 @@ class BegunCall:
     id: str
     name: str
     arguments: list[str] = field(default_factory=list)
+    is_whole: bool = False
 
 
 @dataclass(slots=True)
@@ -57,16 +58,19 @@ class ChatChoice:
         if isinstance(event, ToolCallBegun):
             self.calls[event.index] = BegunCall(event.id, event.name)
             function = {"name": event.name, "arguments": ""}
-            call = {"index": event.index, "id": event.id, "type": "function", "function": function}
-            return {"tool_calls": [call]}
+            begun = {"index": event.index, "id": event.id, "type": "function", "function": function}
+            return {"tool_calls": [begun]}
         if isinstance(event, ToolCallText):
             self.calls[event.index].arguments.append(event.text)
             return _more_arguments(event.index, event.text)
-        if isinstance(event, ToolCallEnded) and not event.is_whole:
-            told = "".join(self.calls[event.index].arguments)
-            return _more_arguments(event.index, misfit(told))
-        if isinstance(event, Finished):
-            has_called = bool(self.calls) and event.reason == "stop"
+        if isinstance(event, ToolCallEnded):
+            call = self.calls[event.index]
+            call.is_whole = event.is_whole
+            if event.is_whole:
+                return None
+            return _more_arguments(event.index, misfit("".join(call.arguments)))
+        if isinstance(event, Finished):  # a stop string may have ended it inside a call
+            has_called = event.reason == "stop" and any(one.is_whole for one in self.calls.values())
             self.reason = "tool_calls" if has_called else REASONS[event.reason]
             return {}
         return None

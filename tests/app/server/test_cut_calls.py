@@ -15,7 +15,16 @@ from app.server.openai.chat_answer import ChatAnswer
 from app.server.openai.chat_request import ChatRequest
 from app.server.openai_responses.response_answer import ResponseAnswer
 from app.server.openai_responses.response_request import ResponseRequest
-from engine import Event, Finished, Timings, TokenText, Usage
+from engine import (
+    Event,
+    Finished,
+    Timings,
+    TokenText,
+    ToolCallBegun,
+    ToolCallEnded,
+    ToolCallText,
+    Usage,
+)
 from engine.answer_forms.formats.base import AnswerFormat
 from engine.answer_forms.known import KNOWN_FORMS
 from engine.answer_forms.parser import AnswerParser
@@ -137,6 +146,16 @@ def test_a_call_that_is_cut_anywhere_is_whole_or_unreadable(form: AnswerFormat) 
                     check(calls, read.calls)
 
     asyncio.run(try_all())
+
+
+def test_a_chat_answer_that_a_stop_string_ends_inside_a_call_has_no_call_to_run() -> None:
+    events = [
+        ToolCallBegun(0, "call_0", "f"), ToolCallText(0, '{"path": "home'), ToolCallEnded(0, False),
+        Finished("stop", Usage(), Timings()),
+    ]  # fmt: skip
+    make, calls_of = PROTOCOLS["chat"]
+    told = asyncio.run(make().collect(played(events)))
+    assert calls_of([told]) == ([("f", '{"path": "home')], "stop")
 
 
 def check(calls: Calls, wanted: Calls) -> None:
