@@ -46,8 +46,8 @@ class ChatPresenter(QObject):
     Args:
         keep: stores settings and has them written.
         flush_prompt: stores a system prompt that is being typed.
-        wake: loads a model that was unloaded, for the message in the composer, which is sent
-            later; returns whether it does.
+        wake: loads a model that was unloaded because nobody used it; called before messages are
+            sent.
     """
 
     noticed = Signal(object)  # Notice
@@ -61,7 +61,7 @@ class ChatPresenter(QObject):
         settings: SettingsStore,
         keep: Callable[[Settings], None],
         flush_prompt: Callable[[], None],
-        wake: Callable[[], bool],
+        wake: Callable[[], None],
         parent: QObject,
     ) -> None:
         super().__init__(parent)
@@ -121,8 +121,10 @@ class ChatPresenter(QObject):
     def send(self, text: str) -> None:
         """Send a message; a text that cannot be sent now stays in the composer."""
         self._flush_prompt()
-        if self._wake():
-            return
+        self._wake()
+        if not self._views.composer.text:  # a prompt of the start page, which may have to wait
+            self._views.composer.set_text(text)
+            self._session.set_draft(text)
         files, pictures = self.files.ready_files(), self.pictures.ready()
         if files is None or pictures is None or not self._context.may_send(text):
             return
