@@ -81,7 +81,10 @@ def _comes_to_rest(qtbot: QtBot, app: QApplication, events: _Events) -> bool:
 
 @pytest.mark.parametrize(
     "widths",
-    [range(905, 2000, 73), pytest.param(range(900, 2001), marks=pytest.mark.slow)],
+    [
+        range(905, 2000, 73),
+        pytest.param(range(900, 2001), marks=[pytest.mark.slow, pytest.mark.timeout(3600)]),
+    ],
     ids=["some widths", "all widths"],
 )
 def test_pages_come_to_rest(

@@ -23,6 +23,7 @@ from app.chat.message import Message
 from app.chat.views.message_body import rough_lines
 from app.chat.views.prose_view import ProseView
 from app.chat.views.turn_editor import TurnEditor
+from app.scale import px
 from app.translation import tr
 from app.widgets.buttons import HoverButton
 
@@ -256,10 +257,10 @@ class UserView(MessageView):
     def fit_width(self, width: int) -> None:
         """Make the bubble as wide as its text, at most four fifths of the column."""
         wanted = self._ideal_width() + 30
-        least = CHIPS_WIDTH if self.message.attachments else 48
+        least = px(CHIPS_WIDTH) if self.message.attachments else 48
         if self._tiles is not None:
             least = max(least, self._tiles.ideal_width + 30)
-        most = min(int(width * 0.8), width - BUTTONS_WIDTH)
+        most = min(int(width * 0.8), width - px(BUTTONS_WIDTH))
         self._bubble.setFixedWidth(max(48, min(max(wanted, least), most)))
 
     def _show_editor(self, editor: TurnEditor) -> None:
