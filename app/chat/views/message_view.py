@@ -26,6 +26,7 @@ from app.chat.views.turn_editor import TurnEditor
 from app.scale import px
 from app.translation import tr
 from app.widgets.buttons import HoverButton
+from app.widgets.tab_order import place_among
 
 if TYPE_CHECKING:
     from app.chat.pictures.album import PictureAlbum
@@ -202,6 +203,7 @@ class UserView(MessageView):
         self._outer.setSpacing(2)
         self._outer.addLayout(self._row)
         self._outer.addWidget(self.versions, 0, Qt.AlignmentFlag.AlignRight)
+        self.versions.raise_()  # read last
 
     def _fill_bubble(self) -> None:
         """Put pictures, files and text into the bubble."""
@@ -235,7 +237,9 @@ class UserView(MessageView):
         sheet.setAccessibleName(tr("Your message"))
         sheet.write([TextLine((TextSpan(self._waiting.pop(-1 if self.grows_up else 0)),))])
         self._texts.insertWidget(0 if self.grows_up else -1, sheet)
-        self._sheets.insert(0 if self.grows_up else len(self._sheets), sheet)
+        number = 0 if self.grows_up else len(self._sheets)
+        self._sheets.insert(number, sheet)
+        place_among(self._sheets, number)
         sheet.show()
         return True
 
