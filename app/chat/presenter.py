@@ -21,7 +21,7 @@ from app.chat.tools.presenter import CallPresenter
 from app.chat.views.chat_view import ChatView
 from app.chat.views.composer import Composer
 from app.engine_client import EngineClient, RunningAnswer
-from app.notice import Notice
+from app.notice import Notice, of_chat
 from app.settings import Settings, SettingsStore
 from app.theme import theme_signals
 from app.translation import tr
@@ -77,9 +77,9 @@ class ChatPresenter(QObject):
         self._view.set_album(self.album)
         self.album.enlarged.connect(self._enlarge)
         self.album.noticed.connect(self.noticed)
-        self.pictures.noticed.connect(self.noticed)
+        self.pictures.noticed.connect(self._notify_draft)
         self.files = AttachmentPresenter(session, client, views.composer, self.pictures, self)
-        self.files.noticed.connect(self.noticed)
+        self.files.noticed.connect(self._notify_draft)
         draft = Draft(self.files.draft_text, lambda: self.pictures.n_tokens)
         self._context = ContextPresenter(session, client, views.composer, draft, self)
         self._context.noticed.connect(self.noticed)
@@ -143,6 +143,11 @@ class ChatPresenter(QObject):
             )
             self._session.set_draft(draft)
             self._views.composer.set_text(draft)
+
+    @Slot(object)
+    def _notify_draft(self, notice: Notice) -> None:
+        """Tell of the files of the open chat's draft."""
+        self.noticed.emit(of_chat(notice, self._session.current.id))
 
     @Slot(object, int)
     def _enlarge(self, pictures: Sequence[ChatPicture], at: int) -> None:

@@ -219,7 +219,8 @@ class ModelSession(QObject):
         self._info = loaded.info
         self.loaded.emit(loaded)
         if loaded.warnings:  # in one notice, as another would take its place
-            self.noticed.emit(Notice(" ".join(map(translated, loaded.warnings)), kind="warning"))
+            text = " ".join(map(translated, loaded.warnings))
+            self.noticed.emit(Notice(text, kind="warning", is_of_engine=True))
 
     @Slot(object)
     def _on_failed(self, error: EngineError) -> None:
