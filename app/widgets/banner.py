@@ -6,7 +6,7 @@ import math
 import time
 
 from PySide6.QtCore import QEvent, QObject, QRect, Qt, QTimer, Slot
-from PySide6.QtGui import QEnterEvent, QHideEvent, QResizeEvent
+from PySide6.QtGui import QEnterEvent, QHideEvent, QResizeEvent, QShowEvent
 from PySide6.QtWidgets import QBoxLayout, QFrame, QHBoxLayout, QVBoxLayout, QWidget
 
 from app.notice import Notice
@@ -195,12 +195,18 @@ class FloatingBanner(Banner):
         self._keep_height()
 
     def eventFilter(self, watched: QObject, event: QEvent) -> bool:
-        if event.type() in (QEvent.Type.Resize, QEvent.Type.Move, QEvent.Type.Show):
+        if event.type() in (QEvent.Type.Resize, QEvent.Type.Move):
             self._keep_height()
         return super().eventFilter(watched, event)
 
+    def showEvent(self, event: QShowEvent) -> None:
+        super().showEvent(event)
+        self._keep_height()
+
     def _keep_height(self) -> None:
         """Take the place over the page, as high as all lines are."""
+        if not self.isVisible():  # its layout would keep the height of a text that is not shown
+            return
         super()._keep_height()
         page, height = self._page.geometry(), self.minimumHeight()
         width = min(px(self._most), page.width() - 2 * self._margin)

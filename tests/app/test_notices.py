@@ -45,6 +45,8 @@ def test_a_notice_moves_nothing(page: str, qtbot: QtBot, make_shell: MakeShell) 
     over, notice = shell.window._middle.geometry(), shell.window.banner
     assert notice.isVisible()
     assert over.contains(notice.geometry())
+    for text in (notice._text, notice._hint):
+        assert text.height() >= text.heightForWidth(text.width())
     assert (notice.geometry().center().y() > over.center().y()) == (page == "settings")
     notice.dismiss()
     assert places(shell) == before
