@@ -40,7 +40,7 @@ class Composer(QFrame):
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.setProperty("role", "composer")
-        self._is_busy = self._has_files = False
+        self._is_busy = self._has_files = self._is_waiting = False
         self.setAcceptDrops(True)
         self.edit = GrowingEdit(self)
         self.invite(pictures=False)
@@ -97,7 +97,9 @@ class Composer(QFrame):
         """Say below the message what it waits for, or why it was not sent; "" for nothing."""
         self._wait_text.setText(text)
         self._cancel_wait.setVisible(can_cancel)
+        self._is_waiting = can_cancel
         self._wait.setVisible(bool(text))
+        self._update_button()
 
     def add_above(self, widget: QWidget) -> None:
         """Add a widget above the text."""
@@ -203,7 +205,8 @@ class Composer(QFrame):
             with_keys(tr("Stop"), "stop") if self._is_busy else with_keys(tr("Send"), "send"),
         )
         set_role(self._send, "" if self._is_busy else "primary")
-        self._send.setEnabled(self._is_busy or self._has_files or bool(self.text.strip()))
+        is_ready = (self._has_files or bool(self.text.strip())) and not self._is_waiting
+        self._send.setEnabled(self._is_busy or is_ready)
 
 
 def attachable(data: QMimeData) -> list[str]:
