@@ -82,7 +82,7 @@ def _comes_to_rest(qtbot: QtBot, app: QApplication, events: _Events) -> bool:
 @pytest.mark.parametrize(
     "widths",
     [
-        range(905, 2000, 73),
+        range(905, 2000, 146),
         pytest.param(range(900, 2001), marks=[pytest.mark.slow, pytest.mark.timeout(3600)]),
     ],
     ids=["some widths", "all widths"],

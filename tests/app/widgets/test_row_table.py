@@ -11,7 +11,7 @@ from pytestqt.qtbot import QtBot
 from app.widgets.row_table import GOOD_NAME, LEAST_NAME, RowTable
 
 HEADERS = ("Name", "Size", "Quantisation", "Longest context", "Speed here", "Last used")
-ROUNDS = 6
+ROUNDS = 4
 """Turns of the event loop in which a table of another width must come to rest."""
 
 
@@ -48,7 +48,7 @@ def test_columns_come_to_rest_at_every_width(n_rows: int, qtbot: QtBot) -> None:
     table.resize(900, 300)
     table.show()
     fits, restless = _Fits(table), []
-    for width in range(280, 1000):
+    for width in range(320, 860):
         table.resize(width, 300)
         for _ in range(ROUNDS):
             fits.n = 0
