@@ -140,7 +140,7 @@ class Shell(Parts):
         self.library.noticed.connect(lambda notice: self._notify(of_page(notice, "models")))
         self.window.page_left.connect(banner.dismiss_page)
         for another in (self.models.loading, self.models.applying):
-            another.connect(lambda _: banner.dismiss_failure())
+            another.connect(banner.dismiss_load)
         self.client.finished.connect(
             lambda _, answer: banner.dismiss_failure(answer.meter.asked_at)
         )

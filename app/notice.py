@@ -19,8 +19,7 @@ class Notice:
         action: text of a button that calls `on_action`; no button if empty.
         is_news: whether people wait for it, so that the desktop may tell it while the window is
             hidden.
-        is_of_engine: whether it is about a load or an answer of the engine, after which the next
-            one may succeed.
+        is_of_engine: whether it is about a load or an answer, of which the next one may succeed.
         stays: whether mere information stays until somebody closes it.
         on_close: called when somebody closes it without its action.
         chat: id of the chat whose answer or draft it is about; empty for what concerns all.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 
 from PySide6.QtCore import QEvent, QObject, QRect, Qt, QTimer, Slot
@@ -104,15 +103,21 @@ class Banner(QFrame):
         else:
             self.hide()
 
-    def dismiss_failure(self, asked_at: float = math.inf) -> None:
-        """Hide an error of the engine, which has succeeded meanwhile.
+    def dismiss_load(self) -> None:
+        """Hide an error or a warning of the engine, as another load begins."""
+        if self._notice is not None and self._notice.is_of_engine:
+            self.dismiss()
+
+    def dismiss_failure(self, asked_at: float) -> None:
+        """Hide an error of the engine, which has answered meanwhile.
 
         Args:
             asked_at: when that was asked for, by `time.perf_counter`: an error of something else,
                 told since then, stays.
         """
         notice = self._notice
-        if notice is not None and notice.is_of_engine and self._shown_at < asked_at:
+        is_error = notice is not None and notice.is_of_engine and notice.kind == "error"
+        if is_error and self._shown_at < asked_at:
             self.dismiss()
 
     def dismiss_chat(self, chat: str) -> None:
