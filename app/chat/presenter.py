@@ -122,9 +122,7 @@ class ChatPresenter(QObject):
         """Send a message; a text that cannot be sent now stays in the composer."""
         self._flush_prompt()
         self._wake()
-        if (
-            text and not self._views.composer.text
-        ):  # a prompt of the start page, which may have to wait
+        if text and not self._views.composer.text:  # a prompt of the start page may have to wait
             self._views.composer.set_text(text)
             self._session.set_draft(text)
         files, pictures = self.files.ready_files(), self.pictures.ready()

@@ -103,6 +103,7 @@ class Banner(QFrame):
         else:
             self.hide()
 
+    @Slot()
     def dismiss_load(self) -> None:
         """Hide an error or a warning of the engine, as another load begins."""
         if self._notice is not None and self._notice.is_of_engine:
