@@ -12,7 +12,7 @@ from PySide6.QtWidgets import QApplication
 
 import engine
 from app.chat.formulas import close_formulas
-from app.notice import Notice
+from app.notice import Notice, of_page
 from app.process.engine_place import MakeHost
 from app.process.single_window import OpenRequest
 from app.remote_models.address import is_remote
@@ -131,14 +131,16 @@ class Shell(Parts):
         self.tools.session.begin()
 
     def _wire(self) -> None:
-        presenters = self.model_presenter, self.chat_presenter, self.side_panels, self.library
+        presenters = self.model_presenter, self.chat_presenter, self.side_panels
         others = self.sampling_presenter, self.monitor_presenter, self.idle, self.keeper
         more = self.chat_listing, self.open_on_send, self.crashes, self.recovery, self.updates
         for source in (*presenters, *others, *more, self.remote, self.tools):
             source.noticed.connect(self._notify)
         banner = self.window.banner
-        for success in (self.client.loaded, self.client.resplit_done):
-            success.connect(lambda _: banner.dismiss_failure())
+        self.library.noticed.connect(lambda notice: self._notify(of_page(notice, "models")))
+        self.window.page_left.connect(banner.dismiss_page)
+        for another in (self.models.loading, self.models.applying):
+            another.connect(banner.dismiss_load)
         self.client.finished.connect(
             lambda _, answer: banner.dismiss_failure(answer.meter.asked_at)
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from app.engine_sentences import translated
@@ -19,10 +19,11 @@ class Notice:
         action: text of a button that calls `on_action`; no button if empty.
         is_news: whether people wait for it, so that the desktop may tell it while the window is
             hidden.
-        is_of_engine: whether the engine has failed at something, which it may do later after all.
+        is_of_engine: whether it is about a load or an answer, of which the next one may succeed.
         stays: whether mere information stays until somebody closes it.
         on_close: called when somebody closes it without its action.
         chat: id of the chat whose answer or draft it is about; empty for what concerns all.
+        page: name of the page in place of the chat that it is about; empty for what concerns all.
     """
 
     text: str
@@ -35,6 +36,7 @@ class Notice:
     stays: bool = False
     on_close: Callable[[], None] | None = None
     chat: str = ""
+    page: str = ""
 
     @classmethod
     def of(
@@ -47,3 +49,13 @@ class Notice:
         """Return the notice of an error of the engine, with a sentence behind its hint."""
         hint = f"{translated(error.hint)} {more}".strip()
         return cls(translated(error.message), hint, "error", action, on_action, is_of_engine=True)
+
+
+def of_page(notice: Notice, page: str) -> Notice:
+    """Return a notice that goes when a page is left, unless it is mere information."""
+    return notice if notice.kind == "info" else replace(notice, page=page)
+
+
+def of_chat(notice: Notice, chat: str) -> Notice:
+    """Return a notice that goes when a chat is left, unless it is mere information."""
+    return notice if notice.kind == "info" or notice.chat else replace(notice, chat=chat)

@@ -21,7 +21,7 @@ from app.chat.tools.presenter import CallPresenter
 from app.chat.views.chat_view import ChatView
 from app.chat.views.composer import Composer
 from app.engine_client import EngineClient, RunningAnswer
-from app.notice import Notice
+from app.notice import Notice, of_chat
 from app.settings import Settings, SettingsStore
 from app.theme import theme_signals
 from app.translation import tr
@@ -46,8 +46,8 @@ class ChatPresenter(QObject):
     Args:
         keep: stores settings and has them written.
         flush_prompt: stores a system prompt that is being typed.
-        wake: loads a model that was unloaded, for the message in the composer, which is sent
-            later; returns whether it does.
+        wake: loads a model that was unloaded because nobody used it; called before messages are
+            sent.
     """
 
     noticed = Signal(object)  # Notice
@@ -61,7 +61,7 @@ class ChatPresenter(QObject):
         settings: SettingsStore,
         keep: Callable[[Settings], None],
         flush_prompt: Callable[[], None],
-        wake: Callable[[], bool],
+        wake: Callable[[], None],
         parent: QObject,
     ) -> None:
         super().__init__(parent)
@@ -77,9 +77,9 @@ class ChatPresenter(QObject):
         self._view.set_album(self.album)
         self.album.enlarged.connect(self._enlarge)
         self.album.noticed.connect(self.noticed)
-        self.pictures.noticed.connect(self.noticed)
+        self.pictures.noticed.connect(self._notify_draft)
         self.files = AttachmentPresenter(session, client, views.composer, self.pictures, self)
-        self.files.noticed.connect(self.noticed)
+        self.files.noticed.connect(self._notify_draft)
         draft = Draft(self.files.draft_text, lambda: self.pictures.n_tokens)
         self._context = ContextPresenter(session, client, views.composer, draft, self)
         self._context.noticed.connect(self.noticed)
@@ -121,8 +121,10 @@ class ChatPresenter(QObject):
     def send(self, text: str) -> None:
         """Send a message; a text that cannot be sent now stays in the composer."""
         self._flush_prompt()
-        if self._wake():
-            return
+        self._wake()
+        if text and not self._views.composer.text:  # a prompt of the start page may have to wait
+            self._views.composer.set_text(text)
+            self._session.set_draft(text)
         files, pictures = self.files.ready_files(), self.pictures.ready()
         if files is None or pictures is None or not self._context.may_send(text):
             return
@@ -141,6 +143,11 @@ class ChatPresenter(QObject):
             )
             self._session.set_draft(draft)
             self._views.composer.set_text(draft)
+
+    @Slot(object)
+    def _notify_draft(self, notice: Notice) -> None:
+        """Tell of the files of the open chat's draft."""
+        self.noticed.emit(of_chat(notice, self._session.current.id))
 
     @Slot(object, int)
     def _enlarge(self, pictures: Sequence[ChatPicture], at: int) -> None:

@@ -57,7 +57,7 @@ class ChatSession(ChatWishes):
     begun = Signal(object)  # WrittenAnswer
     deleted = Signal(str)
     noticed = Signal(object)  # Notice
-    model_wanted = Signal(bool)  # a message waits for a model; whether one is being loaded
+    model_wanted = Signal()  # for the message in the composer
 
     def __init__(
         self, library: ChatLibrary, client: EngineClient,
@@ -207,20 +207,26 @@ class ChatSession(ChatWishes):
     # answers
 
     def send(
-        self, text: str, files: tuple[Attachment, ...] = (), pictures: tuple[ChatPicture, ...] = ()
-    ) -> bool:
-        """Send a message; return False, and say why, if that is not possible now."""
+        self, text: str, files: tuple[Attachment, ...] = (),
+        pictures: tuple[ChatPicture, ...] = (), chat: Conversation | None = None,
+    ) -> bool:  # fmt: skip
+        """Send a message; return False, and say why, if that is not possible now.
+
+        Args:
+            chat: where; None for the open chat.
+        """
+        chat = chat or self.current
         if not (text.strip() or files or pictures) or not self._may_answer(is_message=True):
             return False
-        if self._is_busy_in(self.current):  # only what says so, like Stop, ends it
+        if self._is_busy_in(chat):  # only what says so, like Stop, ends it
             text = tr(
                 "The answer is still being written. Wait for it, or press Esc to stop it;"
                 " your message stays here as a draft."
             )
             self.noticed.emit(Notice(text))
             return False
-        self.current.draft = ""
-        self._ask(Message("user", text.strip(), attachments=files, pictures=pictures))
+        chat.draft = ""
+        self._ask(Message("user", text.strip(), attachments=files, pictures=pictures), chat=chat)
         return True
 
     def regenerate(self, message_id: int = 0) -> None:
@@ -342,18 +348,23 @@ class ChatSession(ChatWishes):
         client, is_loading = self._client, self._client.state is EngineState.LOADING
         is_ready = client.model is not None and not is_loading and not client.is_unloading
         if is_message and not is_ready:
-            self.model_wanted.emit(is_loading)
+            self.model_wanted.emit()
+        elif is_loading:
+            self.noticed.emit(
+                Notice(tr("The model is still loading."), tr("Try again when it is ready."))
+            )
         elif not is_ready:
-            loading = tr("The model is still loading, so the message stays here as a draft.")
-            missing = tr("No model is loaded yet, so the message stays here as a draft.")
-            self.noticed.emit(Notice(loading if is_loading else missing))
+            self.noticed.emit(Notice(tr("No model is loaded yet."), tr("Open a model first.")))
         return is_ready
 
-    def _ask(self, question: Message, parent: int | None = None) -> None:
-        self._writer.cut_off(self.current)
-        self.calls.refuse_waiting(self.current)
-        self.current.add(question, parent)
-        self._writer.answer(self.current, question.id)
+    def _ask(
+        self, question: Message, parent: int | None = None, chat: Conversation | None = None
+    ) -> None:
+        chat = chat or self.current
+        self._writer.cut_off(chat)
+        self.calls.refuse_waiting(chat)
+        chat.add(question, parent)
+        self._writer.answer(chat, question.id)
         self.chats_changed.emit()
 
     @Slot(object)

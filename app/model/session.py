@@ -64,6 +64,7 @@ class ModelSession(QObject):
         self._number = 0
         self._reader: threading.Thread | None = None
         self._is_held, self._waiting = False, ""
+        self._is_reading = False
         self._is_blocked = self.is_returning = False
         self._wanted = ""  # path that `unblock` opens
         self._read.connect(self._on_read)
@@ -81,6 +82,11 @@ class ModelSession(QObject):
     def info(self) -> ModelInfo | None:
         """The header of the last selected file, if any."""
         return self._info
+
+    @property
+    def is_opening(self) -> bool:
+        """Whether a model is loaded soon: its file is being read, or waits for the engine."""
+        return bool(self._waiting) or self._is_reading or self.is_returning
 
     def hold(self) -> None:
         """Open files only from `release` on: the devices are not known yet."""
@@ -114,6 +120,7 @@ class ModelSession(QObject):
             self._waiting = path
             return
         self._number += 1
+        self._is_reading = not is_remote(path)
         if is_remote(path):
             self._open_remote(path)
             return
@@ -197,6 +204,7 @@ class ModelSession(QObject):
     ) -> None:
         if number != self._number:
             return
+        self._is_reading = False
         if isinstance(result, EngineError):
             self.noticed.emit(Notice.of(result))
             return
@@ -211,7 +219,8 @@ class ModelSession(QObject):
         self._info = loaded.info
         self.loaded.emit(loaded)
         if loaded.warnings:  # in one notice, as another would take its place
-            self.noticed.emit(Notice(" ".join(map(translated, loaded.warnings)), kind="warning"))
+            text = " ".join(map(translated, loaded.warnings))
+            self.noticed.emit(Notice(text, kind="warning", is_of_engine=True))
 
     @Slot(object)
     def _on_failed(self, error: EngineError) -> None:

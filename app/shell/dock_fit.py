@@ -17,8 +17,8 @@ def room_on_screen(window: MainWindow) -> QSize:
 class DockFit(QObject):
     """What hides panels without room, in a window made narrow, on a small screen, at another zoom.
 
-    The list of chats goes first if that is enough, then what is on the right: the chat itself
-    stays. What was hidden comes back once there is room for it.
+    What is on the right goes first, then the list of chats: the chat itself stays. What was hidden
+    comes back once there is room for it.
     """
 
     def __init__(self, window: MainWindow) -> None:
@@ -101,10 +101,9 @@ class DockFit(QObject):
         window = self._window
         docks = [window.chats_dock, *window.right_docks]
         shown = [dock for dock in docks if not dock.isHidden() or dock in self._hidden]
-        chats = [dock for dock in shown if dock is window.chats_dock]
         right = [dock for dock in shown if dock is not window.chats_dock]
         wanted = []
-        for self._hidden in ([], chats, right, shown):
+        for self._hidden in ([], right, shown):
             for dock in shown:
                 dock.setVisible(dock not in self._hidden)
             QApplication.sendPostedEvents()  # the panels take their new sizes

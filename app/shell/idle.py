@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 from PySide6.QtCore import QObject, QTimer, Signal, Slot
 
-from app.chat.session import ChatSession
 from app.chat.views.composer import Composer
 from app.engine_client import EngineClient, EngineState
 from app.model.session import ModelSession
@@ -21,9 +20,6 @@ MINUTE_MS = 60_000
 class IdleUnloader(QObject):
     """Watch over the time since the last answer, load, or typed text.
 
-    A message that is sent to a model that was unloaded stays in the composer until the model is
-    loaded again, and is sent then, if its chat is still open.
-
     Args:
         minutes: returns the time after which a model is unloaded; 0 for never.
     """
@@ -31,21 +27,18 @@ class IdleUnloader(QObject):
     noticed = Signal(object)  # Notice
 
     def __init__(
-        self, client: EngineClient, models: ModelSession, session: ChatSession, composer: Composer,
+        self, client: EngineClient, models: ModelSession, composer: Composer,
         minutes: Callable[[], int], parent: QObject,
     ) -> None:  # fmt: skip
         super().__init__(parent)
-        self._client, self._models, self._session = client, models, session
-        self._composer, self._minutes = composer, minutes
+        self._client, self._models, self._minutes = client, models, minutes
         self._is_leaving = self._has_left = False
-        self._waiting = ""  # id of the chat whose message waits for the model
         self._timer = QTimer(self, singleShot=True)
         self._timer.timeout.connect(self._unload)
         client.state_changed.connect(self.restart)
         composer.draft_changed.connect(self.restart)
         client.unloaded.connect(self._on_unloaded)
         models.loaded.connect(self._on_loaded)
-        models.emptied.connect(self._give_up)
 
     @Slot()
     def restart(self) -> None:
@@ -60,25 +53,10 @@ class IdleUnloader(QObject):
         """Unload nothing any more."""
         self._timer.stop()
 
-    def wake(self) -> bool:
-        """Load the model that was unloaded, for the message in the composer.
-
-        Returns:
-            False if there is nothing to load, so that the message can be sent or refused now.
-        """
-        if not self._has_left or not self._is(EngineState.EMPTY):
-            return False
-        self._waiting = self._session.current.id
-        self._models.load()
-        if not self._is(EngineState.LOADING):  # nothing to load it on; a notice says so
-            self._waiting = ""
-        else:
-            text = tr("The model is loaded again. Your message is sent when it is ready.")
-            self.noticed.emit(Notice(text))
-        return True
-
-    def _is(self, state: EngineState) -> bool:
-        return self._client.state is state
+    def wake(self) -> None:
+        """Load the model again that was unloaded, for a message that is about to be sent."""
+        if self._has_left and self._client.state is EngineState.EMPTY:
+            self._models.load()
 
     @Slot()
     def _unload(self) -> None:
@@ -113,11 +91,4 @@ class IdleUnloader(QObject):
 
     @Slot()
     def _on_loaded(self) -> None:
-        waiting, self._waiting, self._has_left = self._waiting, "", False
-        if waiting and waiting == self._session.current.id:
-            self._composer.submit()
-
-    @Slot()
-    def _give_up(self) -> None:
-        """Leave a waiting message as a draft: the model could not be loaded."""
-        self._waiting = ""
+        self._has_left = False

@@ -40,7 +40,7 @@ from app.model.views.start_view import StartView
 from app.serving.views.server_chip import ServerChip
 from app.shell.drop import SUFFIX, DropHint, accept_copy, dropped_model
 from app.translation import tr
-from app.widgets.banner import Banner
+from app.widgets.banner import FloatingBanner
 from app.widgets.dock import Dock
 from app.widgets.rail import Rail, is_in_front
 from app.widgets.shortcuts import make_shortcut, with_keys
@@ -88,6 +88,7 @@ class MainWindow(QMainWindow):
     settings_requested = Signal()
     shortcuts_requested = Signal()
     zoom_requested = Signal(int)  # 1 larger, -1 smaller, 0 normal
+    page_left = Signal(str)  # name of a page of `show_page`
     panel_opened = Signal(object)  # QDockWidget that a person wants to see
     closing = Signal()
     painted = Signal()  # for the first time
@@ -107,7 +108,6 @@ class MainWindow(QMainWindow):
         self.chat_view = ChatView(self)
         self.start_view = StartView(self)
         self.composer = Composer(self)
-        self.banner = Banner(self)
         self.sampling = SamplingPanel(self)
         self._middle = QStackedWidget(self)
         # less than its pages ask for: a long draft in a low window needs room for its own buttons
@@ -115,6 +115,7 @@ class MainWindow(QMainWindow):
         self._middle.addWidget(self.start_view)
         self._middle.addWidget(self.chat_view)
         self._centre = self._make_centre()
+        self.banner = FloatingBanner(self._middle, COLUMN_WIDTH, MARGIN)
         self.setCentralWidget(self._centre)
         self.chat_list.search_left.connect(self.focus_middle)
         self.chat_view.zoomed.connect(self.zoom_requested)
@@ -126,7 +127,7 @@ class MainWindow(QMainWindow):
         self._make_rail()
         self._make_shortcuts()
         self._drop_hint = DropHint(self)
-        self._is_painted = False
+        self._is_painted, self._page_name = False, ""
 
     @Slot(str)
     def show_name(self, model: str) -> None:
@@ -164,6 +165,10 @@ class MainWindow(QMainWindow):
     def _show_middle(self, page: QWidget, name: str) -> None:
         self._middle.setCurrentWidget(page)
         self.composer.setVisible(not name)
+        self.banner.set_low(bool(name))  # pages begin with what one needs after an error
+        left, self._page_name = self._page_name, name
+        if left not in ("", name):
+            self.page_left.emit(left)
         for other, page_button in self._page_buttons.items():
             page_button.setChecked(other == name)
 
@@ -210,18 +215,11 @@ class MainWindow(QMainWindow):
             dock.keep_frame()
 
     def _make_centre(self) -> QWidget:
-        below = QVBoxLayout()
-        below.setSpacing(8)
-        below.addWidget(self.banner)
-        below.addWidget(self.composer)
-        column = QWidget()
-        scaled(column, column.setMaximumWidth, COLUMN_WIDTH)
-        column.setLayout(below)
-        below.setContentsMargins(0, 0, 0, 0)
+        scaled(self.composer, self.composer.setMaximumWidth, COLUMN_WIDTH)
         row = QHBoxLayout()
         row.setContentsMargins(MARGIN, 0, MARGIN, 16)
         row.addStretch(1)
-        row.addWidget(column, 1000)
+        row.addWidget(self.composer, 1000)
         row.addStretch(1)
         centre = QWidget()
         # fixed, or a new label would push the docks aside

@@ -1,4 +1,4 @@
-"""A message that is sent without a model: loads one, then sends it."""
+"""Messages that are sent without a model wait for the one that loads, or offer to load one."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from pathlib import Path
 
 from PySide6.QtCore import QObject, Qt, Signal, Slot
 
+from app.chat.conversation import Conversation
 from app.chat.session import ChatSession
 from app.chat.views.composer import Composer
 from app.engine_client import EngineClient, EngineState
@@ -18,9 +19,11 @@ from engine import one_line
 
 
 class OpenOnSend(QObject):
-    """Offer to load the selected or the last model when a message cannot be sent for want of one.
+    """Queue of messages that are sent once the model is ready, at most one for each chat.
 
-    The text stays in the composer until it is sent; if another chat is opened, it stays a draft.
+    A queued message is the draft of its chat, so nothing is lost if the load fails or the window
+    is closed. Editing it takes it out of the queue: nobody's half sentence is sent. Without a model
+    that is about to be there, a notice offers to load the selected or the last one.
     """
 
     noticed = Signal(object)  # Notice
@@ -37,28 +40,27 @@ class OpenOnSend(QObject):
         super().__init__(parent)
         self._client, self._models, self._session = client, models, session
         self._composer, self._settings = composer, settings
-        self._chat = ""  # id of the chat whose message waits
-        session.model_wanted.connect(self._offer)
+        self._queued: dict[str, str] = {}  # texts by the ids of their chats
+        session.model_wanted.connect(self._on_wanted)
+        session.opened.connect(self._show_queued)
+        composer.wait_cancelled.connect(self._cancel)
+        composer.edit.textChanged.connect(self._on_edited)
+        client.load_failed.connect(self._give_up)
         # queued, so that all others have seen the model before it is asked
-        client.loaded.connect(self._send, Qt.ConnectionType.QueuedConnection)
-        client.load_failed.connect(self._forget)
+        for change in (client.state_changed, models.noticed, models.blocked):
+            change.connect(self._go_on, Qt.ConnectionType.QueuedConnection)
 
-    @Slot(bool)
-    def _offer(self, is_loading: bool) -> None:
-        """Say why the message cannot be sent, and what would help.
+    @property
+    def _is_loading(self) -> bool:
+        """Whether a model is being loaded or is about to be."""
+        return self._client.state is EngineState.LOADING or self._models.is_opening
 
-        Args:
-            is_loading: whether a model is being loaded already.
-        """
-        if is_loading:
-            text = tr("The model is still loading, so the message stays here as a draft.")
-            action = tr("Send when it is loaded")
-            self.noticed.emit(Notice(text, action=action, on_action=self._wait))
-            return
-        if self._models.is_returning:
-            text = tr("The engine is being replaced, so the message stays here as a draft.")
-            action = tr("Send when the model is back")
-            self.noticed.emit(Notice(text, action=action, on_action=self._wait))
+    @Slot()
+    def _on_wanted(self) -> None:
+        """Queue the message in the composer, or offer to load a model for it."""
+        if self._is_loading:
+            self._queued[self._session.current.id] = self._composer.text
+            self._show_queued()
             return
         text = tr("No model is loaded yet, so the message stays here as a draft.")
         path = self._last()
@@ -79,34 +81,77 @@ class OpenOnSend(QObject):
         return next((path for path in recent if _is_there(path)), "")
 
     def _load(self, path: str) -> None:
-        self._wait()
-        info = self._models.info
-        if info is not None and info.path == path:
-            self._models.load()
-        else:
-            self._models.open(path)
-
-    def _wait(self) -> None:
-        """Send the message once a model is loaded, which it may be by now."""
-        self._chat = self._session.current.id
+        info, client = self._models.info, self._client
+        is_there = client.model is not None and not client.is_unloading  # opened meanwhile
+        if not is_there and not self._is_loading:
+            if info is not None and info.path == path:
+                self._models.load()
+            else:
+                self._models.open(path)
         self._composer.setFocus()
-        if self._client.model is not None:
-            self._send(None)
-
-    @Slot(object)
-    def _forget(self, _: object = None) -> None:
-        self._chat = ""
-
-    @Slot(object)
-    def _send(self, _: object) -> None:
-        """Send what stands in the composer, if it is still that of the chat that waits."""
-        client = self._client
-        is_leaving = self._models.is_returning or client.is_unloading
-        if is_leaving or client.state is EngineState.LOADING:
-            return  # another load follows
-        chat, self._chat = self._chat, ""
-        if chat and chat == self._session.current.id:
+        if is_there or self._is_loading:  # else a notice says why it cannot be loaded
             self._composer.submit()
+
+    @Slot()
+    def _show_queued(self) -> None:
+        """Say below the message of the open chat whether it is queued."""
+        is_queued = self._session.current.id in self._queued
+        text = tr("Sends when the model is ready") if is_queued else ""
+        self._composer.show_wait(text, can_cancel=is_queued)
+
+    @Slot()
+    def _on_edited(self) -> None:
+        """Take a message out of the queue that is not the one that was to be sent any more."""
+        chat = self._session.current.id
+        if self._queued.get(chat) != self._composer.text:
+            self._queued.pop(chat, None)
+            self._show_queued()
+
+    @Slot()
+    def _cancel(self) -> None:
+        self._queued.pop(self._session.current.id, None)
+        self._show_queued()
+        self._composer.setFocus()
+
+    @Slot()
+    def _give_up(self) -> None:
+        """Leave the messages as drafts: there is no model for them."""
+        is_queued = self._session.current.id in self._queued
+        self._queued.clear()
+        if is_queued:
+            self._composer.show_wait(tr("Not sent: the model was not loaded."), can_cancel=False)
+
+    @Slot()
+    def _go_on(self) -> None:
+        """Send the messages if the model is there, or give up if none is coming."""
+        client = self._client
+        if not self._queued or self._is_loading or client.is_unloading:
+            return
+        if client.state is EngineState.CLOSED:
+            return
+        if client.model is None:
+            self._give_up()
+            return
+        queued, self._queued = self._queued, {}
+        self._show_queued()
+        for chat_id in queued:
+            if chat_id == self._session.current.id:
+                self._composer.submit()
+            elif (chat := self._session.find(chat_id)) is not None:
+                self._send_in(chat)
+
+    def _send_in(self, chat: Conversation) -> None:
+        """Send the message of a chat that was left meanwhile, unless its files have to be read."""
+        if not (chat.draft_files or chat.draft_pictures):
+            self._session.send(chat.draft, chat=chat)
+            return
+        text = tr("The message in “{title}” was not sent, as it has files.")
+        text = text.format(title=chat.shown_title)
+        self.noticed.emit(
+            Notice(
+                text, "", "warning", tr("Open the chat"), lambda: self._session.open_chat(chat.id)
+            )
+        )
 
 
 def _is_there(path: str) -> bool:

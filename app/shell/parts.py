@@ -160,7 +160,7 @@ class Parts(QObject):
         )
         self.sampling_presenter.summary_changed.connect(window.composer.set_sampling_summary)
         self.idle = IdleUnloader(
-            self.client, self.models, self.session, window.composer,
+            self.client, self.models, window.composer,
             lambda: self.settings.current.unload_after_min, self,
         )  # fmt: skip
         views = ChatViews(window.chat_view, window.composer)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from PySide6.QtCore import QModelIndex, Qt, Signal, Slot
-from PySide6.QtGui import QKeyEvent, QResizeEvent
+from PySide6.QtGui import QKeyEvent, QResizeEvent, QShowEvent
 from PySide6.QtWidgets import QHeaderView, QTableView
 
 from app.scale import px
@@ -62,7 +62,7 @@ class RowTable(QTableView):
     @Slot()
     def fit_names(self) -> None:
         """Give the names what the other columns leave, and hide columns if that is too little."""
-        if self._is_fitting:  # it resizes columns, which asks for it again
+        if self._is_fitting or not self.isVisible():  # it resizes columns, which asks for it again
             return
         self._is_fitting = True
         room = self.viewport().width() - self._drop_columns()
@@ -72,8 +72,13 @@ class RowTable(QTableView):
     def _drop_columns(self) -> int:
         """Hide the columns for which there is no room, and return the width of those that stay."""
         header = self.horizontalHeader()
+        # not `sectionSizeHint`: it is 0 for a hidden column, which would be shown again
         widths = [
-            max(self.sizeHintForColumn(column), header.sectionSizeHint(column))
+            max(
+                self.sizeHintForColumn(column),
+                header.sectionSizeFromContents(column).width(),
+                header.minimumSectionSize(),
+            )
             for column in range(1, header.count())
         ]
         room = self.viewport().width() - px(GOOD_NAME)
@@ -83,6 +88,10 @@ class RowTable(QTableView):
             if is_dropped:
                 widths[column - 1] = 0
         return sum(widths)
+
+    def showEvent(self, event: QShowEvent) -> None:
+        super().showEvent(event)
+        self.fit_names()
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)

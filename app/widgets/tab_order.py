@@ -1,4 +1,4 @@
-"""The tab order of the window: as it is read, not as it was built."""
+"""The orders of keyboard and screen readers: as the window is read, not as it was built."""
 
 from __future__ import annotations
 
@@ -9,6 +9,14 @@ from PySide6.QtWidgets import QScrollArea, QWidget
 
 LINE_PIXELS = 10
 """Largest distance between the middles of widgets on one line."""
+
+
+def place_among(widgets: Sequence[QWidget], number: int) -> None:
+    """Move one of some siblings to its place in their order, by which screen readers go."""
+    if number + 1 < len(widgets):
+        widgets[number].stackUnder(widgets[number + 1])
+    else:
+        widgets[number].raise_()
 
 
 def tab_stops(regions: Iterable[QWidget]) -> list[QWidget]:

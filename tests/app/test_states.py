@@ -53,6 +53,9 @@ def test_an_error_goes_once_the_same_thing_has_succeeded(
     qtbot.waitUntil(lambda: banner(shell) == "The pre-tokenizer is unknown.")
     ask(qtbot, shell, "And now?")
     assert banner(shell) == "The pre-tokenizer is unknown.", "a warning is not over"
+    shell.models.load()
+    assert banner(shell) == "", "it was about the load before"
+    qtbot.waitUntil(lambda: banner(shell) == "The pre-tokenizer is unknown.")
 
 
 def test_a_prompt_that_was_read_is_no_longer_counted(

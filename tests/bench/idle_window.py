@@ -8,6 +8,7 @@ window's process alone: its memory with nothing loaded, the parts of a core that
 nothing loaded and with a loaded model that is silent, and while the bundled model answers, by
 turns with the monitor's graphs, with its overview and without the monitor. As answers differ from
 turn to turn, what a reading with all that it draws takes of the processor is measured as well.
+With `--pages`, only each page and panel is measured, with nothing loaded.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import psutil
@@ -65,6 +68,30 @@ def measure(shell: Any, seconds: float, turns: int) -> None:
     print(f"demo loaded, silent: {cost(seconds):.2f} % of a core", flush=True)
     print(f"demo loaded: {process.memory_info().rss / 1e6:.0f} MB", flush=True)
     _while_answering(shell, turns)
+    shell.window.close()
+
+
+def measure_pages(shell: Any, seconds: float) -> None:
+    """Print what each page and panel takes while nothing happens, and close the window."""
+    wait(SETTLE_S)
+
+    def show_models(number: int) -> None:
+        if shell.library.tabs is None or not shell.library.tabs.isVisible():
+            shell.library.toggle()
+        shell.library.tabs.setCurrentIndex(number)
+
+    pages: dict[str, Callable[[], object]] = {
+        "chat": shell._show_chat,
+        "models": lambda: show_models(0),
+        "download": lambda: show_models(1),
+        "settings": shell.settings_page.toggle,
+    }
+    for dock in shell.window.right_docks:
+        pages[dock.objectName()] = partial(shell.window.show_dock, dock, True)
+    for name, show in pages.items():
+        show()
+        wait(2)
+        print(f"{name}: {cost(seconds):.2f} % of a core", flush=True)
     shell.window.close()
 
 
@@ -133,6 +160,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=60.0, help="time of each idle phase")
     parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--pages", action="store_true", help="measure each page, and nothing else")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as home:
         os.environ["TANDEM_HOME"] = home
@@ -144,7 +172,10 @@ def main() -> int:
         def start(shell: Any) -> None:
             begin(shell)
             shell.keep(replace(shell.settings.current, theme="dark"))
-            QTimer.singleShot(0, shell, lambda: measure(shell, args.seconds, args.turns))
+            if args.pages:
+                QTimer.singleShot(0, shell, lambda: measure_pages(shell, args.seconds))
+            else:
+                QTimer.singleShot(0, shell, lambda: measure(shell, args.seconds, args.turns))
 
         Shell.start = start  # type: ignore[method-assign]
         return run_window()

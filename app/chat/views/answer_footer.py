@@ -96,6 +96,7 @@ class AnswerFooter(QWidget):
         self._layout = QBoxLayout(QBoxLayout.Direction.LeftToRight, self)
         self._layout.setContentsMargins(0, 0, 0, 0)
         self._layout.addLayout(rest, 1)
+        versions.stackUnder(self.figures)  # read first
         self._layout.addWidget(self.buttons, 0, Qt.AlignmentFlag.AlignRight)
 
     def show_end(self, message: Message) -> None:

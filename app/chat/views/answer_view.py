@@ -53,6 +53,7 @@ class AnswerView(MessageView):
         layout.setSpacing(8)
         for widget in (self._thought, self.body, self._problem, self.footer):
             layout.addWidget(widget)
+            widget.raise_()  # for screen readers, which go by this order
         self._column = layout
         self._problem.hide()
         self._show()
@@ -107,6 +108,7 @@ class AnswerView(MessageView):
             self._calls = CallList(self)
             self._calls.chosen.connect(self.call_chosen)
             self._column.insertWidget(self._column.indexOf(self.body) + 1, self._calls)
+            self._calls.stackUnder(self._problem)  # read before it, too
         if self._calls is not None:
             self._calls.show_calls(self.message.calls, is_growing=self._is_growing)
             self._show_actions()
@@ -115,6 +117,7 @@ class AnswerView(MessageView):
         self.body.hide()
         self.footer.buttons.hide()
         self._column.insertWidget(self._column.indexOf(self.body), editor)
+        editor.stackUnder(self.body)
 
     def _hide_editor(self) -> None:
         self.body.show()

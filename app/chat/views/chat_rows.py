@@ -160,7 +160,12 @@ class RowDelegate(QStyledItemDelegate):
     def updateEditorGeometry(
         self, editor: QWidget, option: QStyleOptionViewItem, index: Index
     ) -> None:
-        super().updateEditorGeometry(editor, _indented(option, index), index)
+        """Give the editor the height of the row: that of its text leaves none for the frame."""
+        row = _indented(option, index)
+        super().updateEditorGeometry(editor, row, index)
+        has_sign = index.data(Qt.ItemDataRole.DecorationRole) is not None
+        left = editor.geometry().left() if has_sign else row.rect.left()
+        editor.setGeometry(row.rect.adjusted(left - row.rect.left(), 0, 0, 0))
 
 
 def keys_of(rows: Collection[ListRow], kind: RowKind) -> list[str]:

@@ -86,6 +86,7 @@ class CodeView(QFrame):
         layout.setSpacing(0)
         layout.addLayout(header)
         layout.addWidget(self._text)
+        self._text.raise_()  # read behind its language and buttons, as it is shown
         self.set_code(code)
 
     def resizeEvent(self, event: QResizeEvent) -> None:

@@ -14,7 +14,7 @@ from app.translation import tr
 from app.widgets.buttons import ElidedButton, button
 from app.widgets.shortcuts import with_keys
 from app.widgets.sizes import scaled
-from app.widgets.text import set_tip
+from app.widgets.text import label, set_tip
 
 DRAFT_MS = 250  # a draft is reported this long after the first key since the last report
 COMPACT_WIDTH = 360  # below this width the gauge of the context shows only its ring
@@ -35,11 +35,12 @@ class Composer(QFrame):
     sampling_clicked = Signal()
     files_given = Signal(list)  # paths of files that were dropped or pasted
     picture_pasted = Signal(object)  # bytes of a file, or a QImage
+    wait_cancelled = Signal()  # the message shall not be sent by itself any more
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.setProperty("role", "composer")
-        self._is_busy = self._has_files = False
+        self._is_busy = self._has_files = self._is_waiting = False
         self.setAcceptDrops(True)
         self.edit = GrowingEdit(self)
         self.invite(pictures=False)
@@ -70,11 +71,34 @@ class Composer(QFrame):
         layout.setContentsMargins(14, 12, 12, 12)
         layout.setSpacing(10)
         layout.addWidget(self.edit)
+        layout.addWidget(self._make_wait())
         layout.addLayout(row)
         self._column = layout
         self.setFocusProxy(self.edit)
         self._draft_timer = QTimer(self, singleShot=True, interval=DRAFT_MS)
         self._draft_timer.timeout.connect(self._report_draft)
+        self._update_button()
+
+    def _make_wait(self) -> QWidget:
+        """Make what says that the message waits for something."""
+        self._wait, self._wait_text = QWidget(), label(role="muted")
+        self._wait_text.setWordWrap(True)
+        self._cancel_wait = button(tr("Cancel"), "quiet", tr("Do not send the message by itself"))
+        self._cancel_wait.clicked.connect(self.wait_cancelled)
+        row = QHBoxLayout(self._wait)
+        row.setContentsMargins(0, 0, 0, 0)
+        row.setSpacing(8)
+        row.addWidget(self._wait_text, 1)
+        row.addWidget(self._cancel_wait)
+        self._wait.hide()
+        return self._wait
+
+    def show_wait(self, text: str, *, can_cancel: bool) -> None:
+        """Say below the message what it waits for, or why it was not sent; "" for nothing."""
+        self._wait_text.setText(text)
+        self._cancel_wait.setVisible(can_cancel)
+        self._is_waiting = can_cancel
+        self._wait.setVisible(bool(text))
         self._update_button()
 
     def add_above(self, widget: QWidget) -> None:
@@ -181,7 +205,8 @@ class Composer(QFrame):
             with_keys(tr("Stop"), "stop") if self._is_busy else with_keys(tr("Send"), "send"),
         )
         set_role(self._send, "" if self._is_busy else "primary")
-        self._send.setEnabled(self._is_busy or self._has_files or bool(self.text.strip()))
+        is_ready = (self._has_files or bool(self.text.strip())) and not self._is_waiting
+        self._send.setEnabled(self._is_busy or is_ready)
 
 
 def attachable(data: QMimeData) -> list[str]:

@@ -31,6 +31,7 @@ from app.chat.markdown import (
 from app.chat.views.prose_view import START, ProseView, TextMark
 from app.chat.views.text_block import TextBlock
 from app.process.spare_time import take_step
+from app.widgets.tab_order import place_among
 
 MIN_PAUSE_S, MAX_PAUSE_S = 0.04, 0.25
 SHARE_OF_TIME = 0.03  # part of one core that showing an answer may take from the engine
@@ -288,6 +289,7 @@ class MessageBody(QWidget):
     def _insert(self, number: int, view: BodyView) -> None:
         self._views.insert(number, view)
         self._layout.insertWidget(number, view)
+        place_among(self._views, number)
         if isinstance(view, TextBlock):
             view.note_wanted.connect(self._show_note)
 

@@ -13,6 +13,7 @@ from app.chat.conversation import Conversation
 from app.chat.message import Message
 from app.scale import px
 from app.widgets.sizes import scaled
+from app.widgets.tab_order import place_among
 
 if TYPE_CHECKING:
     from app.chat.pictures.album import PictureAlbum
@@ -244,6 +245,7 @@ class MessageColumn(QWidget):
             self._layout.insertWidget(number, view)
             view.resize(self.width(), view.height())
             view.show()  # now, as Qt would do so after the next layout
+        place_among(self.views, number)
 
     def _remove(self, view: MessageView) -> None:
         if view in self._unmade:

@@ -23,8 +23,10 @@ from app.chat.message import Message
 from app.chat.views.message_body import rough_lines
 from app.chat.views.prose_view import ProseView
 from app.chat.views.turn_editor import TurnEditor
+from app.scale import px
 from app.translation import tr
 from app.widgets.buttons import HoverButton
+from app.widgets.tab_order import place_among
 
 if TYPE_CHECKING:
     from app.chat.pictures.album import PictureAlbum
@@ -201,6 +203,7 @@ class UserView(MessageView):
         self._outer.setSpacing(2)
         self._outer.addLayout(self._row)
         self._outer.addWidget(self.versions, 0, Qt.AlignmentFlag.AlignRight)
+        self.versions.raise_()  # read last
 
     def _fill_bubble(self) -> None:
         """Put pictures, files and text into the bubble."""
@@ -234,7 +237,9 @@ class UserView(MessageView):
         sheet.setAccessibleName(tr("Your message"))
         sheet.write([TextLine((TextSpan(self._waiting.pop(-1 if self.grows_up else 0)),))])
         self._texts.insertWidget(0 if self.grows_up else -1, sheet)
-        self._sheets.insert(0 if self.grows_up else len(self._sheets), sheet)
+        number = 0 if self.grows_up else len(self._sheets)
+        self._sheets.insert(number, sheet)
+        place_among(self._sheets, number)
         sheet.show()
         return True
 
@@ -256,10 +261,10 @@ class UserView(MessageView):
     def fit_width(self, width: int) -> None:
         """Make the bubble as wide as its text, at most four fifths of the column."""
         wanted = self._ideal_width() + 30
-        least = CHIPS_WIDTH if self.message.attachments else 48
+        least = px(CHIPS_WIDTH) if self.message.attachments else 48
         if self._tiles is not None:
             least = max(least, self._tiles.ideal_width + 30)
-        most = min(int(width * 0.8), width - BUTTONS_WIDTH)
+        most = min(int(width * 0.8), width - px(BUTTONS_WIDTH))
         self._bubble.setFixedWidth(max(48, min(max(wanted, least), most)))
 
     def _show_editor(self, editor: TurnEditor) -> None:

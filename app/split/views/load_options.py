@@ -183,10 +183,12 @@ class LoadOptions(QWidget):
         layout.addWidget(self.context_slider, 0, 1, 1, 2)
         layout.addWidget(self.context, 0, 3)
         layout.addWidget(self.context_note, 1, 1, 1, 3)
-        layout.addWidget(label(tr("KV cache"), "muted"), 2, 0)
+        layout.addWidget(kv_label := label(tr("KV cache"), "muted"), 2, 0)
         layout.addWidget(self.kv_type, 2, 1)
         layout.addWidget(self.threads_label, 2, 2, Qt.AlignmentFlag.AlignRight)
         layout.addWidget(self.threads, 2, 3)
         layout.addWidget(self.p2p_label, 3, 0)
         layout.addWidget(self.p2p, 3, 1, 1, 3)
         layout.addWidget(self.rare, 4, 0, 1, 4)
+        for caption, box in ((kv_label, self.kv_type), (self.p2p_label, self.p2p)):
+            caption.setBuddy(box)  # from which screen readers on Linux have a box's name

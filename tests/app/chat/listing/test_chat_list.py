@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from PySide6.QtCore import QModelIndex, Qt
-from PySide6.QtWidgets import QFileDialog, QLineEdit, QMenu
+from PySide6.QtWidgets import (
+    QApplication,
+    QFileDialog,
+    QLineEdit,
+    QMenu,
+    QStyle,
+    QStyleOptionFrame,
+)
 from pytestqt.qtbot import QtBot
 
 from app import paths
@@ -307,3 +315,31 @@ def test_a_title_that_is_being_typed_is_not_lost(qtbot: QtBot, make_shell: MakeS
     shell.session.rename(second, "Changed meanwhile")
     qtbot.keyClick(editor, Qt.Key.Key_Return)
     qtbot.waitUntil(lambda: titles(shell) == ["EARLIER", "New name", "Changed meanwhile"])
+
+
+@pytest.mark.parametrize("zoom", [100, 175])
+def test_the_field_of_a_new_name_has_room_for_its_text(
+    zoom: int, qtbot: QtBot, make_shell: MakeShell
+) -> None:
+    store_chats("A")
+    shell = make_shell()
+    shell.keep(replace(shell.settings.current, zoom=zoom))
+    rows = shell.window.chat_list.list
+    act(rows, "A", "Move to folder", "New folder")
+    QApplication.processEvents()
+    for kind in (RowKind.FOLDER, RowKind.CHAT):
+        index = next(
+            rows.row_model.index(n) for n, row in enumerate(rows.row_model.rows) if row.kind is kind
+        )
+        rows.setCurrentIndex(index)
+        if kind is RowKind.CHAT:
+            qtbot.keyClick(rows, Qt.Key.Key_F2)
+        editor = rows.findChild(QLineEdit)
+        assert isinstance(editor, QLineEdit)
+        option = QStyleOptionFrame()
+        editor.initStyleOption(option)
+        text = editor.style().subElementRect(QStyle.SubElement.SE_LineEditContents, option, editor)
+        assert text.height() >= editor.fontMetrics().height(), kind
+        assert rows.visualRect(index).contains(editor.geometry())
+        qtbot.keyClick(editor, Qt.Key.Key_Escape)
+        qtbot.waitUntil(lambda: rows.findChild(QLineEdit) is None)
