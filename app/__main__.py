@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from app.process.interruption import Interruption, end_at_once, ending_at_once
+from app.process.interruption import Interruption, end_at_once, importing
 
-with ending_at_once():  # these imports take a while, and Ctrl+C in one of them is no bug
+with importing():  # these imports take a while, and Ctrl+C in one of them is no bug
     import argparse
+    import gc
     import os
     import sys
     from collections.abc import Iterator, Sequence
@@ -78,6 +79,7 @@ def run() -> NoReturn:
     """Run `tandem` as a process of its own; a signal during its last steps ends it at once."""
     status = main()
     end_at_once()
+    gc.freeze()  # the system frees the memory faster than Python would
     sys.exit(status)
 
 
@@ -92,7 +94,7 @@ def _run(arguments: Sequence[str]) -> int:
 def _run_command(arguments: Sequence[str]) -> int:
     name = arguments[0]
     summary, module = COMMANDS[name]
-    with ending_at_once():
+    with importing():
         code = import_module(f"app.cli.{module}")
     sentence = f"{summary[0].upper()}{summary[1:]}."
     parser = CommandParser(prog=f"tandem {name}", description=sentence)

@@ -320,6 +320,10 @@ class Model(Inquiries, SavedStates):
     ) -> None:
         """Split the loaded model anew; the cache keeps its tokens, and answers go on.
 
+        What is cached keeps its bits. What follows is computed by the sums of the new split, which
+        are rounded otherwise than those of the old one, so where two tokens are about equally
+        likely an answer may go on with another one than it would have.
+
         Args:
             split: relative share of each rank; None is even.
             devices, split_mode, overrides: see `load_model`; None leaves them as they are.

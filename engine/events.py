@@ -283,7 +283,9 @@ class Unload:
 class Resplit:
     """Command to split the loaded model as `params` say, which differ in nothing but the split.
 
-    The conversation goes on. If it fails, the old split stays; see `Failed.is_model_lost`.
+    The conversation goes on from the same cached bits; the sums of the new split are rounded
+    otherwise than those of the old one. If it fails, the old split stays; see
+    `Failed.is_model_lost`.
     """
 
     params: LoadParams

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import fields, replace
 from typing import Any
 
+import engine  # what lists devices or reads plans is resolved when it is used
 from app.cli.options.form_options import add_form, given_form, text_or_file
 from app.cli.options.load_options import (
     add_draft,
@@ -17,7 +18,6 @@ from app.cli.options.load_options import (
     add_threads,
     given_kv_type,
 )
-from app.cli.split.plan_option import plan_params
 from app.paths import demo_model
 from app.units import MIB
 from engine import (
@@ -29,8 +29,6 @@ from engine import (
     EngineError,
     LoadParams,
     SamplingParams,
-    parse_devices,
-    parse_target,
 )
 
 SAMPLING_OPTIONS = {
@@ -242,7 +240,11 @@ def load_params(args: argparse.Namespace) -> LoadParams:
         EngineError: the value of an option is invalid, or there is no such plan.
     """
     path, given = model_path(args.model), _given(args)
-    base = LoadParams(path) if args.plan is None else plan_params(args.plan, path)
+    base = LoadParams(path)
+    if args.plan is not None:
+        from app.cli.split.plan_option import plan_params  # late: it imports the planner
+
+        base = plan_params(args.plan, path)
     if "devices" in given:  # the plan's shares are of other devices
         given = {"split": None, "groups": None} | given
     return replace(base, kv_type=given_kv_type(args, base.kv_type), **given)
@@ -251,7 +253,7 @@ def load_params(args: argparse.Namespace) -> LoadParams:
 def _given(args: argparse.Namespace) -> dict[str, Any]:
     """Return the fields of `LoadParams` that options set."""
     read: dict[str, tuple[Any, Callable[[Any], Any]]] = {
-        "devices": (args.devices, lambda text: tuple(parse_devices(text))),
+        "devices": (args.devices, lambda text: tuple(engine.parse_devices(text))),
         "split": (args.split, split_shares),
         "split_mode": (args.split_mode, str),
         "n_ctx": (args.ctx, int),
@@ -332,7 +334,7 @@ def override(text: str) -> tuple[str, str]:
         raise EngineError(
             f"The override '{text}' is not REGEX=DEVICE.", "For example 'ffn_.*_exps=cpu'."
         )
-    return pattern, parse_target(target)
+    return pattern, engine.parse_target(target)
 
 
 def group_sizes(text: str) -> tuple[int, ...]:
@@ -384,7 +386,7 @@ def reserve(text: str) -> tuple[str, int]:
         raise EngineError(
             f"The reserve '{text}' is not DEVICE=MIB.", "For example --reserve cuda:0=1024."
         )
-    return parse_devices(device)[0], n_bytes
+    return engine.parse_devices(device)[0], n_bytes
 
 
 def _control_vector(text: str) -> ControlVector:

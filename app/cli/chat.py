@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import engine  # what reads pictures is resolved when it is used
 from app import paths
 from app.chat.message import split_thought
 from app.cli.arguments import add_json, add_load, add_sampling, sampling_params
@@ -21,7 +22,7 @@ from app.cli.talk import (
     reading_input,
 )
 from app.cli.typed import MessageEditor
-from engine import ChatMessage, EngineError, Generate, picture_text
+from engine import ChatMessage, EngineError, Generate
 
 COMMANDS = {
     "/help": "shows this list",
@@ -83,7 +84,7 @@ def run_chat(args: argparse.Namespace) -> None:
 def _picture(name: str) -> tuple[str, ...]:
     """Return the picture of a file for the next message; none, with a sentence, if it has none."""
     try:
-        found = picture_text(Path(name).expanduser())
+        found = engine.picture_text(Path(name).expanduser())
     except EngineError as error:
         note_error(error)
         return ()

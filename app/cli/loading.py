@@ -11,7 +11,7 @@ import engine  # names that need torch are resolved when they are used
 from app.cli.arguments import add_load, load_params
 from app.cli.output import note, note_progress
 from app.cli.split.default_split import with_default_split
-from app.process.interruption import ending_at_once
+from app.process.interruption import importing
 from engine import LoadParams, LoadProgress
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def open_model(params: LoadParams, watch: LoadWatch | None = None) -> Model:
     Raises:
         EngineError: it cannot be loaded.
     """
-    with ending_at_once():
+    with importing():
         model_class = engine.Model  # imports torch, which must not be interrupted by an exception
     try:
         return model_class(params, on_progress=watch or LoadWatch())

@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 from dataclasses import asdict
 
+import engine  # what reads models is resolved when it is used
 from app.cli.arguments import add_json, add_load, add_model, model_path
 from app.cli.loading import load, note_warnings
 from app.cli.output import fallback_fields, note_progress, table, write, write_json
 from app.cli.talk import add_prompt, prompt_of, read_text
-from engine import load_tokenizer, perplexity, read_model_info
 
 PUBLISHED_CONTEXT = 512
 """Context, in tokens, of most published perplexities."""
@@ -25,11 +25,11 @@ def add_perplexity(parser: argparse.ArgumentParser) -> None:
 def run_perplexity(args: argparse.Namespace) -> None:
     text = read_text(args.file)
     if args.ctx is None and args.plan is None:
-        trained = read_model_info(model_path(args.model)).n_ctx_train
+        trained = engine.read_model_info(model_path(args.model)).n_ctx_train
         args.ctx = min(PUBLISHED_CONTEXT, trained) if trained > 0 else PUBLISHED_CONTEXT
     with load(args) as model:
         known = model.warnings
-        result = perplexity(model, model.tokenizer.encode(text), _show)
+        result = engine.perplexity(model, model.tokenizer.encode(text), _show)
         note_warnings(model, known)
         fallbacks = fallback_fields(model.fallbacks)
     if args.json:
@@ -54,7 +54,7 @@ def add_tokenize(parser: argparse.ArgumentParser) -> None:
 
 
 def run_tokenize(args: argparse.Namespace) -> None:
-    text, tokenizer = prompt_of(args), load_tokenizer(model_path(args.model))
+    text, tokenizer = prompt_of(args), engine.load_tokenizer(model_path(args.model))
     ids = tokenizer.encode(text, add_special=not args.bare, parse_special=not args.plain)
     pieces = [tokenizer.token_bytes(token) for token in ids]
     if args.json:

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
+import engine  # what reads pictures is resolved when it is used
 from app.cli.arguments import (
     add_json,
     add_load,
@@ -29,7 +30,6 @@ from engine import (
     Finished,
     Generate,
     TokenText,
-    picture_text,
 )
 
 if TYPE_CHECKING:
@@ -201,7 +201,7 @@ def pictures_of(args: argparse.Namespace) -> tuple[str, ...]:
     Raises:
         EngineError: one cannot be read.
     """
-    return tuple(map(picture_text, args.image))
+    return tuple(map(engine.picture_text, args.image))
 
 
 def add_prompt(parser: argparse.ArgumentParser) -> None:

@@ -144,7 +144,9 @@ class SpeedSource:
     ) -> None:
         """Compare an answer with its prediction, and learn from it.
 
-        A short one says more of its first tokens, and predictions know nothing of guesses.
+        A short one says more of its first tokens, and predictions know nothing of guesses. What
+        these saved is an estimate, so the prediction moves no further than it must: to the nearer
+        of the speeds with and without them, or not at all between the two.
         """
         usage, rate = finished.usage, finished.timings.decode_per_s
         self.n_past = usage.prompt_tokens + usage.completion_tokens
@@ -157,5 +159,9 @@ class SpeedSource:
         forecaster = self.machine.forecaster
         middle = usage.prompt_tokens + usage.completion_tokens // 2
         found = forecaster.forecast(evaluation, params, quant, middle)
-        self.expected = found.decode.tokens_per_s * rate / plain if found else 0.0
-        forecaster.learn_decode(evaluation, params, quant, 1 / plain, middle)
+        if found is None:
+            return
+        predicted = found.decode.tokens_per_s
+        self.expected = predicted * rate / plain
+        nearest = min(max(predicted, min(plain, rate)), max(plain, rate))
+        forecaster.learn_decode(evaluation, params, quant, 1 / nearest, middle)

@@ -44,6 +44,12 @@ MOST_SAVED = 256
 """Number of passes whose part may be saved up for such guesses: more would make an answer stand
 still."""
 
+LEAST_CHECKS = 3
+"""Number of checked passes from which on a kind of guesses that has lost time is stopped."""
+
+MOST_CREDIT = 2.0
+"""Largest gain of a kind of guesses that later losses have to use up, in tokens."""
+
 REPAID_AFTER = 256
 """Number of passes with guesses that have to make up for what their source reads before."""
 
@@ -85,6 +91,7 @@ class DraftControl:
         self._passes = _Times()
         self._makings: dict[str, _Times] = {}
         self._readings: dict[str, float] = {}
+        self._trials: dict[Kind, _Trial] = {}
         self._n_left_out: dict[str, int] = {}
         self._saved = 0.0  # seconds that probes may take
 
@@ -124,11 +131,22 @@ class DraftControl:
         self._n_left_out[source] = 0
         self._saved = max(0.0, self._saved - seconds)
 
-    def note_check(self, kind: Kind, n_guessed: int, n_right: int) -> None:
-        """Note how many of the guesses of a kind were right, the first ones."""
+    def note_check(self, kind: Kind, n_guessed: int, n_right: int, n_answers: int = 1) -> None:
+        """Note how many of the guesses of a kind were right, the first ones.
+
+        Args:
+            n_answers: number of answers of which the pass checked guesses.
+        """
+        if not n_guessed:
+            return
         for number in range(min(n_right + 1, n_guessed)):
             before = self.share(kind)
             self._shares[kind] = before + WEIGHT * (float(number < n_right) - before)
+        alone = self._passes.seconds(n_answers)
+        seconds = self._passes.seconds(n_answers * (1 + n_guessed))
+        if kind.source in self._makings and self._makings[kind.source].is_known:
+            seconds += n_guessed * self._makings[kind.source].seconds(n_answers)
+        self._trials.setdefault(kind, _Trial()).note(1 + n_right - seconds / alone)
 
     def share(self, kind: Kind) -> float:
         """Return the share of right guesses of a kind."""
@@ -137,14 +155,16 @@ class DraftControl:
     def choose(self, proposals: Sequence[Proposal]) -> tuple[Proposal, int] | None:
         """Return which guesses to check and how many for each answer; None for none.
 
-        What does not pay is left out, and tried now and then: the rarer, the more time it takes.
+        What does not pay is left out, and tried now and then: the rarer, the more time it takes. So
+        is what has lost time in its first passes, however likely it seems. More guesses are checked
+        only once it was measured how long fewer take.
 
         Args:
             proposals: what could be checked, one of each maker at most.
         """
         chosen, most = None, LEAST_GAIN
         for proposal in proposals:
-            for length in proposal.lengths:
+            for length in self._lengths(proposal):
                 gain = self._gain(proposal, length)
                 if gain >= most and (chosen is None or gain > most):
                     chosen, most = (proposal, length), gain
@@ -157,6 +177,14 @@ class DraftControl:
                         self._saved -= max(0.0, self._loss(proposal))
                     return proposal, proposal.lengths[0]
         return chosen
+
+    def _lengths(self, proposal: Proposal) -> Sequence[int]:
+        """Return the numbers of guesses to choose from; none where all kinds are stopped."""
+        if all(kind in self._trials and self._trials[kind].is_lost for kind in proposal.kinds):
+            return ()
+        n = len(proposal.kinds)
+        known = [length for length in proposal.lengths if self._passes.has(n * (1 + length))]
+        return sorted({*known, *[one for one in proposal.lengths if one not in known][:1]})
 
     def _loss(self, proposal: Proposal) -> float:
         """Return the seconds by which tokens are expected to come later with few guesses."""
@@ -200,6 +228,24 @@ class DraftControl:
         return times.seconds(proposal.n_made)
 
 
+class _Trial:
+    """The time that guesses of one kind have gained, in tokens, as far as it still counts."""
+
+    def __init__(self) -> None:
+        self._gain, self._n = 0.0, 0
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether they have lost time, so that they are only tried now and then."""
+        return self._n >= LEAST_CHECKS and self._gain < 0
+
+    def note(self, gain: float) -> None:
+        if self.is_lost and gain > 0:
+            self._gain, self._n = 0.0, 0
+        gain = max(gain, -1.0)  # more guesses may cost much where a few still pay
+        self._gain, self._n = min(self._gain + gain, MOST_CREDIT), self._n + 1
+
+
 class _Times:
     """Mean times of passes by their numbers of rows."""
 
@@ -224,14 +270,18 @@ class _Times:
             self._means[n_rows] = before + WEIGHT * (min(seconds, 2 * before) - before)
 
     def seconds(self, n_rows: int) -> float:
-        """Return the time of a pass; from that of the next smaller size where it is not known."""
+        """Return the time of a pass; from those of smaller sizes where it is not known."""
         if n_rows in self._means:
             return self._means[n_rows]
         if not self._means:
             return 1 + ROW_COST * n_rows
-        smaller = [size for size in self._means if size <= n_rows]
-        known = max(smaller) if smaller else min(self._means)
-        return self._means[known] * (1 + ROW_COST * n_rows) / (1 + ROW_COST * known)
+        smaller = sorted(size for size in self._means if size <= n_rows)
+        known = smaller[-1] if smaller else min(self._means)
+        seconds = self._means[known] * (1 + ROW_COST * n_rows) / (1 + ROW_COST * known)
+        if len(smaller) > 1:
+            row_s = (self._means[known] - self._means[smaller[-2]]) / (known - smaller[-2])
+            seconds = max(seconds, self._means[known] + row_s * (n_rows - known))
+        return seconds
 
 
 def _expected(share: float, length: int) -> float:

@@ -2,7 +2,9 @@
 
 Weights are read from the file again, but only those that a device did not hold in the same form
 before. Keys, values and recurrent states are copied unchanged, layer by layer. If anything fails on
-the way, the old split is restored.
+the way, the old split is restored. The new split adds up partial sums in another order, so its
+logits are rounded otherwise: they have the bits of a model that was loaded with the new split and
+has read the same state from a file.
 
 A device never holds more weights, keys and values than the larger of its amounts before and after,
 plus those of one block.

@@ -6,9 +6,9 @@ The window starts the engine again however often it has died. With the environme
 `POISONABLE` the engine's process crashes at signals, see `poisonable_engine`.
 """
 
-from app.process.interruption import ending_at_once
+from app.process.interruption import importing
 
-with ending_at_once():  # as the program itself imports
+with importing():  # as the program itself imports
     import json
     import os
     import sys

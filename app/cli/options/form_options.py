@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from engine import EngineError, check_grammar, form_of
+import engine  # what checks grammars is resolved when it is used
+from engine import EngineError
 
 
 def add_form(parser: argparse.ArgumentParser) -> None:
@@ -35,9 +36,9 @@ def given_form(args: argparse.Namespace) -> dict[str, str]:
         "grammar": text_or_file(args.grammar, "grammar"),
         "regex": args.regex,
     }
-    form = form_of(**found)
+    form = engine.form_of(**found)
     if form is not None:  # before a model is loaded for it
-        check_grammar(form)
+        engine.check_grammar(form)
     return found
 
 

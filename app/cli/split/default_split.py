@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import argparse
 from contextlib import closing
+from typing import TYPE_CHECKING
 
+import engine  # what lists devices and plans is resolved when it is used
 from app.cli.output import note
 from app.cli.remedy import remedy_here
-from engine import (
-    Alternative,
-    Choice,
-    Forecaster,
-    LoadParams,
-    Planner,
-    choose,
-    find_gpu_path,
-    list_devices,
-)
+
+if TYPE_CHECKING:
+    from engine import Alternative, Choice, LoadParams
 
 PLACES = (
     "plan", "devices", "split", "split_mode", "groups", "n_cpu_blocks", "n_cpu_moe", "kv_on_host",
@@ -41,14 +36,14 @@ def with_default_split(args: argparse.Namespace, params: LoadParams) -> LoadPara
     """
     if not has_no_choice(args):
         return params
-    gpu = find_gpu_path(list_devices())
+    devices = engine.list_devices()
+    gpu = engine.find_gpu_path(devices)
     if gpu.remedy:
         note(f"{gpu.sentence}\nTo use it: {remedy_here(gpu.remedy)}")
-    forecaster = Forecaster.of_machine()
-    if {room.device for room in forecaster.rooms} <= set(params.devices):
+    if {device.id for device in devices if device.usable} <= set(params.devices):
         return params
-    with closing(Planner(params.path)) as planner:
-        choice = choose(planner, params, forecaster)
+    with closing(engine.Planner(params.path)) as planner:
+        choice = engine.choose(planner, params, engine.Forecaster.of_machine())
     note(choice.reason)
     return choice.params
 

@@ -54,6 +54,7 @@ class Drafts:
         self._sources = [NgramSource()] if sources is None else sources
         self.control = control or DraftControl()
         self._checked: dict[Request, Guess] = {}
+        self._n_checked = 0
         self.made_s = 0.0
         self._n_left_out = 0
 
@@ -80,6 +81,7 @@ class Drafts:
         if not self._checked:
             spent = time.perf_counter() - begun - (self.made_s - made_s)
             self._n_left_out = self.control.n_between_choices(len(requests), spent)
+        self._n_checked = len(self._checked)
         n = min(map(len, (guess.tokens for guess in self._checked.values())), default=0)
         if not n or not all(_has_pages(request, 1 + n) for request in requests):
             return {}
@@ -183,7 +185,8 @@ class Drafts:
 
     def note(self, request: Request, n_guessed: int, n_right: int) -> None:
         """Note how many of the guesses for an answer were right, the first ones."""
-        self.control.note_check(self._checked.pop(request).kind, n_guessed, n_right)
+        kind = self._checked.pop(request).kind
+        self.control.note_check(kind, n_guessed, n_right, self._n_checked)
 
     def forget(self, request: Request) -> None:
         """Free what is kept for an answer that is over."""

@@ -1,11 +1,14 @@
 """Ratios of measured to predicted time of earlier runs, kept on disk to correct predictions.
 
-A ratio is measured seconds over uncorrected predicted seconds. The median of the last few counts:
-one run beside a busy program does not spoil it.
+A ratio is measured seconds over uncorrected predicted seconds. All splits over the same kinds of
+devices have one factor, whichever of them was measured: else a split that ran beside a busy program
+would lose to one that never ran. The median of the last few ratios counts, with what was believed
+before them as one more, so that no single run has the last word.
 """
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,6 +28,9 @@ MOST_SUBJECTS, MOST_RATIOS, MOST_LETTERS = 256, 9, 2000
 LEAST, MOST = 1e-3, 1e3
 """Bounds of a ratio; others are mistakes, not measurements."""
 
+MOST_OF_ONE = 2.0
+"""Largest correction by a single run, as a factor: something else may have slowed it down."""
+
 DECODE, PREFILL = "decode", "prefill"
 """Tests of a subject."""
 
@@ -34,14 +40,19 @@ class Subject:
     """The kind of run that a ratio belongs to.
 
     Attributes:
-        devices: key of the devices, see `device_set`.
+        devices: kinds of its devices in ascending order, see `device_kind`.
         test: `DECODE` or `PREFILL`.
         about: anything else on which the error depends, such as the model's quantisation.
     """
 
-    devices: str
+    devices: tuple[str, ...]
     test: str
     about: str = ""
+
+
+def device_kind(device: DeviceInfo) -> str:
+    """Return what equal devices have in common; a new driver or version of Tandem changes it."""
+    return f"{device.name} {device.driver or device.n_cores} {package_version()}"
 
 
 def device_set(devices: Sequence[DeviceInfo]) -> str:
@@ -86,23 +97,34 @@ class Calibration:
             write_json(self._path, _document(self._ratios))
 
     def factor(self, subject: Subject) -> float:
-        """Return the median ratio of measured to predicted time; 1 where nothing is known.
+        """Return the ratio of measured to predicted time; 1 where nothing is known.
 
-        Without ratios of just this subject, all of the same devices and test count.
+        It starts from runs that share a kind of device, is moved by those of other models on just
+        these kinds, and then by those of just this subject.
         """
+        some: list[float] = []
+        alike: list[float] = []
         with self._lock:
-            found = self._ratios.get(subject) or [
-                ratio
-                for other, ratios in self._ratios.items()
-                if (other.devices, other.test) == (subject.devices, subject.test)
-                for ratio in ratios
-            ]
-        return median(found) if found else 1.0
+            own = self._ratios.get(subject, ())
+            for other, ratios in self._ratios.items():
+                if other.test == subject.test and other != subject:
+                    if other.devices == subject.devices:
+                        alike += ratios
+                    elif {*other.devices} & {*subject.devices}:
+                        some += ratios
+        return math.exp(_moved(_moved(_moved(0.0, some), alike), own))
 
     def corrected(self, subject: Subject, prediction: Prediction) -> Prediction:
         """Return a prediction scaled by the factor of such runs."""
         factor = self.factor(subject)
         return prediction if factor == 1.0 else prediction.scaled(factor)
+
+
+def _moved(before: float, ratios: Sequence[float]) -> float:
+    """Return the logarithm of a factor after these ratios; it counts as one of them."""
+    middle = median([before, *map(math.log, ratios)])
+    most = math.log(MOST_OF_ONE) if len(ratios) == 1 else math.inf
+    return min(max(middle, before - most), before + most)
 
 
 def _read(path: Path | None) -> dict[Subject, tuple[float, ...]]:
@@ -113,9 +135,11 @@ def _read(path: Path | None) -> dict[Subject, tuple[float, ...]]:
     for entry in entries if isinstance(entries, list) else ():
         if not isinstance(entry, dict):
             continue
-        subject = Subject(entry.get("devices", 0), entry.get("test", 0), entry.get("about", 0))
-        ratios = entry.get("values")
-        if _is_subject(subject) and isinstance(ratios, list):
+        devices, ratios = entry.get("devices"), entry.get("values")
+        if not isinstance(devices, list) or not isinstance(ratios, list):
+            continue
+        subject = Subject(tuple(devices), entry.get("test", 0), entry.get("about", 0))
+        if _is_subject(subject):
             good = tuple(float(ratio) for ratio in ratios if _is_ratio(ratio))
             if good:
                 found[subject] = good[-MOST_RATIOS:]
@@ -138,5 +162,5 @@ def _is_ratio(value: object) -> bool:
 
 
 def _is_subject(subject: Subject) -> bool:
-    texts = subject.devices, subject.test, subject.about
+    texts = *subject.devices, subject.test, subject.about
     return all(isinstance(text, str) and len(text) <= MOST_LETTERS for text in texts)

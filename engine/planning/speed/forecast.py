@@ -15,7 +15,7 @@ from engine.devices.places import far_id, is_cpu, local_id, machine_of
 from engine.devices.types import CPU, DeviceInfo
 from engine.hardware.cuda_overhead import use_overheads
 from engine.planning.evaluation.fit import Room
-from engine.planning.speed.calibration import DECODE, PREFILL, Calibration, Subject, device_set
+from engine.planning.speed.calibration import DECODE, PREFILL, Calibration, Subject, device_kind
 from engine.planning.speed.facts import CACHE, DeviceFacts, WeightRate
 from engine.planning.speed.machine_file import (
     MachineFile,
@@ -84,7 +84,7 @@ class Forecaster:
         self._links = links
         self._by_mode = by_mode or {}
         self._calibration = calibration
-        self._marks = {device: _mark(found) for device, found in facts.items()}
+        self._kinds = _kinds(devices, facts)
         self._models: dict[tuple[object, ...], SpeedModel] = {}
 
     @classmethod
@@ -160,7 +160,7 @@ class Forecaster:
         prefill = speed.prefill(evaluation.load, n, min(evaluation.plan.n_batch, n))
         decode = speed.decode(evaluation.load, n)
         if self._calibration is not None:
-            subject = self._subject(evaluation, params, quant)
+            subject = self._subject(evaluation, quant)
             prefill = self._calibration.corrected(subject(PREFILL), prefill)
             decode = self._calibration.corrected(subject(DECODE), decode)
         return Forecast(prefill, decode)
@@ -180,7 +180,7 @@ class Forecaster:
             return
         n_batch = min(evaluation.plan.n_batch, n_tokens)
         predicted = speed.prefill(evaluation.load, n_tokens, n_batch, position)
-        subject = self._subject(evaluation, params, quant)(PREFILL)
+        subject = self._subject(evaluation, quant)(PREFILL)
         self._calibration.note(subject, predicted.seconds, seconds)
 
     def learn_decode(
@@ -196,7 +196,7 @@ class Forecaster:
         if speed is None or self._calibration is None:
             return
         predicted = speed.decode(evaluation.load, position)
-        subject = self._subject(evaluation, params, quant)(DECODE)
+        subject = self._subject(evaluation, quant)(DECODE)
         self._calibration.note(subject, predicted.seconds, seconds)
 
     def _speed(self, evaluation: Evaluation, params: LoadParams) -> SpeedModel | None:
@@ -216,23 +216,29 @@ class Forecaster:
             found = self._models[key] = SpeedModel(facts, links, params.cpu_threads)
         return found
 
-    def _subject(
-        self, evaluation: Evaluation, params: LoadParams, quant: str
-    ) -> Callable[[str], Subject]:
-        """Return the calibration subject of a run, by test; newly measured facts change it."""
-        ids = [device.device for device in evaluation.plan.devices]
-        about = f"{quant} {params.split_mode}".strip()
-        marks = " ".join(self._marks[device] for device in dict.fromkeys(ids))
-        devices = f"{device_set([self.devices[device] for device in ids])} ({marks})"
+    def _subject(self, evaluation: Evaluation, quant: str) -> Callable[[str], Subject]:
+        """Return the calibration subject of a run, by test: the same for all splits of a model."""
+        kinds = {self._kinds[device.device] for device in evaluation.plan.devices}
         if evaluation.plan.file_bytes < CACHED_BYTES:
-            devices += CACHED
-        return lambda test: Subject(devices, test, about)
+            kinds = {kind + CACHED for kind in kinds}
+        devices = tuple(sorted(kinds))
+        return lambda test: Subject(devices, test, quant)
 
 
-def _mark(facts: DeviceFacts) -> str:
-    """Return a checksum of facts: a ratio means nothing for predictions from other facts."""
-    numbers = json.dumps(asdict(facts), sort_keys=True)
-    return f"{crc32(numbers.encode()):08x}"
+def _kinds(devices: Sequence[DeviceInfo], facts: Mapping[str, DeviceFacts]) -> dict[str, str]:
+    """Return the kind of each device, with a checksum of what is known of all that are of it.
+
+    A ratio means nothing for predictions from other facts.
+    """
+    by_kind: dict[str, list[dict[str, object]]] = {}
+    for device in devices:
+        if device.id in facts:
+            by_kind.setdefault(device_kind(device), []).append(asdict(facts[device.id]))
+    marks = {
+        kind: f"{kind} ({crc32(json.dumps(found, sort_keys=True).encode()):08x})"
+        for kind, found in by_kind.items()
+    }
+    return {device.id: marks[device_kind(device)] for device in devices if device.id in facts}
 
 
 def with_cache_on_host(facts: DeviceFacts, links: Links) -> DeviceFacts:

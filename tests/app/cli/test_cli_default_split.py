@@ -21,6 +21,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
 
     def become(rig: str) -> None:
         monkeypatch.setattr(Forecaster, "of_machine", lambda: Forecaster.of_rig(parse_rig(rig)))
+        monkeypatch.setattr("engine.list_devices", lambda: parse_rig(rig).devices)
 
     return become
 

@@ -1,5 +1,6 @@
 """The command line among other programs: encodings, closed pipes, Ctrl+C."""
 
+import gc
 import io
 import json
 import os
@@ -11,9 +12,39 @@ from pathlib import Path
 import pytest
 
 from app.__main__ import main
+from app.process.interruption import importing
 from tests.helpers.command_line import GREEDY, Outcome, Run, assert_refused
 
 REPO = Path(__file__).resolve().parents[3]
+
+
+@pytest.mark.parametrize("command", ["", "generate", "chat", "tokenize"])
+def test_a_command_that_only_reads_its_options_imports_no_heavy_module(command: str) -> None:
+    """Everything heavy would be imported again in front of each answer of `tandem generate`."""
+    code = f"""if True:
+        import sys
+        from app.__main__ import main
+        try:
+            main("{command} --help".split())
+        except SystemExit:
+            pass
+        heavy = ("torch", "numpy", "psutil", "gguf", "tokenizers", "llvmlite", "PySide6",
+                 "engine.api", "engine.devices.catalog", "engine.planning.plan")
+        sys.exit(" ".join(name for name in heavy if name in sys.modules) or 0)
+    """
+    found = subprocess.run(
+        [sys.executable, "-c", code], cwd=REPO, capture_output=True, text=True, check=False
+    )
+    assert (found.returncode, found.stderr) == (0, "")
+    assert "usage: tandem" in found.stdout
+
+
+def test_imports_look_for_no_garbage() -> None:
+    n_frozen = gc.get_freeze_count()
+    with importing():
+        assert not gc.isenabled()
+    assert gc.isenabled()
+    assert gc.get_freeze_count() > n_frozen
 
 
 def test_any_text_can_be_written_to_any_terminal(

@@ -5,6 +5,7 @@ import random
 import pytest
 
 from engine.drafting.control import (
+    LEAST_CHECKS,
     LENGTHS,
     N_UNSTEADY,
     PROBE_EVERY,
@@ -65,6 +66,37 @@ def test_right_guesses_make_long_ones_and_wrong_ones_none() -> None:
 
 def test_rows_that_take_as_long_as_tokens_are_not_worth_it() -> None:
     assert sum(map(bool, run(measured(DEAR), 0.9, times=DEAR)[-PROBE_EVERY:])) == 1
+
+
+@pytest.mark.parametrize("alike", [2, 3, 5, 9])
+def test_guesses_that_lose_are_stopped_after_three_passes(alike: int) -> None:
+    """However sure they seem, and before it is known how long rows take here."""
+    lengths = run(measured({1: 1.0}), 0.0, alike=alike, times=DEAR)
+    assert sum(map(bool, lengths[:PROBE_EVERY])) == LEAST_CHECKS
+    lost = sum(DEAR[1 + length] - DEAR[1] for length in lengths)
+    assert lost <= LEAST_CHECKS + PROBE_SHARE * sum(DEAR[1 + length] for length in lengths)
+
+
+def test_guesses_that_are_too_seldom_right_for_their_time_are_stopped() -> None:
+    """One third is right, as "5 of 16 guesses", but passes take three times as long."""
+    control, times = measured({1: 1.0}), {1: 1.0, 2: 3.0, 4: 5.0}
+    n_passes = 0
+    for number in range(PROBE_EVERY):
+        if length := chosen(control, [kind_of(9)], 3):
+            n_passes += 1
+            control.note_check(kind_of(9), length, int(number % 3 == 0))
+        control.note_pass(1 + length, times[1 + length])
+    assert n_passes <= N_UNSTEADY + LEAST_CHECKS
+
+
+def test_more_guesses_are_checked_once_it_is_known_what_fewer_take() -> None:
+    lengths = run(measured({1: 1.0}), 1.0, alike=9, n=60)
+    assert lengths == sorted(lengths)
+    assert [lengths.count(n) for n in LENGTHS[:-1]] == [N_UNSTEADY + 1] * 3
+    dear = run(measured({1: 1.0}), 1.0, alike=9, n=60, times={1: 1.0, 2: 1.8, 4: 9.0})
+    assert dear[-1] == 1
+    assert dear.count(3) == N_UNSTEADY + 1, "until it is known that they take longer"
+    assert dear.count(7) == 0
 
 
 def test_shares_are_measured_apart_by_what_is_alike() -> None:

@@ -4,13 +4,14 @@ A state file has it as a single rank would, so two files are alike if and only i
 the same. The models are random ones of `tests.helpers.hf_models`.
 """
 
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from engine import Model, load_model
+from engine import Generate, Model, SamplingParams, TokenText, load_model
 from tests.helpers.answers import ask
 from tests.helpers.golden import golden_logits, golden_path
 from tests.helpers.hf_models import FAMILIES
@@ -78,6 +79,36 @@ def check_walk(path: Path, ids: list[int], folder: Path, **options: Any) -> None
 def test_what_is_remembered_survives_every_split(name: str, tmp_path: Path) -> None:
     ids, _ = BY_NAME[name].build(tmp_path / "m.gguf")
     check_walk(tmp_path / "m.gguf", ids, tmp_path, n_ctx=64)
+
+
+def told(model: Model, ids: Sequence[int], n: int) -> Iterator[TokenText]:
+    """Yield n tokens behind some, with the probabilities of the likeliest."""
+    wanted = SamplingParams(temperature=0, max_tokens=n, ignore_eos=True)
+    command = Generate(prompt=tuple(ids), sampling=wanted, n_logprobs=3)
+    return (event for event in model.answer(command) if isinstance(event, TokenText))
+
+
+@pytest.mark.parametrize("name", swept(TYPICAL, ["llama", "falcon-h1"]))
+def test_an_answer_goes_on_from_just_the_state_that_it_had(name: str, tmp_path: Path) -> None:
+    """Another split adds up in another order, so this is what a re-split between tokens promises:
+    what was computed so far keeps its bits, and what follows has those of a model on the new split
+    that has loaded it."""
+    ids, _ = BY_NAME[name].build(tmp_path / "m.gguf")
+    ids, n, n_before = ids[:PROMPT], 10, 4
+    with load_model(tmp_path / "m.gguf", **SPLITS["uneven"], n_ctx=64, draft="off") as model:
+        events = []
+        for event in told(model, ids, n):
+            events.append(event)
+            if len(events) == n_before:
+                state = state_of(model, tmp_path / "state")
+                model.resplit(**SPLITS["by layers"])
+                assert state_of(model, tmp_path / "after") == state
+    so_far = [token for event in events[:n_before] for token in event.ids]
+    with load_model(tmp_path / "m.gguf", **SPLITS["by layers"], n_ctx=64, draft="off") as fresh:
+        assert len(fresh.load_state(tmp_path / "state").ids) == len(ids) + n_before - 1
+        behind = list(told(fresh, [*ids, *so_far], n - n_before))
+    assert [event.ids for event in behind] == [event.ids for event in events[n_before:]]
+    assert [event.logprobs for event in behind] == [event.logprobs for event in events[n_before:]]
 
 
 @pytest.mark.usefixtures("reference")
