@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from app.process.qt_libraries import missing_qt_library
+from engine.hardware.backend_choice import simulate_gpus
 from tests.helpers.gpu_run import is_gpu_run, may_have_gpu_tests, overlooked, place
 
 os.environ.setdefault("TRITON_INTERPRET", "1")  # read where anything imports Triton, as torch may
@@ -134,6 +135,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         raise pytest.UsageError(f"tests/helpers/gpu_run.py overlooks the GPU tests in {path}")
     if is_gpu_run(config):
         items.sort(key=lambda item: ("alone" in item.keywords, place(item.path)))
+
+
+@pytest.fixture(autouse=True)
+def no_simulated_gpus() -> Iterator[None]:
+    """Plan for this machine again after a test of a rig."""
+    yield
+    simulate_gpus(False)
 
 
 @pytest.fixture

@@ -237,7 +237,8 @@ def run_plan(args: argparse.Namespace) -> None:
         write(f"Default split: {choice.reason}")
     if speed is not None:
         text = speed_text(speed) + links_text(args.simulate, evaluation, plan.n_batch)
-        write(("" if short else "It fits.\n") + "Predicted speed:\n" + text)
+        how = "" if args.simulate is None else " (simulated: assumes Tandem's kernels)"
+        write(("" if short else "It fits.\n") + f"Predicted speed{how}:\n" + text)
 
 
 def _write_plan(plan: Plan, short: Mapping[str, int], room: RoomLeft) -> None:

@@ -162,11 +162,13 @@ class StraightCommunicator:
 def _finished(work: Any, device: torch.device) -> bool:
     """Wait until something is sent or received; return False if it takes too long.
 
-    NCCL's `wait` only lets the current stream wait, so the host looks at an event behind it.
+    NCCL's `wait` makes the current stream wait, and the host polls an event behind it. With a
+    timeout the host would wait in there instead, asleep for a millisecond or more.
     """
-    work.wait(timedelta(seconds=STUCK_S))
     if device.type != "cuda":
+        work.wait(timedelta(seconds=STUCK_S))
         return True
+    work.wait()
     event, deadline = torch.cuda.current_stream(device).record_event(), time.monotonic() + STUCK_S
     for n in range(sys.maxsize):
         if event.query():

@@ -1,4 +1,4 @@
-"""Proof that the straight way between machines brings each bit, before a model relies on it.
+"""Trial of the straight way between machines: it brings each bit, and sooner than the other way.
 
 It runs on a thread, as a backend may hang: then the groups are aborted and the thread is left.
 """
@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,7 +20,7 @@ from engine.distributed.straight import Ports, StraightCommunicator, StraightGro
 from engine.errors import EngineError
 
 if TYPE_CHECKING:
-    from engine.distributed.machine_comm import RankLayout
+    from engine.distributed.machine_comm import FarCommunicator, RankLayout
     from engine.distributed.machines import Machines
     from engine.hardware.fallbacks import Fallbacks
     from engine.sharding.split import ModelSplit
@@ -31,6 +32,9 @@ PROOF_S = 30.0
 
 NOT_ARRIVED = "values have not arrived within"
 """Beginning of what a machine says that waits in vain."""
+
+N_TIMED = 15
+"""Number of values of a token that are sent to time a way."""
 
 SHAPES = ((1, 4096), (96, 4096))
 """Shapes of the values: as of a token, and more than a backend sends in one piece."""
@@ -57,7 +61,8 @@ def chosen_ports(
 ) -> Mapping[Ports, StraightGroup]:  # fmt: skip
     """Return the groups of ports between which values go straight: of all of them, or none.
 
-    All machines call it at once and get the same.
+    All machines call it at once and get the same. Unless the link is asked for, it also has to
+    bring a token's values sooner than host memory does.
 
     Args:
         link: see `LoadParams.machine_link`.
@@ -80,11 +85,22 @@ def chosen_ports(
         all_names = {int(rank): name for _, found in told for rank, name in found.items()}
         proof = Proof(groups, ports, devices, all_names)
         why = _named(machines.names, agreed(proof.problem()))
+        name, took = groups.backend.name.upper(), time.monotonic() - begun
+        if not why and link == "auto":
+            straight_s, far_s = (
+                sum(map(max, zip(*agreed(seconds), strict=True)))
+                for seconds in (proof.seconds(), _far_seconds(machines, ports, devices))
+            )
+            if straight_s > far_s:
+                groups.abort()
+                log.info(
+                    "values go through host memory between the machines: a token's take %.0f µs "
+                    "there, and %.0f µs by %s", 1e6 * far_s, 1e6 * straight_s, name,
+                )  # fmt: skip
+                return {}
         if not why:
-            log.info(
-                "%s carries values between the machines: proven in %.1f s (connections: %d)",
-                groups.backend.name.upper(), time.monotonic() - begun, len(ports),
-            )  # fmt: skip
+            log.info("%s carries values between the machines: proven in %.1f s (connections: %d)",
+                     name, took, len(ports))  # fmt: skip
             return proof.groups
         groups.abort(why)
     if link == "nccl":
@@ -142,6 +158,7 @@ class Proof:
         self._made, self._ports, self._devices, self._names = made, ports, devices, names
         self.groups: dict[Ports, StraightGroup] = {}
         self._problem = ""
+        self._seconds: dict[Ports, float] = {}
 
     def problem(self, timeout_s: float = PROOF_S) -> str:
         """Return why the straight way fails, as the end of a sentence; "" if it brings each bit."""
@@ -153,8 +170,12 @@ class Proof:
             return f"{NOT_ARRIVED} {timeout_s:.0f} s"
         return self._problem
 
+    def seconds(self) -> list[float]:
+        """Return this machine's time of a token's value between each of the ports, 0 for others."""
+        return [self._seconds.get(ports, 0.0) for ports in self._ports]
+
     def _run(self) -> None:
-        """Send known values over each connection; runs on a thread."""
+        """Send known values over each connection, and time it; runs on a thread."""
         try:
             for ports in self._ports:
                 names = tuple(self._names[rank] for _, rank in ports)
@@ -163,8 +184,10 @@ class Proof:
                 rank = dict(ports).get(self._made.machine)
                 if rank is not None:
                     device = self._devices[rank]
-                    for why in _problems(self._made.communicator(group, device), ports, device):
+                    comm = self._made.communicator(group, device)
+                    for why in _problems(comm, ports, device):
                         self._problem = self._problem or why
+                    self._seconds[ports] = seconds_of(comm, ports, device)
         except Exception as error:  # whatever a backend raises means that it does not serve
             log.warning("no straight way between machines", exc_info=True)
             first = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
@@ -187,6 +210,30 @@ def _problems(comm: StraightCommunicator, ports: Ports, device: torch.device) ->
         total = comm.all_reduce(mine, machines, shape)
         if not _is_same(total, sum(others, start=first)):
             yield "it brings values that add up to something else"
+
+
+def _far_seconds(
+    machines: Machines, ports: Sequence[Ports], devices: Mapping[int, torch.device]
+) -> list[float]:
+    """Return `Proof.seconds` of the way through host memory."""
+    found = []
+    for some in ports:
+        rank = dict(some).get(machines.number)
+        device = torch.device("cpu") if rank is None else devices[rank]
+        comm = machines.far_for(device, "trial", some)
+        found.append(0.0 if rank is None else seconds_of(comm, some, device))
+    return found
+
+
+def seconds_of(comm: FarCommunicator, ports: Ports, device: torch.device) -> float:
+    """Return the seconds in which a token's value is added up between ports."""
+    machines, times = tuple(machine for machine, _ in ports), []
+    value = torch.ones(SHAPES[0], device=device)
+    for _ in range(N_TIMED):
+        begun = time.perf_counter()
+        comm.all_reduce(value, machines, SHAPES[0])
+        times.append(time.perf_counter() - begun)
+    return median(times)
 
 
 def known_value(machine: int, shape: Sequence[int]) -> Tensor:

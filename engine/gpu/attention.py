@@ -194,7 +194,7 @@ def _attend(
         scores.softcap, scores.first, *spans, n_split,
         num_warps=tiles.num_warps, num_stages=tiles.num_stages, TYPE_K=type_k, TYPE_V=type_v,
         OPERAND_K=operand(type_k, target), OPERAND_V=operand(type_v, target),
-        PRECISION=target.dot_precision, IN_F32=target.maker == "interpreter", DIM_K=dim_k,
+        PRECISION=target.dot_precision, IN_F32=target.is_interpreted, DIM_K=dim_k,
         DIM_V=shape.dim_v, WIDTH_V=n_elements(cache.v.stride(1), type_v),
         SIZE_K=_part(dim_k, type_k, tiles.part), SIZE_V=_part(shape.dim_v, type_v),
         ROWS=tiles.rows, KEYS=tiles.keys, HOLDS_Q=not tiles.part,

@@ -23,6 +23,7 @@ from engine.forward.state import KVState
 from engine.gpu import attention, elementwise, kv_write
 from engine.gpu.launch.graph import capture
 from engine.gpu.launch.launcher_choice import prepare
+from engine.gpu.launch.target import target_of
 from engine.gpu.loading.pack import pack
 from engine.gpu.matmul import gemv, tile_gemm
 from engine.gpu.matmul.weights import GpuPlanes
@@ -85,9 +86,10 @@ def _norm(device: torch.device) -> None:
 
 def _products(device: torch.device) -> None:
     """Test quantised matrix products of one, few and many rows."""
+    many = min(40, tile_gemm.most_rows(target_of(device)))
     for kind in KINDS:
         weight, numbers = _matrix(kind, device)
-        for n, product in ((1, gemv.product), (3, gemv.product), (40, tile_gemm.product)):
+        for n, product in ((1, gemv.product), (3, gemv.product), (many, tile_gemm.product)):
             x = _random(n, N_COLUMN, device=device)
             _compare(f"products with {kind.name}", product(x, weight), x @ numbers.T)
 

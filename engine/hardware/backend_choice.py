@@ -25,6 +25,7 @@ KernelKind = Literal["", "cpu", "gpu"]
 """Kind of the kernels of a rank; "" is the reference in torch."""
 
 _refused: dict[str, str] = {}
+_gpus_are_simulated = False
 
 
 def chosen_backend() -> BackendName:
@@ -60,7 +61,11 @@ def kernels_for(device: str) -> KernelKind:
         device: device name such as "cuda:0" or "1/cuda:0", or type such as "cuda".
     """
     backend = chosen_backend()
-    if backend == "reference" or device in _refused:
+    if backend == "reference":
+        return ""
+    if _gpus_are_simulated and not is_cpu(device):
+        return "gpu"
+    if device in _refused:
         return ""
     if is_cpu(device):
         return "gpu" if backend == "interpreter" else "cpu"
@@ -70,6 +75,12 @@ def kernels_for(device: str) -> KernelKind:
 def uses_kernels(device: str) -> bool:
     """Return whether a rank on this device computes with our own kernels."""
     return bool(kernels_for(device))
+
+
+def simulate_gpus(are_simulated: bool) -> None:
+    """Say whether GPUs are only planned for: then they have kernels, whatever is installed here."""
+    global _gpus_are_simulated
+    _gpus_are_simulated = are_simulated
 
 
 def refuse_kernels(device: str, why: str) -> None:

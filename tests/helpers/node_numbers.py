@@ -17,10 +17,11 @@ import engine.hardware.environment  # noqa: F401 before torch, which reads it
 import numpy as np
 
 from engine import LoadParams, Model, SamplingParams
+from engine.config.load import MachineLink
 from engine.distributed.follower import follow
 from engine.distributed.machine_runtime import open_on_machines, shared_params
 from engine.distributed.machines import END, Machines
-from engine.distributed.straight import backend_of_environment
+from engine.distributed.straight import BACKEND_VARIABLE, backend_of_environment
 from engine.distributed.wire import GlooWire
 from engine.runtime.opening import open_on_machines_by
 
@@ -77,7 +78,9 @@ def main() -> None:
         return
     open_on_machines_by(partial(open_on_machines, machines))
     n = len(machines.names)
-    wanted = shared_params(replace(params(Path(path), n, *mode), cpu_threads=1))
+    link: MachineLink = "nccl" if BACKEND_VARIABLE in os.environ else "auto"
+    some = replace(params(Path(path), n, *mode), machine_link=link, cpu_threads=1)
+    wanted = shared_params(some)
     with Model(replace(wanted, machines=(1,) * n)) as model:
         found = numbers(model, Path(goal).with_suffix(".state"))
     found["straight"] = machines.straight is not None and machines.straight.is_used

@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -16,7 +17,7 @@ from engine import EngineError
 from engine.distributed import straight_proof
 from engine.distributed.machine_comm import RankLayout
 from engine.distributed.machines import Machines
-from engine.distributed.straight import StraightBackend
+from engine.distributed.straight import StraightBackend, StraightCommunicator
 from engine.distributed.straight_proof import Proof, chosen_ports, known_value
 from engine.distributed.wire import GlooWire
 from engine.hardware.fallbacks import Fallbacks
@@ -58,7 +59,16 @@ def main() -> None:
     def chosen(link: str) -> Any:
         return sorted(chosen_ports(machines, link, ports, devices, agreed, fallbacks))
 
-    found: dict[str, Any] = {"gloo": chosen("gloo"), "auto": chosen("auto")}
+    def timed(straight_s: float) -> Any:
+        """Choose as if the straight way took so long and the other one a second."""
+        with mock.patch.object(
+            straight_proof, "seconds_of",
+            lambda comm, *_: straight_s if isinstance(comm, StraightCommunicator) else 1.0,
+        ):  # fmt: skip
+            return chosen("auto")
+
+    found: dict[str, Any] = {"gloo": chosen("gloo"), "slow": timed(1.1), "auto": timed(0.9)}
+    found["measured"] = len(chosen("auto")) in (0, 2)
     found["sums"] = sums(machines, layout)
     machine, right = machines.number, straight_proof.known_value
     if machine == 1:  # what it sends is not what the other one knows

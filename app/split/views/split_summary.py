@@ -102,7 +102,7 @@ def notes(plan: Plan, speed: SpeedFigures) -> Iterator[str]:
         rate = rate_text(speed.forecast.prefill.tokens_per_s)
         yield tr("Prompts: {rate} tok/s.").format(rate=rate)
         if speed.is_simulated:
-            yield tr("Simulated devices.")
+            yield tr("Simulated: assumes Tandem's kernels.")
         elif not speed.is_measured:
             yield tr(UNMEASURED)
     yield tr("Memory: {size}.").format(size=size_text(plan.total_bytes))

@@ -6,6 +6,68 @@ impure, so that the compiler does not move them: a load that is written early sh
 
 import triton
 import triton.language as tl
+from triton.language.target_info import current_target
+
+THREADS = tl.constexpr(1024)
+"""Most threads of a program."""
+
+
+@triton.constexpr_function
+def is_before_volta():
+    """Return whether kernels are compiled for one of NVIDIA's GPUs before Volta.
+
+    These know neither memory orders nor hints on the L1 cache.
+    """
+    target = None if triton.knobs.runtime.interpret else current_target()
+    return target is not None and target.backend == "cuda" and target.arch < 70
+
+
+@triton.constexpr_function
+def load_once():
+    """Return the instruction that loads four words past the L1 cache, where that can be said."""
+    hint = "" if is_before_volta() else ".L1::no_allocate"
+    return f"ld.global.nc{hint}.v4.b32 {{$0, $1, $2, $3}}, [$4];"
+
+
+@triton.constexpr_function
+def store_pair():
+    """Return code that stores {$2, $4} and {$3, $4} at [$1] where $5 is set, past all caches."""
+    how = "volatile" if is_before_volta() else "relaxed.sys"
+    return (
+        "{ .reg .pred p; .reg .b64 a, b; setp.ne.s32 p, $5, 0; mov.b64 a, {$2, $4}; "
+        f"mov.b64 b, {{$3, $4}}; @p st.{how}.global.v2.b64 [$1], {{a, b}}; mov.u32 $0, 0; }}"
+    )
+
+
+@triton.constexpr_function
+def ordered_add(is_ordered):
+    """Return code that adds $2 to [$1] where $3 is set, for GPUs before Volta.
+
+    Their atomics order nothing; a fence before releases, and one behind acquires.
+    """
+    fence = "@p membar.gl; " if is_ordered else ""
+    return (
+        "{ .reg .pred p; setp.ne.s32 p, $3, 0; mov.u32 $0, 0; "
+        f"{fence}@p atom.global.add.u32 $0, [$1], $2; {fence}}}"
+    )
+
+
+@triton.jit
+def atomic_add(address, n, SEM: tl.constexpr):
+    """Add n to the int32 at one address, and return what was there.
+
+    Args:
+        SEM: "relaxed" or "acq_rel", see `tl.atomic_add`.
+    """
+    if is_before_volta():  # Triton always writes a memory order
+        is_first = tl.arange(0, THREADS) == 0  # one thread: no two hold the same element
+        found = tl.inline_asm_elementwise(
+            ordered_add(SEM == "acq_rel"), "=r,l,r,r", [address, n, is_first.to(tl.int32)],
+            dtype=tl.int32, is_pure=False, pack=1,
+        )  # fmt: skip
+        return tl.sum(found)
+    else:
+        return tl.atomic_add(address, n, sem=SEM)
 
 
 @triton.jit
@@ -16,7 +78,7 @@ def four_words(address, ASM: tl.constexpr):
     """
     if ASM:
         a, b, c, d = tl.inline_asm_elementwise(
-            "ld.global.nc.L1::no_allocate.v4.b32 {$0, $1, $2, $3}, [$4];", "=r,=r,=r,=r,l",
+            load_once(), "=r,=r,=r,=r,l",
             [address], dtype=(tl.int32, tl.int32, tl.int32, tl.int32), is_pure=False, pack=1,
         )  # fmt: skip
         return a, b, c, d

@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 from engine.gpu.kernels import elementwise
+from engine.gpu.kernels.asm import atomic_add
 from engine.gpu.kernels.gemv_tile import tile_sums
 from engine.gpu.kernels.quantise import write_bytes, write_numbers
 
@@ -64,7 +65,7 @@ def of_all_parts(sums, program, part, n_parts, scratch, counter):
         for n in tl.static_range(len(sums)):
             tl.store(at + 16 * n, sums[n])
         tl.debug_barrier()  # all threads have written before one counts the program
-        is_last = tl.atomic_add(counter, 1, sem="acq_rel") == n_parts - 1
+        is_last = atomic_add(counter, 1, "acq_rel") == n_parts - 1
         if is_last:
             tl.store(counter, 0)
             sums = added_parts(sums, scratch + (program - part) * (16 * len(sums)), n_parts)

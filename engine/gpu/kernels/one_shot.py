@@ -30,6 +30,7 @@ and reads all pairs once these have come.
 import triton
 import triton.language as tl
 
+from engine.gpu.kernels.asm import atomic_add, store_pair
 from engine.gpu.kernels.norm import add_norm_of
 
 HEADER = tl.constexpr(2)
@@ -78,10 +79,8 @@ def write_pair(address, first, second, flag, mask, ASM: tl.constexpr):
     """Write two packets at each address, a multiple of 16 bytes, all with the same `flag`."""
     if ASM:
         tl.inline_asm_elementwise(
-            "{ .reg .pred p; .reg .b64 a, b; setp.ne.s32 p, $5, 0; mov.b64 a, {$2, $4}; "
-            "mov.b64 b, {$3, $4}; @p st.relaxed.sys.global.v2.b64 [$1], {a, b}; mov.u32 $0, 0; }",
-            "=r,l,r,r,r,r", [address, first, second, flag, mask.to(tl.int32)], dtype=tl.int32,
-            is_pure=False, pack=1,
+            store_pair(), "=r,l,r,r,r,r", [address, first, second, flag, mask.to(tl.int32)],
+            dtype=tl.int32, is_pure=False, pack=1,
         )  # fmt: skip
     else:
         at = address.to(tl.pointer_type(tl.int64))
@@ -297,7 +296,7 @@ def end_round(words, epoch):
     n = tl.num_programs(0)
     ticket = n - 1
     if n > 1:
-        ticket = tl.atomic_add(words + 1, 1, sem="relaxed")
+        ticket = atomic_add(words + 1, 1, "relaxed")
     if ticket == n - 1:
         tl.store(words + 1, 0)
         tl.store(words, epoch + 1)

@@ -8,6 +8,8 @@ kernel.
 import triton
 import triton.language as tl
 
+from engine.gpu.kernels.asm import atomic_add
+
 REPEAT, FREQUENCY, PRESENCE = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 IS_PENALISED = tl.constexpr(3)
 N_LAST = tl.constexpr(4)
@@ -159,8 +161,8 @@ def choose(packed, n_found, best, is_whole, total, settings, uniform, SIZE: tl.c
 def _count(counts, token, change, first, n_own, is_wanted):
     """Add `change` to a token's count in the history, if it is in the rank's slice."""
     own = token - first
-    is_own = is_wanted & (own >= 0) & (own < n_own)
-    tl.atomic_add(counts + tl.where(is_own, own, 0), change, mask=is_own, sem="relaxed")
+    if is_wanted & (own >= 0) & (own < n_own):
+        atomic_add(counts + own, change, "relaxed")
 
 
 @triton.jit

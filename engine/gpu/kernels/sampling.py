@@ -15,6 +15,7 @@ tensors, which are dense with the slots first; and the index of its mask, -1 wit
 import triton
 import triton.language as tl
 
+from engine.gpu.kernels.asm import atomic_add
 from engine.gpu.kernels.sample_token import (
     BEST,
     BOUND,
@@ -184,7 +185,7 @@ def candidates_of(penalised, settings, limits, found, candidates, sums, n_vocab,
     is_in = (x >= tl.load(limits + BOUND)) & (x > -float("inf"))
     n = tl.sum(is_in.to(tl.int32))
     if n > 0:
-        start = tl.atomic_add(found + N_FOUND, n, sem="relaxed")
+        start = atomic_add(found + N_FOUND, n, "relaxed")
         place = start + tl.cumsum(is_in.to(tl.int32), axis=0) - 1
         rank = rank_of(x).to(tl.int64)
         turn = ((at + first) ^ LARGEST).to(tl.int64)

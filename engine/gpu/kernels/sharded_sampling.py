@@ -11,6 +11,7 @@ in `sampling.gather`.
 import triton
 import triton.language as tl
 
+from engine.gpu.kernels.asm import atomic_add
 from engine.gpu.kernels.sample_token import (
     BEST,
     CHECK,
@@ -70,7 +71,7 @@ def offer(penalised, settings, limits, found, candidates, sums, state, ids, mess
     candidates_of(penalised, settings, limits, found, candidates, sums, n_own, first, True, FACTOR,
                   BLOCK, ROOM)  # fmt: skip
     tl.debug_barrier()  # all threads have written before one of them counts the program
-    if tl.atomic_add(found + N_DONE, 1, sem="acq_rel") == n_sum - 1:
+    if atomic_add(found + N_DONE, 1, "acq_rel") == n_sum - 1:
         n_found = tl.load(found + N_FOUND, cache_modifier=".cg")
         n_sent = tl.minimum(n_found, tl.load(settings + N_WANTED).to(tl.int32))
         if n_found <= FEW:

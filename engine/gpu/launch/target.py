@@ -29,6 +29,11 @@ class KernelTarget:
     n_sm: int
 
     @property
+    def is_interpreted(self) -> bool:
+        """Whether numpy computes, which has no BF16."""
+        return self.maker == "interpreter"
+
+    @property
     def has_asm(self) -> bool:
         """Whether kernels may use inline PTX."""
         return self.maker == "nvidia"

@@ -267,7 +267,7 @@ def _grouped_gemm(matrices: Sequence[ExpertMatrices], given: ExpertInput) -> Ten
         "HAS_X_SCALE": x_scale is not None,
         "ROWS": groups.block_rows,
         "N_USED": given.per_row,
-        "IS_INTERPRETED": target.maker == "interpreter",
+        "IS_INTERPRETED": target.is_interpreted,
         **_epilogue_constants(matrices[0]),
     }
     config = config_of(target, "expert_blocks", rows=groups.block_rows)

@@ -121,7 +121,7 @@ def _multiply(
         short.numbers, planes, planes.shape[-1], planes.shape[-2], weight.extent.n_blocks,
         weight.extent.skip, n_token, weight.n_rows, n_step, _ramp(device), y,
         ROWS=config["rows"], TOKENS=config["tokens"], BLOCKS=config["blocks"],
-        IS_INTERPRETED=target.maker == "interpreter", ASM=target.has_asm,
+        IS_INTERPRETED=target.is_interpreted, ASM=target.has_asm,
         num_warps=config["num_warps"], num_stages=config["num_stages"],
         **constants_of(weight.type_number),
     )  # fmt: skip

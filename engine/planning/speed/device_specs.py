@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from engine.planning.evaluation.workload import DEQUANTISED
-from engine.planning.speed.facts import DeviceFacts, WeightRate
+from engine.planning.speed.facts import CACHE, DeviceFacts, WeightRate
 
 GIB = 1 << 30
 
@@ -23,13 +23,19 @@ PCIE_LANE_BYTES = {1: 0.25e9, 2: 0.5e9, 3: 0.985e9, 4: 1.969e9, 5: 3.938e9, 6: 7
 PCIE_EFFICIENCY = 0.84
 """Part of a slot's bandwidth left after packet headers: 26 GB/s of 31.5 on PCIe 4.0 x16."""
 
-MATMUL_EFFICIENCY = 0.6
-"""Part of the peak that a prompt's GEMMs reach: 0.5 to 0.7 on consumer cards."""
+GEMM, GEFORCE_GEMM = 0.56, 0.78
+"""Part of the peak that a prompt's GEMMs reach. GeForce cards come closer to theirs, as their
+tensor cores run at half their rate when they sum in F32."""
 
-OP_S, ROUTED_OP_S = 1.7e-6, 4.1e-6
-"""Seconds per matrix: the 8 graph nodes of a dense block with 7 matrices take 1.5 µs each beside
-their bytes, the 11 of one with 8 matrices and small experts 3 µs; calibrated with published
-speeds."""
+ATTENTION_PART = 0.2
+"""Part of the speed of GEMMs that attention of a prompt reaches: operands are split in two halves,
+and registers leave room for one program per multiprocessor."""
+
+OP_S, ROUTED_OP_S = 3.8e-6, 9e-6
+"""Seconds per matrix beside its bytes, of which the second is for the router and the experts. In a
+dense block of 7 matrices, 11 graph nodes take 1.3 µs each, and the small kernels among them 12 µs;
+in one of 8 with experts 14 nodes do, and small kernels 33 µs. An estimate from the compiled
+kernels, until a card has run them."""
 
 GPU_HOST_S = 50e-6
 """Seconds of the host between two tokens of a GPU."""
@@ -62,6 +68,7 @@ class DeviceSpec:
         has_peer_access: whether drivers let such GPUs read each other's memory over PCIe.
         n_cores: number of a CPU's cores; 0 for a GPU.
         capability: CUDA compute capability, such as "8.6"; "" for none.
+        gemm: part of the peak that large products reach.
     """
 
     name: str
@@ -75,6 +82,7 @@ class DeviceSpec:
     has_peer_access: bool = False
     n_cores: int = 0
     capability: str = ""
+    gemm: float = GEMM
 
     @property
     def pcie_bytes_per_s(self) -> float:
@@ -88,7 +96,7 @@ class DeviceSpec:
             device: its id.
         """
         bandwidth = 1e9 * self.gb_per_s * self.streaming
-        flop = 1e12 * self.tflop_per_s * MATMUL_EFFICIENCY
+        flop = 1e12 * self.tflop_per_s * self.gemm
         if self.n_cores:
             one = bandwidth / min(self.n_cores, CORES_PER_BANDWIDTH)
             return DeviceFacts(
@@ -96,10 +104,11 @@ class DeviceSpec:
                 cache_part=CPU_CACHE_PART,
             )  # fmt: skip
         slow = bandwidth * DEQUANTISED_PART
-        f32_flop = 1e12 * self.f32_tflop_per_s * MATMUL_EFFICIENCY
+        f32_flop = 1e12 * self.f32_tflop_per_s * self.gemm
         rates = {
             DEQUANTISED: WeightRate(slow, slow, f32_flop),
             "F32": WeightRate(bandwidth, bandwidth, f32_flop),
+            CACHE: WeightRate(bandwidth, bandwidth, ATTENTION_PART * flop),
         }
         return DeviceFacts(
             device, bandwidth, flop, OP_S, ROUTED_OP_S, GPU_HOST_S, unpack_bytes=UNPACK_BYTES,
@@ -129,17 +138,27 @@ def pcie_bytes_per_s(generation: int, width: int) -> float:
 
 
 GPU_SPECS = (
-    DeviceSpec("RTX 3060", 12, 360, 25.5, 12.7, capability="8.6"),
-    DeviceSpec("RTX 3070", 8, 448, 40.6, 20.3, capability="8.6"),
-    DeviceSpec("RTX 3080", 10, 760, 59.5, 29.8, capability="8.6"),
-    DeviceSpec("RTX 3090", 24, 936, 71, 35.6, nvlink_gb_per_s=56.25, capability="8.6"),
-    DeviceSpec("RTX 4060 Ti 16GB", 16, 288, 44.1, 22.1, pcie=(4, 8), capability="8.9"),
-    DeviceSpec("RTX 4070", 12, 504, 58.3, 29.1, capability="8.9"),
-    DeviceSpec("RTX 4080", 16, 717, 97.5, 48.7, capability="8.9"),
-    DeviceSpec("RTX 4090", 24, 1008, 165, 82.6, capability="8.9"),
-    DeviceSpec("RTX 5070 Ti", 16, 896, 87.9, 43.9, pcie=(5, 16), capability="12.0"),
-    DeviceSpec("RTX 5080", 16, 960, 112.6, 56.3, pcie=(5, 16), capability="12.0"),
-    DeviceSpec("RTX 5090", 32, 1792, 209, 104.8, 0.82, (5, 16), capability="12.0"),
+    DeviceSpec("RTX 3060", 12, 360, 25.5, 12.7, capability="8.6", gemm=GEFORCE_GEMM),
+    DeviceSpec("RTX 3070", 8, 448, 40.6, 20.3, capability="8.6", gemm=GEFORCE_GEMM),
+    DeviceSpec("RTX 3080", 10, 760, 59.5, 29.8, capability="8.6", gemm=GEFORCE_GEMM),
+    DeviceSpec(
+        "RTX 3090", 24, 936, 71, 35.6, nvlink_gb_per_s=56.25, capability="8.6", gemm=GEFORCE_GEMM
+    ),
+    DeviceSpec(
+        "RTX 4060 Ti 16GB", 16, 288, 44.1, 22.1, pcie=(4, 8), capability="8.9", gemm=GEFORCE_GEMM
+    ),
+    DeviceSpec("RTX 4070", 12, 504, 58.3, 29.1, capability="8.9", gemm=GEFORCE_GEMM),
+    DeviceSpec("RTX 4080", 16, 717, 97.5, 48.7, capability="8.9", gemm=GEFORCE_GEMM),
+    DeviceSpec("RTX 4090", 24, 1008, 165, 82.6, capability="8.9", gemm=GEFORCE_GEMM),
+    DeviceSpec(
+        "RTX 5070 Ti", 16, 896, 87.9, 43.9, pcie=(5, 16), capability="12.0", gemm=GEFORCE_GEMM
+    ),
+    DeviceSpec(
+        "RTX 5080", 16, 960, 112.6, 56.3, pcie=(5, 16), capability="12.0", gemm=GEFORCE_GEMM
+    ),
+    DeviceSpec(
+        "RTX 5090", 32, 1792, 209, 104.8, 0.82, (5, 16), capability="12.0", gemm=GEFORCE_GEMM
+    ),
     DeviceSpec("RTX A4000", 16, 448, 76.7, 19.2, has_peer_access=True, capability="8.6"),
     DeviceSpec("RTX A5000", 24, 768, 111, 27.8, 0.85, (4, 16), 56.25, True, capability="8.6"),
     DeviceSpec("RTX A6000", 48, 768, 155, 38.7, 0.85, (4, 16), 56.25, True, capability="8.6"),

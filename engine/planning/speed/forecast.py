@@ -13,6 +13,7 @@ from engine.devices.catalog import list_devices
 from engine.devices.links import read_topology
 from engine.devices.places import far_id, is_cpu, local_id, machine_of
 from engine.devices.types import CPU, DeviceInfo
+from engine.hardware.backend_choice import simulate_gpus
 from engine.hardware.cuda_overhead import use_overheads
 from engine.planning.evaluation.fit import Room
 from engine.planning.speed.calibration import DECODE, PREFILL, Calibration, Subject, device_kind
@@ -90,6 +91,7 @@ class Forecaster:
     @classmethod
     def of_machine(cls) -> Forecaster:
         """Return the forecaster of this machine, with all earlier measurements and ratios."""
+        simulate_gpus(False)
         devices, file = list_devices(), MachineFile.of_user()
         use_measured_overheads(devices, file)
         facts = {device.id: known_facts(device, file) for device in devices}
@@ -99,8 +101,9 @@ class Forecaster:
 
     @classmethod
     def of_rig(cls, rig: Rig) -> Forecaster:
-        """Return the forecaster of a simulated machine."""
+        """Return the forecaster of a simulated machine, for which this process plans from now."""
         use_overheads({})
+        simulate_gpus(True)
         return cls(rig.devices, rig.facts, rig.links)
 
     def on_machine(self, number: int) -> Forecaster:
@@ -247,4 +250,6 @@ def with_cache_on_host(facts: DeviceFacts, links: Links) -> DeviceFacts:
         return facts
     host = far_id(machine_of(facts.device), CPU)
     slot = links.between(facts.device, host).bytes_per_s
-    return replace(facts, rates={**facts.rates, CACHE: WeightRate(slot, slot, facts.flop_per_s)})
+    return replace(
+        facts, rates={**facts.rates, CACHE: WeightRate(slot, slot, facts.rate(CACHE).flop_per_s)}
+    )

@@ -24,6 +24,7 @@ def test_a_rig_gets_a_plan_on_all_its_gpus(run: Run, model: Path) -> None:
 def test_people_see_whether_it_fits_and_what_limits(run: Run, model: Path) -> None:
     out = run("plan", model, "--simulate", "3090,3060", "--prompt", "100").out
     assert "It fits." in out
+    assert "Predicted speed (simulated: assumes Tandem's kernels):\n" in out
     assert "a prompt of 100 tokens: " in out
     assert "of the time." in out
     speed = out[out.index("READS") :].splitlines()

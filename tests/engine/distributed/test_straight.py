@@ -10,8 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from engine import Model
+from engine.distributed import straight
 from engine.distributed.machine_comm import RankLayout
 from engine.distributed.straight import BACKEND_VARIABLE, NCCL, StraightBackend
 from engine.distributed.straight_proof import used_ports
@@ -42,7 +44,8 @@ def test_the_way_is_proven_and_given_up_where_it_fails(tmp_path: Path) -> None:
     ran("straight_ranks", 2, str(tmp_path / "found.json"))
     first, second = (json.loads((tmp_path / f"found.{n}").read_text()) for n in range(2))
     for found in (first, second):
-        assert found["gloo"] == []
+        assert found["gloo"] == found["slow"] == []
+        assert found["measured"]
         assert len(found["auto"]) == 2
         assert all(found["sums"])
         assert found["wrong"] == []
@@ -52,6 +55,43 @@ def test_the_way_is_proven_and_given_up_where_it_fails(tmp_path: Path) -> None:
         assert found["still"] == [0, 1], "control goes on"
     assert first["hanging"] == "values have not arrived within 2 s"
     assert first["took"] >= SOON_S
+
+
+class FakeWork:
+    """What a backend has begun; notes how it is waited for."""
+
+    def __init__(self) -> None:
+        self.waits: list[tuple[object, ...]] = []
+
+    def wait(self, *limit: object) -> None:
+        self.waits.append(limit)
+
+
+class FakeStream:
+    """Stream whose events are done after some looks."""
+
+    def __init__(self, n_look: int) -> None:
+        self.n_look = n_look
+
+    def record_event(self) -> "FakeStream":
+        return self
+
+    def query(self) -> bool:
+        self.n_look -= 1
+        return self.n_look < 0
+
+
+def test_the_host_polls_an_event_and_does_not_sleep_in_nccl(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With a timeout, NCCL's own `wait` looks once in a millisecond."""
+    monkeypatch.setattr(straight, "SPINS", 5)
+    for n_look, is_done in ((3, True), (7, True), (sys.maxsize, False)):
+        monkeypatch.setattr(straight, "STUCK_S", 300.0 if is_done else 0.0)
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda _, n=n_look: FakeStream(n))
+        work = FakeWork()
+        assert straight._finished(work, torch.device("cuda:0")) == is_done
+        assert work.waits == [()]
 
 
 def test_ports_are_those_between_which_a_pass_sends() -> None:

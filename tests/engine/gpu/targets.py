@@ -41,15 +41,16 @@ from tests.engine.gpu.offline import offline, parameter_bytes
 from tests.engine.gpu.scenes import collect
 
 QUICK = ("sm_90", "gfx1100")
-SWEEP = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_120", "gfx1100", "gfx1201", "gfx942")
+N_SM = {"sm_61": 30, "sm_70": 80, "sm_75": 68, "sm_80": 108, "sm_86": 82, "sm_89": 128,
+        "sm_90": 132, "sm_120": 170, "gfx1100": 96, "gfx1201": 64, "gfx942": 304}  # fmt: skip
+"""Multiprocessors of a card per target: Tesla P40, V100, RTX 2080 Ti, A100, RTX 3090, 4090,
+H200, RTX 5090, RX 7900 XTX, RX 9070 XT, MI300X."""
 
-N_SM = {"sm_75": 68, "sm_80": 108, "sm_86": 82, "sm_89": 128, "sm_90": 132, "sm_120": 170,
-        "gfx1100": 96, "gfx1201": 64, "gfx942": 304}  # fmt: skip
-"""Multiprocessors of a card per target: RTX 2080 Ti, A100, RTX 3090, 4090, H200, RTX 5090,
-RX 7900 XTX, RX 9070 XT, MI300X."""
+SWEEP = tuple(N_SM)
 
-MOST_SHARED_BYTES = {"sm_75": 64, "sm_80": 163, "sm_86": 99, "sm_89": 99, "sm_90": 227,
-                     "sm_120": 99, "gfx1100": 64, "gfx1201": 64, "gfx942": 64}  # fmt: skip
+MOST_SHARED_BYTES = {"sm_61": 48, "sm_70": 96, "sm_75": 64, "sm_80": 163, "sm_86": 99,
+                     "sm_89": 99, "sm_90": 227, "sm_120": 99, "gfx1100": 64, "gfx1201": 64,
+                     "gfx942": 64}  # fmt: skip
 """Shared memory that a program may have, in KiB, per target."""
 
 MOST_SPILLED_BYTES = 256

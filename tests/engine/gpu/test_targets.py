@@ -11,10 +11,7 @@ import pytest
 
 import engine.gpu
 from tests.engine.gpu.offline import run_offline
-from tests.engine.gpu.targets import half_of, kernel_name
-
-QUICK = ("sm_90", "gfx1100")
-SWEEP = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_120", "gfx1100", "gfx1201", "gfx942")
+from tests.engine.gpu.targets import QUICK, SWEEP, half_of, kernel_name
 
 
 def compiled(*arguments: str) -> dict[str, Any]:
@@ -43,6 +40,14 @@ def test_every_kernel_compiles_for_nvidia_or_amd(quick: dict[str, Any]) -> None:
 def test_every_kernel_that_is_started_is_among_them(quick: dict[str, Any]) -> None:
     found = {usage["kernel"] for usage in quick["kernels"]}
     assert set(started_kernels()) - found == set(), "add it to tests/engine/gpu/scenes.py"
+
+
+def test_kernels_of_before_volta_have_no_memory_orders() -> None:
+    """Nor hints on the L1 cache: ptxas refuses them for sm_61."""
+    kernels = "gemv.products|one_shot.all_reduce|sharded_sampling.offer"
+    found = compiled("--json", "--only", kernels, "sm_61")
+    assert found["wrong"] == []
+    assert len(found["kernels"]) == 3
 
 
 def test_two_halves_are_the_whole_for_each_target() -> None:

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from engine import DeviceFacts, Forecaster, LinkFacts, Links, LoadParams, Planner, parse_rig
+from engine.hardware import backend_choice
 from engine.planning.evaluation.evaluator import Evaluation
 from engine.planning.speed.calibration import Calibration
 from engine.planning.speed.forecast import PROMPT_TOKENS
-from tests.helpers.hollow import hollow_moe
+from tests.helpers.hollow import hollow_llama, hollow_moe
 
 
 @pytest.fixture(scope="module")
@@ -157,3 +158,48 @@ def test_what_was_learnt_is_worth_nothing_after_a_new_measurement(
     measured = {**RIG.facts, "cuda:0": slower}
     assert decode(measured, known) == decode(measured, None)
     assert decode({**measured, "cuda:0": RIG.facts["cuda:0"]}, known) == decode(RIG.facts, known)
+
+
+@pytest.mark.parametrize(
+    ("rig", "decode", "prompts"),
+    [
+        ("h100", (330, 380), {512: (16e3, 19e3), 2048: (25e3, 28e3)}),
+        ("h200", (400, 450), {}),
+        ("3090", (135, 150), {512: (2.9e3, 3.2e3), 2048: (2.9e3, 3.2e3)}),
+        ("4090", (140, 165), {2048: (6.5e3, 7.5e3)}),
+        ("2x3090", (190, 215), {2048: (4.5e3, 5.3e3)}),
+    ],
+)
+def test_an_8b_is_as_fast_as_its_compiled_kernels_can_be(
+    rig: str,
+    decode: tuple[float, float],
+    prompts: Mapping[int, tuple[float, float]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Ranges are counted from launches, bytes and registers of Llama 8B Q4_K_M.
+
+    A rig's GPUs have these kernels, whatever is installed here.
+    """
+    monkeypatch.setattr(backend_choice, "has_triton", lambda: False)
+    path, machine = hollow_llama(tmp_path / "8b.gguf", better=2), parse_rig(rig)
+    forecaster = Forecaster.of_rig(machine)
+    wanted = LoadParams(str(path), tuple(d.id for d in machine.devices if d.kind == "cuda"))
+    with closing(Planner(path)) as planner:
+        evaluation = planner.evaluate(wanted, forecaster.free_bytes)
+    assert evaluation.plan.storage == "kernels"
+    for n, (least, most) in {1: (0.0, 1e9), **prompts}.items():
+        found = forecaster.forecast(evaluation, wanted, n_prompt=n)
+        assert found is not None
+        assert least <= found.prefill.tokens_per_s <= most
+        if n == 1:
+            assert decode[0] <= found.decode.tokens_per_s <= decode[1]
+
+
+def test_a_rig_has_no_kernels_where_the_reference_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    Forecaster.of_rig(RIG)
+    assert backend_choice.kernels_for("cuda:0") == "gpu"
+    monkeypatch.setenv(backend_choice.VARIABLE, "reference")
+    assert backend_choice.kernels_for("cuda:0") == ""
