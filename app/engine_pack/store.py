@@ -35,6 +35,7 @@ from engine import (
     leave_pack,
     make_holdable,
     make_private,
+    read_file,
     replace_json,
     sweep_temporaries,
 )
@@ -300,8 +301,7 @@ def _number(name: str) -> int:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        with path.open("rb") as file:
-            found = json.loads(file.read(MOST_BYTES))
+        found = json.loads(read_file(path, MOST_BYTES))
     except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
