@@ -22,7 +22,8 @@ from engine.machines.lines import BEAT_S, HANDSHAKE_S, MOST_SILENT, LineError, L
 log = logging.getLogger(__name__)
 
 MOST_STRANGERS = 64
-"""Most connections at a time that have not proven yet to know the token."""
+"""Most connections at a time that have not proven yet to know the token; beyond it the oldest is
+closed."""
 
 JOIN_S = 1.0
 """Most seconds that the end waits for threads, some of which may be with strangers."""
@@ -78,7 +79,7 @@ class Gathering:
         self._sock, self._n, self._token, self._path = sock, n_machines, token, path
         self._facts, self._file = machine_facts(), file_facts(path)
         self._changed = threading.Condition()
-        self._strangers = threading.Semaphore(MOST_STRANGERS)
+        self._strangers: dict[socket.socket, None] = {}  # the oldest first
         self._there: dict[int, tuple[JoinedMachine, Lines]] = {}
         self._wanted: dict[int, JoinedMachine] = {}
         self._is_closed = False
@@ -170,9 +171,13 @@ class Gathering:
                 if not self._is_closed:  # such as for want of handles, which may be free soon
                     time.sleep(AGAIN_S)
                 continue
-            if not self._strangers.acquire(blocking=False):
-                sock.close()
-                continue
+            with self._changed:
+                self._strangers[sock] = None
+                if len(self._strangers) > MOST_STRANGERS:  # a machine proves itself at once
+                    oldest = next(iter(self._strangers))
+                    del self._strangers[oldest]
+                    with suppress(OSError):
+                        oldest.shutdown(socket.SHUT_RDWR)  # its thread closes it
             thread = threading.Thread(
                 target=self._attend, args=(sock, str(address[0])), name="tandem-machine",
                 daemon=True,
@@ -189,7 +194,8 @@ class Gathering:
             sock.close()
             return
         finally:
-            self._strangers.release()
+            with self._changed:
+                self._strangers.pop(sock, None)
         machine: JoinedMachine | None = None
         why = "has closed its connection"
         try:

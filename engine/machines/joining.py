@@ -20,7 +20,7 @@ from engine.machines.agent import AgentTask
 from engine.machines.device_reports import REPORT_S, told_devices, told_states
 from engine.machines.identity import checked_path, file_facts, machine_facts
 from engine.machines.interfaces import connect, interface_of
-from engine.machines.lines import BEAT_S, MOST_SILENT, LineError, Lines, join
+from engine.machines.lines import BEAT_S, MOST_SILENT, LineError, Lines, SilentError, join
 from engine.programs import NO_WINDOW, child_environment, tie_child
 
 log = logging.getLogger(__name__)
@@ -31,6 +31,9 @@ AGAIN_S = 1.0
 FREED_S = 10.0
 """Seconds after a lost connection in which a refusal is not the last word: machine 0 may notice
 later that this machine's place is free."""
+
+BUSY_S = 15.0
+"""Seconds for which a machine that says nothing is tried again: strangers may take its time."""
 
 KILLED_S = 5.0
 """Seconds in which a killed agent and its worker end."""
@@ -69,6 +72,7 @@ def join_machines(request: JoinRequest, note: Callable[[str], None]) -> None:
         EngineError: machine 0 cannot be reached at first, or refuses this machine.
     """
     server, lost_at = "The server", None
+    busy_until = time.monotonic() + BUSY_S
     while True:
         try:
             sock = connect(request.host, request.port, request.interface)
@@ -89,8 +93,9 @@ def join_machines(request: JoinRequest, note: Callable[[str], None]) -> None:
                     lines.close()
                     server = stay.server
                 why = f"{server} has not answered for {MOST_SILENT * BEAT_S:g} s."
-            except LineError:
-                if lost_at is None or time.monotonic() > lost_at + FREED_S:
+            except LineError as error:
+                is_busy = isinstance(error, SilentError) and time.monotonic() < busy_until
+                if not is_busy and (lost_at is None or time.monotonic() > lost_at + FREED_S):
                     raise
                 time.sleep(AGAIN_S)  # it may not have noticed yet that the place is free
                 continue
@@ -98,6 +103,7 @@ def join_machines(request: JoinRequest, note: Callable[[str], None]) -> None:
                 why = f"{server} has closed the connection, or is gone."
         note(f"{why} Joining again.")
         lost_at = time.monotonic()
+        busy_until = lost_at + BUSY_S
 
 
 class Stay:

@@ -36,12 +36,19 @@ MOST_SILENT = 6
 """Number of turns of `BEAT_S` without a line after which the other machine counts as lost. They
 are counted, not timed: this process may have stood still itself."""
 
+SILENT = "What answers there says nothing: it is busy with other connections, or not Tandem."
+SILENT_HINT = "Try again, and look at what else connects to that port."
+
 LEAST_TOKEN = 8
 """Least number of characters of a token."""
 
 
 class LineError(EngineError):
     """Error of a machine that says something wrong, or does not know the token."""
+
+
+class SilentError(LineError):
+    """Error of a machine that says nothing, as it may have too many connections."""
 
 
 class Lines:
@@ -161,12 +168,16 @@ def join(sock: socket.socket, token: str) -> Lines:
     """Return the lines to machine 0, once both have proven to know the token.
 
     Raises:
+        SilentError: the other one says nothing.
         LineError: one of them does not, or the other one is no Tandem or of another version.
         OSError: it is gone.
     """
     sock.settimeout(HANDSHAKE_S)
     until = time.monotonic() + HANDSHAKE_S
-    greeting = _object(_plain_line(sock, until))
+    try:
+        greeting = _object(_plain_line(sock, until))
+    except ConnectionResetError:
+        raise SilentError(SILENT, SILENT_HINT) from None
     if "tandem" not in greeting:
         raise LineError("What answers there is not `tandem serve --nodes`.")
     if greeting["tandem"] != PROTOCOL:
@@ -228,7 +239,11 @@ def _plain_line(sock: socket.socket, until: float) -> bytes:
             sock.settimeout(max(0.001, until - time.monotonic()))
             found = sock.recv(1)
         except TimeoutError:
+            if not line:
+                raise SilentError(SILENT, SILENT_HINT) from None
             raise LineError("What answers there is not Tandem, or does not answer.") from None
+        if not found and not line:
+            raise SilentError(SILENT, SILENT_HINT)
         if not found or len(line) > 1000:
             raise LineError("What answers there is not Tandem.")
         line += found
