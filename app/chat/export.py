@@ -24,6 +24,7 @@ from app.chat.pictures.sharing import (
 )
 from app.chat.tools.tool_use import ToolUse, with_stopped
 from app.engine_sentences import reason_of
+from app.paths import is_device_name
 from app.translation import tr, tr_later
 from engine import one_line, printable
 
@@ -84,7 +85,8 @@ def exported(chat: Conversation, suffix: str, path_of: PathOf = nowhere, beside:
 def file_name(chat: Conversation) -> str:
     """Return a file name made of a chat's title, without suffix."""
     kept = (c if c.isalnum() or c in " -_.," else " " for c in printable(chat.shown_title))
-    return " ".join("".join(kept).split()).strip(". ")[:80] or tr("Chat")
+    name = " ".join("".join(kept).split()).strip(". ")[:80] or tr("Chat")
+    return f"_{name}"[:80] if is_device_name(name) else name
 
 
 def with_suffix(path: Path, kind: str) -> Path:

@@ -91,7 +91,12 @@ class Pack:
     @property
     def is_usable(self) -> bool:
         """Whether this Python can import from it: its folders are there, for the same version."""
-        return self.python == this_python() and all(Path(one).is_dir() for one in self.folders)
+        if self.python != this_python():
+            return False
+        try:
+            return all(Path(one).is_dir() for one in self.folders)
+        except (OSError, ValueError):  # a name that is too long, or has a null character
+            return False
 
 
 class PackStore:

@@ -15,6 +15,7 @@ from engine.devices.places import far_id
 from engine.devices.selection import parse_devices
 from engine.devices.types import DeviceInfo, DeviceSnapshot
 from engine.errors import EngineError
+from engine.harmless import one_line
 from engine.machines.device_reports import devices_from, states_from
 from engine.machines.identity import difference, file_difference, file_facts, machine_facts
 from engine.machines.lines import BEAT_S, HANDSHAKE_S, MOST_SILENT, LineError, Lines, lead
@@ -253,7 +254,7 @@ class Gathering:
             if not fit:
                 had = ", ".join(self._wanted[free[0]].devices)
                 return None, f"The place that is free is for a machine with the devices {had}."
-            name, infos = str(hello.get("name", ""))[:60], devices_from(hello.get("infos"))
+            name, infos = one_line(str(hello.get("name", "")), 60), devices_from(hello.get("infos"))
             machine = JoinedMachine(fit[0], name, address, devices, infos)
             lines.send("welcome", number=machine.number, n=self._n, name=self.name)
             self._there[machine.number] = machine, lines
@@ -264,7 +265,8 @@ class Gathering:
         """Exchange signs of life with a machine until it is lost; return why it is."""
         for found in lines.alive():
             if found["kind"] == "fault":
-                self.on_fault(machine.number, f"{_named(machine)}: {str(found.get('why'))[:300]}.")
+                why = one_line(str(found.get("why")), 300)
+                self.on_fault(machine.number, f"{_named(machine)}: {why}.")
             elif found["kind"] == "states":
                 self._note_states(machine.number, lines, states_from(found.get("states")))
             elif found["kind"] == "leave":

@@ -16,6 +16,7 @@ from typing import Any
 from engine.devices.monitor import DeviceMonitor
 from engine.devices.types import DeviceSnapshot
 from engine.errors import EngineError
+from engine.harmless import one_line
 from engine.machines.agent import AgentTask
 from engine.machines.device_reports import REPORT_S, told_devices, told_states
 from engine.machines.identity import checked_path, file_facts, machine_facts
@@ -158,18 +159,19 @@ class Stay:
         """Do what a line says."""
         kind = line["kind"]
         if kind == "refused":
-            raise LineError(f"The server refuses this machine: {str(line.get('why'))[:300]}")
+            why = one_line(str(line.get("why")), 300)
+            raise LineError(f"The server refuses this machine: {why}")
         if kind == "file":
             self._tell_file(str(line.get("path")))
         elif kind == "welcome":
             self._number, self._n = int(line["number"]), int(line["n"])
-            self.server = f"{str(line.get('name'))[:60]} ({self._lines.peer_address})"
+            self.server = f"{one_line(str(line.get('name')), 60)} ({self._lines.peer_address})"
             self._note(f"Joined as machine {self._number + 1} of {self._n}.")
         elif kind == "start":
             self._start(int(line["port"]))
         elif kind == "end":
             self.end()
-            self._note(str(line.get("why"))[:300])
+            self._note(one_line(str(line.get("why")), 300))
 
     def _tell_states(self, snapshots: Sequence[DeviceSnapshot]) -> None:
         """Tell machine 0 the states of this machine's devices."""

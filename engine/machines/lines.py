@@ -19,6 +19,7 @@ from contextlib import suppress
 from typing import Any
 
 from engine.errors import EngineError
+from engine.harmless import one_line
 
 PROTOCOL = 1
 """Version of what machines say to each other."""
@@ -187,7 +188,8 @@ def join(sock: socket.socket, token: str) -> Lines:
     _send(sock, {"nonce": mine.decode(), "proof": proof.decode()})
     answer = _object(_plain_line(sock, until))
     if "refused" in answer:
-        raise LineError(str(answer["refused"])[:300], "Give the token that the server shows.")
+        why = one_line(str(answer["refused"]), 300)
+        raise LineError(why, "Give the token that the server shows.")
     if not hmac.compare_digest(_text(answer, "proof"), _proof(token, b"lead", theirs, mine)):
         raise LineError("What answers there does not know the token.")
     return Lines(sock, _hmac(token.encode(), b"lines", theirs, mine), is_leader=False)

@@ -127,6 +127,12 @@ def test_what_is_no_chat_is_a_sentence(tmp_path: Path, content: str) -> None:
         imported(tmp_path / "none.json")
 
 
+def test_a_title_that_is_a_device_of_windows_makes_another_name() -> None:
+    for title in ("CON", "nul.txt", "com1"):
+        assert file_name(Conversation(title=title)) == f"_{title}"
+    assert file_name(Conversation(title="Console")) == "Console"
+
+
 @given(st.text(max_size=200))
 def test_any_title_makes_a_file_name(title: str) -> None:
     name = file_name(Conversation(title=title))

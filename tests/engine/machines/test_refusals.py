@@ -107,6 +107,20 @@ def test_only_so_many_strangers_are_listened_to(
         lines.close()
 
 
+def test_the_name_of_a_machine_is_one_line(gathering: engine.Gathering) -> None:
+    told: queue.SimpleQueue[str] = queue.SimpleQueue()
+    gathering.on_change = told.put
+    gathering.on_fault = lambda _, why: told.put(why)
+    lines = join(socket.create_connection(gathering._sock.getsockname()), TOKEN)
+    facts = {**machine_facts(), "name": "b\nall is well\x1b[2J"}
+    lines.send("hello", devices=["cpu"], infos=[], **facts)
+    lines.send("has", **file_facts(gathering._path))
+    assert told.get(timeout=20) == "b all is well\ufffd[2J (127.0.0.1) has joined."
+    lines.send("fault", why="it\nfails")
+    assert told.get(timeout=20) == "b all is well\ufffd[2J (127.0.0.1): it fails."
+    lines.close()
+
+
 def test_a_busy_machine_is_tried_again(
     gathering: engine.Gathering, monkeypatch: pytest.MonkeyPatch
 ) -> None:
