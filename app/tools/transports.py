@@ -123,7 +123,7 @@ class LimitedBody(httpx2.AsyncByteStream):
                 await self._events.take(len(chunk))
             elif n_bytes > MAX_MESSAGE:
                 self._on_large()
-                raise httpx2.ReadError("too large")
+                raise httpx2.ReadError("")
             yield chunk
 
     async def aclose(self) -> None:
@@ -204,7 +204,7 @@ async def http_streams(
         on_status(response.status_code)
         if response.headers.get("content-encoding", "identity") != "identity":
             on_misuse("encoded")
-            raise httpx2.DecodingError("compressed")
+            raise httpx2.DecodingError("")
         assert isinstance(response.stream, httpx2.AsyncByteStream), "of an asynchronous client"
         kind = response.headers.get("content-type", "").lower()
         is_stream = kind.startswith("text/event-stream")
