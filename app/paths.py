@@ -11,8 +11,18 @@ from typing import Literal
 
 from engine import tandem_folder
 
+DEVICES = frozenset(
+    ("con", "prn", "aux", "nul", *(f"{kind}{n}" for kind in ("com", "lpt") for n in range(10)))
+)
+"""Names that are no files on Windows, whatever their suffix."""
+
 NOWHERE = Path("/tandem")
 """Folder of a user without a home: it cannot be written, and the window says so."""
+
+
+def is_device_name(name: str) -> bool:
+    """Return whether a name is no file on Windows."""
+    return name.partition(".")[0].strip().casefold() in DEVICES
 
 
 def chats_dir() -> Path:

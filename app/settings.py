@@ -18,12 +18,15 @@ from typing import Any, Literal
 
 from app.engine_sentences import reason_of
 from app.translation import tr_later
-from engine import EngineError, SamplingParams, replace_json
+from engine import EngineError, SamplingParams, read_file, replace_json
 
 log = logging.getLogger(__name__)
 
 SCHEMA = 1
 MAX_RECENT = 10
+
+MAX_BYTES = 4 << 20
+"""Size of the largest file that is read."""
 
 Takes = Literal["at once", "next load", "next start"]
 """When a change takes effect: at once, with the next load of a model, at the next start."""
@@ -341,7 +344,8 @@ class SettingsStore:
 
     def _read(self) -> Settings:
         try:
-            data = json.loads(self._path.read_text(encoding="utf-8", errors="surrogatepass"))
+            text = read_file(self._path, MAX_BYTES).decode(errors="surrogatepass")
+            data = json.loads(text)
             if not isinstance(data, dict):
                 raise ValueError("no JSON object")
         except FileNotFoundError:

@@ -11,7 +11,7 @@ import threading
 from pathlib import Path
 from typing import Literal
 
-from engine import atomic_write, make_private
+from engine import atomic_write, make_private, read_file
 
 log = logging.getLogger(__name__)
 
@@ -74,8 +74,7 @@ class SecretStore:
 
     def _read(self) -> dict[str, str]:
         try:
-            with self._file.open("rb") as file:
-                data = json.loads(file.read(MOST_FILE))
+            data = json.loads(read_file(self._file, MOST_FILE))
         except FileNotFoundError:
             return {}
         except (OSError, ValueError, RecursionError) as error:

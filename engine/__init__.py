@@ -94,6 +94,7 @@ if TYPE_CHECKING:
         has_ended,
         make_private,
         process_mark,
+        read_file,
         sweep_temporaries,
         tandem_folder,
         temporary_folder,
@@ -284,7 +285,7 @@ _NAMES = {
     ),
     "files": (
         "atomic_write", "exposure", "has_ended", "make_private", "process_mark",
-        "sweep_temporaries", "tandem_folder", "temporary_folder",
+        "read_file", "sweep_temporaries", "tandem_folder", "temporary_folder",
     ),
     "generation.parts.thought_text": ("thought_apart",),
     "generation.results": (

@@ -1,7 +1,8 @@
-"""Finds folders, tells who can write there, replaces files atomically, sweeps temporaries."""
+"""Finds folders, tells who can write there, reads and replaces files, sweeps temporaries."""
 
 from __future__ import annotations
 
+import errno
 import os
 import platform
 import re
@@ -115,6 +116,32 @@ def exposed(status: os.stat_result) -> str:
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         return "can be written by other users"
     return ""
+
+
+def read_file(path: Path, max_bytes: int) -> bytes:
+    """Return the content of a regular file without ever waiting for it, as a FIFO would make us.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is not a regular file, or is larger.
+    """
+    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+    handle = os.open(path, flags)
+    try:
+        status = os.fstat(handle)
+        if not stat.S_ISREG(status.st_mode):
+            raise ValueError(f"{path} is not a regular file")
+        if status.st_size > max_bytes:
+            raise ValueError(f"{path} is larger than {max_bytes} bytes")
+        with os.fdopen(handle, "rb", closefd=False) as file:
+            data = file.read(max_bytes + 1)  # files in /proc have no size
+    finally:
+        os.close(handle)
+    if data is None:  # /proc/kmsg, for one, is a regular file that has nothing to read yet
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN), str(path))
+    if len(data) > max_bytes:
+        raise ValueError(f"{path} is larger than {max_bytes} bytes")
+    return data
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from engine.files import HOME_VARIABLE, atomic_write, user_folder
+from engine.files import HOME_VARIABLE, atomic_write, read_file, user_folder
 
 MOST_BYTES = 4 << 20
 """Size limit of a file; a larger one is not ours."""
@@ -27,9 +27,7 @@ def read_json(path: Path | None) -> Any:
     if path is None:
         return None
     try:
-        if path.stat().st_size > MOST_BYTES:
-            return None
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(read_file(path, MOST_BYTES).decode())
     except (OSError, ValueError, RecursionError):
         return None
 

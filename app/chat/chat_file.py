@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
+from app.chat.branches.tree import MessageTree
 from app.chat.conversation import Conversation
+from app.chat.message import Message
 from engine import atomic_write
 
 SUFFIX: Final = ".json"
+
+MESSAGES: Final = re.compile(r'"messages":\s*\[\s*')
+ENTRY: Final = re.compile(r",\s*\{")
+"""Where messages begin in the file of a chat, and a further one; no text in it has bare quotes."""
+
+MAX_FAILED: Final = 100
+"""Number of places in a damaged file where a message might begin that are tried in vain."""
 
 SLICE: Final = 1 << 16
 """Number of characters encoded at once. While they are, the window's thread waits for Python's
@@ -44,6 +54,53 @@ def parse_chat(data: bytes) -> Conversation:
     if not isinstance(values, dict):
         raise ValueError("no JSON object")
     return Conversation.from_json(values)
+
+
+def salvaged(text: str) -> Conversation:
+    """Return the whole messages of a chat whose file is cut or damaged.
+
+    They are in a row unless all that they follow are there.
+
+    Raises:
+        ValueError, RecursionError: it was no chat, or has no whole message.
+    """
+    start = MESSAGES.search(text)
+    head = {} if start is None else _head(text[: start.start()])
+    messages, decoder, n_failed = list[Message](), json.JSONDecoder(), 0
+    place = -1 if start is None else start.end()
+    while place >= 0 and n_failed < MAX_FAILED:
+        try:
+            value, end = decoder.raw_decode(text, place)
+            messages.append(Message.from_json(value))
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
+            end, n_failed = place + 1, n_failed + 1
+        found = ENTRY.search(text, end)  # what is no message, such as an attached file, is skipped
+        place = -1 if found is None else found.end() - 1
+    if not messages:
+        raise ValueError("no whole message")
+    try:
+        chat = Conversation(tree=MessageTree(messages))
+    except ValueError:
+        chat = Conversation.of(messages)
+    for name in ("title", "system_prompt"):
+        if isinstance(head.get(name), str):
+            setattr(chat, name, head[name])
+    return chat
+
+
+def _head(text: str) -> dict[str, Any]:
+    """Return what stands before the messages.
+
+    Raises:
+        ValueError: it does not begin as a chat does.
+    """
+    if not re.match(r'\s*\{\s*"(schema|id)"', text):
+        raise ValueError("no chat")
+    try:
+        head: dict[str, Any] = json.loads(text.rstrip().rstrip(",") + "}")
+    except ValueError:
+        return {}
+    return head
 
 
 def content_hash(data: bytes) -> str:

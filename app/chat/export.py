@@ -10,6 +10,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from app.chat.chat_file import salvaged
 from app.chat.conversation import Conversation, NewerChat
 from app.chat.markdown import formula_rules
 from app.chat.message import Message, split_thought
@@ -24,8 +25,9 @@ from app.chat.pictures.sharing import (
 )
 from app.chat.tools.tool_use import ToolUse, with_stopped
 from app.engine_sentences import reason_of
+from app.paths import is_device_name
 from app.translation import tr, tr_later
-from engine import one_line, printable
+from engine import one_line, printable, read_file
 
 if TYPE_CHECKING:
     from markdown_it import MarkdownIt
@@ -84,7 +86,8 @@ def exported(chat: Conversation, suffix: str, path_of: PathOf = nowhere, beside:
 def file_name(chat: Conversation) -> str:
     """Return a file name made of a chat's title, without suffix."""
     kept = (c if c.isalnum() or c in " -_.," else " " for c in printable(chat.shown_title))
-    return " ".join("".join(kept).split()).strip(". ")[:80] or tr("Chat")
+    name = " ".join("".join(kept).split()).strip(". ")[:80] or tr("Chat")
+    return f"_{name}"[:80] if is_device_name(name) else name
 
 
 def with_suffix(path: Path, kind: str) -> Path:
@@ -101,6 +104,8 @@ def with_suffix(path: Path, kind: str) -> Path:
 def imported(path: Path, folder: PictureFolder | None = None) -> Conversation:
     """Return the chat in a JSON file, as a chat of its own beside one with the same id.
 
+    Of a damaged one the whole messages come back.
+
     Args:
         folder: where its pictures are kept; None to leave them out.
 
@@ -110,9 +115,16 @@ def imported(path: Path, folder: PictureFolder | None = None) -> Conversation:
     try:
         if path.stat().st_size > LARGEST_BYTES:
             raise NotAChat(tr("{name} is too large to be a chat.").format(name=path.name))
-        data = json.loads(path.read_text(encoding="utf-8"))
-        files = data.pop(NAME, None)
-        chat = Conversation.from_json(data)
+        data = read_file(path, LARGEST_BYTES)
+        try:
+            values = json.loads(data.decode())
+            files = values.pop(NAME, None)
+            chat = Conversation.from_json(values)
+        except NewerChat:
+            raise
+        except (ValueError, TypeError, KeyError, AttributeError):
+            chat, files = salvaged(data.decode(errors="replace")), None
+            chat.title = tr("{title} (recovered)").format(title=chat.shown_title)
         chat.renew_id()
         chat.origin = ""  # what a file from elsewhere names is no chat of this folder
         if folder is not None:

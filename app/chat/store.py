@@ -24,17 +24,19 @@ from app.chat.journal import add_change, change_between, read_journal, start_jou
 from app.chat.listing.summary import ChatSummary
 from app.chat.search.known import IndexedChat
 from app.chat.stored import (
+    MOST_BYTES,
     SAFE_ID,
     Stamps,
     files_of,
     read_stored,
     stamps_key,
     stamps_of,
+    stamps_or_none,
     why_unreadable,
 )
 from app.engine_sentences import reason_of
 from app.translation import tr
-from engine import atomic_write, has_ended, process_mark, sweep_temporaries
+from engine import atomic_write, has_ended, process_mark, read_file, sweep_temporaries
 
 if TYPE_CHECKING:
     from app.chat.pictures.folder import PictureFolder
@@ -128,7 +130,7 @@ class ChatStore:
         found = Survey()
         changed: list[tuple[Stamps, Path]] = []
         for path in files_of(self.folder, chat_file.SUFFIX):
-            stamps, entry = stamps_of(path), known.get(path.stem)
+            stamps, entry = stamps_or_none(path), known.get(path.stem)
             if entry is not None and entry.stamps == stamps_key(stamps):
                 found.summaries.append(entry.summary)
             else:
@@ -204,7 +206,7 @@ class ChatStore:
         """
         paths = self._path(chat_id), self._journal(chat_id)
         try:
-            contents = {path: path.read_bytes() for path in paths if path.exists()}
+            contents = {path: path.read_bytes() for path in paths if path.is_file()}
             for path in paths:
                 path.unlink(missing_ok=True)
             self.pictures.hide(chat_id)
@@ -239,12 +241,12 @@ class ChatStore:
             try:
                 with self._lock:
                     self._merge(path)
-            except OSError as error:
+            except (OSError, ValueError) as error:
                 log.info("%s stays: %s", path.name, error)
         with self._lock:
             settled = [
                 known.chat for chat_id, known in self._known.items()
-                if self._stamps(chat_id) == known.stamps
+                if stamps_or_none(self._path(chat_id)) == known.stamps
             ]  # fmt: skip
         self.pictures.tidy(settled)
 
@@ -252,7 +254,7 @@ class ChatStore:
         """Merge a journal with its chat, or remove one that is older than its chat's file.
 
         Raises:
-            OSError: that is not possible now.
+            OSError, ValueError: that is not possible now, or it is no journal.
         """
         chat = path.with_suffix(chat_file.SUFFIX)
         if path.stem not in self._known and chat.exists():
@@ -266,7 +268,7 @@ class ChatStore:
             if is_settled and (known.owner == process_mark() or has_ended(known.owner)):
                 self._write(known.chat)
             return
-        started, _ = read_journal(path.read_bytes())
+        started, _ = read_journal(read_file(path, MOST_BYTES))
         if started is not None and has_ended(started.owner):
             path.unlink()  # older than the chat's file, or of a chat that is gone
             if known is not None:

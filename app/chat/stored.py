@@ -18,6 +18,7 @@ from app.chat.conversation import Conversation, NewerChat
 from app.chat.journal import changed, read_journal
 from app.engine_sentences import reason_of
 from app.translation import tr
+from engine import read_file
 
 MOST_BYTES: Final = 256 << 20
 """Size in bytes of the largest file and the longest journal that are read."""
@@ -75,9 +76,17 @@ def stamps_of(path: Path) -> Stamps:
     """Return the stamps of a chat's file and its journal.
 
     Raises:
-        OSError: the folder cannot be read.
+        OSError: one of them cannot be looked at.
     """
     return _stamp(path), _stamp(path.with_suffix(journal.SUFFIX))
+
+
+def stamps_or_none(path: Path) -> Stamps:
+    """Return the stamps of a chat, or none where the system refuses them: reading says why."""
+    try:
+        return stamps_of(path)
+    except OSError:
+        return None, None
 
 
 def stamps_key(stamps: Stamps) -> str:
@@ -93,10 +102,8 @@ def why_unreadable(error: Exception) -> str:
 
 
 def _read_once(path: Path) -> StoredChat:
-    if not path.is_file() or path.stat().st_size > MOST_BYTES:
-        raise ValueError("no file of a chat")
     stamps = stamps_of(path)
-    data = path.read_bytes()
+    data = read_file(path, MOST_BYTES)
     stored = StoredChat(parse_chat(data), stamps)
     if stored.chat.id != path.stem or not SAFE_ID.fullmatch(path.stem):
         raise ValueError("the id is not the file's name")
@@ -106,9 +113,7 @@ def _read_once(path: Path) -> StoredChat:
 def _with_journal(stored: StoredChat, path: Path, data: bytes) -> StoredChat:
     """Return a chat with the changes of its journal, if they start from its file's content."""
     chat, beside = stored.chat, path.with_suffix(journal.SUFFIX)
-    if beside.stat().st_size > MOST_BYTES:
-        raise ValueError("no journal of a chat")
-    started, changes = read_journal(beside.read_bytes())
+    started, changes = read_journal(read_file(beside, MOST_BYTES))
     if started is None or started.base != content_hash(data):
         return stored
     with suppress(ValueError):

@@ -17,7 +17,7 @@ from app.downloads.transfer.part_file import PartFile
 from app.downloads.transfer.remote_file import RemoteFile, destination, file_names
 from app.downloads.transfer.source import Source
 from app.downloads.transfer.transfer import FileTransfer, Patience
-from engine import EngineError, replace_json
+from engine import EngineError, read_file, replace_json
 
 log = logging.getLogger(__name__)
 
@@ -180,8 +180,7 @@ class JobStore:
 
 def _read(path: Path) -> DownloadJob | None:
     try:
-        with path.open("rb") as file:
-            data = json.loads(file.read(MOST_RECORD))
+        data = json.loads(read_file(path, MOST_RECORD))
         files = tuple(RemoteFile(**_typed(RemoteFile, entry)) for entry in data.pop("files"))
         finished = tuple(map(str, data.pop("finished")))
         job = DownloadJob(**_typed(DownloadJob, data), files=files, finished=finished)

@@ -35,6 +35,7 @@ from engine import (
     leave_pack,
     make_holdable,
     make_private,
+    read_file,
     replace_json,
     sweep_temporaries,
 )
@@ -90,7 +91,12 @@ class Pack:
     @property
     def is_usable(self) -> bool:
         """Whether this Python can import from it: its folders are there, for the same version."""
-        return self.python == this_python() and all(Path(one).is_dir() for one in self.folders)
+        if self.python != this_python():
+            return False
+        try:
+            return all(Path(one).is_dir() for one in self.folders)
+        except (OSError, ValueError):  # a name that is too long, or has a null character
+            return False
 
 
 class PackStore:
@@ -300,8 +306,7 @@ def _number(name: str) -> int:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        with path.open("rb") as file:
-            found = json.loads(file.read(MOST_BYTES))
+        found = json.loads(read_file(path, MOST_BYTES))
     except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}

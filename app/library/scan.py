@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from app.library.places import Place
+from engine import read_file
 
 SUFFIX = ".gguf"
 MAGIC = b"GGUF"
@@ -211,8 +212,7 @@ def _in_ollama(place: Place) -> Iterator[FoundModel]:
 def _layers(manifest: Path) -> dict[str, str]:
     """Return the digests of a manifest's layers by their type; none if it is no manifest."""
     try:
-        with manifest.open("rb") as file:
-            document = json.loads(file.read(LARGEST_MANIFEST))
+        document = json.loads(read_file(manifest, LARGEST_MANIFEST))
         return {str(layer["mediaType"]): str(layer["digest"]) for layer in document["layers"]}
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return {}

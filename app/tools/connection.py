@@ -16,19 +16,23 @@ from mcp.client.subscriptions import ListenNotSupportedError
 from mcp.types import CONNECTION_CLOSED, Implementation, ToolListChangedNotification
 from mcp.types import Tool as ListedTool
 
-from app.tools.problems import Ending, call_sentence, ending_sentence
+from app.tools.problems import Ending, Misuse, call_sentence, ending_sentence
 from app.tools.results import limited, tool_result
 from app.tools.standard_error import StandardError
 from app.tools.states import ServerTool, ToolResult
 from app.tools.tool_names import tool_names
 from app.tools.tool_server import ToolLimits, ToolServer
-from app.tools.transports import http_streams, program_streams, unreachable
+from app.tools.transports import EndWatch, http_streams, program_streams, unreachable
 from app.translation import tr
 from engine import Tool, one_line, package_version, printable
 
 log = logging.getLogger(__name__)
 
 MOST_PAGES: Final = 100
+
+LIST_PAUSE_S: Final = 1.0
+"""Seconds between two listings, however often tools change."""
+
 MOST_DESCRIPTION: Final = 16 << 10
 MOST_SCHEMA: Final = 128 << 10
 
@@ -109,7 +113,7 @@ class ToolConnection:
     def _might_know(self, form: str) -> bool:
         """Return whether a server that has failed might be one that knows an older form only."""
         ending = self._ending
-        if self._is_stopping or ending.was_ready or ending.is_late:
+        if self._is_stopping or ending.was_ready or ending.is_late or ending.misuse:
             return False
         if form == "legacy":  # programs that end when the first message is not the one they know
             return bool(self._server.command) and ending.has_closed
@@ -137,7 +141,7 @@ class ToolConnection:
             ending.error, ending.unreachable = error, unreachable(error)
         finally:
             self._client = None
-        is_ended = ending.has_closed or ending.was_ready or self._is_stopping
+        is_ended = ending.has_closed or ending.was_ready or self._is_stopping or ending.misuse
         ending.is_late = self._scope.cancelled_caught and not is_ended
         ending.last_line = standard_error.last_line
 
@@ -145,11 +149,15 @@ class ToolConnection:
         self, standard_error: StandardError, *, is_sse: bool
     ) -> AbstractAsyncContextManager[tuple[Any, Any]]:
         """Return what opens the streams to the server."""
+
+        def watch(incoming: Any) -> EndWatch:
+            return EndWatch(incoming, self._on_end, self._on_misuse, self._limits.most_tools)
+
         if self._server.command:
-            return program_streams(self._server, standard_error, self._on_end)
+            return program_streams(self._server, standard_error, watch, self._on_misuse)
         note = self._ending.note_status
         return http_streams(
-            self._server, self._headers, note, is_sse=is_sse, on_end=self._on_end
+            self._server, self._headers, note, watch, self._on_misuse, is_sse=is_sse
         )  # fmt: skip
 
     async def _stay(self, client: Client) -> None:
@@ -165,6 +173,7 @@ class ToolConnection:
                 await self._are_tools_old.wait()
                 self._are_tools_old = anyio.Event()
                 await self._list_tools(client)
+                await anyio.sleep(LIST_PAUSE_S)
 
     async def _listen(self, client: Client) -> None:
         """Hear of changes, as servers tell them that have no notifications without a request."""
@@ -221,4 +230,9 @@ class ToolConnection:
     def _on_end(self) -> None:
         """End the connection, as the other side has done."""
         self._ending.has_closed = True
+        self._scope.cancel()
+
+    def _on_misuse(self, misuse: Misuse) -> None:
+        """End the connection, as the server takes too much of this machine."""
+        self._ending.misuse = misuse
         self._scope.cancel()

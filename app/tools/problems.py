@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Literal
 
-from app.tools.tool_server import ToolServer
+from app.tools.tool_server import MAX_MESSAGE, ToolServer
 from app.translation import tr
 from engine import one_line
 
 MOST_SAID = 300
 """Characters of what a server says that are shown."""
+
+
+Misuse = Literal["", "flood", "large", "encoded"]
+"""What ends a connection: messages without a pause, a message that is too large, compression."""
+
+OnMisuse = Callable[[Misuse], None]
 
 
 @dataclass(slots=True)
@@ -24,6 +31,7 @@ class Ending:
         is_late: whether it had not done so in time.
         has_closed: whether the other side has closed it.
         has_rubbish: whether it has sent what is no message.
+        misuse: what it did that has ended it; "" for nothing.
         status: last HTTP status; 0 for none.
         last_line: last line of a program's standard error.
         unreachable: why nothing gets to an address; None if something does.
@@ -34,6 +42,7 @@ class Ending:
     is_late: bool = False
     has_closed: bool = False
     has_rubbish: bool = False
+    misuse: Misuse = ""
     status: int = 0
     last_line: str = ""
     unreachable: str | None = None
@@ -61,6 +70,14 @@ def call_sentence(server: ToolServer, error: Exception) -> str:
 
 def _reason(server: ToolServer, ending: Ending) -> str:
     name = server.name
+    if ending.misuse == "flood":
+        return tr("{name} sends messages without a pause, so it was ended.").format(name=name)
+    if ending.misuse == "large":
+        text = tr("{name} sent a message of more than {n} MiB, so it was ended.")
+        return text.format(name=name, n=MAX_MESSAGE >> 20)
+    if ending.misuse == "encoded":
+        text = tr("{name} compresses its answers although it was asked not to.")
+        return text.format(name=name)
     if ending.unreachable is not None:
         why = one_line(ending.unreachable, MOST_SAID)
         return tr("{url} cannot be reached: {why}").format(url=server.url, why=why)

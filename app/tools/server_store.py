@@ -10,7 +10,7 @@ from pathlib import Path
 from app.system_keyring import Place, SecretStore
 from app.tools.server_json import MOST_TEXT, servers_in, servers_json
 from app.tools.tool_server import ToolServer
-from engine import EngineError, atomic_write, make_private
+from engine import EngineError, atomic_write, make_private, read_file
 
 log = logging.getLogger(__name__)
 
@@ -29,10 +29,7 @@ class ToolServerStore:
     def load(self) -> tuple[ToolServer, ...]:
         """Return the servers; a damaged file is set aside."""
         try:
-            with self._file.open("rb") as file:
-                text = file.read(MOST_TEXT + 1).decode()
-            if len(text) > MOST_TEXT:
-                raise ValueError("too large")
+            text = read_file(self._file, MOST_TEXT).decode()
             has_any = bool(json.loads(text).get("mcpServers"))
             return servers_in(text) if has_any else ()
         except FileNotFoundError:

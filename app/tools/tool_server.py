@@ -8,6 +8,9 @@ from typing import Final
 
 LONGEST_NAME: Final = 64
 
+MAX_MESSAGE: Final = 8 << 20
+"""Size of the largest message of a server, in bytes or characters."""
+
 
 @dataclass(frozen=True, slots=True)
 class ToolServer:

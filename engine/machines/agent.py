@@ -19,11 +19,13 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from datetime import timedelta
 from multiprocessing import reduction
 from multiprocessing.connection import Connection, Listener
 
 import psutil
 
+from engine.machines.interfaces import listen_for_machines
 from engine.programs import program_command, tie_to_parent
 
 VARIABLE = "TANDEM_MACHINE"
@@ -130,13 +132,34 @@ def _launch(task: AgentTask) -> int:
         rdzv_configs={"rank": task.number, "timeout": CONNECT_S}, max_restarts=0,
         monitor_interval=0.1, start_method="spawn",
     )  # fmt: skip
+    store = _own_store(task) if task.number == 0 else None
     try:
         launch_agent(config, sys.executable, ["-P", "-m", "engine.machines.worker"])
     except ChildFailedError as error:
         _, failure = error.get_first_failure()
         _tell_fault(_end_of(failure.exitcode))
         return FAULT_STATUS
+    finally:
+        del store
     return 0
+
+
+def _own_store(task: AgentTask) -> object:
+    """Open the store where the agents meet, at the address of the rendezvous alone.
+
+    The one that torchrun would open listens at all addresses of this machine, for anyone; it uses
+    one that its process has at that port. Return None where that is not possible.
+    """
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    if sys.platform == "win32":
+        return None  # not tried there
+    listening = listen_for_machines(task.master, task.port)
+    return TCPStore(
+        task.master, task.port, task.n_machines, is_master=True, multi_tenant=True,
+        timeout=timedelta(seconds=CONNECT_S), wait_for_workers=False,
+        master_listen_fd=listening.detach(),
+    )  # fmt: skip
 
 
 def _end_of(code: int) -> str:

@@ -15,6 +15,7 @@ from engine.devices.places import far_id
 from engine.devices.selection import parse_devices
 from engine.devices.types import DeviceInfo, DeviceSnapshot
 from engine.errors import EngineError
+from engine.harmless import one_line
 from engine.machines.device_reports import devices_from, states_from
 from engine.machines.identity import difference, file_difference, file_facts, machine_facts
 from engine.machines.lines import BEAT_S, HANDSHAKE_S, MOST_SILENT, LineError, Lines, lead
@@ -22,7 +23,8 @@ from engine.machines.lines import BEAT_S, HANDSHAKE_S, MOST_SILENT, LineError, L
 log = logging.getLogger(__name__)
 
 MOST_STRANGERS = 64
-"""Most connections at a time that have not proven yet to know the token."""
+"""Most connections at a time that have not proven yet to know the token; beyond it the oldest is
+closed."""
 
 JOIN_S = 1.0
 """Most seconds that the end waits for threads, some of which may be with strangers."""
@@ -78,7 +80,7 @@ class Gathering:
         self._sock, self._n, self._token, self._path = sock, n_machines, token, path
         self._facts, self._file = machine_facts(), file_facts(path)
         self._changed = threading.Condition()
-        self._strangers = threading.Semaphore(MOST_STRANGERS)
+        self._strangers: dict[socket.socket, None] = {}  # the oldest first
         self._there: dict[int, tuple[JoinedMachine, Lines]] = {}
         self._wanted: dict[int, JoinedMachine] = {}
         self._is_closed = False
@@ -170,9 +172,13 @@ class Gathering:
                 if not self._is_closed:  # such as for want of handles, which may be free soon
                     time.sleep(AGAIN_S)
                 continue
-            if not self._strangers.acquire(blocking=False):
-                sock.close()
-                continue
+            with self._changed:
+                self._strangers[sock] = None
+                if len(self._strangers) > MOST_STRANGERS:  # a machine proves itself at once
+                    oldest = next(iter(self._strangers))
+                    del self._strangers[oldest]
+                    with suppress(OSError):
+                        oldest.shutdown(socket.SHUT_RDWR)  # its thread closes it
             thread = threading.Thread(
                 target=self._attend, args=(sock, str(address[0])), name="tandem-machine",
                 daemon=True,
@@ -189,7 +195,8 @@ class Gathering:
             sock.close()
             return
         finally:
-            self._strangers.release()
+            with self._changed:
+                self._strangers.pop(sock, None)
         machine: JoinedMachine | None = None
         why = "has closed its connection"
         try:
@@ -247,7 +254,7 @@ class Gathering:
             if not fit:
                 had = ", ".join(self._wanted[free[0]].devices)
                 return None, f"The place that is free is for a machine with the devices {had}."
-            name, infos = str(hello.get("name", ""))[:60], devices_from(hello.get("infos"))
+            name, infos = one_line(str(hello.get("name", "")), 60), devices_from(hello.get("infos"))
             machine = JoinedMachine(fit[0], name, address, devices, infos)
             lines.send("welcome", number=machine.number, n=self._n, name=self.name)
             self._there[machine.number] = machine, lines
@@ -258,7 +265,8 @@ class Gathering:
         """Exchange signs of life with a machine until it is lost; return why it is."""
         for found in lines.alive():
             if found["kind"] == "fault":
-                self.on_fault(machine.number, f"{_named(machine)}: {str(found.get('why'))[:300]}.")
+                why = one_line(str(found.get("why")), 300)
+                self.on_fault(machine.number, f"{_named(machine)}: {why}.")
             elif found["kind"] == "states":
                 self._note_states(machine.number, lines, states_from(found.get("states")))
             elif found["kind"] == "leave":

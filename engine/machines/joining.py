@@ -16,11 +16,12 @@ from typing import Any
 from engine.devices.monitor import DeviceMonitor
 from engine.devices.types import DeviceSnapshot
 from engine.errors import EngineError
+from engine.harmless import one_line
 from engine.machines.agent import AgentTask
 from engine.machines.device_reports import REPORT_S, told_devices, told_states
 from engine.machines.identity import checked_path, file_facts, machine_facts
 from engine.machines.interfaces import connect, interface_of
-from engine.machines.lines import BEAT_S, MOST_SILENT, LineError, Lines, join
+from engine.machines.lines import BEAT_S, MOST_SILENT, LineError, Lines, SilentError, join
 from engine.programs import NO_WINDOW, child_environment, tie_child
 
 log = logging.getLogger(__name__)
@@ -31,6 +32,9 @@ AGAIN_S = 1.0
 FREED_S = 10.0
 """Seconds after a lost connection in which a refusal is not the last word: machine 0 may notice
 later that this machine's place is free."""
+
+BUSY_S = 15.0
+"""Seconds for which a machine that says nothing is tried again: strangers may take its time."""
 
 KILLED_S = 5.0
 """Seconds in which a killed agent and its worker end."""
@@ -69,6 +73,7 @@ def join_machines(request: JoinRequest, note: Callable[[str], None]) -> None:
         EngineError: machine 0 cannot be reached at first, or refuses this machine.
     """
     server, lost_at = "The server", None
+    busy_until = time.monotonic() + BUSY_S
     while True:
         try:
             sock = connect(request.host, request.port, request.interface)
@@ -89,8 +94,9 @@ def join_machines(request: JoinRequest, note: Callable[[str], None]) -> None:
                     lines.close()
                     server = stay.server
                 why = f"{server} has not answered for {MOST_SILENT * BEAT_S:g} s."
-            except LineError:
-                if lost_at is None or time.monotonic() > lost_at + FREED_S:
+            except LineError as error:
+                is_busy = isinstance(error, SilentError) and time.monotonic() < busy_until
+                if not is_busy and (lost_at is None or time.monotonic() > lost_at + FREED_S):
                     raise
                 time.sleep(AGAIN_S)  # it may not have noticed yet that the place is free
                 continue
@@ -98,6 +104,7 @@ def join_machines(request: JoinRequest, note: Callable[[str], None]) -> None:
                 why = f"{server} has closed the connection, or is gone."
         note(f"{why} Joining again.")
         lost_at = time.monotonic()
+        busy_until = lost_at + BUSY_S
 
 
 class Stay:
@@ -152,18 +159,19 @@ class Stay:
         """Do what a line says."""
         kind = line["kind"]
         if kind == "refused":
-            raise LineError(f"The server refuses this machine: {str(line.get('why'))[:300]}")
+            why = one_line(str(line.get("why")), 300)
+            raise LineError(f"The server refuses this machine: {why}")
         if kind == "file":
             self._tell_file(str(line.get("path")))
         elif kind == "welcome":
             self._number, self._n = int(line["number"]), int(line["n"])
-            self.server = f"{str(line.get('name'))[:60]} ({self._lines.peer_address})"
+            self.server = f"{one_line(str(line.get('name')), 60)} ({self._lines.peer_address})"
             self._note(f"Joined as machine {self._number + 1} of {self._n}.")
         elif kind == "start":
             self._start(int(line["port"]))
         elif kind == "end":
             self.end()
-            self._note(str(line.get("why"))[:300])
+            self._note(one_line(str(line.get("why")), 300))
 
     def _tell_states(self, snapshots: Sequence[DeviceSnapshot]) -> None:
         """Tell machine 0 the states of this machine's devices."""

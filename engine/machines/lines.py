@@ -19,6 +19,7 @@ from contextlib import suppress
 from typing import Any
 
 from engine.errors import EngineError
+from engine.harmless import one_line
 
 PROTOCOL = 1
 """Version of what machines say to each other."""
@@ -36,12 +37,19 @@ MOST_SILENT = 6
 """Number of turns of `BEAT_S` without a line after which the other machine counts as lost. They
 are counted, not timed: this process may have stood still itself."""
 
+SILENT = "What answers there says nothing: it is busy with other connections, or not Tandem."
+SILENT_HINT = "Try again, and look at what else connects to that port."
+
 LEAST_TOKEN = 8
 """Least number of characters of a token."""
 
 
 class LineError(EngineError):
     """Error of a machine that says something wrong, or does not know the token."""
+
+
+class SilentError(LineError):
+    """Error of a machine that says nothing, as it may have too many connections."""
 
 
 class Lines:
@@ -161,12 +169,16 @@ def join(sock: socket.socket, token: str) -> Lines:
     """Return the lines to machine 0, once both have proven to know the token.
 
     Raises:
+        SilentError: the other one says nothing.
         LineError: one of them does not, or the other one is no Tandem or of another version.
         OSError: it is gone.
     """
     sock.settimeout(HANDSHAKE_S)
     until = time.monotonic() + HANDSHAKE_S
-    greeting = _object(_plain_line(sock, until))
+    try:
+        greeting = _object(_plain_line(sock, until))
+    except ConnectionResetError:
+        raise SilentError(SILENT, SILENT_HINT) from None
     if "tandem" not in greeting:
         raise LineError("What answers there is not `tandem serve --nodes`.")
     if greeting["tandem"] != PROTOCOL:
@@ -176,7 +188,8 @@ def join(sock: socket.socket, token: str) -> Lines:
     _send(sock, {"nonce": mine.decode(), "proof": proof.decode()})
     answer = _object(_plain_line(sock, until))
     if "refused" in answer:
-        raise LineError(str(answer["refused"])[:300], "Give the token that the server shows.")
+        why = one_line(str(answer["refused"]), 300)
+        raise LineError(why, "Give the token that the server shows.")
     if not hmac.compare_digest(_text(answer, "proof"), _proof(token, b"lead", theirs, mine)):
         raise LineError("What answers there does not know the token.")
     return Lines(sock, _hmac(token.encode(), b"lines", theirs, mine), is_leader=False)
@@ -228,7 +241,11 @@ def _plain_line(sock: socket.socket, until: float) -> bytes:
             sock.settimeout(max(0.001, until - time.monotonic()))
             found = sock.recv(1)
         except TimeoutError:
+            if not line:
+                raise SilentError(SILENT, SILENT_HINT) from None
             raise LineError("What answers there is not Tandem, or does not answer.") from None
+        if not found and not line:
+            raise SilentError(SILENT, SILENT_HINT)
         if not found or len(line) > 1000:
             raise LineError("What answers there is not Tandem.")
         line += found

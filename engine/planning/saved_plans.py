@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any
 
 from engine.config.load import LoadParams
 from engine.errors import EngineError
-from engine.files import tandem_folder
+from engine.files import read_file, tandem_folder
 from engine.gguf.identity import model_hash
 from engine.gguf.reader import GGUFFile
-from engine.json_file import read_json, replace_json
+from engine.json_file import MOST_BYTES, read_json, replace_json
 from engine.models.info import describe
 from engine.planning.params_json import params_document, params_from
 
@@ -368,7 +368,7 @@ def import_plan(path: Path) -> SavedPlan:
         EngineError: it cannot be read, or is not a plan.
     """
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = json.loads(read_file(path, MOST_BYTES).decode())
     except OSError as error:
         raise EngineError(f"{path} cannot be read: {error.strerror or error}.") from None
     except (ValueError, RecursionError):

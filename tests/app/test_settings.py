@@ -1,6 +1,7 @@
 """Settings survive restarts, other versions and damaged files."""
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 
 from app.settings import MAX_RECENT, Settings, SettingsStore, changed_sampling
 from engine import SamplingParams
+from tests.helpers.odd_files import make_odd_file, odd_files
 
 
 @pytest.fixture
@@ -41,6 +43,17 @@ def test_keys_of_another_version_are_kept(path: Path) -> None:
     store.save()
     assert json.loads(path.read_text())["from_the_future"] == [1, 2]
     assert json.loads(path.read_text())["theme"] == "light"
+
+
+@odd_files
+def test_what_is_no_file_is_set_aside(path: Path, kind: str) -> None:
+    make_odd_file(path, kind)
+    store = SettingsStore(path)
+    assert store.current == Settings()
+    assert os.path.lexists(path.with_name("settings.json.broken"))
+    store.put(replace(store.current, theme="dark"))
+    assert store.save()
+    assert SettingsStore(path).current.theme == "dark"
 
 
 @pytest.mark.parametrize("content", ["", "{", "[1]", "null", '"x"', "\x00"])

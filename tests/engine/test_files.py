@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.files import atomic_write, sweep_temporaries, temporary_folder
+from engine.files import atomic_write, read_file, sweep_temporaries, temporary_folder
+from tests.helpers.odd_files import make_odd_file, odd_files
 
 WRITER = """
 import sys, time
@@ -99,6 +100,17 @@ def test_own_temporaries_are_not_swept(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.name != "posix", reason="folders cannot be written by themselves")
+@odd_files
+def test_only_regular_files_are_read(tmp_path: Path, kind: str) -> None:
+    make_odd_file(tmp_path / "odd", kind)
+    with pytest.raises((OSError, ValueError)):
+        read_file(tmp_path / "odd", 1 << 20)
+    (tmp_path / "file").write_bytes(b"12345")
+    assert read_file(tmp_path / "file", 5) == b"12345"
+    with pytest.raises(ValueError, match="larger than 4 bytes"):
+        read_file(tmp_path / "file", 4)
+
+
 def test_the_new_name_is_on_the_disk_as_well(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,6 +12,13 @@ from pathlib import Path
 from typing import Any
 
 WAY = sys.argv[1] if len(sys.argv) > 1 else ""
+
+SLEEPER = [sys.executable, "-I", "-S", "-c", "import time; time.sleep(600)"]
+ORPHANS = f"""
+from subprocess import DEVNULL, Popen
+print([Popen({SLEEPER}, stdout=DEVNULL, start_new_session=True).pid for _ in range(5)])
+"""
+
 tools = ["echo", "die", "grow", "wait", "ask", "slow"]
 
 
@@ -70,6 +77,17 @@ def answer(message: dict[str, Any]) -> None:
         send(id=number, error={"code": -32601, "message": "no such method"})
 
 
+def flood(way: str) -> None:
+    """Print without end."""
+    line = {
+        "rubbish lines": "x\n", "line": "x",
+        "list_changed": '{"jsonrpc": "2.0", "method": "notifications/tools/list_changed"}\n',
+        "requests": '{"jsonrpc": "2.0", "id": 1, "method": "ping"}\n',
+    }[way]  # fmt: skip
+    while True:
+        sys.stdout.write(line * 100)
+
+
 def main() -> None:
     if WAY == "hang":
         time.sleep(600)
@@ -81,11 +99,19 @@ def main() -> None:
         child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
         Path(WAY.partition("=")[2]).write_text(str(child.pid))
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if WAY.startswith("setsid="):
+        own = [subprocess.Popen(SLEEPER, start_new_session=True).pid for _ in range(5)]
+        orphans = json.loads(subprocess.check_output([sys.executable, "-I", "-c", ORPHANS]))
+        Path(WAY.partition("=")[2]).write_text(json.dumps([*own, *orphans]))
+    if WAY.startswith("tools="):
+        tools[:] = [f"tool {number}" for number in range(int(WAY.partition("=")[2]))]
     for number, line in enumerate(sys.stdin):
         message = json.loads(line)
         if WAY == "picky" and number == 0 and message["method"] != "initialize":
             sys.exit("expected initialize")
         answer(message)
+        if WAY.startswith("flood=") and message["method"] == "tools/list":
+            flood(WAY.partition("=")[2])
     if WAY.startswith("stubborn="):
         time.sleep(600)
 

@@ -7,6 +7,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
+from engine import read_file
+
 LARGEST_BYTES: Final = 64 << 20
 """Size of the largest file that is read."""
 
@@ -61,7 +63,10 @@ def read_text(path: Path) -> str:
         raise NoText(Problem.NO_FILE)
     if path.stat().st_size > LARGEST_BYTES:
         raise NoText(Problem.TOO_LARGE)
-    data = path.read_bytes()
+    try:
+        data = read_file(path, LARGEST_BYTES)
+    except ValueError:  # it is another one by now, or larger
+        raise NoText(Problem.TOO_LARGE) from None
     text = _pdf_text(data) if data.lstrip()[:5] == b"%PDF-" else _decoded(data)
     if not text.strip():
         raise NoText(Problem.EMPTY)

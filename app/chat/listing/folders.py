@@ -21,12 +21,15 @@ from app.background import KeyedJobs
 from app.engine_sentences import reason_of
 from app.notice import Notice
 from app.translation import tr
-from engine import one_line, replace_json
+from engine import one_line, read_file, replace_json
 
 log = logging.getLogger(__name__)
 
 SCHEMA: Final = 1
 LONGEST_NAME: Final = 80
+MAX_BYTES: Final = 16 << 20
+"""Size of the largest file that is read."""
+
 FLUSH_S: Final = 10.0
 """Longest wait for the disk at the end, in seconds."""
 
@@ -215,7 +218,7 @@ def _read(path: Path) -> Shelf:
         OSError: it cannot be read.
     """
     try:
-        return Shelf.from_json(json.loads(path.read_text(encoding="utf-8")))
+        return Shelf.from_json(json.loads(read_file(path, MAX_BYTES).decode()))
     except FileNotFoundError:
         return Shelf()
     except (ValueError, RecursionError) as error:

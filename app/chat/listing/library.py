@@ -221,4 +221,6 @@ class ChatLibrary(QObject):
             "{n} chats could not be read. Their files will stay unchanged.",
             n,
         )
-        self.noticed.emit(Notice(text))
+        hint = tr("Import a damaged file to get its whole messages back: it is in {folder}.")
+        folder = self.damaged[-1].path.parent
+        self.noticed.emit(Notice(text, hint.format(folder=folder)))

@@ -17,7 +17,7 @@ from app.chat.listing.summary import ChatSummary
 from app.chat.search.hits import Hit, read_hits
 from app.chat.search.index import ChatIndex, IndexUnusableError
 from app.chat.search.words import parse_words
-from app.chat.stored import files_of, read_stored, stamps_key, stamps_of, why_unreadable
+from app.chat.stored import files_of, read_stored, stamps_key, stamps_or_none, why_unreadable
 
 log = logging.getLogger(__name__)
 
@@ -143,7 +143,7 @@ class ChatFinder(QObject):
         files = {path.stem: path for path in files_of(self._folder, chat_file.SUFFIX)}
         survey.chat_ids.update(chat_id for chat_id in known if chat_id not in files)
         for chat_id, path in files.items():
-            if chat_id not in known or known[chat_id].stamps != stamps_key(stamps_of(path)):
+            if chat_id not in known or known[chat_id].stamps != stamps_key(stamps_or_none(path)):
                 survey.chat_ids.add(chat_id)
 
     def _read(self, reading: _Reading) -> None:
@@ -153,7 +153,7 @@ class ChatFinder(QObject):
             try:
                 stored = read_stored(path)
             except (OSError, ValueError, RecursionError) as error:
-                if path.exists():
+                if not isinstance(error, FileNotFoundError):
                     reading.damaged.append(DamagedChat(path, why_unreadable(error)))
                 self._change_index(reading, lambda: self._index.remove(chat_id))  # noqa: B023 now
                 continue

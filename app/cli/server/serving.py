@@ -28,12 +28,13 @@ from engine import (
     Command,
     LoadParams,
     LoadProgress,
+    MachineLost,
     one_line,
     read_model_info,
 )
 
 if TYPE_CHECKING:
-    from engine import EngineHost
+    from engine import EngineHost, ModelLoaded
 
 KEY_VARIABLE = "TANDEM_API_KEY"
 """Environment variable with the key that clients must know."""
@@ -43,6 +44,15 @@ EVERYWHERE = "0.0.0.0"
 
 QUIET_ROUTES = ("GET /health", "GET /metrics", "GET /slots")
 """Routes that monitors ask all the time."""
+
+MOST_TRIES = 3
+"""Number of first loads that may fail, one after the other, while all machines are there."""
+
+LOST_S = 3.5
+"""Seconds after which it is known that a machine is gone."""
+
+LOOK_S = 0.5
+"""Seconds between two looks at the machines that are there."""
 
 CLOSE_S = 10.0
 """Seconds in which the engine ends."""
@@ -99,13 +109,7 @@ class ServerRun:
     async def _serve(
         self, link: EngineLink, first: SingleModel, models: SingleModel | LibraryModels
     ) -> None:
-        watch = LoadWatch()
-        try:
-            loaded = await first.load(
-                lambda event: watch(event) if isinstance(event, LoadProgress) else None
-            )
-        finally:
-            note_progress()
+        loaded = await self._load(first)
         for sentence in (*loaded.warnings, *(one.sentence for one in loaded.fallbacks)):
             note(sentence)
         if isinstance(models, LibraryModels):
@@ -117,6 +121,32 @@ class ServerRun:
             self._load_again(self._machines, first)
         desk.ledger.on_end = note_request
         await serve(desk, self._sock, self._tell_ready)
+
+    async def _load(self, model: SingleModel) -> ModelLoaded:
+        """Load the model for the first time, again if a machine is lost meanwhile.
+
+        Raises:
+            EngineError: it cannot be loaded, or fails again and again though no machine is missing.
+        """
+        machines, n_tries = self._machines, 0
+        while True:
+            watch = LoadWatch()
+            try:
+                return await model.load(
+                    lambda event, watch=watch: watch(event)  # type: ignore[misc]
+                    if isinstance(event, LoadProgress) else None
+                )  # fmt: skip
+            except MachineLost as error:
+                n_tries += 1
+                if machines is None or n_tries == MOST_TRIES:
+                    raise
+                note(f"{error.message} {error.hint}")
+            finally:
+                note_progress()
+            await asyncio.sleep(LOST_S)  # by then a loss is known
+            while machines.problem:
+                n_tries = 0
+                await asyncio.sleep(LOOK_S)
 
     def _load_again(self, machines: ServedMachines, model: SingleModel) -> None:
         """Load the model again whenever all machines are there after a loss."""

@@ -10,6 +10,7 @@ import unicodedata
 from dataclasses import dataclass
 from pathlib import Path
 
+from app.paths import is_device_name
 from app.translation import tr
 from engine import EngineError, one_line
 
@@ -18,15 +19,6 @@ MOST_NAME = 200
 
 FORBIDDEN = re.compile(r'[\x00-\x1f\x7f-\x9f<>:"/\\|?*\u200e\u200f\u202a-\u202e\u2066-\u2069]')
 """Characters that a path gives a meaning, that Windows refuses, or that make a name look other."""
-
-DEVICES = {
-    "con",
-    "prn",
-    "aux",
-    "nul",
-    *(f"{kind}{n}" for kind in ("com", "lpt") for n in range(10)),
-}
-"""Names that are no files on Windows, whatever their suffix."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,14 +58,13 @@ def safe_name(name: str) -> str:
         EngineError: it could be something else, here or on another system.
     """
     name = unicodedata.normalize("NFC", name)
-    stem = name.partition(".")[0].strip().casefold()
     is_bad = (
         not name.strip(". ")
         or name != name.strip()
         or name.endswith(".")
         or name.startswith(".")
         or FORBIDDEN.search(name) is not None
-        or stem in DEVICES
+        or is_device_name(name)
         or len(name.encode(errors="replace")) > MOST_NAME
     )
     if is_bad or not _is_text(name):
@@ -109,10 +100,24 @@ def destination(folder: Path, publisher: str, model: str, name: str) -> Path:
 def file_names(paths: list[str]) -> dict[str, str]:
     """Return a file name for each path of a repository: its last part, if no other has the same.
 
-    A model and its helpers lie in one folder here, whatever folders they had there.
+    A model and its helpers lie in one folder here, whatever folders they had there. Names that
+    differ by case alone are one file on Windows and macOS, so the later ones get a number.
     """
     last = [path.rpartition("/")[2] for path in paths]
-    return {
-        path: name if last.count(name) == 1 else path.replace("/", "-")
-        for path, name in zip(paths, last, strict=True)
-    }
+    keys = [_key(name) for name in last]
+    names, taken = dict[str, str](), set[str]()
+    for path, name in zip(paths, last, strict=True):
+        given = made = name if keys.count(_key(name)) == 1 else path.replace("/", "-")
+        number = 1
+        while _key(given) in taken:
+            number += 1
+            stem, dot, suffix = made.rpartition(".")
+            given = f"{stem}-{number}{dot}{suffix}"
+        taken.add(_key(given))
+        names[path] = given
+    return names
+
+
+def _key(name: str) -> str:
+    """Return what two names share that are one file on some system."""
+    return unicodedata.normalize("NFC", name).casefold()

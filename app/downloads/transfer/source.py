@@ -24,7 +24,7 @@ EXPIRED = {400, 401, 403, 404, 410}
 """Answers of a remembered address that has lost its validity."""
 
 BUSY = {408, 425, 429, 500, 502, 503, 504}
-RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
+RANGE = re.compile(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18}|\*)", re.ASCII)
 LOCAL = {"127.0.0.1", "localhost", "::1"}
 
 for _name in ("httpx2", "httpcore2"):  # they log addresses, which may be signed
@@ -216,7 +216,7 @@ def _whole_size(response: httpx2.Response) -> int | None:
         match = RANGE.fullmatch(response.headers.get("content-range", ""))
         return int(match[3]) if match and match[3] != "*" else None
     length = response.headers.get("content-length", "")
-    return int(length) if length.isdecimal() else None
+    return int(length) if re.fullmatch(r"\d{1,18}", length, re.ASCII) else None
 
 
 def _check_status(response: httpx2.Response) -> None:

@@ -1,6 +1,7 @@
 """Chats as data and as files."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from app.chat.conversation import Conversation, title_from
 from app.chat.message import AnswerStats, Message, Thought, split_thought, with_answer
 from app.chat.store import ChatConflict, ChatStore, ChatStoreError
 from engine import ChatMessage
+from tests.helpers.odd_files import make_odd_file, odd_files
 
 STATS = AnswerStats("stop", 412, 61.8, 0.31, 900)
 
@@ -109,6 +111,21 @@ def test_a_file_that_is_no_chat_is_skipped_and_stays(tmp_path: Path, content: st
     assert store.load() == [good]
     assert len(store.damaged) == 1
     assert (tmp_path / "x.json").read_text() == content
+
+
+@odd_files
+def test_an_odd_entry_in_the_folder_is_skipped(tmp_path: Path, kind: str) -> None:
+    make_odd_file(tmp_path / "x.json", kind)
+    store = ChatStore(tmp_path)
+    store.save(good := a_chat())
+    store.save(other := a_chat())
+    make_odd_file(tmp_path / f"{other.id}.journal", kind)
+    assert store.load() == [good]
+    assert {found.path.stem for found in store.damaged} == {"x", other.id}
+    survey = store.survey({})
+    assert good.id in {chat.id for chat in survey.chats} | survey.unread
+    store.tidy()
+    assert os.path.lexists(tmp_path / "x.json")
 
 
 OLD = {

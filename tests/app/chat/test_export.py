@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from PySide6.QtWidgets import QFileDialog, QMessageBox
 from pytestqt.qtbot import QtBot
 
+from app.chat.chat_file import write_chat
 from app.chat.conversation import Conversation
 from app.chat.export import FORMATS, PDF, NotAChat, exported, file_name, imported, with_suffix
 from app.chat.message import AnswerStats, Message
@@ -125,6 +126,37 @@ def test_what_is_no_chat_is_a_sentence(tmp_path: Path, content: str) -> None:
         imported(path)
     with pytest.raises(NotAChat, match="cannot be read"):
         imported(tmp_path / "none.json")
+
+
+@pytest.mark.parametrize("damage", ["cut", "a byte in the head", "a message in the middle", "flip"])
+def test_whole_messages_of_a_damaged_chat_come_back(tmp_path: Path, damage: str) -> None:
+    texts = ["one, {2}", "two", 'three "quoted", {"role": "user"}', "four", "five"]
+    chat = Conversation.of([Message("user" if n % 2 else "assistant", text)
+                            for n, text in enumerate(texts, 1)], title="Numbers")  # fmt: skip
+    path = tmp_path / "a.json"
+    write_chat(path, chat)
+    data = path.read_bytes()
+    place = data.index(b"four")
+    damaged = {
+        "cut": data[: data.index(b"five")],
+        "a byte in the head": data.replace(b'"created": ', b'"created"\xff ', 1),
+        "a message in the middle": data[: place - 4] + data[place + 4 :],
+        "flip": data[:place] + b'"' + data[place:],
+    }[damage]
+    path.unlink()
+    path.write_bytes(damaged)
+    found = imported(path)
+    kept = {"cut": texts[:4], "a byte in the head": texts}.get(damage, [*texts[:3], "five"])
+    assert [message.content for message in found.messages] == kept
+    assert found.shown_title.endswith("(recovered)")
+    assert found.id != chat.id
+    assert path.read_bytes() == damaged
+
+
+def test_a_title_that_is_a_device_of_windows_makes_another_name() -> None:
+    for title in ("CON", "nul.txt", "com1"):
+        assert file_name(Conversation(title=title)) == f"_{title}"
+    assert file_name(Conversation(title="Console")) == "Console"
 
 
 @given(st.text(max_size=200))

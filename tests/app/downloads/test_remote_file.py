@@ -40,6 +40,14 @@ def test_files_of_one_name_keep_their_folders_apart() -> None:
     }  # fmt: skip
 
 
+def test_names_that_differ_by_case_alone_are_kept_apart() -> None:
+    paths = ["X.gguf", "x.gguf", "a/m.gguf", "A/M.gguf", "x-2.gguf"]
+    names = file_names(paths)
+    assert names["X.gguf"] == "X.gguf"
+    assert len({name.casefold() for name in names.values()}) == len(paths)
+    assert all(name.endswith(".gguf") for name in names.values())
+
+
 def test_files_are_the_same_by_their_hash_else_by_all_that_is_known() -> None:
     one = RemoteFile("https://a/x", "x.gguf", 5, "ab", "acme/tiny", "1")
     assert one.is_same(RemoteFile("https://b/y", "y.gguf", 5, "ab", "other/tiny", "2"))

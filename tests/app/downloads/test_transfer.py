@@ -109,6 +109,7 @@ def test_a_file_arrives_in_pieces_side_by_side(run: Run) -> None:
         Mischief(status=429, headers={"Retry-After": "0"}),
         Mischief(content_range=f"bytes 7-{SIZE - 1}/{SIZE}"),
         Mischief(content_range="rubbish"),
+        Mischief(content_range=f"bytes 0-{SIZE - 1}/{'9' * 5000}"),
         Mischief(headers={"Content-Encoding": "gzip"}),
         Mischief(body=b"", length=0),
         Mischief(ignores_range=True, cut_after=1_000_000),

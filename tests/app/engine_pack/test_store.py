@@ -65,8 +65,9 @@ def test_a_pack_of_another_python_or_without_its_folder_is_not_usable(store: Pac
     manifest.write_text(json.dumps(known | {"python": "3.2"}))
     assert store.current is not None
     assert not store.current.is_usable
-    manifest.write_text(json.dumps(known | {"folders": [str(store.folder / "gone")]}))
-    assert not store.current.is_usable
+    for gone in (str(store.folder / "gone"), "x" * 5000, "a\0b"):
+        manifest.write_text(json.dumps(known | {"folders": [gone]}))
+        assert not store.current.is_usable
 
 
 def test_sweeping_keeps_what_is_named_and_what_lives(store: PackStore) -> None:

@@ -1,6 +1,7 @@
 """Servers as JSON, in their file, and as a line of text; names of tools for models."""
 
 import json
+import os
 import re
 import stat
 import sys
@@ -17,6 +18,7 @@ from app.tools.server_store import ToolServerStore
 from app.tools.tool_names import server_prefixes, tool_names
 from app.tools.tool_server import ToolServer
 from engine import EngineError
+from tests.helpers.odd_files import make_odd_file, odd_files
 
 FILES = ToolServer(
     "Files", ("npx", "-y", "server-files", "/home/me"), {"DEBUG": "1"}, "/tmp", hidden=("write",)
@@ -117,6 +119,14 @@ def test_a_damaged_file_is_set_aside(tmp_path: Path, content: bytes) -> None:
     assert store_in(tmp_path).load() == ()
     assert not file.exists()
     assert file.with_name("tool-servers.json.broken").read_bytes() == content
+
+
+@odd_files
+def test_what_is_no_file_is_set_aside(tmp_path: Path, kind: str) -> None:
+    file = tmp_path / "tool-servers.json"
+    make_odd_file(file, kind)
+    assert store_in(tmp_path).load() == ()
+    assert os.path.lexists(file.with_name("tool-servers.json.broken"))
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import queue
 import socket
 import threading
 from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -91,17 +92,57 @@ def test_devices_that_make_no_sense_leave_the_place_free(
 
 
 def test_only_so_many_strangers_are_listened_to(
-    path: Path, monkeypatch: pytest.MonkeyPatch
+    gathering: engine.Gathering, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gathering_module, "MOST_STRANGERS", 1)
-    found = engine.Gathering(engine.listen_for_machines("127.0.0.1", 0), 2, TOKEN, str(path))
-    try:
-        place = found._sock.getsockname()
-        with socket.create_connection(place) as first, socket.create_connection(place) as second:
-            assert first.recv(1), "it is greeted"
-            assert second.recv(1) == b"", "it is not"
-    finally:
-        found.close()
+    """The oldest give way, so that they do not keep out who knows the token."""
+    monkeypatch.setattr(gathering_module, "MOST_STRANGERS", 2)
+    place = gathering._sock.getsockname()
+    with ExitStack() as stack:
+        strangers = [stack.enter_context(socket.create_connection(place)) for _ in range(3)]
+        greetings = [stranger.makefile("rb") for stranger in strangers]
+        assert all(greeting.readline() for greeting in greetings)
+        assert greetings[0].read() == b"", "the oldest is closed"
+        lines = join(stack.enter_context(socket.create_connection(place)), TOKEN)
+        assert greetings[1].read() == b""
+        lines.close()
+
+
+def test_the_name_of_a_machine_is_one_line(gathering: engine.Gathering) -> None:
+    told: queue.SimpleQueue[str] = queue.SimpleQueue()
+    gathering.on_change = told.put
+    gathering.on_fault = lambda _, why: told.put(why)
+    lines = join(socket.create_connection(gathering._sock.getsockname()), TOKEN)
+    facts = {**machine_facts(), "name": "b\nall is well\x1b[2J"}
+    lines.send("hello", devices=["cpu"], infos=[], **facts)
+    lines.send("has", **file_facts(gathering._path))
+    assert told.get(timeout=20) == "b all is well\ufffd[2J (127.0.0.1) has joined."
+    lines.send("fault", why="it\nfails")
+    assert told.get(timeout=20) == "b all is well\ufffd[2J (127.0.0.1): it fails."
+    lines.close()
+
+
+def test_a_busy_machine_is_tried_again(
+    gathering: engine.Gathering, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(joining, "AGAIN_S", 0.01)
+    tried: list[socket.socket] = []
+
+    def connect(*where: Any) -> socket.socket:
+        tried.append(connected(*where))
+        if len(tried) < 3:
+            tried[-1].close()
+            tried[-1], other = socket.socketpair()
+            other.close()  # as if it was dropped without a word
+        return tried[-1]
+
+    connected = joining.connect
+    monkeypatch.setattr(joining, "connect", connect)
+    assert refusal(gathering, "another token") == "The token is wrong."
+    assert len(tried) == 3
+    tried.clear()
+    monkeypatch.setattr(joining, "BUSY_S", 0.0)
+    assert "is busy with other connections" in refusal(gathering)
+    assert len(tried) == 1
 
 
 def test_a_machine_more_than_there_is_room_for_is_refused(gathering: engine.Gathering) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from pytestqt.qtbot import QtBot
 from app.chat.listing import folders as folders_module
 from app.chat.listing.folders import Shelf, ShelfStore
 from app.notice import Notice
+from tests.helpers.odd_files import make_odd_file, odd_files
 
 MakeStore = Callable[[], ShelfStore]
 
@@ -97,6 +99,14 @@ def test_a_broken_file_is_set_aside(make_store: MakeStore, tmp_path: Path) -> No
     store = make_store()
     assert store.current == Shelf()
     assert path.with_name("folders.json.broken").read_text() == "{"
+
+
+@odd_files
+def test_what_is_no_file_is_no_shelf(make_store: MakeStore, tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "data" / "folders.json"
+    make_odd_file(path, kind)
+    assert make_store().current == Shelf()
+    assert os.path.lexists(path) == (kind == "link to itself"), "others are set aside"
 
 
 def test_a_file_that_cannot_be_read_is_not_replaced(
