@@ -182,10 +182,6 @@ ERROR_FORMS: Final = (
     tr_later("Load the model again; if that fails as well, restart Tandem."),
     tr_later("Load the model again; if that fails too, the device needs a restart."),
     tr_later("Weights could not be brought to {device}: {problem}"),
-    tr_later(
-        "The engine has ended {n} times within {minutes} minutes, so it is not started again"
-        " for now."
-    ),
     tr_later("The window and the engine do not understand each other: {problem}."),
     tr_later("Restart Tandem, which may have been updated while it ran."),
     tr_later("Pictures of this model need batches of at least {n} tokens; they have {other}."),
