@@ -82,23 +82,23 @@ def server_bug() -> Refusal:
 
 
 def refusal_of(
-    error: EngineError, places: FieldPlaces = NO_PLACES, *, back_s: int | None = None
-) -> Refusal:
+    error: EngineError, places: FieldPlaces = NO_PLACES, *, back_s: int | None = None,
+    lost_hint: str = "",
+) -> Refusal:  # fmt: skip
     """Return how an error of the engine is told to a client.
 
     Args:
         places: places in the request.
         back_s: seconds after which a model that the error has cost is back; None if it has not.
+        lost_hint: sentence on that model, in place of what a window would say.
     """
     if isinstance(error, Refusal):
         return error
     if isinstance(error, Cancelled | ModelBusy):
         return Refusal(503, str(error), error.hint, retry_after_s=BUSY_S)
     if isinstance(error, EngineCrashed):
-        status = 500 if back_s is None else 503
-        return Refusal(
-            status, str(error), error.hint, code="engine_error", retry_after_s=back_s
-        )  # fmt: skip
+        status, hint = (500, error.hint) if back_s is None else (503, lost_hint)
+        return Refusal(status, str(error), hint, code="engine_error", retry_after_s=back_s)
     if isinstance(error, DeviceError | ModelFileError):
         return Refusal(500, str(error), error.hint, code="engine_error")
     code = "context_length_exceeded" if isinstance(error, ContextOverflow) else None
