@@ -140,6 +140,7 @@ if TYPE_CHECKING:
         Tokenized,
         TokensCounted,
         TokensScored,
+        text_size,
     )
     from engine.json_file import replace_json
     from engine.limited.answering import answer_lines, ending_after
@@ -304,7 +305,7 @@ _NAMES = {
     "inquiries.questions": (
         "ApplyTemplate", "CacheCounted", "CountCache", "CountTokens", "Detokenize", "Detokenized",
         "Embed", "Embedded", "ScoreTokens", "TemplateApplied", "Tokenize", "Tokenized",
-        "TokensCounted", "TokensScored",
+        "TokensCounted", "TokensScored", "text_size",
     ),
     "json_file": ("replace_json",),
     "limited.answering": ("answer_lines", "ending_after"),

@@ -15,6 +15,7 @@ from engine import (
     ModelBusy,
     ModelFileError,
     ToolError,
+    text_size,
 )
 
 BUSY_S = 5
@@ -74,6 +75,21 @@ def placed_text(refusal: Refusal) -> str:
 def bad_value(param: str, message: str, code: str | None = None) -> Refusal:
     """Return the refusal of a field whose value has no meaning here."""
     return Refusal(400, message, param=param, code=code)
+
+
+MOST_CHARACTERS = 2 << 20
+"""Largest size of a text, or of a conversation, of which tokens or a prompt are told."""
+
+
+def check_size(given: object, param: str) -> None:
+    """Check that what the engine shall read is not too long.
+
+    Raises:
+        Refusal: it is.
+    """
+    if (n := text_size(given)) > MOST_CHARACTERS:
+        text = f"{param} has {n} characters, at most {MOST_CHARACTERS} are read at once."
+        raise Refusal(413, text, param=param)
 
 
 def server_bug() -> Refusal:

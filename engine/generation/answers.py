@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
 
 from engine.errors import ContextOverflow, EngineError, PromptError
@@ -104,7 +104,7 @@ class Answers:
         self, prompt: str | Sequence[int], params: SamplingParams, timed_every: int,
         matcher: Matcher | None,
     ) -> Steps:  # fmt: skip
-        plain = self._prompts.plain(prompt)
+        plain = self._prompts.plain(prompt, self._n_ctx)
         constraint = self._constraints.of(matcher, plain.ids, is_chat=False)
         yield from self._run(plain, params, timed_every, constraint=constraint)
 
@@ -118,9 +118,9 @@ class Answers:
     def _completed(self, request: Asked, matcher: Matcher | None) -> Steps:
         assert request.prompt is not None
         if request.suffix:
-            plain = self._prompts.fill_in(request.prompt, request.suffix)
+            plain = self._prompts.fill_in(request.prompt, request.suffix, self._n_ctx)
         else:
-            plain = self._prompts.plain(request.prompt)
+            plain = self._prompts.plain(request.prompt, self._n_ctx)
         constraint = self._constraints.of(matcher, plain.ids, is_chat=False)
         yield from self._run(
             plain,
@@ -146,17 +146,15 @@ class Answers:
         sampling = replace(request.sampling, stop=(*request.sampling.stop, *stops))
         wishes = PromptWishes.of(request.thinks, request.effort, request.variables, tools)
         begun, said = self._begun(request, messages, wishes, sampling.stop, reading)
-        made = partial(
-            self._prompts.chat, messages, self._n_ctx, continue_last=request.continue_last,
-            begun=begun, wishes=wishes, is_marked=self._is_marked,
+        prompt = self._prompts.chat(
+            messages, self._n_ctx, continue_last=request.continue_last,
+            is_shortened=request.sampling.on_overflow == "shift", begun=begun, wishes=wishes,
+            is_marked=self._is_marked,
         )  # fmt: skip
-        is_shortened = request.sampling.on_overflow == "shift"
-        prompt = made(is_shortened=is_shortened)
         if prompt.n_dropped:
             yield ContextShifted(prompt.n_dropped)
-        if len(prompt.ids) > self._n_ctx:
-            kept = prompt if is_shortened else made(is_shortened=True)
-            raise ContextOverflow(len(prompt.ids), self._n_ctx, len(kept.ids))
+        if (n_tokens := len(prompt.ids)) > self._n_ctx:
+            raise ContextOverflow(n_tokens, self._n_ctx, n_tokens)
         shown = reading.shown if reading else ()
         text = text_ids(prompt.ids)
         constraint = self._constraints.of(

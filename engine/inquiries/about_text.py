@@ -130,13 +130,16 @@ class TextInquiries:
         """Return the number of tokens of a prompt from `apply_template`."""
         return len(self.prompt_ids(prompt))
 
-    def prompt_ids(self, prompt: str | Sequence[int]) -> list[int]:
+    def prompt_ids(self, prompt: str | Sequence[int], n_ctx: int | None = None) -> list[int]:
         """Return the tokens that `Model.generate` goes on with.
 
+        Args:
+            n_ctx: size of the context; None for a prompt that need not fit.
+
         Raises:
-            PromptError: the model has no vocabulary for a text.
+            PromptError: the model has no vocabulary for a text, or it is far too long.
         """
-        return self._prompts.plain(prompt).ids
+        return self._prompts.plain(prompt, n_ctx).ids
 
     def count_tokens(
         self, messages: Sequence[ChatMessage] | None, draft: str = "", tools: Sequence[Tool] = (),

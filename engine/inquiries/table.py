@@ -73,7 +73,7 @@ def _embedded(model: Inquiries, question: Embed, is_cancelled: IsCancelled) -> E
 
 
 def _scored(model: Inquiries, question: ScoreTokens, is_cancelled: IsCancelled) -> TokensScored:
-    ids = model.prompt_ids(question.text)
+    ids = model.prompt_ids(question.text, model.n_ctx)
     return TokensScored(tuple(ids), tuple(model.score(ids, question.n_logprobs, is_cancelled)))
 
 

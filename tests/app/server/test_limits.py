@@ -131,6 +131,32 @@ def test_a_request_that_is_too_large_is_refused(demo_engine: EngineOnThread) -> 
         assert "larger than 1000 bytes" in in_pieces.json()["error"]["message"]
 
 
+LONG_TURN = {"role": "user", "content": "x" * 2_200_000}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/tokenize", {"content": "word " * 500_000}, "content"),
+        ("/detokenize", {"tokens": [5] * 300_000}, "tokens"),
+        ("/apply-template", {"messages": [LONG_TURN]}, "messages"),
+        (
+            "/v1/messages/count_tokens",
+            {"model": "", "messages": [LONG_TURN, LONG_TURN], "max_tokens": 1},
+            "messages",
+        ),
+    ],
+    ids=["tokenize", "detokenize", "template", "count"],
+)  # fmt: skip
+def test_more_text_than_is_worth_reading_is_refused(
+    http: httpx2.Client, path: str, body: dict[str, object], param: str
+) -> None:
+    response = http.post(path, json=body)
+    assert response.status_code in (400, 413)
+    assert "at most" in response.text
+    assert param in response.text
+
+
 def test_a_request_that_comes_too_slowly_is_refused(demo_engine: EngineOnThread) -> None:
     with Served(demo_engine, most_read_s=0.1) as server:
         split = urlsplit(server.address)
