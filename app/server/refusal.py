@@ -81,14 +81,14 @@ MOST_CHARACTERS = 2 << 20
 """Largest size of a text, or of a conversation, of which tokens or a prompt are told."""
 
 
-def check_size(given: object, param: str) -> None:
+def check_size(given: object, param: str, most: int = MOST_CHARACTERS) -> None:
     """Check that what the engine shall read is not too long.
 
     Raises:
         Refusal: it is.
     """
-    if (n := text_size(given)) > MOST_CHARACTERS:
-        text = f"{param} has {n} characters, at most {MOST_CHARACTERS} are read at once."
+    if (n := text_size(given)) > most:
+        text = f"{param} has {n} characters, at most {most} are read at once."
         raise Refusal(413, text, param=param)
 
 

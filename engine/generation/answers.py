@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
-from functools import cached_property
-from typing import TYPE_CHECKING, Protocol
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from engine.errors import ContextOverflow, EngineError, PromptError
 from engine.generation.background import in_background
@@ -19,6 +19,7 @@ from engine.generation.results import ContextShifted
 from engine.generation.scoring import check_n_logprobs
 from engine.generation.wishes import PromptWishes
 from engine.pictures.placed import PlacedPictures, text_ids
+from engine.text.messages import text_size
 from engine.text.thinking import THINK_OPEN, thinking_marks
 
 if TYPE_CHECKING:
@@ -30,6 +31,12 @@ if TYPE_CHECKING:
     from engine.generation.prompts import Prompt, Prompts
     from engine.generation.work import Steps
     from engine.text.messages import ChatMessage, Tool
+
+T = TypeVar("T")
+
+MOST_AT_ONCE = 1 << 14
+"""Number of characters up to which a text is tokenised where answers are computed: it takes them no
+longer than a step, and a thread would take longer to start on it."""
 
 
 class Asked(Protocol):
@@ -96,7 +103,7 @@ class Answers:
     def plain(self, prompt: str | Sequence[int], params: SamplingParams, timed_every: int) -> Steps:
         """Continue a text or token ids; see `Model.generate`."""
         matcher = yield from self._matcher(params.form)
-        plain = self._prompts.plain(prompt, self._n_ctx)
+        plain = yield from _made(prompt, lambda: self._prompts.plain(prompt, self._n_ctx))
         constraint = self._constraints.of(matcher, plain.ids, is_chat=False)
         yield from self._run(plain, params, timed_every, constraint=constraint)
 
@@ -113,10 +120,13 @@ class Answers:
     def _completed(self, request: Asked) -> Steps:
         assert request.prompt is not None
         matcher = yield from self._matcher(request.grammar or request.sampling.form)
-        if request.suffix:
-            plain = self._prompts.fill_in(request.prompt, request.suffix, self._n_ctx)
+        prompt, suffix, n_ctx = request.prompt, request.suffix, self._n_ctx
+        if suffix:
+            plain = yield from _made(
+                (prompt, suffix), lambda: self._prompts.fill_in(prompt, suffix, n_ctx)
+            )
         else:
-            plain = self._prompts.plain(request.prompt, self._n_ctx)
+            plain = yield from _made(prompt, lambda: self._prompts.plain(prompt, n_ctx))
         constraint = self._constraints.of(matcher, plain.ids, is_chat=False)
         yield from self._run(
             plain,
@@ -146,12 +156,17 @@ class Answers:
         stops = self._prompts.template.stop_strings  # a plain template has no end token of its own
         sampling = replace(request.sampling, stop=(*request.sampling.stop, *stops))
         wishes = PromptWishes.of(request.thinks, request.effort, request.variables, tools)
-        begun, said = self._begun(request, messages, wishes, sampling.stop, reading)
-        prompt = self._prompts.chat(
-            messages, self._n_ctx, continue_last=request.continue_last,
-            is_shortened=request.sampling.on_overflow == "shift", begun=begun, wishes=wishes,
-            is_marked=self._is_marked,
-        )  # fmt: skip
+
+        def make() -> tuple[tuple[int, ...], str, Prompt]:
+            begun, said = self._begun(request, messages, wishes, sampling.stop, reading)
+            prompt = self._prompts.chat(
+                messages, self._n_ctx, continue_last=request.continue_last,
+                is_shortened=request.sampling.on_overflow == "shift", begun=begun, wishes=wishes,
+                is_marked=self._is_marked,
+            )  # fmt: skip
+            return begun, said, prompt
+
+        begun, said, prompt = yield from _made((messages, tools, request.variables), make)
         if prompt.n_dropped:
             yield ContextShifted(prompt.n_dropped)
         if (n_tokens := len(prompt.ids)) > self._n_ctx:
@@ -216,3 +231,10 @@ class Answers:
         )  # fmt: skip
         pictures = PlacedPictures(prompt.ids, prompt.pictures)
         yield from generation.run(prompt.ids, prompt.marks, pictures)
+
+
+def _made(given: object, make: Callable[[], T]) -> Preparing[T]:
+    """Return what is made of texts, on a thread if they are long."""
+    if text_size(given) <= MOST_AT_ONCE:
+        return make()
+    return (yield from in_background(lambda _: make()))

@@ -6,8 +6,7 @@ on behind it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass
 
 from engine.generation.results import TokenLogprob
 from engine.text.messages import ChatMessage, Tool
@@ -212,19 +211,3 @@ Reply = (
     | CacheCounted
 )  # fmt: skip
 """Closing events of questions."""
-
-
-def text_size(value: object) -> int:
-    """Return the number of characters of all texts in a command, or in a part of one.
-
-    Each item of a list counts as one as well, since many small texts take time, too.
-    """
-    if isinstance(value, str):
-        return len(value)
-    if isinstance(value, Mapping):
-        return sum(map(text_size, value.keys())) + sum(map(text_size, value.values()))
-    if isinstance(value, tuple | list):
-        return len(value) + sum(map(text_size, value))
-    if is_dataclass(value):
-        return sum(text_size(getattr(value, one.name)) for one in fields(value))
-    return 0

@@ -81,6 +81,9 @@ def _cache_counted(model: Inquiries, question: CountCache, _: IsCancelled) -> Ca
     return CacheCounted(*model.cache_use)
 
 
+BESIDE = (CountTokens, Tokenize, Detokenize, ApplyTemplate)
+"""Questions that any thread may answer, also while tokens are computed."""
+
 ANSWERING: Mapping[type, Answering] = MappingProxyType(
     {
         CountTokens: _counted,

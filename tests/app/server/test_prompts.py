@@ -184,7 +184,7 @@ def test_nothing_is_written_where_nothing_is_asked_for(http: httpx2.Client) -> N
         ({"prompt": [[5]] * 9, "n": 2}, "n", "at most 16 can be"),
         ({"prompt": [5] * 2000}, None, "2000 tokens exceeds the available context size of 1024"),
         ({"prompt": [5] * 2000, "echo": True, "logprobs": 1}, None, "context size of 1024"),
-        ({"prompt": "a word " * 30000}, None, "at least 32"),
+        ({"prompt": "a word " * 30000}, None, "tokens exceeds the available context size of 1024"),
         ({"prompt": "a" * 1000000}, None, "at least 71429 tokens exceeds the"),
         ({"prompt": "a" * 1000000, "echo": True, "logprobs": 1}, None, "at least 71429 tokens"),
         ({"prompt": "x", "echo": True, "best_of": 2}, "best_of", "must be n"),

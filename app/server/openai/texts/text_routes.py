@@ -24,6 +24,12 @@ from engine import (
     Tokenized,
 )
 
+MOST_TOKENISED = 1 << 20
+"""Largest number of characters of a text whose tokens are told."""
+
+MOST_SPELT = 1 << 17
+"""The same where the text of each token is told, too."""
+
 MOST_DECODED = 1 << 18
 """Largest number of tokens whose text is told at once."""
 
@@ -64,7 +70,7 @@ async def tokenize(desk: Desk, record: RequestRecord, request: TokenizeRequest) 
     Raises:
         Refusal: it is too long.
     """
-    check_size(request.content, "content")
+    check_size(request.content, "content", MOST_SPELT if request.with_pieces else MOST_TOKENISED)
     command = Tokenize(
         request.content, request.add_special, request.parse_special, request.with_pieces
     )
