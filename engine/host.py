@@ -93,6 +93,8 @@ class ThreadHost:
         self._on_event = on_event
         self._short = ThreadPoolExecutor(1, "tandem-question")
         self._long = ThreadPoolExecutor(1, "tandem-long-question")
+        for pool in (self._short, self._long):
+            pool.submit(int)  # so that its thread is there from the beginning, as the engine's is
         self._asked: dict[int, Future[None]] = {}  # questions that are answered on these threads
         self._commands: queue.SimpleQueue[tuple[int, Command] | None] = queue.SimpleQueue()
         self._next: list[tuple[int, Command] | None] = []  # taken from the queue, but not yet done
