@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from engine import (
+    ApplyTemplate,
     Cancelled,
     ContextOverflow,
     DeviceError,
@@ -90,6 +91,16 @@ def check_size(given: object, param: str, most: int = MOST_CHARACTERS) -> None:
     if (n := text_size(given)) > most:
         text = f"{param} has {n} characters, at most {most} are read at once."
         raise Refusal(413, text, param=param)
+
+
+def check_conversation(command: ApplyTemplate) -> None:
+    """Check that a conversation is not too long; pictures, which have limits of their own, aside.
+
+    Raises:
+        Refusal: it is.
+    """
+    texts = [replace(message, pictures=()) for message in command.messages]
+    check_size((texts, command.tools, command.variables), "messages")
 
 
 def server_bug() -> Refusal:

@@ -12,7 +12,7 @@ from app.server.ledger import RequestRecord
 from app.server.openai.chat_request import MOST_TOOLS, ChatTurn, OfferedTool
 from app.server.openai.messages import chat_messages, offered_tools
 from app.server.openai.texts.inputs import check_ids
-from app.server.refusal import check_size
+from app.server.refusal import check_conversation, check_size
 from app.server.requests.reading import JsonObject, asked
 from app.server.web.responses import Document, json_response
 from engine import (
@@ -119,7 +119,7 @@ async def apply_template(desk: Desk, record: RequestRecord, request: TemplateReq
         json.dumps(variables) if variables else "",
         add_generation_prompt=request.add_generation_prompt,
     )
-    check_size(command, "messages")
+    check_conversation(command)
     desk.find(request.model, record)
     done = await desk.run(record, command)
     assert isinstance(done, TemplateApplied), "the closing event of this command"
