@@ -12,6 +12,8 @@ import httpx2
 import pytest
 from openai import OpenAI, RateLimitError
 
+from app.server.refusal import Refusal, check_conversation
+from engine import ApplyTemplate, ChatMessage
 from tests.helpers.served import EngineOnThread, Served
 
 ENDLESS = {
@@ -155,6 +157,13 @@ def test_more_text_than_is_worth_reading_is_refused(
     assert response.status_code in (400, 413)
     assert "at most" in response.text
     assert param in response.text
+
+
+def test_pictures_are_no_text_of_a_conversation() -> None:
+    seen = ChatMessage("user", "What is this?", pictures=("x" * 3_000_000,))
+    check_conversation(ApplyTemplate((seen,)))
+    with pytest.raises(Refusal, match="at most 2097152"):
+        check_conversation(ApplyTemplate((ChatMessage("user", "x" * 3_000_000),)))
 
 
 def test_a_request_that_comes_too_slowly_is_refused(demo_engine: EngineOnThread) -> None:
