@@ -246,7 +246,14 @@ if TYPE_CHECKING:
     from engine.sampling.on_device import why_sampled_on_host
     from engine.text.chat_template import ChatTemplate
     from engine.text.loader import load_chat_template, load_tokenizer
-    from engine.text.messages import PICTURE_PLACE, ChatMessage, PictureFile, Tool, ToolCall
+    from engine.text.messages import (
+        PICTURE_PLACE,
+        ChatMessage,
+        PictureFile,
+        Tool,
+        ToolCall,
+        text_size,
+    )
     from engine.text.thinking import THINK_CLOSE, THINK_OPEN, ThoughtMarker
     from engine.tuning import tune
     from engine.version import package_version
@@ -377,7 +384,9 @@ _NAMES = {
     "sampling.on_device": ("why_sampled_on_host",),
     "text.chat_template": ("ChatTemplate",),
     "text.loader": ("load_chat_template", "load_tokenizer"),
-    "text.messages": ("PICTURE_PLACE", "ChatMessage", "PictureFile", "Tool", "ToolCall"),
+    "text.messages": (
+        "PICTURE_PLACE", "ChatMessage", "PictureFile", "Tool", "ToolCall", "text_size",
+    ),
     "text.thinking": ("THINK_CLOSE", "THINK_OPEN", "ThoughtMarker"),
     "tuning": ("tune",),
     "version": ("package_version",),

@@ -286,24 +286,40 @@ class PictureError(PromptError):
 class ContextOverflow(PromptError):
     """Error of a prompt that is longer than the context.
 
+    Programs know its sentence by "exceeds the available context size".
+
     Args:
         n_kept: number of tokens that stay once all older messages are dropped; None if unknown.
+        is_counted: whether the prompt has just as many tokens; else it has more.
     """
 
-    def __init__(self, n_tokens: int, n_ctx: int, n_kept: int | None = None) -> None:
-        text = f"The prompt has {n_tokens} tokens but the context holds {n_ctx}."
+    def __init__(
+        self, n_tokens: int, n_ctx: int, n_kept: int | None = None, *, is_counted: bool = True
+    ) -> None:
+        text = f"The prompt of {n_tokens} tokens exceeds the available context size of {n_ctx}."
+        if not is_counted:
+            text = (
+                f"The prompt of at least {n_tokens} tokens exceeds the available context size of"
+                f" {n_ctx}."
+            )
         hint = "Load the model with a larger context, or shorten the conversation."
         if n_kept is not None and n_kept > n_ctx:
             text = (
-                f"Even without older messages, the prompt has {n_kept} tokens but the context"
-                f" holds {n_ctx}."
+                f"Even without older messages, the prompt of {n_kept} tokens exceeds the available"
+                f" context size of {n_ctx}."
             )
+            if not is_counted:
+                text = (
+                    f"Even without older messages, the prompt of at least {n_kept} tokens exceeds"
+                    f" the available context size of {n_ctx}."
+                )
             hint = (
                 "Shorten the last message or the system prompt, or load the model with a larger"
                 " context."
             )
         super().__init__(text, hint)
         self.n_tokens, self.n_ctx, self.n_kept = n_tokens, n_ctx, n_kept
+        self.is_counted = is_counted
 
     @property
     def is_of_last(self) -> bool:

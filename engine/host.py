@@ -12,6 +12,7 @@ import threading
 import time
 from array import array
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol
@@ -36,7 +37,9 @@ from engine.events import (
     Tuned,
     Unload,
 )
-from engine.inquiries.table import ANSWERING, reply_to
+from engine.inquiries.questions import Question
+from engine.inquiries.table import ANSWERING, BESIDE, reply_to
+from engine.text.messages import text_size
 
 if TYPE_CHECKING:
     from engine.api import Model
@@ -50,6 +53,9 @@ BETWEEN = (Generate, Resplit, SaveState, LoadState, *ANSWERING)
 
 MOST_ENDED = 64
 """Number of ended answers whose tokens are known, so that what is cached of them can be saved."""
+
+MOST_SHORT = 1 << 14
+"""Number of characters of a question that does not wait for the longer ones."""
 
 EventSink = Callable[[HostEvent], None]
 """A receiver of events."""
@@ -79,11 +85,17 @@ class ThreadHost:
     """Engine on a thread of this process.
 
     Args:
-        on_event: receiver of events, called on the engine thread; it must return quickly.
+        on_event: receiver of events, called on the engine thread, or another one of the host; it
+            must return quickly.
     """
 
     def __init__(self, on_event: EventSink) -> None:
         self._on_event = on_event
+        self._short = ThreadPoolExecutor(1, "tandem-question")
+        self._long = ThreadPoolExecutor(1, "tandem-long-question")
+        for pool in (self._short, self._long):
+            pool.submit(int)  # so that its thread is there from the beginning, as the engine's is
+        self._asked: dict[int, Future[None]] = {}  # questions that are answered on these threads
         self._commands: queue.SimpleQueue[tuple[int, Command] | None] = queue.SimpleQueue()
         self._next: list[tuple[int, Command] | None] = []  # taken from the queue, but not yet done
         self._streams: dict[int, AnswerStream] = {}  # answers under way
@@ -94,6 +106,7 @@ class ThreadHost:
         self._is_closing = False
         self._import_error: EngineError | None = None
         self._lock = threading.Lock()
+        self._wake = threading.Event()  # set by commands, cancellations and background work
         self._model: Model | None = None
         self._told: tuple[Fallback, ...] = ()  # what the receiver knows to make GPUs slower
         self._thread = threading.Thread(target=self._run, name="tandem-engine", daemon=True)
@@ -104,6 +117,7 @@ class ThreadHost:
             self._generation += 1
             generation = self._generation
             self._commands.put((generation, command))
+            self._wake.set()
         return generation
 
     def cancel(self, generation: int | None = None) -> None:
@@ -113,12 +127,14 @@ class ThreadHost:
                 self._cancelled.clear()
             else:
                 self._cancelled.add(generation)
+            self._wake.set()
 
     def close(self, timeout_s: float = 5.0) -> bool:
         with self._lock:
             self._cancelled_up_to = self._generation
             self._is_closing = True
             self._commands.put(None)
+            self._wake.set()
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
@@ -140,13 +156,27 @@ class ThreadHost:
                 if item is None:
                     break
                 self._do(*item)
+            self._wake.clear()
             self._do_between()
             if self._streams:
                 self._step()
+        self._settle()
+        self._short.shutdown()
+        self._long.shutdown()
         self._free()
+
+    def _settle(self) -> None:
+        """Wait until the questions are answered that came before."""
+        while self._asked:
+            wait(list(self._asked.values()))
 
     def _do(self, generation: int, command: Command) -> None:
         """Do a command, or begin an answer."""
+        if isinstance(command, BESIDE):
+            self._ask_beside(generation, command)
+            return
+        if not isinstance(command, BETWEEN):
+            self._settle()
         self._attempt(generation, command, partial(self._dispatch, generation, command))
         if generation not in self._streams:
             self._cancelled.discard(generation)
@@ -174,6 +204,8 @@ class ThreadHost:
             return
         oldest = next(iter(self._streams))
         self._attempt(oldest, self._streams[oldest], self._loaded().step)
+        if self._streams and all(stream.is_waiting for stream in self._streams.values()):
+            self._wake.wait()
 
     def _tell(self, generation: int, stream: AnswerStream) -> None:
         """Send the events of an answer that are there, and forget it at its end."""
@@ -206,14 +238,37 @@ class ThreadHost:
             log.exception("command %s failed", type(what).__name__)
             failure = _as_crash(error)
         self._forget(generation)
-        # whoever keeps the error must not keep the frames, and with them the tensors, it came from
-        failure.__traceback__ = failure.__context__ = failure.__cause__ = None
+        _without_frames(failure)
         if self._model is not None and self._model.has_stopped:
             self._model.close()  # it can neither answer nor be saved
         if self._model is not None and not self._model.is_loaded:
             self._model = None  # the failure has closed it, as where a device does not answer
         is_lost = had_model and self._model is None
         self._send(generation, Failed(failure, is_lost))
+
+    def _ask_beside(self, generation: int, command: Question) -> None:
+        """Have a thread answer a question, so that answers go on meanwhile."""
+        model, asked = self._model, Future[None]()
+        self._asked[generation] = asked
+
+        def ask() -> None:
+            try:
+                if self._is_cancelled(generation):
+                    raise Cancelled("The question")
+                is_cancelled = partial(self._is_cancelled, generation)
+                event: Event = reply_to(_there(model), command, is_cancelled)
+            except EngineError as error:
+                event = Failed(_without_frames(error))
+            except Exception as error:  # as in `_attempt`
+                log.exception("command %s failed", type(command).__name__)
+                event = Failed(_without_frames(_as_crash(error)))
+            self._cancelled.discard(generation)
+            self._send(generation, event)
+            del self._asked[generation]
+            asked.set_result(None)
+
+        pool = self._short if text_size(command) <= MOST_SHORT else self._long
+        pool.submit(ask)
 
     def _dispatch(self, generation: int, command: Command) -> None:
         if isinstance(command, Load):
@@ -274,9 +329,7 @@ class ThreadHost:
         Raises:
             EngineError: no model is loaded.
         """
-        if self._model is None:
-            raise EngineError("No model is loaded.", "Open a GGUF file first.")
-        return self._model
+        return _there(self._model)
 
     def _resplit(self, generation: int, command: Resplit) -> None:
         model, start = self._loaded(), time.perf_counter()
@@ -336,7 +389,7 @@ class ThreadHost:
         self._model = model
 
     def _generate(self, generation: int, command: Generate) -> None:
-        stream = self._loaded().answer(command, lambda: self._is_cancelled(generation))
+        stream = self._loaded().answer(command, lambda: self._is_cancelled(generation), self._wake)
         self._streams[generation] = stream
 
     def _tell_fallbacks(self, generation: int) -> None:
@@ -364,6 +417,19 @@ def _import_engine() -> EngineReady:
     import torch
 
     return EngineReady(torch.__version__, time.perf_counter() - start)
+
+
+def _there(model: Model | None) -> Model:
+    if model is None:
+        raise EngineError("No model is loaded.", "Open a GGUF file first.")
+    return model
+
+
+def _without_frames(error: EngineError) -> EngineError:
+    """Return an error: who keeps it must not keep the frames, and with them the tensors, it came
+    from."""
+    error.__traceback__ = error.__context__ = error.__cause__ = None
+    return error
 
 
 def _as_crash(error: Exception) -> EngineCrashed:

@@ -93,7 +93,8 @@ def add_load(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     group.add_argument(
         "--ctx", type=int, metavar="N",
-        help="context length in tokens (default: 2048, or the model's own where that is shorter)",
+        help="context length in tokens (default: the model's own, but at most 2048, or for serve "
+        "what leaves memory for other programs)",
     )  # fmt: skip
     add_parallel(group)
     add_kept_states(group)

@@ -33,10 +33,16 @@ ERROR_FORMS: Final = (
     tr_later("There is no device '{device}' on this machine."),
     tr_later("{device} has {size} free but {needed} are needed to load the model."),
     tr_later("Choose a smaller context or a smaller model, or give this device a smaller share."),
-    tr_later("The prompt has {n} tokens but the context holds {n_ctx}."),
+    tr_later("The prompt of {n} tokens exceeds the available context size of {n_ctx}."),
+    tr_later("The prompt of at least {n} tokens exceeds the available context size of {n_ctx}."),
     tr_later("Load the model with a larger context, or shorten the conversation."),
     tr_later(
-        "Even without older messages, the prompt has {n} tokens but the context holds {n_ctx}."
+        "Even without older messages, the prompt of {n} tokens exceeds the available context size"
+        " of {n_ctx}."
+    ),
+    tr_later(
+        "Even without older messages, the prompt of at least {n} tokens exceeds the available"
+        " context size of {n_ctx}."
     ),
     tr_later(
         "Shorten the last message or the system prompt, or load the model with a larger context."
@@ -182,10 +188,6 @@ ERROR_FORMS: Final = (
     tr_later("Load the model again; if that fails as well, restart Tandem."),
     tr_later("Load the model again; if that fails too, the device needs a restart."),
     tr_later("Weights could not be brought to {device}: {problem}"),
-    tr_later(
-        "The engine has ended {n} times within {minutes} minutes, so it is not started again"
-        " for now."
-    ),
     tr_later("The window and the engine do not understand each other: {problem}."),
     tr_later("Restart Tandem, which may have been updated while it ran."),
     tr_later("Pictures of this model need batches of at least {n} tokens; they have {other}."),

@@ -38,7 +38,8 @@ class Desk:
         spelling: the bytes of the model's tokens.
         cache: how full the model's KV cache is.
         parsing: held while a large body is parsed, as each such thread slows down all others.
-        problem: returns why the model cannot answer for now, as a sentence; "" if it can.
+        problem: returns why the model cannot answer for now, as a sentence that anyone may read;
+            "" if it can, also if it is loaded first.
         machines: returns the other machines that compute the model, and the links between all.
     """
 
@@ -49,7 +50,7 @@ class Desk:
         self.spelling = Spelling()
         self.cache = CacheGauge(link)
         self.parsing = asyncio.Lock()
-        self.problem: Callable[[], str] = str
+        self.problem: Callable[[], str] = models.problem
         self.machines: Callable[[], MachinesState] = MachinesState
 
     def find(self, name: str, record: RequestRecord) -> OfferedModel:
@@ -109,6 +110,7 @@ class Desk:
 
     def _refusal(self, error: EngineError, places: FieldPlaces) -> Refusal:
         """Return how an error of the engine is told, which may have cost the model."""
-        return refusal_of(
-            error, places, back_s=self.models.back_s if self.link.model is None else None
-        )
+        if self.link.model is not None:
+            return refusal_of(error, places)
+        models = self.models
+        return refusal_of(error, places, back_s=models.back_s, lost_hint=models.lost_hint)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from app.server.link import EngineLink
-from app.server.models import LOAD_S, OfferedModel, SingleModel, offered_file
+from app.server.models import LOADED_AGAIN, OfferedModel, SingleModel, offered_file
 from app.server.refusal import Refusal
 from engine import EngineError, LoadParams, ModelLoaded, read_model_info
 
@@ -78,7 +78,7 @@ class LibraryModels:
         keep_s: seconds without a request after which one is unloaded; None for never.
     """
 
-    back_s = LOAD_S
+    lost_hint = LOADED_AGAIN
 
     def __init__(
         self, link: EngineLink, first: SingleModel, shelf: ModelShelf, choose: ChooseParams,
@@ -89,6 +89,17 @@ class LibraryModels:
         self._now = self._first = first
         self._turn = asyncio.Lock()
         self._looking: asyncio.Task[None] | None = None
+
+    @property
+    def back_s(self) -> int:
+        return self._now.back_s
+
+    def problem(self) -> str:
+        return self._now.problem()
+
+    def restore(self, error: EngineError) -> None:
+        """Load the model that was lost again."""
+        self._now.restore(error)
 
     def offered(self) -> Sequence[OfferedModel]:
         present = [*self._now.offered()]

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -85,10 +88,19 @@ class Models(Protocol):
     """Interface of the models of a server.
 
     Attributes:
-        back_s: seconds after which a request may be sent again that has found the model lost.
+        lost_hint: sentence on what is done about a model that is lost.
     """
 
-    back_s: int
+    lost_hint: str
+
+    @property
+    def back_s(self) -> int:
+        """Seconds after which a request may be sent again that has found the model lost."""
+        ...
+
+    def problem(self) -> str:
+        """Return why no model can answer for now, as a sentence; "" if one can be loaded."""
+        ...
 
     def offered(self) -> Sequence[OfferedModel]:
         """Return the models that clients can ask for."""
@@ -103,8 +115,14 @@ class Models(Protocol):
         ...
 
 
-LOAD_S = 5
-"""Seconds after which a request may come again that a model of this server was lost to."""
+AGAIN_S = (1, 2, 4, 8, 15)
+"""Seconds between two attempts to load a lost model; the last one holds for all further ones."""
+
+LOADED_AGAIN = "The model is being loaded again."
+"""Sentence on a model that is lost."""
+
+UNLOADABLE_S = 30
+"""Seconds after which a request may come again for a model that cannot be loaded."""
 
 PERSON_S = 30
 """Seconds after which it may come again where a person has to load the model."""
@@ -153,7 +171,7 @@ class SingleModel:
         keep_s: seconds without a request after which it is unloaded; None for never.
     """
 
-    back_s = LOAD_S
+    lost_hint = LOADED_AGAIN
 
     def __init__(
         self, link: EngineLink, params: LoadParams, info: ModelInfo, aliases: Sequence[str] = (),
@@ -164,6 +182,17 @@ class SingleModel:
         self._loading: asyncio.Task[ModelLoaded] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._unloading: asyncio.Task[None] | None = None
+        self._restoring: asyncio.Task[None] | None = None
+        self._load_s = 0.0  # how long the last load took; 0 before the first
+        self._again_s = 0  # until the next attempt to load it
+
+    @property
+    def back_s(self) -> int:
+        return max(1, math.ceil(self._load_s), self._again_s)
+
+    def problem(self) -> str:
+        is_restored = self._restoring is None or self._restoring.done()
+        return "" if is_restored else LOADED_AGAIN
 
     @property
     def _loaded(self) -> ModelLoaded | None:
@@ -184,9 +213,28 @@ class SingleModel:
         Raises:
             EngineError: it cannot be loaded.
         """
+        start = time.monotonic()
         event = await self._link.run(Load(self._params), on_progress)
         assert isinstance(event, ModelLoaded), "the closing event of a load"
+        self._load_s = time.monotonic() - start
         return event
+
+    def restore(self, error: EngineError) -> None:
+        """Load the model again after a loss, though nobody may ask for it: who looks whether the
+        server is well sends nothing before."""
+        if self._load_s and not self.problem():
+            self._restoring = asyncio.create_task(self._restore())
+
+    async def _restore(self) -> None:
+        for n in count():
+            try:
+                await asyncio.shield(self.load_soon())
+                return
+            except EngineError:
+                self._again_s = AGAIN_S[min(n, len(AGAIN_S) - 1)]
+                await asyncio.sleep(self._again_s)
+            finally:
+                self._again_s = 0
 
     def load_soon(self) -> asyncio.Task[ModelLoaded]:
         """Load the model unless that is under way already; return the task that does."""
@@ -204,9 +252,9 @@ class SingleModel:
             # who waits may go, and others wait for the same load
             return await asyncio.shield(loading)
         except EngineError as error:
-            raise Refusal(
-                503, f"The model cannot be loaded: {error}", error.hint, retry_after_s=30
-            ) from None
+            text = f"The model cannot be loaded: {error}"
+            again_s = self.back_s if self.problem() else UNLOADABLE_S
+            raise Refusal(503, text, error.hint, retry_after_s=again_s) from None
 
     def _stay(self) -> None:
         """Begin anew to count the seconds without a request."""
@@ -231,9 +279,11 @@ class SingleModel:
             self._unloading = None
 
     def close(self) -> None:
-        """End the wait for unloading the model."""
+        """End the wait for unloading the model, and that for loading it again."""
         if self._timer is not None:
             self._timer.cancel()
+        if self._restoring is not None:
+            self._restoring.cancel()
 
 
 def _note_failure(loading: asyncio.Task[ModelLoaded]) -> None:
@@ -250,6 +300,7 @@ class HeldModel:
     """
 
     back_s = PERSON_S
+    lost_hint = "The model has to be loaded again in Tandem."
 
     def __init__(self, link: EngineLink, aliases: Sequence[str] = ()) -> None:
         self._link, self._aliases = link, tuple(aliases)
@@ -259,6 +310,9 @@ class HeldModel:
         if model is None:
             return []
         return [offered_file(model.info, self._aliases).loaded_as(model)]
+
+    def problem(self) -> str:
+        return "" if self._link.model is not None else "No model is loaded."
 
     async def ready(self, name: str) -> ModelLoaded:
         if self._link.model is None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from engine import (
+    ApplyTemplate,
     Cancelled,
     ContextOverflow,
     DeviceError,
@@ -15,6 +16,7 @@ from engine import (
     ModelBusy,
     ModelFileError,
     ToolError,
+    text_size,
 )
 
 BUSY_S = 5
@@ -76,29 +78,54 @@ def bad_value(param: str, message: str, code: str | None = None) -> Refusal:
     return Refusal(400, message, param=param, code=code)
 
 
+MOST_CHARACTERS = 2 << 20
+"""Largest size of a text, or of a conversation, of which tokens or a prompt are told."""
+
+
+def check_size(given: object, param: str, most: int = MOST_CHARACTERS) -> None:
+    """Check that what the engine shall read is not too long.
+
+    Raises:
+        Refusal: it is.
+    """
+    if (n := text_size(given)) > most:
+        text = f"{param} has {n} characters, at most {most} are read at once."
+        raise Refusal(413, text, param=param)
+
+
+def check_conversation(command: ApplyTemplate) -> None:
+    """Check that a conversation is not too long; pictures, which have limits of their own, aside.
+
+    Raises:
+        Refusal: it is.
+    """
+    texts = [replace(message, pictures=()) for message in command.messages]
+    check_size((texts, command.tools, command.variables), "messages")
+
+
 def server_bug() -> Refusal:
     """Return the refusal of a request that an unexpected error has ended."""
     return Refusal(500, "The server has failed, which is a bug in Tandem.")
 
 
 def refusal_of(
-    error: EngineError, places: FieldPlaces = NO_PLACES, *, back_s: int | None = None
-) -> Refusal:
+    error: EngineError, places: FieldPlaces = NO_PLACES, *, back_s: int | None = None,
+    lost_hint: str = "",
+) -> Refusal:  # fmt: skip
     """Return how an error of the engine is told to a client.
 
     Args:
         places: places in the request.
         back_s: seconds after which a model that the error has cost is back; None if it has not.
+        lost_hint: sentence on that model, in place of what a window would say.
     """
     if isinstance(error, Refusal):
         return error
     if isinstance(error, Cancelled | ModelBusy):
         return Refusal(503, str(error), error.hint, retry_after_s=BUSY_S)
     if isinstance(error, EngineCrashed):
-        status = 500 if back_s is None else 503
-        return Refusal(
-            status, str(error), error.hint, code="engine_error", retry_after_s=back_s
-        )  # fmt: skip
+        status, hint = (500, error.hint) if back_s is None else (503, lost_hint)
+        return Refusal(status, str(error), hint, code="engine_error", retry_after_s=back_s)
     if isinstance(error, DeviceError | ModelFileError):
         return Refusal(500, str(error), error.hint, code="engine_error")
     code = "context_length_exceeded" if isinstance(error, ContextOverflow) else None

@@ -19,10 +19,6 @@ from engine import EngineError, LoadParams, ModelInfo, is_cpu
 if TYPE_CHECKING:
     from engine import Choice, Forecaster, Plan, Remedy
 
-COMFORT = 0.75
-"""Part of a device's free memory that a model may take with a context that nobody has chosen: the
-rest is for other programs, which come and go."""
-
 Rooms = tuple[tuple[str, int, float], ...]
 """Device id, free bytes, and read speed in bytes per second of each device."""
 
@@ -172,9 +168,9 @@ def _comfortable_context(
     Raises:
         EngineError: the split cannot be made.
     """
-    rooms = [engine.Room(device, int(COMFORT * size), 1.0) for device, size in free_bytes.items()]
-    fit = engine.Fit(
-        lambda load, free: planner.evaluate(load, free).plan, rooms, info.n_ctx_train, info.n_layer
-    )
+    fit = engine.Fit.comfortable(
+        lambda load, free: planner.evaluate(load, free).plan,
+        free_bytes, info.n_ctx_train, info.n_layer,
+    )  # fmt: skip
     n_ctx = fit.largest_context(params)
     return n_ctx if n_ctx > params.context_for(info.n_ctx_train) else None

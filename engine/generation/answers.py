@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from engine.errors import ContextOverflow, EngineError, PromptError
+from engine.generation.background import in_background
 from engine.generation.constrained.maker import Constraints
 from engine.generation.generate import Generation, fitting_tokens
 from engine.generation.parts.answer_reading import AnswerReading
@@ -18,16 +19,24 @@ from engine.generation.results import ContextShifted
 from engine.generation.scoring import check_n_logprobs
 from engine.generation.wishes import PromptWishes
 from engine.pictures.placed import PlacedPictures, text_ids
+from engine.text.messages import text_size
 from engine.text.thinking import THINK_OPEN, thinking_marks
 
 if TYPE_CHECKING:
     from engine.config.grammar import Grammar
     from engine.config.sampling import SamplingParams
     from engine.constraints.matcher import Matcher
+    from engine.generation.background import Preparing
     from engine.generation.constrained.constraint import AnswerConstraint
     from engine.generation.prompts import Prompt, Prompts
     from engine.generation.work import Steps
     from engine.text.messages import ChatMessage, Tool
+
+T = TypeVar("T")
+
+MOST_AT_ONCE = 1 << 14
+"""Number of characters up to which a text is tokenised where answers are computed: it takes them no
+longer than a step, and a thread would take longer to start on it."""
 
 
 class Asked(Protocol):
@@ -95,35 +104,32 @@ class Answers:
         self._constraints = Constraints(prompts)
 
     def plain(self, prompt: str | Sequence[int], params: SamplingParams, timed_every: int) -> Steps:
-        """Continue a text or token ids; see `Model.generate`.
-
-        Raises:
-            GrammarError: the form that is asked for cannot be used; at once, as from `to`.
-        """
-        matcher = self._constraints.matcher(None, params)
-        return self._continued(prompt, params, timed_every, matcher)
-
-    def _continued(
-        self, prompt: str | Sequence[int], params: SamplingParams, timed_every: int,
-        matcher: Matcher | None,
-    ) -> Steps:  # fmt: skip
-        plain = self._prompts.plain(prompt)
+        """Continue a text or token ids; see `Model.generate`."""
+        matcher = yield from self._matcher(params.form)
+        plain = yield from _made(prompt, lambda: self._prompts.plain(prompt, self._n_ctx))
         constraint = self._constraints.of(matcher, plain.ids, is_chat=False)
         yield from self._run(plain, params, timed_every, constraint=constraint)
 
     def to(self, request: Asked) -> Steps:
-        """Answer a `Generate` command; see `plain`."""
-        if request.prompt is not None:
-            matcher = self._constraints.matcher(request.grammar, request.sampling)
-            return self._completed(request, matcher)
-        return self._chat(request, wanted_form(self._prompts, self._constraints, request))
+        """Answer a `Generate` command."""
+        return self._chat(request) if request.prompt is None else self._completed(request)
 
-    def _completed(self, request: Asked, matcher: Matcher | None) -> Steps:
+    def _matcher(self, grammar: Grammar | None) -> Preparing[Matcher | None]:
+        """Return the matcher of a grammar, which is checked and compiled in the background."""
+        if grammar is None:
+            return None
+        return (yield from in_background(partial(self._constraints.checked, grammar, grammar)))
+
+    def _completed(self, request: Asked) -> Steps:
         assert request.prompt is not None
-        if request.suffix:
-            plain = self._prompts.fill_in(request.prompt, request.suffix)
+        matcher = yield from self._matcher(request.grammar or request.sampling.form)
+        prompt, suffix, n_ctx = request.prompt, request.suffix, self._n_ctx
+        if suffix:
+            plain = yield from _made(
+                (prompt, suffix), lambda: self._prompts.fill_in(prompt, suffix, n_ctx)
+            )
         else:
-            plain = self._prompts.plain(request.prompt)
+            plain = yield from _made(prompt, lambda: self._prompts.plain(prompt, n_ctx))
         constraint = self._constraints.of(matcher, plain.ids, is_chat=False)
         yield from self._run(
             plain,
@@ -133,11 +139,16 @@ class Answers:
             constraint=constraint,
         )
 
-    def _chat(self, request: Asked, wanted: WantedForm) -> Steps:
+    def _chat(self, request: Asked) -> Steps:
         """Answer a conversation."""
         if request.suffix:
             raise PromptError("A suffix goes with a prompt, not with messages.")
         tools, messages = callable_tools(request), request.messages
+        wanted = WantedForm(None)
+        if tools or request.grammar or request.sampling.form:
+            wanted = yield from in_background(
+                partial(wanted_form, self._prompts, self._constraints, request)
+            )
         reading = None
         if request.in_parts:
             is_single = not request.parallel_tool_calls
@@ -149,18 +160,21 @@ class Answers:
         stops = self._prompts.template.stop_strings  # a plain template has no end token of its own
         sampling = replace(request.sampling, stop=(*request.sampling.stop, *stops))
         wishes = PromptWishes.of(request.thinks, request.effort, request.variables, tools)
-        begun, said = self._begun(request, messages, wishes, sampling.stop, reading)
-        made = partial(
-            self._prompts.chat, messages, self._n_ctx, continue_last=request.continue_last,
-            begun=begun, wishes=wishes, is_marked=self._is_marked,
-        )  # fmt: skip
-        is_shortened = request.sampling.on_overflow == "shift"
-        prompt = made(is_shortened=is_shortened)
+
+        def make() -> tuple[tuple[int, ...], str, Prompt]:
+            begun, said = self._begun(request, messages, wishes, sampling.stop, reading)
+            prompt = self._prompts.chat(
+                messages, self._n_ctx, continue_last=request.continue_last,
+                is_shortened=request.sampling.on_overflow == "shift", begun=begun, wishes=wishes,
+                is_marked=self._is_marked,
+            )  # fmt: skip
+            return begun, said, prompt
+
+        begun, said, prompt = yield from _made((messages, tools, request.variables), make)
         if prompt.n_dropped:
             yield ContextShifted(prompt.n_dropped)
-        if len(prompt.ids) > self._n_ctx:
-            kept = prompt if is_shortened else made(is_shortened=True)
-            raise ContextOverflow(len(prompt.ids), self._n_ctx, len(kept.ids))
+        if (n_tokens := len(prompt.ids)) > self._n_ctx:
+            raise ContextOverflow(n_tokens, self._n_ctx, n_tokens)
         shown = reading.shown if reading else ()
         text = text_ids(prompt.ids)
         constraint = self._constraints.of(
@@ -222,3 +236,10 @@ class Answers:
         )  # fmt: skip
         pictures = PlacedPictures(prompt.ids, prompt.pictures)
         yield from generation.run(prompt.ids, prompt.marks, pictures)
+
+
+def _made(given: object, make: Callable[[], T]) -> Preparing[T]:
+    """Return what is made of texts, on a thread if they are long."""
+    if text_size(given) <= MOST_AT_ONCE:
+        return make()
+    return (yield from in_background(lambda _: make()))

@@ -166,8 +166,13 @@ class Occupancy:
             return user
         return None
 
-    def _check_open(self, use: Use) -> None:
-        if self.is_closing and not use.closes:
+    def check_open(self) -> None:
+        """Check that the model is there, for what needs it but computes nothing.
+
+        Raises:
+            EngineError: it has been closed.
+        """
+        if self.is_closing:
             raise EngineError("The model has been unloaded.", "Load it again.")
 
     def _wait(self, use: Use, is_cancelled: IsCancelled) -> None:
@@ -187,7 +192,8 @@ class Occupancy:
     def _has_begun(self, use: Use) -> bool:
         """Begin a use if it is the next one, else wait a moment; return whether it has begun."""
         with self._lock:
-            self._check_open(use)
+            if not use.closes:
+                self.check_open()
             if use is self._waiting[0] and self._takes(use):
                 self._waiting.remove(use)
                 return True

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from engine.answer_forms.detection import detect
 from engine.answer_forms.turns import TemplateUse, as_functions, has_more_than_text
-from engine.errors import PictureError, PromptError, TemplateError
+from engine.errors import ContextOverflow, PictureError, PromptError, TemplateError
 from engine.generation.dropping import droppable, with_text, without
 from engine.generation.pictures.prompt_text import by_number, encoded, with_numbers, without_numbers
 from engine.generation.wishes import PromptWishes
@@ -29,11 +29,17 @@ PLAIN_USE = TemplateUse()
 
 NO_WISHES = PromptWishes()
 
+MOST_COUNTED = 1 << 15
+"""Number of tokens up to which those of a prompt that is too long are counted, if it has at most
+four characters for each: to count all of a very long text would take seconds."""
+
 
 class EncodeChat(Protocol):
     """Encoder of a conversation."""
 
-    def __call__(self, messages: Sequence[ChatMessage], *, continue_last: bool) -> list[int]: ...
+    def __call__(
+        self, messages: Sequence[ChatMessage], *, continue_last: bool, n_ctx: int | None = None
+    ) -> list[int]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,18 +138,28 @@ class Prompts:
             warnings += ("This model has no chat template: plain text is used instead.",)
         return warnings
 
-    def plain(self, prompt: str | Sequence[int]) -> Prompt:
-        """Return the prompt of a text, in which special tokens are recognised, or of token ids."""
-        ids = self._encode(prompt) if isinstance(prompt, str) else [int(i) for i in prompt]
+    def plain(self, prompt: str | Sequence[int], n_ctx: int | None = None) -> Prompt:
+        """Return the prompt of a text, in which special tokens are recognised, or of token ids.
+
+        Args:
+            n_ctx: size of the context; None for a text that need not fit.
+
+        Raises:
+            ContextOverflow: the text is too long to be worth counting its tokens.
+        """
+        if isinstance(prompt, str):
+            ids = self._encode(prompt, n_ctx=n_ctx)
+        else:
+            ids = [int(i) for i in prompt]
         return Prompt(ids, n_keep=1 if self.found and self.found.add_bos else 0)
 
-    def fill_in(self, before: str | Sequence[int], behind: str) -> Prompt:
+    def fill_in(self, before: str | Sequence[int], behind: str, n_ctx: int) -> Prompt:
         """Return the prompt for what fills the gap between two texts, as llama.cpp writes it.
 
         In both, the spelling of a special token is text; the first may be token ids.
 
         Raises:
-            PromptError: the model has no tokens for that.
+            PromptError: the model has no tokens for that, or the texts are far too long.
         """
         tokenizer = self.tokenizer
         if tokenizer.fill_in_ids is None:
@@ -153,10 +169,10 @@ class Prompts:
             )
         first, second, middle = tokenizer.fill_in_ids
         bos = [tokenizer.bos_id] if tokenizer.add_bos and tokenizer.bos_id is not None else []
-        suffix = tokenizer.encode(behind, add_special=False)
+        suffix = self.counted(behind, n_ctx, add_special=False)
         prefix = before
         if isinstance(before, str):
-            prefix = tokenizer.encode(before, add_special=False)
+            prefix = self.counted(before, n_ctx, add_special=False)
         ids = [*bos, first, *prefix, second, *suffix, middle]
         return Prompt(ids, n_keep=len(ids))
 
@@ -173,9 +189,11 @@ class Prompts:
                 is continued is too long by itself, its beginning is dropped as well.
             begun: tokens of the answer that is continued, which replace its text.
             is_marked: whether to find `Prompt.marks`, which takes as long as the prompt itself.
+            n_ctx: size of the context; 0 for a prompt that need not fit.
 
         Raises:
             PromptError: there are no messages, or the template does not take them.
+            ContextOverflow: the prompt does not fit and is not to be shortened, or is far too long.
         """
         _check_some(turns)
         groups = droppable(turns, 1 + continue_last)
@@ -183,24 +201,46 @@ class Prompts:
         encode_chat = partial(self._encode_chat, wishes=wishes)
 
         @cache
-        def encode(n_dropped: int) -> list[int]:
+        def encode(n_dropped: int, most: int | None = None) -> list[int]:
             messages = without(turns, groups[:n_dropped])
             if not begun:
-                return encode_chat(messages, continue_last=continue_last)
+                return encode_chat(messages, continue_last=continue_last, n_ctx=most)
             question = [*messages[:-1], with_text(messages[-1], "")]
-            return [*encode_chat(question, continue_last=True), *begun]
+            return [*encode_chat(question, continue_last=True, n_ctx=most), *begun]
+
+        @cache
+        def size(n_dropped: int) -> tuple[int, bool]:
+            """Return the number of tokens, and whether it is no more."""
+            try:
+                return len(encode(n_dropped, n_ctx or None)), True
+            except ContextOverflow as error:
+                return error.n_tokens, error.is_counted
+
+        def whole(n_dropped: int) -> list[int]:
+            return encode(n_dropped, n_ctx or None if size(n_dropped)[1] else None)
 
         if not is_shortened:
-            marks = self._marks(turns, encode(0), continue_last, encode_chat) if is_marked else ()
-            return Prompt(encode(0), marks=marks, pictures=pictures)
+            n_tokens, is_counted = size(0)
+            if n_ctx and n_tokens > n_ctx:
+                if continue_last:  # what it continues can lose its beginning, too
+                    raise ContextOverflow(n_tokens, n_ctx, is_counted=is_counted)
+                n_kept, is_kept_counted = size(len(groups))
+                is_counted = is_kept_counted if n_kept > n_ctx else is_counted
+                raise ContextOverflow(n_tokens, n_ctx, n_kept, is_counted=is_counted)
+            ids = whole(0)
+            marks = self._marks(turns, ids, continue_last, encode_chat) if is_marked else ()
+            return Prompt(ids, marks=marks, pictures=pictures)
         most = n_ctx - max(1, n_ctx // 8) - 1
-        n_dropped = _first(lambda n: len(encode(n)) <= most, len(groups))
-        messages, ids = without(turns, groups[:n_dropped]), encode(n_dropped)
+        n_dropped = _first(lambda n: size(n)[0] <= most, len(groups))
+        n_tokens, is_counted = size(n_dropped)
+        if not is_counted and not continue_last:
+            raise ContextOverflow(n_tokens, n_ctx, n_tokens, is_counted=False)
+        messages, ids = without(turns, groups[:n_dropped]), whole(n_dropped)
         if continue_last and len(ids) > most:
             ids = self._without_beginning(messages, ids, most, encode_chat)
         n_system = self._n_system(messages, ids, continue_last, encode_chat)
         marks = self._marks(messages, ids, continue_last, encode_chat) if is_marked else ()
-        n_dropped = len(encode(0)) - len(ids)
+        n_dropped = len(whole(0)) - len(ids)
         return Prompt(ids, min(n_system, n_ctx // 2), n_dropped, marks, pictures)
 
     def written(
@@ -282,11 +322,12 @@ class Prompts:
 
     def _encode_chat(
         self, messages: Sequence[ChatMessage], *, continue_last: bool,
-        wishes: PromptWishes = NO_WISHES,
+        wishes: PromptWishes = NO_WISHES, n_ctx: int | None = None,
     ) -> list[int]:  # fmt: skip
         seen = self._seen(messages)
         text = self._rendered(messages, wishes, continue_last=continue_last)
-        return encoded(text, seen, self._encode) if seen else self._encode(text)
+        encode = partial(self._encode, n_ctx=n_ctx)
+        return encoded(text, seen, encode) if seen else encode(text)
 
     def _seen(self, messages: Sequence[ChatMessage]) -> Seen:
         """Return the pictures of a conversation.
@@ -322,18 +363,38 @@ class Prompts:
         )
         return text + use.continuation(messages[-1], text) if continue_last else text
 
-    def _encode(self, text: str, is_first: bool = True) -> list[int]:
+    def counted(
+        self, text: str, n_ctx: int | None, *, add_special: bool, parse_special: bool = False
+    ) -> list[int]:
+        """Return the token ids of a text that has to fit into a context, if that is not None.
+
+        Raises:
+            ContextOverflow: it is too long to be worth counting its tokens.
+        """
+        tokenizer = self.tokenizer
+        if n_ctx is None:
+            return tokenizer.encode(text, add_special, parse_special)
+        is_short = len(text) <= MOST_COUNTED << 2
+        most = max(n_ctx, MOST_COUNTED) if is_short else n_ctx
+        if (n_tokens := tokenizer.fewest(text)) <= most:
+            ids = tokenizer.encode(text, add_special, parse_special, most)
+            if (n_tokens := len(ids)) <= most:
+                return ids
+        raise ContextOverflow(n_tokens, n_ctx, is_counted=False)
+
+    def _encode(self, text: str, is_first: bool = True, *, n_ctx: int | None = None) -> list[int]:
         """Return the token ids of a prompt: with one BOS token at most and no added EOS token.
 
         Args:
             is_first: whether the prompt begins with this text; else it is a later part.
+            n_ctx: see `plain`.
         """
         tokenizer = self.tokenizer
         if not is_first:
-            return tokenizer.encode(text, add_special=False, parse_special=True)
+            return self.counted(text, n_ctx, add_special=False, parse_special=True)
         bos, eos = tokenizer.bos_id, tokenizer.eos_id
         has_bos = bos is not None and text.startswith(tokenizer.token_text(bos))
-        ids = tokenizer.encode(text, add_special=not has_bos, parse_special=True)
+        ids = self.counted(text, n_ctx, add_special=not has_bos, parse_special=True)
         if tokenizer.add_eos and not has_bos and ids and ids[-1] == eos:
             ids.pop()
         return ids

@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 
 
 class TextInquiries:
-    """The part of `engine.api.Model` that answers questions without computing tokens."""
+    """The part of `engine.api.Model` that answers questions without computing tokens.
+
+    Any thread may ask, also while others compute: all that it uses is text.
+    """
 
     info: ModelInfo
     _prompts: Prompts
@@ -62,8 +65,8 @@ class TextInquiries:
         Raises:
             PromptError: the model has no vocabulary.
         """
-        with self._occupancy.use("it reads a text"):
-            return self.tokenizer.encode(text, add_special, parse_special)
+        self._occupancy.check_open()
+        return self.tokenizer.encode(text, add_special, parse_special)
 
     def detokenize(self, ids: Sequence[int], *, skip_special: bool = False) -> str:
         """Return the text of tokens, with all their spaces, and U+FFFD for invalid bytes.
@@ -74,8 +77,8 @@ class TextInquiries:
         Raises:
             PromptError: the model has no vocabulary, or no such tokens.
         """
-        with self._occupancy.use("it writes a text"):
-            return self.tokenizer.decode(self._known(ids), skip_special, is_tidied=False)
+        self._occupancy.check_open()
+        return self.tokenizer.decode(self._known(ids), skip_special, is_tidied=False)
 
     def pieces(self, ids: Sequence[int]) -> list[bytes]:
         """Return the bytes that each token adds to a text.
@@ -83,8 +86,8 @@ class TextInquiries:
         Raises:
             PromptError: the model has no vocabulary, or no such tokens.
         """
-        with self._occupancy.use("it writes a text"):
-            return [self.tokenizer.token_bytes(token) for token in self._known(ids)]
+        self._occupancy.check_open()
+        return [self.tokenizer.token_bytes(token) for token in self._known(ids)]
 
     def apply_template(
         self, messages: Sequence[ChatMessage], *, continue_last: bool = False,
@@ -100,13 +103,13 @@ class TextInquiries:
             PromptError: the model has no vocabulary, there are no messages, or its template does
                 not take them.
         """
-        with self._occupancy.use("it writes a prompt"):
-            return self._prompts.written(
-                messages,
-                continue_last=continue_last,
-                wishes=PromptWishes.of(thinks, effort, variables, tools),
-                add_generation_prompt=add_generation_prompt,
-            )
+        self._occupancy.check_open()
+        return self._prompts.written(
+            messages,
+            continue_last=continue_last,
+            wishes=PromptWishes.of(thinks, effort, variables, tools),
+            add_generation_prompt=add_generation_prompt,
+        )
 
     def chat_size(
         self, messages: Sequence[ChatMessage], *, continue_last: bool = False,
@@ -119,24 +122,27 @@ class TextInquiries:
             PromptError: see `apply_template`.
             PictureError: the model cannot see, or a picture cannot be used.
         """
-        with self._occupancy.use("it writes a prompt"):
-            wishes = PromptWishes.of(thinks, effort, variables, tools)
-            prompt = self._prompts.chat(
-                messages, 0, continue_last=continue_last, is_shortened=False, wishes=wishes
-            )
-            return len(prompt.ids)
+        self._occupancy.check_open()
+        wishes = PromptWishes.of(thinks, effort, variables, tools)
+        prompt = self._prompts.chat(
+            messages, 0, continue_last=continue_last, is_shortened=False, wishes=wishes
+        )
+        return len(prompt.ids)
 
     def prompt_size(self, prompt: str) -> int:
         """Return the number of tokens of a prompt from `apply_template`."""
         return len(self.prompt_ids(prompt))
 
-    def prompt_ids(self, prompt: str | Sequence[int]) -> list[int]:
+    def prompt_ids(self, prompt: str | Sequence[int], n_ctx: int | None = None) -> list[int]:
         """Return the tokens that `Model.generate` goes on with.
 
+        Args:
+            n_ctx: size of the context; None for a prompt that need not fit.
+
         Raises:
-            PromptError: the model has no vocabulary for a text.
+            PromptError: the model has no vocabulary for a text, or it is far too long.
         """
-        return self._prompts.plain(prompt).ids
+        return self._prompts.plain(prompt, n_ctx).ids
 
     def count_tokens(
         self, messages: Sequence[ChatMessage] | None, draft: str = "", tools: Sequence[Tool] = (),
@@ -151,8 +157,8 @@ class TextInquiries:
         Raises:
             PromptError: the model has no vocabulary, or its template refuses these messages.
         """
-        with self._occupancy.use("tokens are being counted"):
-            return self._prompts.count(messages, draft, tools)
+        self._occupancy.check_open()
+        return self._prompts.count(messages, draft, tools)
 
     def _known(self, ids: Sequence[int]) -> Sequence[int]:
         """Return token ids that the model has.

@@ -38,6 +38,7 @@ class Inquiries(TextInquiries):
     behind them.
     """
 
+    n_ctx: int
     runtime: ThreadRuntime
     scheduler: Scheduler
 
@@ -113,7 +114,7 @@ class Inquiries(TextInquiries):
 
     def _ids_of(self, text: str | Sequence[int]) -> Sequence[int]:
         if isinstance(text, str):
-            return self.tokenizer.encode(text, parse_special=True)
+            return self._prompts.counted(text, self.n_ctx, add_special=True, parse_special=True)
         return text
 
     @contextmanager

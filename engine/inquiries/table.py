@@ -73,13 +73,16 @@ def _embedded(model: Inquiries, question: Embed, is_cancelled: IsCancelled) -> E
 
 
 def _scored(model: Inquiries, question: ScoreTokens, is_cancelled: IsCancelled) -> TokensScored:
-    ids = model.prompt_ids(question.text)
+    ids = model.prompt_ids(question.text, model.n_ctx)
     return TokensScored(tuple(ids), tuple(model.score(ids, question.n_logprobs, is_cancelled)))
 
 
 def _cache_counted(model: Inquiries, question: CountCache, _: IsCancelled) -> CacheCounted:
     return CacheCounted(*model.cache_use)
 
+
+BESIDE = (CountTokens, Tokenize, Detokenize, ApplyTemplate)
+"""Questions that any thread may answer, also while tokens are computed."""
 
 ANSWERING: Mapping[type, Answering] = MappingProxyType(
     {

@@ -36,8 +36,14 @@ STOPPED_S = 2.0
 """Seconds without a heartbeat after which a process that was stopped counts as lost."""
 
 SILENT_S = 30.0
-"""Seconds without a heartbeat after which a process that runs counts as hanging: some libraries
-hold the interpreter's lock for seconds."""
+"""Seconds without a heartbeat after which a process that does nothing counts as hanging."""
+
+BUSY_S = 150.0
+"""The same for a process that computes: a library may hold the interpreter's lock meanwhile, so
+that nothing in the process can send a heartbeat."""
+
+BUSY_SHARE = 0.1
+"""Share of one core that a process must have used for that, on a machine that may be overloaded."""
 
 END_S = 5.0
 """Seconds that a process may take to end after its connection was closed; then it is killed."""
@@ -82,6 +88,7 @@ class EngineProcess:
         self._log: deque[bytes] = deque(maxlen=LOG_KEPT)
         self._messages: queue.SimpleQueue[ToEngine | None] = queue.SimpleQueue()
         self._why = ""
+        self._cpu_s: float | None = None  # processor time when it fell silent
         self._threads = [
             threading.Thread(target=target, name=name, daemon=True)
             for target, name in ((self._read_log, "tandem-log"), (self._write, "tandem-commands"))
@@ -120,16 +127,24 @@ class EngineProcess:
             raise EOFError from error
 
     def check(self, silent_s: float) -> None:
-        """End the process if it is stopped or hangs.
+        """End the process if it is stopped or hangs; to be called after each wait for a message.
 
         Args:
             silent_s: seconds without a message from it.
         """
+        if not silent_s:
+            self._cpu_s = None
+            return
+        if self._cpu_s is None:
+            self._cpu_s = self._used_s()
         if silent_s >= STOPPED_S and self._is_stopped():
             self._why = "was stopped by another program"
             self.kill()
         elif silent_s >= SILENT_S:
-            self._why = f"has shown no sign of life for {SILENT_S:.0f} s"
+            used_s = self._used_s() - self._cpu_s
+            if used_s > BUSY_SHARE * silent_s and silent_s < BUSY_S:
+                return
+            self._why = f"has shown no sign of life for {silent_s:.0f} s"
             with suppress(OSError, ValueError):  # Windows knows no such signal
                 self._process.send_signal(signal.SIGABRT)  # writes where each thread is
             with suppress(subprocess.TimeoutExpired):
@@ -154,6 +169,13 @@ class EngineProcess:
         self._channel.close()
         lines = tuple(line.decode(errors="replace").rstrip() for line in list(self._log))
         return Death(code, self._why, lines, oom_kills() > self._oom_kills)
+
+    def _used_s(self) -> float:
+        """Return the seconds of processor time that the process has used; 0 if it is gone."""
+        with suppress(psutil.Error):
+            times = psutil.Process(self.pid).cpu_times()
+            return float(times.user + times.system)
+        return 0.0
 
     def _is_stopped(self) -> bool:
         with suppress(psutil.Error):

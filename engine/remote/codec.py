@@ -46,6 +46,10 @@ class MessageError(EngineError):
         self.problem = problem
 
 
+SCALARS = frozenset({str, bool, int, float, NoneType})
+"""Types that JSON has itself."""
+
+
 class Codec(Generic[M]):
     """Translator of some messages to bytes and back.
 
@@ -111,6 +115,8 @@ class Codec(Generic[M]):
         if value is None or isinstance(value, str | bool | int | float):
             return value
         if isinstance(value, tuple | list):
+            if SCALARS.issuperset(map(type, value)):  # as the ids of a long text
+                return value
             return [self._plain(item) for item in value]
         if isinstance(value, EngineError):
             return self._plain_error(value)
@@ -160,6 +166,8 @@ class Codec(Generic[M]):
     def _items(self, hints: tuple[Any, ...], plain: list[object]) -> list[object]:
         """Return the items of a list or tuple whose type has these arguments."""
         if len(hints) == 1 or (len(hints) == 2 and hints[1] is Ellipsis):
+            if hints[0] in SCALARS and {hints[0]}.issuperset(map(type, plain)):
+                return plain
             return [self._value(hints[0], item) for item in plain]
         if len(hints) != len(plain):
             raise _unexpected(plain)

@@ -22,7 +22,7 @@ from engine.events import (
     SaveState,
     Tune,
 )
-from engine.inquiries.questions import Embed, ScoreTokens
+from engine.inquiries.questions import ApplyTemplate, Detokenize, Embed, ScoreTokens, Tokenize
 
 LOG_LINES = 3
 """Number of lines from the end of the process's log that are shown to a person."""
@@ -167,6 +167,9 @@ def _activity(command: Command | None) -> str:
         LoadState: "loading the chat's cache",
         Embed: "computing embeddings",
         ScoreTokens: "scoring a text",
+        Tokenize: "splitting a text into tokens",
+        Detokenize: "joining tokens",
+        ApplyTemplate: "writing a prompt",
     }
     return names.get(type(command), "it was idle")
 

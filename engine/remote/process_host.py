@@ -5,11 +5,10 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Sequence
 from typing import get_args
 
-from engine.errors import CommError, DeviceStopped, EngineCrashed, EngineError
+from engine.errors import CommError, DeviceStopped, EngineError
 from engine.events import (
     Command,
     EngineReady,
@@ -42,11 +41,12 @@ TICK_S = 1.0
 """Seconds between two looks at a silent process. They are counted, not timed, since this process
 may have slept as well."""
 
-MOST_DEATHS = 3
-"""Number of deaths within `DEATHS_S` after which no new process is started."""
+BACK_OFF_S = (0.0, 1.0, 2.0, 4.0, 8.0)
+"""Seconds between the death of a process and the start of the next, after the first death, the
+second one and so on. A process that dies at every load must not keep the machine busy."""
 
-DEATHS_S = 300.0
-"""Seconds after which a death does not count any more."""
+HEALTHY_S = 15.0
+"""Seconds that a process must live for earlier deaths to be forgotten."""
 
 KILLED_S = 2.0
 """Seconds in which a killed process ends."""
@@ -85,7 +85,8 @@ class ProcessHost:
         self._model: ModelLoaded | None = None
         self._is_ready = self._was_ready = self._is_closing = False
         self._is_spoilt = False  # a device does not work any more in this process
-        self._deaths: deque[float] = deque(maxlen=MOST_DEATHS)
+        self._n_deaths = 0  # one after the other, none of which came after a healthy time
+        self._due = 0.0  # when the next process may start
         self._thread = threading.Thread(target=self._run, name="tandem-process", daemon=True)
         self._thread.start()
 
@@ -139,32 +140,34 @@ class ProcessHost:
         is_first = True
         while self._wait(is_first):
             is_first = False
-            if (pause_s := self._pause_s()) > 0:
-                self._fail(_too_many_deaths(pause_s))
-                continue
+            started = time.monotonic()
             try:
                 # Linux ends it with the thread that starts it, which therefore stays
                 process = EngineProcess(self._command, self._refuse)
             except (OSError, MemoryError) as error:
                 log.exception("the engine's process cannot be started")
-                self._deaths.append(time.monotonic())
+                self._note_death()
                 self._fail(start_failure(error))
                 continue
             self._enter(process)
             self._follow(process)
-            self._leave(process)
+            self._leave(process, time.monotonic() - started)
 
     def _wait(self, is_first: bool) -> bool:
-        """Wait until a process is wanted; return False at the end."""
+        """Wait until a process is wanted, and may be started; return False at the end."""
         with self._changed:
             self._changed.wait_for(lambda: is_first or self._is_closing or self._unanswered)
+            pause_s = max(0.0, self._due - time.monotonic())
+            self._changed.wait_for(lambda: self._is_closing, pause_s)
             return not self._is_closing
 
-    def _pause_s(self) -> float:
-        """Return the seconds until a process may be started again."""
-        if len(self._deaths) < MOST_DEATHS:
-            return 0.0
-        return self._deaths[0] + DEATHS_S - time.monotonic()
+    def _note_death(self, lived_s: float = 0.0) -> None:
+        """Put off the start of the next process, the longer the more have died lately."""
+        if lived_s >= HEALTHY_S:
+            self._n_deaths = 0
+        pause_s = BACK_OFF_S[min(self._n_deaths, len(BACK_OFF_S) - 1)]
+        self._n_deaths += 1
+        self._due = time.monotonic() + pause_s
 
     def _enter(self, process: EngineProcess) -> None:
         with self._changed:
@@ -225,7 +228,7 @@ class ProcessHost:
         ):
             self._model = None
 
-    def _leave(self, process: EngineProcess) -> None:
+    def _leave(self, process: EngineProcess, lived_s: float) -> None:
         """Tell how the process has ended, unless it was asked to."""
         death = process.bury()
         with self._changed:
@@ -238,7 +241,7 @@ class ProcessHost:
             running = next(wanted, None)
             doing = doing_of(running, self._model, self._is_ready)
         log.error("the engine's process %s %s\n%s", death.manner, doing, "\n".join(death.log))
-        self._deaths.append(time.monotonic())
+        self._note_death(lived_s)
         self._fail(self._error_of(death, doing))
 
     def _error_of(self, death: Death, doing: str) -> EngineError:
@@ -259,13 +262,3 @@ class ProcessHost:
         """Fail a command that cannot be sent."""
         if isinstance(message, SubmitMessage):
             self._pass_on(HostEvent(message.generation, Failed(error)))
-
-
-def _too_many_deaths(pause_s: float) -> EngineCrashed:
-    minutes = max(1, round(pause_s / 60))
-    return EngineCrashed(
-        f"The engine has ended {MOST_DEATHS} times within {DEATHS_S / 60:.0f} minutes, so it is not"
-        " started again for now.",
-        f"Wait {minutes} minute{'s' * (minutes > 1)} or restart Tandem, and choose another model,"
-        " split or device.",
-    )

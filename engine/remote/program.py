@@ -33,6 +33,10 @@ from engine.remote.sender import EventSender
 CLOSE_S = 4.0
 """Seconds that the engine has to free its model."""
 
+SWITCH_S = 0.0005
+"""Seconds for which another thread may keep the interpreter's lock from the one that computes: what
+reads a long request, or answers a question about one, may run for seconds. Python has 0.005."""
+
 OOM_SCORE = "300"
 """Thousandths that Linux adds to this process's size where it must kill one for lack of memory."""
 
@@ -41,6 +45,7 @@ def main() -> int:
     """Run the engine, and return the exit status."""
     handle, parent = int(sys.argv[1]), int(sys.argv[2])
     faulthandler.enable()
+    sys.setswitchinterval(SWITCH_S)
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     # a terminal sends Ctrl+C, and that it closes, to both processes, and the window ends this one
     # when its last chat is saved; a handler, unlike SIG_IGN, is not inherited

@@ -6,7 +6,9 @@ in its alphabet alone.
 
 from __future__ import annotations
 
+import os
 import re
+from collections.abc import Iterator
 
 from tokenizers import Regex, Tokenizer
 from tokenizers.models import BPE
@@ -17,6 +19,19 @@ from engine.text.pretokenizers import PreTokenizer
 from engine.text.spm import SPACE
 
 NEWLINES = re.compile(r"(\n+)")
+
+PIECE = 1 << 14
+"""Number of characters that are encoded at once, if there is a place to cut: longer pieces take
+more time for each character, and more memory."""
+
+CUT = re.compile(r"[A-Za-z](?=[ \n])")
+"""End of a piece. No pattern of `pretokenizers` matches otherwise where a text ends or begins
+there: words end behind the letter, or, where words have spaces, no merge joins the characters."""
+
+JOINED = re.compile(r"[A-Za-z][ \n\u2581\u0120\u010a]")
+"""What a merge would have to make for such an end to matter; the last three are spellings."""
+
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # one text at a time: threads are no help
 
 
 def split_merge(merge: str) -> tuple[str, str]:
@@ -69,13 +84,25 @@ class BpeEncoder:
             )
         except Exception as error:  # the library raises nothing narrower
             raise _missing(pairs, ids, str(error)) from error
+        self._is_cut = JOINED.search("\0".join(map("".join, pairs))) is None
         self._tokenizer = Tokenizer(model)
         cuts = [Split(Regex(pattern), "isolated") for pattern in pre.patterns]
         spelling = [ByteLevel(add_prefix_space=False, use_regex=False)] if pre.byte_level else []
         self._tokenizer.pre_tokenizer = Sequence([*cuts, *spelling])
 
+    def parts(self, text: str) -> Iterator[list[int]]:
+        """Yield the ids of a text, which are the same in parts as at once."""
+        start = 0
+        while self._is_cut and len(text) - start > PIECE:
+            cut = CUT.search(text, start + PIECE)
+            if cut is None:
+                break
+            yield self.encode(text[start : cut.end()])
+            start = cut.end()
+        yield self.encode(text[start:] if start else text)
+
     def encode(self, text: str) -> list[int]:
-        """Return the ids of a text."""
+        """Return the ids of a text, encoded at once."""
         if self._pre.byte_level:
             return self._encode_words(text)
         text = text.replace(" ", SPACE)
@@ -89,5 +116,7 @@ class BpeEncoder:
         return output
 
     def _encode_words(self, text: str) -> list[int]:
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        # unlike the method for one text, this lets other threads run meanwhile
+        (found,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)
+        ids: list[int] = found.ids
         return ids

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, is_dataclass
 
 PICTURE_PLACE = "\ufffc"
 """Character that stands for a picture in the text of a message that has some."""
@@ -69,3 +70,19 @@ class ChatMessage:
     tool_call_id: str = ""
     name: str = ""
     pictures: tuple[PictureFile | str, ...] = ()
+
+
+def text_size(value: object) -> int:
+    """Return the number of characters of all texts in a command, or in a part of one.
+
+    Each item of a list counts as one as well, since many small texts take time, too.
+    """
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, Mapping):
+        return sum(map(text_size, value.keys())) + sum(map(text_size, value.values()))
+    if isinstance(value, tuple | list):
+        return len(value) + sum(map(text_size, value))
+    if is_dataclass(value):
+        return sum(text_size(getattr(value, one.name)) for one in fields(value))
+    return 0

@@ -42,10 +42,14 @@ class SpecialTokens:
     """The special tokens of a vocabulary.
 
     The longest is searched first, the next one in the pieces that are left, and so on.
+
+    Attributes:
+        eats_spaces: whether white space after one of them may belong to it.
     """
 
     def __init__(self, tokens: list[SpecialToken]) -> None:
         self._tokens = sorted(tokens, key=lambda token: -len(token.text.encode()))
+        self.eats_spaces = any(token.eats_spaces for token in tokens)
 
     @classmethod
     def of(cls, vocab: Vocabulary, model_name: str) -> SpecialTokens:

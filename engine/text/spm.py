@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from itertools import chain, pairwise
 from operator import add
 
 SPACE = "\u2581"
 CACHED_WORD = 64  # characters of the longest word to cache
 CACHED_WORDS = 50_000  # number of words to cache
+PART = 4096  # number of ids that a part of a text has, or some more
 
 
 class SpmEncoder:
@@ -37,11 +38,18 @@ class SpmEncoder:
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of a text."""
+        return [*chain.from_iterable(self.parts(text))]
+
+    def parts(self, text: str) -> Iterator[list[int]]:
+        """Yield the ids of a text in parts."""
         output: list[int] = []
         for word in self._words(text.replace(" ", SPACE)):
             known = self._cache.get(word)
             output += self._encode_word(word) if known is None else known
-        return output
+            if len(output) >= PART:
+                yield output
+                output = []
+        yield output
 
     def _words(self, text: str) -> Iterator[str]:
         """Cut between characters that are adjacent in no token, as no merge can cross there."""

@@ -6,7 +6,9 @@ The ids are those of llama.cpp's `llama_tokenize`, the text that of its `llama_d
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
+from functools import cached_property
+from itertools import chain
 from typing import TYPE_CHECKING, Protocol
 
 from engine.errors import InvalidGGUF
@@ -40,8 +42,8 @@ TIDY = ((rb" ([?!.,])", rb"\1"), (rb" ' ", rb"'"), (rb" '(?=s|m|re|ve)", rb"'"))
 class Encoder(Protocol):
     """Encoder of text without special tokens."""
 
-    def encode(self, text: str) -> list[int]:
-        """Return the ids of a text."""
+    def parts(self, text: str) -> Iterator[list[int]]:
+        """Yield the ids of a text in parts, as each takes a moment."""
         ...
 
 
@@ -125,13 +127,18 @@ class Tokenizer:
             clean_spaces=pre.clean_spaces and not is_spm,
         )
 
-    def encode(self, text: str, add_special: bool = True, parse_special: bool = False) -> list[int]:
+    def encode(
+        self, text: str, add_special: bool = True, parse_special: bool = False,
+        most: int | None = None,
+    ) -> list[int]:  # fmt: skip
         """Return the token ids of a text.
 
         Args:
             add_special: whether to add BOS and EOS where the model wants them.
             parse_special: whether to read the spelling of a control token, such as "<|im_end|>",
                 as that token. Never do so with untrusted text.
+            most: number of tokens that are enough: of a text with more, only the first are
+                returned, but more than these; None for all.
         """
         output: list[int] = []
         if add_special and self.add_bos and self.bos_id is not None:
@@ -142,7 +149,10 @@ class Tokenizer:
                 output.append(part)
             else:
                 prefix = " " if self._add_space_prefix and after_special else ""
-                output += self._encoder.encode(prefix + part)
+                for ids in self._encoder.parts(prefix + part):
+                    output += ids
+                    if most is not None and len(output) > most:
+                        return output
             after_special = isinstance(part, int)
         if add_special and self.add_eos and self.eos_id is not None:
             output.append(self.eos_id)
@@ -150,7 +160,29 @@ class Tokenizer:
 
     def encode_inner(self, text: str) -> list[int]:
         """Return the token ids of text in the middle of another: nothing is added or special."""
-        return self._encoder.encode(_valid_unicode(text))
+        return [*chain.from_iterable(self._encoder.parts(_valid_unicode(text)))]
+
+    def fewest(self, text: str) -> int:
+        """Return a number of tokens that a text has at least, without encoding it."""
+        return -(-len(text.encode("utf-8", "replace")) // self._longest) if self._longest else 0
+
+    @cached_property
+    def _longest(self) -> int:
+        """Largest number of bytes of a text that one token stands for; 0 if there is no limit."""
+        if self._special.eats_spaces or not self._covers_bytes:
+            return 0
+        kinds = zip(self._vocab.tokens, self._vocab.kinds, strict=True)
+        return max(
+            len(text) if self._byte_level and kind == NORMAL else len(text.encode())
+            for text, kind in kinds
+        )
+
+    @property
+    def _covers_bytes(self) -> bool:
+        """Whether each byte is a token, so that no character is left out of a text."""
+        ids = self._vocab.ids
+        alphabet = BYTE_OF if self._byte_level else [f"<0x{byte:02X}>" for byte in range(256)]
+        return all(char in ids for char in alphabet)
 
     def decode(
         self, ids: Iterable[int], skip_special: bool = False, *, is_tidied: bool = True

@@ -202,6 +202,6 @@ class Driver(QObject):
 
 
 if __name__ == "__main__":
-    process_host.DEATHS_S = 0.0
+    process_host.BACK_OFF_S = (0.0,)
     program.Shell = DrivenShell  # type: ignore[assignment,misc]
     entry.run()

@@ -68,7 +68,7 @@ def add_parallel(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--parallel", type=int, metavar="N",
         help="room for N requests of the whole context length at once, or for up to 16 shorter "
-        "ones (default: 1)",
+        "ones (default: 1; of serve, up to 4 as memory allows)",
     )  # fmt: skip
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from app.cli.split.default_split import with_default_split
+from app.cli.split.default_split import with_comfortable_context, with_default_split
 from app.library.places import known_places
 from app.library.scan import scan
 from app.paths import models_dir
@@ -51,4 +51,7 @@ def further_models(args: argparse.Namespace, given: LoadParams) -> FurtherModels
         places = known_places((*args.models, models_dir()))
         return [one.path for one in scan(places) if not one.missing]
 
-    return FurtherModels(find, lambda path: with_default_split(args, replace(usual, path=path)))
+    def choose(path: str) -> LoadParams:
+        return with_comfortable_context(args, with_default_split(args, replace(usual, path=path)))
+
+    return FurtherModels(find, choose)

@@ -13,13 +13,14 @@ from app.cli.arguments import add_load, add_model, add_sampling, load_params, sa
 from app.cli.server.further_models import further_models
 from app.cli.server.machines import ServedMachines, add_machines
 from app.cli.server.serving import EVERYWHERE, KEY_VARIABLE, ServerRun
-from app.cli.split.default_split import with_default_split
+from app.cli.split.default_split import with_comfortable_context, with_default_split
 from app.server.settings import DEFAULT_PORT, ServerHints, ServerSettings
 from app.server.web.running import listen
-from engine import EngineError
+from engine import EngineError, LoadParams
 
 PARALLEL = 4
-"""Number of requests of full length for which there is room, unless an option says otherwise."""
+"""Number of requests of full length for which there is room, if memory allows and no option says
+otherwise."""
 
 
 HINTS = ServerHints(
@@ -95,7 +96,7 @@ def run_serve(args: argparse.Namespace) -> None:
     if args.parallel is None and args.plan is None:
         given = replace(given, parallel=PARALLEL)
     machines = None if args.nodes is None else ServedMachines(args, given)
-    params = machines.wait() if machines else with_default_split(args, given)
+    params = machines.wait() if machines else served_params(args, given)
     keep_s = None if args.keep is None else args.keep * 60
     sock = listen(settings)  # before the load, which may take minutes
     try:
@@ -108,6 +109,15 @@ def run_serve(args: argparse.Namespace) -> None:
             machines.gathering.close()
     if number:
         signal.raise_signal(number)  # to whom it would have gone
+
+
+def served_params(args: argparse.Namespace, given: LoadParams) -> LoadParams:
+    """Return how a model is loaded: where and with what context no option says.
+
+    Raises:
+        EngineError: the model cannot be run.
+    """
+    return with_comfortable_context(args, with_default_split(args, given))
 
 
 def server_settings(args: argparse.Namespace) -> ServerSettings:

@@ -115,7 +115,9 @@ class ServerRun:
         if isinstance(models, LibraryModels):
             models.open()
         desk = self._desk = Desk(link, models, self._settings)
-        if self._machines is not None:
+        if self._machines is None:
+            link.on_loss = models.restore
+        else:
             desk.problem = partial(_problem, self._machines, link)
             desk.machines = partial(getattr, self._machines, "state")
             self._load_again(self._machines, first)
@@ -202,8 +204,13 @@ class ServerRun:
 
 
 def _problem(machines: ServedMachines, link: EngineLink) -> str:
-    """Return why the model of several machines cannot answer now; "" if it can."""
-    return machines.problem or ("" if link.model else "The model is being loaded.")
+    """Return why the model of several machines cannot answer now; "" if it can.
+
+    It names no machine, as it is told without a key.
+    """
+    if machines.problem:
+        return "The model waits for another machine."
+    return "" if link.model else "The model is being loaded."
 
 
 def example(address: str, *, has_key: bool) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from contextlib import closing
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import engine  # what lists devices and plans is resolved when it is used
@@ -46,6 +47,36 @@ def with_default_split(args: argparse.Namespace, params: LoadParams) -> LoadPara
         choice = engine.choose(planner, params, engine.Forecaster.of_machine())
     note(choice.reason)
     return choice.params
+
+
+def with_comfortable_context(args: argparse.Namespace, params: LoadParams) -> LoadParams:
+    """Return `params` with the longest context that leaves memory for other programs.
+
+    It is the model's own where there is room, as in the window. Requests share the cache, so the
+    longest one comes first: room for several of that length is taken as far as there is any.
+
+    Returns:
+        `params` as they are if an option says how long the context is, or if even the usual one
+        is not comfortable.
+    """
+    if args.ctx is not None or args.plan is not None:
+        return params
+    info = engine.read_model_info(params.path)
+    n_train = round(info.n_ctx_train * max(1.0, params.rope_factor))
+    with closing(engine.Planner(params.path)) as planner:
+        fit = engine.Fit.comfortable(
+            planner.plan, engine.Forecaster.of_machine().free_bytes, n_train, info.n_layer
+        )
+        least = params.parallel if args.parallel is not None else 1
+        n_ctx = fit.largest_context(replace(params, parallel=least))
+        if n_ctx <= params.context_for(n_train):
+            return params
+        found = replace(params, n_ctx=n_ctx)
+        parallel = next(
+            (n for n in range(params.parallel, least, -1) if fit.fits(replace(found, parallel=n))),
+            least,
+        )
+    return replace(found, parallel=parallel)
 
 
 def choice_document(choice: Choice) -> dict[str, object]:

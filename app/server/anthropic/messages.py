@@ -18,7 +18,7 @@ from app.server.desk import Desk
 from app.server.ledger import RequestRecord
 from app.server.openai.chat import EFFORTS
 from app.server.openai.sampling import SamplingFields, sampled
-from app.server.refusal import bad_value
+from app.server.refusal import bad_value, check_conversation
 from app.server.web.responses import AwaitedJson, EventStream, json_response
 from engine import ApplyTemplate, Generate, TemplateApplied
 
@@ -48,7 +48,7 @@ async def count_tokens(desk: Desk, record: RequestRecord, request: AskedConversa
     """Return the number of tokens of a conversation's prompt.
 
     Raises:
-        Refusal: the model does not take the conversation.
+        Refusal: it is too long, or the model does not take it.
     """
     desk.find(request.model, record)
     asked = message_command(request)
@@ -56,6 +56,7 @@ async def count_tokens(desk: Desk, record: RequestRecord, request: AskedConversa
         asked.messages, asked.tools, continue_last=asked.continue_last, thinks=asked.thinks,
         effort=asked.effort,
     )  # fmt: skip
+    check_conversation(command)
     done = await desk.run(record, command)
     assert isinstance(done, TemplateApplied), "the closing event of this command"
     return json_response({"input_tokens": done.n_tokens})

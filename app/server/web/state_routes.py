@@ -16,8 +16,9 @@ from app.server.web.responses import Document, json_response
 
 async def _health(desk: Desk, record: RequestRecord, request: Request) -> Response:
     """Return whether the server can answer; it needs no key, and so tells nothing else."""
-    if desk.problem():
-        return json_response({"status": "waiting"}, 503)
+    if problem := desk.problem():
+        headers = {"retry-after": str(desk.models.back_s)}
+        return json_response({"status": "waiting", "reason": problem}, 503, headers)
     return json_response({"status": "ok"})
 
 

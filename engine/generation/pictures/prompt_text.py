@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -56,6 +57,7 @@ class PictureReader:
         self.sight = sight
         self._encoder = encoder
         self._kept: OrderedDict[bytes, SeenPicture] = OrderedDict()
+        self._lock = threading.Lock()  # of `_kept`: several threads may write prompts
 
     @property
     def rule(self) -> PictureRule:
@@ -77,16 +79,18 @@ class PictureReader:
 
     def _read(self, picture: PictureFile | str) -> SeenPicture:
         key = _key(picture)
-        found = self._kept.pop(key, None)
+        with self._lock:
+            found = self._kept.pop(key, None)
         if found is None:
             if isinstance(picture, PictureFile):
                 picture = picture_text(picture.path)
             size, grid, views = read_views(picture, self.rule.resizing)
             pictures = (Picture.of(view, size, self.rule, self._encoder) for view in views)
             found = SeenPicture(tuple(pictures), self.rule.texts(*grid))
-        self._kept[key] = found
-        while len(self._kept) > 1 and self._n_bytes > MOST_KEPT_BYTES:
-            self._kept.popitem(last=False)
+        with self._lock:
+            self._kept[key] = found
+            while len(self._kept) > 1 and self._n_bytes > MOST_KEPT_BYTES:
+                self._kept.popitem(last=False)
         return found
 
     @property

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from engine.config.load import LoadParams
     from engine.planning.plan import Plan
 
+COMFORT = 0.75
+"""Part of a device's free memory that a model may take with a context that nobody has chosen: the
+rest is for other programs, which come and go."""
+
 CONTEXT_STEP = 256
 """Step of proposed contexts, in tokens."""
 
@@ -93,6 +97,15 @@ class Fit:
         self._free = {room.device: room.free_bytes for room in rooms}
         self._n_ctx_train = n_ctx_train
         self._n_layer = n_layer
+
+    @classmethod
+    def comfortable(
+        cls, plan: Callable[[LoadParams, Mapping[str, int]], Plan], free_bytes: Mapping[str, int],
+        n_ctx_train: int, n_layer: int,
+    ) -> Fit:  # fmt: skip
+        """Return a finder for this machine that leaves memory for other programs."""
+        rooms = [Room(device, int(COMFORT * size)) for device, size in free_bytes.items()]
+        return cls(plan, rooms, n_ctx_train, n_layer)
 
     def shortages(self, params: LoadParams) -> dict[str, int]:
         """Return the bytes that devices lack, by device; empty where everything fits.

@@ -1,13 +1,19 @@
 """The split that commands choose if no option does."""
 
+import argparse
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from engine import Forecaster, LoadParams, parse_rig
+from app.cli.server.serve import PARALLEL, add_serve
+from app.cli.split.default_split import with_comfortable_context
+from engine import Forecaster, LoadParams, Planner, parse_rig
 from tests.helpers.command_line import Run
+from tests.helpers.tiny_gguf import tiny_gguf
 
 SPLIT_OPTIONS = (
     ("--devices", "cpu"), ("--split-mode", "layer"), ("--n-cpu-blocks", "1"), ("--kv-on-host",),
@@ -98,3 +104,33 @@ def test_a_machine_without_a_gpu_has_nothing_to_choose_from(
     assert answer.status == 0
     assert "CPU" not in answer.err
     assert run("plan", model, "--json").document["choice"]["devices"] == ["cpu"]
+
+
+def test_a_server_takes_the_context_that_memory_comfortably_allows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Most agents' first message has more than 2048 tokens; requests share the cache."""
+    path = str(tiny_gguf(tmp_path / "m.gguf", n_ctx=32768))
+    params = LoadParams(path, parallel=PARALLEL)
+    parser = argparse.ArgumentParser()
+    add_serve(parser)
+    with closing(Planner(path)) as planner:
+        sizes = {
+            n: planner.plan(replace(params, n_ctx=n * 1024, parallel=1)).bytes_by_device()["cpu"]
+            for n in (2, 16, 32, 64)
+        }
+
+    def chosen(n_bytes: float, *options: str) -> tuple[int | None, int]:
+        machine = SimpleNamespace(free_bytes={"cpu": int(n_bytes / 0.75)})
+        monkeypatch.setattr(Forecaster, "of_machine", lambda: machine)
+        found = with_comfortable_context(parser.parse_args([path, *options]), params)
+        return found.n_ctx, found.parallel
+
+    assert chosen(1e12) == (32768, PARALLEL)
+    assert chosen(sizes[64] + 1000) == (32768, 2), "a long context is better than many"
+    assert chosen(sizes[32] + 1000) == (32768, 1)
+    assert chosen(sizes[16] + 1000) == (16384, 1)
+    assert chosen(sizes[2]) == (None, PARALLEL), "as without the choice"
+    assert chosen(1e12, "--ctx", "100") == (None, PARALLEL), "it comes with the options"
+    assert chosen(sizes[64] + 1000, "--parallel", "4")[1] == PARALLEL
+    assert chosen(sizes[64] + 1000, "--parallel", "4")[0] in range(14000, 20000), "room for four"

@@ -57,7 +57,7 @@ BAD_OPTIONS = [
     (("--samplers", "top_k,magic"), "'samplers' must be names among"),
     (("--logit-bias", "many"), "'many' is not ID=NUMBER"),
     (("--xtc-probability", "2"), "'xtc_probability' must be"),
-    (("--ctx", "4"), "tokens but the context holds 4"),
+    (("--ctx", "4"), "tokens exceeds the available context size of 4"),
 ]
 
 

@@ -229,8 +229,8 @@ def test_an_error_ends_a_turn_but_not_the_chat(run: Run, model: Path) -> None:
     typed = "x" * 600 + "\nhello\n"
     outcome = run("chat", model, *GREEDY, "--json", stdin=typed)
     first, second = outcome.document["turns"]
-    assert "the context holds 512" in first["error"]
-    assert "the context holds 512" in outcome.err
+    assert "exceeds the available context size of 512" in first["error"]
+    assert "exceeds the available context size of 512" in outcome.err
     assert second["prompt"] == "hello"
     assert second["usage"]["prompt_tokens"] < 512
 

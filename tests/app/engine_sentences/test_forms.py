@@ -62,6 +62,8 @@ MADE = (
     OutOfDeviceMemory("cuda:0", 9 * GIB, 4 * GIB, "to load the model"),
     ContextOverflow(5000, 4096),
     ContextOverflow(5000, 4096, 4500),
+    ContextOverflow(5000, 4096, is_counted=False),
+    ContextOverflow(5000, 4096, 4500, is_counted=False),
     EngineError("The model has been unloaded."),
     DeviceStopped("cuda:0", "an illegal address"),
     TemplateError("", ANOTHER_TEMPLATE),

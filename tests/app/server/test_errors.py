@@ -133,7 +133,9 @@ def test_models_are_listed(client: OpenAI) -> None:
 def test_a_prompt_that_is_too_long_is_a_bad_request(client: OpenAI, *, stream: bool) -> None:
     """In a stream as well, as nothing has been sent by then."""
     long = [{"role": "user", "content": "word " * 2000}]
-    with pytest.raises(BadRequestError, match="the context holds 1024") as caught:
+    with pytest.raises(
+        BadRequestError, match="exceeds the available context size of 1024"
+    ) as caught:
         client.chat.completions.create(model="", messages=long, stream=stream)  # type: ignore[call-overload]
     assert caught.value.code == "context_length_exceeded"
 

@@ -12,10 +12,11 @@ import httpx2
 import pytest
 from openai import OpenAI, RateLimitError
 
-from app.server.refusal import Refusal
+from app.server.refusal import Refusal, check_conversation
 from app.server.requests.body import ValueCounter
 from app.server.requests.reading import read_request
 from app.server.web.body import SMALL_BODY
+from engine import ApplyTemplate, ChatMessage
 from tests.helpers.served import EngineOnThread, Served
 
 ENDLESS = {
@@ -220,6 +221,39 @@ def test_bodies_have_a_common_limit(demo_engine: EngineOnThread) -> None:
             assert client.post("/v1/completions", json=small).status_code == 200
         wait_until(lambda: server.desk.ledger.n_held == 0)
         assert client.post("/v1/completions", json=large).status_code == 200
+
+
+LONG_TURN = {"role": "user", "content": "x" * 2_200_000}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/tokenize", {"content": "word " * 500_000}, "content"),
+        ("/detokenize", {"tokens": [5] * 300_000}, "tokens"),
+        ("/apply-template", {"messages": [LONG_TURN]}, "messages"),
+        (
+            "/v1/messages/count_tokens",
+            {"model": "", "messages": [LONG_TURN, LONG_TURN], "max_tokens": 1},
+            "messages",
+        ),
+    ],
+    ids=["tokenize", "detokenize", "template", "count"],
+)  # fmt: skip
+def test_more_text_than_is_worth_reading_is_refused(
+    http: httpx2.Client, path: str, body: dict[str, object], param: str
+) -> None:
+    response = http.post(path, json=body)
+    assert response.status_code in (400, 413)
+    assert "at most" in response.text
+    assert param in response.text
+
+
+def test_pictures_are_no_text_of_a_conversation() -> None:
+    seen = ChatMessage("user", "What is this?", pictures=("x" * 3_000_000,))
+    check_conversation(ApplyTemplate((seen,)))
+    with pytest.raises(Refusal, match="at most 2097152"):
+        check_conversation(ApplyTemplate((ChatMessage("user", "x" * 3_000_000),)))
 
 
 def test_a_request_that_comes_too_slowly_is_refused(demo_engine: EngineOnThread) -> None:

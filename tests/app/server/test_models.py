@@ -88,6 +88,33 @@ def test_a_model_that_cannot_be_loaded_again_is_told() -> None:
     play(act, script)
 
 
+def test_a_lost_model_is_loaded_again_though_nobody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A router that finds the server unwell sends it no request, so none would load the model."""
+    monkeypatch.setattr("app.server.models.AGAIN_S", (0,))
+    script = Script(answer_error=EngineCrashed("It has ended."), loses_model=True)
+
+    async def act(models: SingleModel, link: EngineLink, host: FakeHost) -> None:
+        link.on_loss = models.restore
+        await models.load()
+        assert not models.problem()
+        script.load_error = EngineCrashed("It has ended again.")
+        async with link.asking([Generate()]) as events:
+            assert isinstance([event async for _, event in events][-1], Failed)
+        assert models.problem() == "The model is being loaded again."
+        while n_loads(host) < 4:
+            await asyncio.sleep(0.01)
+        assert models.problem()
+        with pytest.raises(Refusal, match="It has ended again") as caught:
+            await models.ready("")
+        assert caught.value.retry_after_s == 1, "it is tried again at once"
+        script.load_error = None
+        while models.problem():
+            await asyncio.sleep(0.01)
+        assert link.model is not None
+
+    play(act, script)
+
+
 def test_a_model_that_nobody_asks_is_given_up_and_comes_back() -> None:
     async def act(models: SingleModel, link: EngineLink, host: FakeHost) -> None:
         await models.ready("")

@@ -170,12 +170,20 @@ def test_a_crash_that_costs_the_model_says_when_to_come_again(
     bare: httpx2.Client, script: Script, path: str
 ) -> None:
     script.answer, script.loses_model = "", True
-    script.answer_error = EngineCrashed("The engine has ended.")
-    for sentence in ("The engine has ended.", "No model is loaded. Open one in Tandem."):
+    script.answer_error = EngineCrashed("The engine has ended.", "Your chats are kept.")
+    assert bare.get("/health").status_code == 200
+    for sentence in (
+        "The engine has ended. The model has to be loaded again in Tandem.",
+        "No model is loaded. Open one in Tandem.",
+    ):
         response = bare.post(path, json=BODIES[path])
         assert response.status_code == 503
         assert int(response.headers["retry-after"]) > 0
         assert message_of(path, response.json()) == sentence
+    health = bare.get("/health")
+    assert health.status_code == 503
+    assert health.json() == {"status": "waiting", "reason": "No model is loaded."}
+    assert int(health.headers["retry-after"]) > 0
 
 
 @pytest.mark.parametrize("is_bug", [False, True])

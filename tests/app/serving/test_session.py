@@ -89,7 +89,10 @@ def test_it_survives_the_loss_of_the_engine(
     address = started(qtbot, session)
     script.answer_error, script.loses_model = EngineCrashed("The engine has ended.", ""), True
     with qtbot.waitSignal(client.lost):
-        assert ask(address) == (503, "The engine has ended.")
+        assert ask(address) == (
+            503,
+            "The engine has ended. The model has to be loaded again in Tandem.",
+        )
     assert ask(address) == (503, "No model is loaded. Open one in Tandem.")
     script.answer_error = None
     with qtbot.waitSignal(client.loaded):

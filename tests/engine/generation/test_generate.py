@@ -262,7 +262,7 @@ def test_a_prompt_that_means_nothing_is_refused(model: Model, prompt: list[int])
 
 
 def test_a_prompt_longer_than_the_context_is_refused(model: Model) -> None:
-    with pytest.raises(ContextOverflow, match="65 tokens but the context holds 64"):
+    with pytest.raises(ContextOverflow, match="65 tokens exceeds the available context size of 64"):
         list(model.generate([5] * 65, GREEDY))
 
 

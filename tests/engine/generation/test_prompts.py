@@ -30,7 +30,7 @@ def fitting(prompts: Prompts, turns: list[ChatMessage], n_ctx: int) -> list[int]
     """Return the prompt that leaves an eighth free, by dropping one question after another."""
     left = list(turns)
     while True:
-        ids = prompts.chat(left, n_ctx, continue_last=False, is_shortened=False).ids
+        ids = prompts.chat(left, 0, continue_last=False, is_shortened=False).ids
         first = next((i for i, m in enumerate(left[:-1]) if m.role != "system"), None)
         if len(ids) < n_ctx - max(1, n_ctx // 8) or first is None:
             return ids
@@ -44,7 +44,7 @@ def test_no_more_is_dropped_than_must_be(
     prompts: Prompts, turns: list[ChatMessage], n_ctx: int
 ) -> None:
     found = prompts.chat(turns, n_ctx, continue_last=False, is_shortened=True)
-    whole = prompts.chat(turns, n_ctx, continue_last=False, is_shortened=False)
+    whole = prompts.chat(turns, 0, continue_last=False, is_shortened=False)
     assert found.ids == fitting(prompts, turns, n_ctx)
     assert found.n_dropped == len(whole.ids) - len(found.ids)
 
@@ -79,7 +79,7 @@ def test_a_call_and_its_results_are_dropped_together(prompts: Prompts) -> None:
     assert droppable([*turns, asked[3]], 2) == [range(1, 5)]
     assert droppable([*asked, *asked], 1) == [range(4), range(4, 7)]
     kept = prompts.chat(turns, 150, continue_last=False, is_shortened=True)
-    whole = prompts.chat([turns[0], *asked[:3]], 150, continue_last=False, is_shortened=False)
+    whole = prompts.chat([turns[0], *asked[:3]], 0, continue_last=False, is_shortened=False)
     assert kept.ids == whole.ids
     assert kept.n_dropped
 

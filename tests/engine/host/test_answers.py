@@ -87,7 +87,7 @@ def test_an_error_behind_an_event_of_the_same_pass_is_told(desk: Desk, path: str
     assert isinstance(failed, Failed)
     assert isinstance(failed.error, ContextOverflow)
     assert failed.error.is_of_last
-    assert str(failed.error).startswith("Even without older messages, the prompt has ")
+    assert str(failed.error).startswith("Even without older messages, the prompt of ")
     assert isinstance(desk.run(Generate(ASK, sampling=SHORT)), Finished)
 
 

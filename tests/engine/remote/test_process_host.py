@@ -219,10 +219,16 @@ def program(code: str) -> tuple[str, ...]:
     return sys.executable, "-c", code
 
 
-def test_three_deaths_in_a_short_time_are_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_dies_at_once_is_started_again_and_again_but_ever_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(process_host, "BACK_OFF_S", (0.0, 0.2, 0.4))
     office = Office(program("import sys; sys.exit('it is broken')"))
-    for number in range(3):
+    waits = []
+    for number in range(5):
+        start = time.monotonic()
         generation, failed, error = office.crash()
+        waits.append(time.monotonic() - start)
         assert generation == number
         assert error.message == (
             "The engine ended by itself (exit status 1) while it was starting."
@@ -230,14 +236,21 @@ def test_three_deaths_in_a_short_time_are_enough(monkeypatch: pytest.MonkeyPatch
         assert "it is broken" in error.hint
         assert not failed.is_model_lost
         office.host.submit(Unload())
-    generation, _, error = office.crash()
-    assert generation == 3
-    assert "3 times within 5 minutes" in error.message
-    assert "Wait 5 minutes" in error.hint
-    assert office.host.pid is None
-    monkeypatch.setattr(process_host, "DEATHS_S", 0.0)
-    office.host.submit(Unload())
-    assert "while it was starting" in office.crash()[2].message, "later it is tried again"
+    assert waits[2] > 0.2
+    assert min(waits[3:]) > 0.4
+    assert office.host.close(), "also in the middle of a wait"
+
+
+def test_a_process_that_lived_for_a_while_is_replaced_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(process_host, "BACK_OFF_S", (0.0, 1000.0))
+    monkeypatch.setattr(process_host, "HEALTHY_S", 0.0)
+    office = Office(program("import sys; sys.exit('it is broken')"))
+    for _ in range(3):
+        office.crash()
+        office.host.submit(Unload())
+    office.crash()
     assert office.host.close()
 
 
@@ -337,9 +350,9 @@ def test_a_device_that_has_stopped_ends_the_process_and_the_next_load_has_a_fres
     path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A driver's state of a card dies with the process, so no restart of Tandem is needed."""
-    monkeypatch.setattr(process_host, "MOST_DEATHS", 1)
+    monkeypatch.setattr(process_host, "BACK_OFF_S", (1000.0,))
     office = Office(program(POISONED))
-    for _ in range(2):  # more often than a process may die
+    for _ in range(2):  # it has not died: the next one starts at once
         assert isinstance(office.run(Load(LoadParams(path))), ModelLoaded)
         pid = pid_of(office.host)
         failed = office.run(Generate(prompt="poison"))
@@ -408,6 +421,19 @@ def test_a_process_that_hangs_is_ended_and_says_where(monkeypatch: pytest.Monkey
     _, _, error = office.crash()
     assert "no sign of life" in error.message
     assert "Fatal Python error" in error.hint
+    assert office.host.close()
+
+
+def test_a_process_that_computes_without_a_sign_of_life_has_more_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A library may hold the interpreter's lock, as for a text of many megabytes."""
+    monkeypatch.setattr(process_host, "TICK_S", 0.25)
+    monkeypatch.setattr("engine.remote.child.SILENT_S", 0.5)
+    monkeypatch.setattr("engine.remote.child.BUSY_S", 3.0)
+    monkeypatch.setattr("engine.remote.child.BUSY_SHARE", 0.01)
+    office = Office(program("while True: pass"))
+    assert "has shown no sign of life for 3 s" in office.crash()[2].message
     assert office.host.close()
 
 

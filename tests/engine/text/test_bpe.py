@@ -1,13 +1,13 @@
 """BPE: merges, bytes, and the rules of a vocabulary's kind."""
 
 import re
-from itertools import pairwise
+from itertools import chain, pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.text.bpe import BpeEncoder, byte_alphabet
+from engine.text.bpe import CUT, BpeEncoder, byte_alphabet
 from engine.text.pretokenizers import PRE_TOKENIZERS, PreTokenizer
 from tests.helpers.vocabularies import byte_characters
 
@@ -38,6 +38,38 @@ def encoder_for(merges: list[str], pre: PreTokenizer) -> tuple[BpeEncoder, list[
 def test_merging_follows_the_rank_and_of_equals_the_leftmost(text: str) -> None:
     encoder, tokens = encoder_for(MERGES, PRE_TOKENIZERS["qwen2"])
     assert [tokens[i] for i in encoder.encode(text)] == merge_plainly(text, MERGES)
+
+
+LETTERS_AND_SPACES = st.text(st.sampled_from("abcA1.é漢 \n\t"), max_size=60)
+
+
+@pytest.mark.parametrize("merge", ["", "ab Ġ", "b Ċ", "Ġa bĠ"])
+@pytest.mark.parametrize("name", ["qwen2", "gpt-2", "exaone-moe", "superbpe", "laguna", "tekken"])
+@given(text=LETTERS_AND_SPACES)
+def test_a_text_has_the_same_tokens_in_parts(name: str, merge: str, text: str) -> None:
+    """Also where merges join words: then it stays whole."""
+    merges = [*MERGES, "Ġ a", "Ġa b", "Ġa ba", "Ċ Ċ", "b Ġ", "bĠ a"][: None if merge else -2]
+    merges += [merge] if merge else []
+    encoder, _ = encoder_for(merges, PRE_TOKENIZERS[name])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("engine.text.bpe.PIECE", 3)
+        parts = [*encoder.parts(text)]
+    assert [*chain.from_iterable(parts)] == encoder.encode(text)
+    assert not merge or len(parts) == 1
+
+
+@pytest.mark.parametrize("name", ["gemma4", "sarvam-moe"])
+@given(text=LETTERS_AND_SPACES)
+def test_a_text_of_a_plain_vocabulary_has_the_same_tokens_in_parts(name: str, text: str) -> None:
+    bytes_ = [f"<0x{byte:02X}>" for byte in range(256)]
+    merges = ["▁ a", "▁a b", "a b", "\n \n", "ab a", "▁ ▁", "c a"]
+    tokens = [*"abcA1.▁\n", "\n\n\n", *(merge.replace(" ", "") for merge in merges), *bytes_]
+    encoder = BpeEncoder({t: i for i, t in enumerate(tokens)}, merges, PRE_TOKENIZERS[name])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("engine.text.bpe.PIECE", 3)
+        parts = [*encoder.parts(text)]
+    assert [*chain.from_iterable(parts)] == encoder.encode(text)
+    assert len(parts) > 1 or not CUT.search(text, 3)
 
 
 def test_of_a_merge_listed_twice_the_first_rank_counts() -> None:

@@ -10,6 +10,7 @@ from tokenizers import Regex
 from tokenizers.pre_tokenizers import PreTokenizer as Cutter
 from tokenizers.pre_tokenizers import Sequence, Split
 
+from engine.text.bpe import CUT
 from engine.text.pretokenizers import PRE_TOKENIZERS
 from tests.helpers.published_cuts import PUBLISHED, published_cut
 from tests.helpers.tiers import paired
@@ -115,6 +116,20 @@ def test_any_text_is_cut_as_the_published_expressions_cut_it(name: str, text: st
         text = "".join(c for c in text if c.isdecimal() or not c.isnumeric())
         text = text.replace("\u200c", "").replace("\u200d", "")
     assert cut(text, name) == published_cut(text, name)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+@given(
+    text=st.lists(st.one_of(st.sampled_from([*FRAGMENTS, "a b", "Z\n", "x "]), LATIN)).map("".join)
+)
+@example("It's a 12 b\n\n  c  \n d!\n1 e ")
+def test_a_text_that_is_cut_behind_a_letter_has_the_same_words(name: str, text: str) -> None:
+    """A long text is encoded in pieces. Only where words may have spaces is one cut in two."""
+    words = cut(text, name)
+    for found in CUT.finditer(text):
+        first, second = cut(text[: found.end()], name), cut(text[found.end() :], name)
+        joined = [*first[:-1], first[-1] + second[0], *second[1:]]
+        assert words == [*first, *second] or words == joined
 
 
 @pytest.mark.parametrize(

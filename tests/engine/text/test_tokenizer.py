@@ -43,6 +43,29 @@ def texts(tok: Tokenizer, ids: list[int]) -> list[str]:
     return [tok.token_text(i) for i in ids]
 
 
+@pytest.mark.parametrize("values", [SPM, BPE, BPE_EOS], ids=["spm", "bpe", "bpe with eos"])
+@given(text=st.text(st.sampled_from("ab <t>|im_end\n"), max_size=60), most=st.integers(0, 20))
+def test_a_text_is_encoded_only_as_far_as_is_asked(
+    values: dict[str, Any], text: str, most: int
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("engine.text.bpe.PIECE", 3)
+        patch.setattr("engine.text.spm.PART", 3)
+        tok = tokenizer(values)
+        whole, some = tok.encode(text, parse_special=True), tok.encode(text, True, True, most)
+    assert some == whole[: len(some)]
+    assert len(some) > most or some == whole
+    assert tok.fewest(text) <= len(whole)
+
+
+def test_the_fewest_tokens_of_a_text_are_known_without_encoding_it() -> None:
+    long = bpe(["a b", "ab ab"], {"<|endoftext|>": CONTROL})
+    assert tokenizer(long).fewest("x" * 1300) == 100, "the longest is the special one"
+    assert tokenizer(SPM).fewest("x" * 1300) == 163
+    values = {**BPE, "tokens": [text if text != "é" else "e2" for text in BPE["tokens"]]}
+    assert tokenizer(values).fewest("x" * 1300) == 0, "what no token stands for is left out"
+
+
 @pytest.fixture(scope="module")
 def spm_tok() -> Tokenizer:
     return tokenizer(SPM)

@@ -11,7 +11,8 @@ from app.server.desk import Desk
 from app.server.ledger import RequestRecord
 from app.server.openai.chat_request import MOST_TOOLS, ChatTurn, OfferedTool
 from app.server.openai.messages import chat_messages, offered_tools
-from app.server.openai.texts.inputs import MOST_IDS, check_ids
+from app.server.openai.texts.inputs import check_ids
+from app.server.refusal import check_conversation, check_size
 from app.server.requests.reading import JsonObject, asked
 from app.server.web.responses import Document, json_response
 from engine import (
@@ -22,6 +23,15 @@ from engine import (
     Tokenize,
     Tokenized,
 )
+
+MOST_TOKENISED = 1 << 20
+"""Largest number of characters of a text whose tokens are told."""
+
+MOST_SPELT = 1 << 17
+"""The same where the text of each token is told, too."""
+
+MOST_DECODED = 1 << 18
+"""Largest number of tokens whose text is told at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +49,7 @@ class TokenizeRequest:
 class DetokenizeRequest:
     """Tokens whose text is wanted."""
 
-    tokens: tuple[int, ...] = asked("Ids of the tokens.", most=MOST_IDS)
+    tokens: tuple[int, ...] = asked("Ids of the tokens.", most=MOST_DECODED)
     model: str = asked("Name of the model.", "")
 
 
@@ -55,7 +65,12 @@ class TemplateRequest:
 
 
 async def tokenize(desk: Desk, record: RequestRecord, request: TokenizeRequest) -> Response:
-    """Return the tokens of a text."""
+    """Return the tokens of a text.
+
+    Raises:
+        Refusal: it is too long.
+    """
+    check_size(request.content, "content", MOST_SPELT if request.with_pieces else MOST_TOKENISED)
     command = Tokenize(
         request.content, request.add_special, request.parse_special, request.with_pieces
     )
@@ -92,7 +107,11 @@ async def detokenize(desk: Desk, record: RequestRecord, request: DetokenizeReque
 
 
 async def apply_template(desk: Desk, record: RequestRecord, request: TemplateRequest) -> Response:
-    """Return the prompt of a conversation."""
+    """Return the prompt of a conversation.
+
+    Raises:
+        Refusal: it is too long, or cannot be written.
+    """
     variables = request.chat_template_kwargs
     command = ApplyTemplate(
         chat_messages(request.messages),
@@ -100,6 +119,7 @@ async def apply_template(desk: Desk, record: RequestRecord, request: TemplateReq
         json.dumps(variables) if variables else "",
         add_generation_prompt=request.add_generation_prompt,
     )
+    check_conversation(command)
     desk.find(request.model, record)
     done = await desk.run(record, command)
     assert isinstance(done, TemplateApplied), "the closing event of this command"
