@@ -8,6 +8,7 @@ model.close()
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -291,10 +292,17 @@ class Model(Inquiries, SavedStates):
         steps = self._answers.plain(prompt, params, timed_every)
         return AnswerStream(self._occupancy, self.scheduler, steps, is_cancelled)
 
-    def answer(self, request: Generate, is_cancelled: IsCancelled = never) -> AnswerStream:
-        """Return the events of the answer to a `Generate` command; see `generate`."""
+    def answer(
+        self, request: Generate, is_cancelled: IsCancelled = never,
+        wake: threading.Event | None = None,
+    ) -> AnswerStream:  # fmt: skip
+        """Return the events of the answer to a `Generate` command; see `generate`.
+
+        Args:
+            wake: set once the answer can go on after it has waited for other threads.
+        """
         steps = self._answers.to(request)
-        return AnswerStream(self._occupancy, self.scheduler, steps, is_cancelled)
+        return AnswerStream(self._occupancy, self.scheduler, steps, is_cancelled, wake)
 
     def step(self) -> None:
         """Compute a pass for all answers whose events are read.

@@ -94,6 +94,7 @@ class ThreadHost:
         self._is_closing = False
         self._import_error: EngineError | None = None
         self._lock = threading.Lock()
+        self._wake = threading.Event()  # set by commands, cancellations and background work
         self._model: Model | None = None
         self._told: tuple[Fallback, ...] = ()  # what the receiver knows to make GPUs slower
         self._thread = threading.Thread(target=self._run, name="tandem-engine", daemon=True)
@@ -104,6 +105,7 @@ class ThreadHost:
             self._generation += 1
             generation = self._generation
             self._commands.put((generation, command))
+            self._wake.set()
         return generation
 
     def cancel(self, generation: int | None = None) -> None:
@@ -113,12 +115,14 @@ class ThreadHost:
                 self._cancelled.clear()
             else:
                 self._cancelled.add(generation)
+            self._wake.set()
 
     def close(self, timeout_s: float = 5.0) -> bool:
         with self._lock:
             self._cancelled_up_to = self._generation
             self._is_closing = True
             self._commands.put(None)
+            self._wake.set()
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
@@ -140,6 +144,7 @@ class ThreadHost:
                 if item is None:
                     break
                 self._do(*item)
+            self._wake.clear()
             self._do_between()
             if self._streams:
                 self._step()
@@ -174,6 +179,8 @@ class ThreadHost:
             return
         oldest = next(iter(self._streams))
         self._attempt(oldest, self._streams[oldest], self._loaded().step)
+        if self._streams and all(stream.is_waiting for stream in self._streams.values()):
+            self._wake.wait()
 
     def _tell(self, generation: int, stream: AnswerStream) -> None:
         """Send the events of an answer that are there, and forget it at its end."""
@@ -336,7 +343,7 @@ class ThreadHost:
         self._model = model
 
     def _generate(self, generation: int, command: Generate) -> None:
-        stream = self._loaded().answer(command, lambda: self._is_cancelled(generation))
+        stream = self._loaded().answer(command, lambda: self._is_cancelled(generation), self._wake)
         self._streams[generation] = stream
 
     def _tell_fallbacks(self, generation: int) -> None:

@@ -1,90 +1,160 @@
-"""Checks grammars in a child process, so that none can hang or end the process that asks."""
+"""Checks grammars in child processes, so that none can hang or end the process that asks."""
 
 from __future__ import annotations
 
 import atexit
 import json
 import threading
+import time
 from collections import OrderedDict
+from hashlib import blake2b
 
 from engine.config.grammar import Grammar
-from engine.constraints.limits import MAX_CHARACTERS, MAX_MEMORY, MAX_REQUEST, MAX_SECONDS
-from engine.errors import EngineError, GrammarError
+from engine.constraints.limits import (
+    MAX_AT_ONCE,
+    MAX_CHARACTERS,
+    MAX_MEMORY,
+    MAX_REQUEST,
+    MAX_SECONDS,
+)
+from engine.errors import Cancelled, EngineError, GrammarError
 from engine.limited.child import ChildEnded, Excess, LimitedChild
+from engine.limited.turns import FairSemaphore
 from engine.programs import program_command
+from engine.progress import IsCancelled, never
 
 COMMAND = program_command("engine.constraints.program")
 """Command of the child."""
 
-MOST_KNOWN = 64
-"""Number of grammars that are known to be usable; the same ones come again and again."""
+MAX_KNOWN = 256
+"""Number of grammars whose check is remembered; the same ones come again and again."""
+
+MAX_REMEMBERED = 2048
+"""Longest refusal that is remembered, in characters; it may quote the grammar."""
+
+EXCESS_S = 60.0
+"""Seconds for which a refusal for too much time or memory is remembered: a machine that is less
+busy may come to another result."""
 
 SIMPLER = "Make it simpler."
 
 
 class GrammarChecker:
-    """Checker of all grammars of a process; threads may share it and are served in turn."""
+    """Checker of all grammars of a process; a few at once, others in order of arrival."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._child: LimitedChild | None = None
-        self._usable: OrderedDict[tuple[str, str], None] = OrderedDict()
+        self._turns = FairSemaphore(MAX_AT_ONCE)
+        self._idle: list[LimitedChild] = []
+        self._busy: set[LimitedChild] = set()
+        self._known: OrderedDict[bytes, tuple[GrammarError | None, float]] = OrderedDict()
 
-    def check(self, grammar: Grammar) -> None:
-        """Check a grammar.
+    def check(self, grammar: Grammar, is_cancelled: IsCancelled = never) -> None:
+        """Check a grammar; any thread may.
 
         Raises:
             GrammarError: it cannot be used; the error names the place.
+            Cancelled: `is_cancelled` has returned True.
         """
-        key = (grammar.kind, grammar.text)
-        with self._lock:
-            if key in self._usable:
-                self._usable.move_to_end(key)
-                return
-            answer = self._ask(_request(grammar))
-            if answer:
-                raise GrammarError(answer["message"], answer["place"], answer["hint"])
-            self._usable[key] = None
-            if len(self._usable) > MOST_KNOWN:
-                self._usable.popitem(last=False)
+        request = _request(grammar)
+        key = blake2b(request, digest_size=16).digest()
+        if not self._recall(key):
+            if not self._turns.acquire(is_cancelled):
+                raise Cancelled("Checking the grammar")
+            try:
+                if not self._recall(key):  # another thread may have checked it meanwhile
+                    self._ask(key, request, is_cancelled)
+            finally:
+                self._turns.release()
 
     def close(self) -> None:
-        """End the child, also while it checks; the next grammar starts another."""
-        child = self._child
-        if child is not None:
-            child.kill()  # whoever waits for its answer gets none, and gives the lock free
+        """End the children, also while they check; the next grammar starts another."""
         with self._lock:
-            self._drop()
+            for child in self._busy:
+                child.kill()  # the thread that waits for its answer closes it
+            idle, self._idle = self._idle, []
+        for child in idle:
+            child.close()
 
-    def _ask(self, request: bytes) -> dict[str, str]:
+    def _recall(self, key: bytes) -> bool:
+        """Return whether a grammar is known to be usable.
+
+        Raises:
+            GrammarError: it is known to be unusable.
+        """
+        with self._lock:
+            if key not in self._known:
+                return False
+            self._known.move_to_end(key)
+            error, expires = self._known[key]
+            if time.monotonic() > expires:
+                del self._known[key]
+                return False
+        if error is not None:
+            raise GrammarError(error.message, error.place, error.hint)
+        return True
+
+    def _remember(self, key: bytes, error: GrammarError | None, seconds: float) -> None:
+        if error is not None and len(error.message) + len(error.place) > MAX_REMEMBERED:
+            return
+        with self._lock:
+            self._known[key] = error, time.monotonic() + seconds
+            if len(self._known) > MAX_KNOWN:
+                self._known.popitem(last=False)
+
+    def _ask(self, key: bytes, request: bytes, is_cancelled: IsCancelled) -> None:
+        """Have a child check a grammar, and remember what it says."""
+        child = None
+        error: GrammarError | None = None
         try:
-            child = self._started()
-            child.wait_until_ready()
-            return child.ask(request, MAX_SECONDS)
-        except ChildEnded as error:
-            self._drop()
-            raise GrammarError(f"The grammar cannot be used: {_why(error)}.", "", SIMPLER) from None
-        except OSError as error:
-            self._drop()
+            child = self._taken()
+            child.wait_until_ready(is_cancelled)
+            if answer := child.ask(request, MAX_SECONDS, is_cancelled):
+                error = GrammarError(answer["message"], answer["place"], answer["hint"])
+            self._remember(key, error, float("inf"))
+        except ChildEnded as ended:
+            self._drop(child)
+            if ended.excess is Excess.CANCELLED:
+                raise Cancelled("Checking the grammar") from None
+            error = GrammarError(f"The grammar cannot be used: {_why(ended)}.", "", SIMPLER)
+            self._remember(key, error, EXCESS_S)
+        except OSError as problem:
+            self._drop(child)
             raise EngineError(
-                f"The program that checks grammars cannot be started: {error}.",
+                f"The program that checks grammars cannot be started: {problem}.",
                 "Let Tandem start programs, or leave the form of the answer open.",
-            ) from error
+            ) from problem
         except BaseException:  # such as Ctrl+C: an answer may be on its way
-            self._drop()
+            self._drop(child)
             raise
+        else:
+            with self._lock:
+                self._busy.discard(child)
+                self._idle.append(child)
+        if error is not None:
+            raise error
 
-    def _started(self) -> LimitedChild:
-        if self._child is not None and not self._child.is_running:
-            self._drop()
-        if self._child is None:
-            self._child = LimitedChild(COMMAND, MAX_MEMORY)
-        return self._child
+    def _taken(self) -> LimitedChild:
+        """Take a child that is idle and runs, or start one."""
+        while True:
+            with self._lock:
+                if not self._idle:
+                    break
+                child = self._idle.pop()
+                self._busy.add(child)
+            if child.is_running:
+                return child
+            self._drop(child)
+        child = LimitedChild(COMMAND, MAX_MEMORY)
+        with self._lock:
+            self._busy.add(child)
+        return child
 
-    def _drop(self) -> None:
-        if self._child is not None:
-            self._child.close()
-            self._child = None
+    def _drop(self, child: LimitedChild | None) -> None:
+        if child is not None:
+            child.close()
+            with self._lock:
+                self._busy.discard(child)
 
 
 def _request(grammar: Grammar) -> bytes:
@@ -114,15 +184,19 @@ def _why(ended: ChildEnded) -> str:
 
 
 shared_checker = GrammarChecker()
-"""The checker of this process, whose child ends with it."""
+"""The checker of this process, whose children end with it."""
 
 atexit.register(shared_checker.close)
 
 
-def check_grammar(grammar: Grammar) -> None:
-    """Check a form for answers, in at most some seconds.
+def check_grammar(grammar: Grammar, is_cancelled: IsCancelled = never) -> None:
+    """Check a form for answers, in at most some seconds once it is its turn.
+
+    Args:
+        is_cancelled: asked again and again, on any thread; returning True ends the check.
 
     Raises:
         GrammarError: it cannot be used; the error names the place.
+        Cancelled: `is_cancelled` has returned True.
     """
-    shared_checker.check(grammar)
+    shared_checker.check(grammar, is_cancelled)

@@ -11,6 +11,9 @@ MAX_DEPTH = 100
 MAX_SECONDS = 3.0
 """Longest time to check a grammar."""
 
+MAX_AT_ONCE = 2
+"""Largest number of grammars that are checked at once."""
+
 MAX_MEMORY = 1 << 30
 """Largest number of bytes of memory that checking a grammar may take."""
 

@@ -96,6 +96,7 @@ class MaskVocabulary:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._lock = threading.Lock()
+        self._compiling = threading.Lock()  # one grammar at a time, which may take seconds
         self._inside: dict[bytes, list[int]] = {}
         self.eog_ids = sorted(tokenizer.eog_ids)
 
@@ -111,8 +112,10 @@ class MaskVocabulary:
             GrammarError: the grammar cannot be used; see `engine.constraints.checker`.
         """
         with self._lock:
-            found = compiled(grammar, self._compiled)
-            return Matcher(found, self.n, grammar.trigger, grammar.lead)
+            tokenizer = self._compiled
+        with self._compiling:
+            found = compiled(grammar, tokenizer)
+        return Matcher(found, self.n, grammar.trigger, grammar.lead)
 
     def bytes_of(self, token: int) -> bytes:
         """Return the bytes of a token, also of one that is hidden in texts."""

@@ -8,6 +8,7 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Protocol
 
 from engine.errors import ContextOverflow, EngineError, PromptError
+from engine.generation.background import in_background
 from engine.generation.constrained.maker import Constraints
 from engine.generation.generate import Generation, fitting_tokens
 from engine.generation.parts.answer_reading import AnswerReading
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from engine.config.grammar import Grammar
     from engine.config.sampling import SamplingParams
     from engine.constraints.matcher import Matcher
+    from engine.generation.background import Preparing
     from engine.generation.constrained.constraint import AnswerConstraint
     from engine.generation.prompts import Prompt, Prompts
     from engine.generation.work import Steps
@@ -92,31 +94,25 @@ class Answers:
         self._constraints = Constraints(prompts)
 
     def plain(self, prompt: str | Sequence[int], params: SamplingParams, timed_every: int) -> Steps:
-        """Continue a text or token ids; see `Model.generate`.
-
-        Raises:
-            GrammarError: the form that is asked for cannot be used; at once, as from `to`.
-        """
-        matcher = self._constraints.matcher(None, params)
-        return self._continued(prompt, params, timed_every, matcher)
-
-    def _continued(
-        self, prompt: str | Sequence[int], params: SamplingParams, timed_every: int,
-        matcher: Matcher | None,
-    ) -> Steps:  # fmt: skip
+        """Continue a text or token ids; see `Model.generate`."""
+        matcher = yield from self._matcher(params.form)
         plain = self._prompts.plain(prompt)
         constraint = self._constraints.of(matcher, plain.ids, is_chat=False)
         yield from self._run(plain, params, timed_every, constraint=constraint)
 
     def to(self, request: Asked) -> Steps:
-        """Answer a `Generate` command; see `plain`."""
-        if request.prompt is not None:
-            matcher = self._constraints.matcher(request.grammar, request.sampling)
-            return self._completed(request, matcher)
-        return self._chat(request, wanted_form(self._prompts, self._constraints, request))
+        """Answer a `Generate` command."""
+        return self._chat(request) if request.prompt is None else self._completed(request)
 
-    def _completed(self, request: Asked, matcher: Matcher | None) -> Steps:
+    def _matcher(self, grammar: Grammar | None) -> Preparing[Matcher | None]:
+        """Return the matcher of a grammar, which is checked and compiled in the background."""
+        if grammar is None:
+            return None
+        return (yield from in_background(partial(self._constraints.checked, grammar, grammar)))
+
+    def _completed(self, request: Asked) -> Steps:
         assert request.prompt is not None
+        matcher = yield from self._matcher(request.grammar or request.sampling.form)
         if request.suffix:
             plain = self._prompts.fill_in(request.prompt, request.suffix)
         else:
@@ -130,11 +126,16 @@ class Answers:
             constraint=constraint,
         )
 
-    def _chat(self, request: Asked, wanted: WantedForm) -> Steps:
+    def _chat(self, request: Asked) -> Steps:
         """Answer a conversation."""
         if request.suffix:
             raise PromptError("A suffix goes with a prompt, not with messages.")
         tools, messages = callable_tools(request), request.messages
+        wanted = WantedForm(None)
+        if tools or request.grammar or request.sampling.form:
+            wanted = yield from in_background(
+                partial(wanted_form, self._prompts, self._constraints, request)
+            )
         reading = None
         if request.in_parts:
             reading = AnswerReading(self._prompts, tools)

@@ -13,6 +13,7 @@ from engine.sampling.token_source import SamplingWish
 
 if TYPE_CHECKING:
     from engine.constraints.matcher import Mask
+    from engine.generation.background import Background
     from engine.sampling.sampler import Sampler
     from engine.sampling.token_source import Logits
 
@@ -75,8 +76,8 @@ NotDone = Literal["cancelled", "context"]
 Found: TypeAlias = "Logits | int | NotDone"
 """Result of work: logits (n_vocab,) of the last token, the next token, or why there is none."""
 
-Steps: TypeAlias = "Generator[GenerationEvent | Work, Found | None, None]"
-"""An answer under way: the result of work is sent to it, and None behind an event."""
+Steps: TypeAlias = "Generator[GenerationEvent | Work | Background, Found | None, None]"
+"""An answer under way: the result of work is sent to it, and None behind anything else."""
 
 
 def check_prompt(

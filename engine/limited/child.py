@@ -11,7 +11,7 @@ import json
 import subprocess
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from enum import Enum, auto
 from typing import Any
@@ -26,18 +26,24 @@ LOOK_S = 0.01
 """Seconds between two looks at the memory of the process."""
 
 
+def never() -> bool:
+    """Return False: nobody cancels."""
+    return False
+
+
 class Excess(Enum):
-    """Limits that a process can exceed, for which it is killed."""
+    """Reasons to kill a process: limits that it has exceeded, or that nobody waits for it."""
 
     TIME = auto()
     MEMORY = auto()
+    CANCELLED = auto()
 
 
 class ChildEnded(Exception):
     """End of a child without an answer.
 
     Attributes:
-        excess: limit that it exceeded; None if it ended by itself.
+        excess: why it was killed; None if it ended by itself.
         status: exit status; None if it takes long to end.
     """
 
@@ -86,31 +92,37 @@ class LimitedChild:
         """Whether the process has not ended."""
         return self._process.poll() is None
 
-    def wait_until_ready(self) -> None:
+    def wait_until_ready(self, is_cancelled: Callable[[], bool] = never) -> None:
         """Wait until the child has imported what it needs.
 
         Raises:
             OSError: it ends or is silent instead.
+            ChildEnded: `is_cancelled` has returned True.
         """
         if self._is_ready:
             return
-        line, excess = self._exchange(b"", self._start_s)
+        line, excess = self._exchange(b"", self._start_s, is_cancelled)
+        if excess is Excess.CANCELLED:
+            raise ChildEnded(excess, self._status())
         if excess:
             raise OSError(f"it takes more than {self._start_s:g} s or {self._max_bytes >> 20} MiB")
         if not line:
             raise OSError(f"it ended with status {self._status()}")
         self._is_ready = True
 
-    def ask(self, request: bytes, seconds: float) -> dict[str, Any]:
+    def ask(
+        self, request: bytes, seconds: float, is_cancelled: Callable[[], bool] = never
+    ) -> dict[str, Any]:
         """Return the answer to a request, a line of JSON.
 
         Args:
             seconds: time for the answer.
+            is_cancelled: asked again and again, on another thread; returning True ends the child.
 
         Raises:
             ChildEnded: there is no answer, and the child is gone or going.
         """
-        line, excess = self._exchange(request, seconds)
+        line, excess = self._exchange(request, seconds, is_cancelled)
         if excess or not line.endswith(b"\n"):
             raise ChildEnded(excess, self._status())
         answer = json.loads(line)
@@ -130,13 +142,16 @@ class LimitedChild:
             with suppress(OSError):
                 pipe.close()
 
-    def _exchange(self, request: bytes, seconds: float) -> tuple[bytes, Excess | None]:
+    def _exchange(
+        self, request: bytes, seconds: float, is_cancelled: Callable[[], bool]
+    ) -> tuple[bytes, Excess | None]:
         """Write a request; return the line that answers it, and why the process was killed."""
         stdin, stdout = self._process.stdin, self._process.stdout
         assert stdin is not None
         assert stdout is not None
         line = b""
-        with AnswerWatch(self._process, seconds, self._max_bytes) as watch, suppress(OSError):
+        watch = AnswerWatch(self._process, seconds, self._max_bytes, is_cancelled)
+        with watch, suppress(OSError):
             stdin.write(request)
             stdin.flush()
             line = stdout.readline()
@@ -160,16 +175,21 @@ class AnswerWatch:
     Args:
         seconds: time that the block may take.
         max_bytes: memory that the process may have.
+        is_cancelled: returning True kills the process as well.
 
     Attributes:
         excess: why the process was killed, None while it was not; final after the block.
     """
 
-    def __init__(self, process: subprocess.Popen[bytes], seconds: float, max_bytes: int) -> None:
+    def __init__(
+        self, process: subprocess.Popen[bytes], seconds: float, max_bytes: int,
+        is_cancelled: Callable[[], bool] = never,
+    ) -> None:  # fmt: skip
         self.excess: Excess | None = None
         self._process = process
         self._seconds = seconds
         self._max_bytes = max_bytes
+        self._is_cancelled = is_cancelled
         self._is_done = threading.Event()
         self._looking = threading.Lock()
 
@@ -192,7 +212,9 @@ class AnswerWatch:
             with self._looking:
                 if self._is_done.is_set():
                     return
-                if time.monotonic() > deadline:
+                if self._is_cancelled():
+                    self.excess = Excess.CANCELLED
+                elif time.monotonic() > deadline:
                     self.excess = Excess.TIME
                 elif _memory_of(self._process.pid) > self._max_bytes:
                     self.excess = Excess.MEMORY

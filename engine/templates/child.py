@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
-from engine.limited.child import ChildEnded, Excess, LimitedChild
+from engine.limited.child import ChildEnded, Excess, LimitedChild, never
 from engine.programs import program_command
 from engine.templates.limits import GRACE_S, MAX_MEMORY
 
@@ -28,17 +29,20 @@ class TemplateChild(LimitedChild):
     def __init__(self) -> None:
         super().__init__(COMMAND, MAX_MEMORY)  # ready in 20 s, also where a model is being loaded
 
-    def ask(self, request: bytes, seconds: float) -> dict[str, Any]:
+    def ask(
+        self, request: bytes, seconds: float, is_cancelled: Callable[[], bool] = never
+    ) -> dict[str, Any]:
         """Return the answer to a request, a line of JSON.
 
         Args:
             seconds: time for compiling and rendering.
+            is_cancelled: returning True ends the child.
 
         Raises:
             TemplateChildEnded: there is no answer, and the child is gone or going.
         """
         try:
-            return super().ask(request, seconds + GRACE_S)
+            return super().ask(request, seconds + GRACE_S, is_cancelled)
         except ChildEnded as error:
             raise TemplateChildEnded(_why(error, seconds)) from error
 

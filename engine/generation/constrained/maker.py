@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 from engine.config.grammar import Grammar
@@ -11,10 +10,10 @@ from engine.constraints.checker import check_grammar
 from engine.constraints.matcher import MaskVocabulary
 from engine.errors import GrammarError
 from engine.generation.constrained.constraint import AnswerConstraint
+from engine.progress import IsCancelled, never
 from engine.text.thinking import thinking_marks, thinking_state
 
 if TYPE_CHECKING:
-    from engine.config.sampling import SamplingParams
     from engine.constraints.matcher import Matcher
     from engine.generation.prompts import Prompts
     from engine.text.thinking import ThinkingMarks
@@ -28,24 +27,12 @@ class Constraints:
 
     def __init__(self, prompts: Prompts) -> None:
         self._prompts = prompts
+        self._masks = MaskVocabulary(prompts.found) if prompts.found else None
 
-    def matcher(self, grammar: Grammar | None, params: SamplingParams) -> Matcher | None:
-        """Return the matcher of the form that is asked for; None if there is none.
-
-        Args:
-            grammar: form that comes before that of the settings.
-
-        Raises:
-            GrammarError: it cannot be used; the error names the place.
-            PromptError: the model has no vocabulary.
-        """
-        wanted = grammar or params.form
-        if wanted is None:
-            return None
-        return self.checked(wanted, wanted)
-
-    def checked(self, grammar: Grammar, as_text: Grammar) -> Matcher:
-        """Return the matcher of a grammar.
+    def checked(
+        self, grammar: Grammar, as_text: Grammar, is_cancelled: IsCancelled = never
+    ) -> Matcher:
+        """Return the matcher of a grammar, which may take seconds.
 
         Args:
             as_text: the same grammar, but with texts in place of tokens, so that it can be checked
@@ -54,9 +41,10 @@ class Constraints:
         Raises:
             GrammarError: it cannot be used; the error names the place.
             PromptError: the model has no vocabulary.
+            Cancelled: `is_cancelled` has returned True.
         """
         vocabulary = self._vocabulary
-        check_grammar(as_text)
+        check_grammar(as_text, is_cancelled)
         return vocabulary.matcher(grammar)
 
     def of(
@@ -101,6 +89,9 @@ class Constraints:
             ) from error
         return constraint
 
-    @cached_property
+    @property
     def _vocabulary(self) -> MaskVocabulary:
-        return MaskVocabulary(self._prompts.tokenizer)
+        if self._masks is None:
+            _ = self._prompts.tokenizer
+            raise AssertionError("with a tokenizer there are masks")
+        return self._masks

@@ -10,7 +10,8 @@ from engine.answer_forms.grammars import grammar_of_calls
 from engine.answer_forms.turns import NO_PARAMETERS
 from engine.config.grammar import Grammar
 from engine.constraints.checker import check_grammar
-from engine.errors import EngineError, GrammarError, PromptError, ToolError
+from engine.errors import Cancelled, EngineError, GrammarError, PromptError, ToolError
+from engine.progress import IsCancelled
 from engine.text.thinking import ThinkingMarks, thinking_marks
 
 if TYPE_CHECKING:
@@ -51,7 +52,9 @@ class WantedForm(NamedTuple):
     marks: ThinkingMarks | None = None
 
 
-def wanted_form(prompts: Prompts, constraints: Constraints, request: AskedForm) -> WantedForm:
+def wanted_form(
+    prompts: Prompts, constraints: Constraints, request: AskedForm, is_cancelled: IsCancelled
+) -> WantedForm:
     """Return the form that the answer to a conversation must have.
 
     Where the model is to choose whether it calls a function, the schema of one may be beyond what
@@ -60,21 +63,24 @@ def wanted_form(prompts: Prompts, constraints: Constraints, request: AskedForm) 
     Raises:
         GrammarError: the grammar that is asked for cannot be used.
         PromptError: the function that must be called is none that can be.
+        Cancelled: `is_cancelled` has returned True.
     """
     tools, choice = callable_tools(request), request.tool_choice
     own = request.grammar or request.sampling.form
     if not tools or (choice == "auto" and own):
-        return WantedForm(constraints.matcher(request.grammar, request.sampling))
+        return WantedForm(constraints.checked(own, own, is_cancelled) if own else None)
     form = prompts.template_use.form
     tokens = {text: token for token, text in prompts.control_marks.items()}
     grammar = grammar_of_calls(form, tools, tokens, choice)
     as_text = grammar_of_calls(form, tools, {}, choice)
     marks = form.thinking_marks if thinking_marks(prompts.template.source) else None
     try:
-        return WantedForm(constraints.checked(grammar, as_text), marks)
+        return WantedForm(constraints.checked(grammar, as_text, is_cancelled), marks)
+    except Cancelled:
+        raise
     except EngineError as error:
         if choice != "auto":
-            _check_parameters(tools)
+            _check_parameters(tools, is_cancelled)
             raise PromptError(
                 f"No call can be required of these functions. {error}", "Simplify their schemas."
             ) from error
@@ -82,7 +88,7 @@ def wanted_form(prompts: Prompts, constraints: Constraints, request: AskedForm) 
         return WantedForm(None)
 
 
-def _check_parameters(tools: Sequence[Tool]) -> None:
+def _check_parameters(tools: Sequence[Tool], is_cancelled: IsCancelled) -> None:
     """Check the schemas of functions one by one.
 
     Raises:
@@ -91,7 +97,8 @@ def _check_parameters(tools: Sequence[Tool]) -> None:
     """
     for tool in tools:
         try:
-            check_grammar(Grammar("json_schema", tool.parameters or NO_PARAMETERS))
+            schema = Grammar("json_schema", tool.parameters or NO_PARAMETERS)
+            check_grammar(schema, is_cancelled)
         except GrammarError as error:
             raise ToolError(
                 f"The parameters of the function {tool.name} cannot be used. {error}",

@@ -84,7 +84,8 @@ class Delivery:
         except Exception as error:  # noqa: BLE001 bugs, too, concern nobody else
             request.fail(error)
             self._seats.release(request, is_kept=False)
-            if not isinstance(error, PromptError | ContextOverflow | GrammarError):
+            is_its_own = isinstance(error, PromptError | ContextOverflow | GrammarError)
+            if before is not None and not is_its_own:
                 self._places.clear()  # it may hold what made the logits useless
         if request.is_over:
             self.end(request)

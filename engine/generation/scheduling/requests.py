@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from engine.generation.results import Finished, GenerationEvent, PrefillProgress
+from engine.generation.background import Background
+from engine.generation.results import Finished, GenerationEvent, PrefillProgress, Timings, Usage
 from engine.generation.work import Follow, Prefill
 from engine.pictures.placed import NO_PICTURES
 from engine.progress import IsCancelled, never
@@ -26,13 +27,15 @@ class Request:
     Args:
         steps: the answer; it begins when it is first advanced.
         is_cancelled: asked before each pass; returning True ends the answer.
+        wake: called, on any thread, once the answer can go on after a `Background`.
 
     Attributes:
         events: events that nobody has read yet.
         error: error that ended the answer, until somebody has read it; None without one.
         is_over: whether nothing more comes behind `events`.
-        is_dropped: whether nobody will read it any more; may be set at any time, on any thread.
+        is_dropped: whether nobody will read it any more; see `drop`.
         work: what the answer waits for; None before it has begun.
+        background: what a thread does for it, which it waits for instead; None for nothing.
         wanted: tokens that the cache has to hold for it.
         pictures: pictures among them.
         place: its place in the cache; None while it has none.
@@ -43,13 +46,17 @@ class Request:
         saved_by_one_s: seconds that a right guess of the present pass saves.
     """
 
-    def __init__(self, steps: Steps, is_cancelled: IsCancelled = never) -> None:
+    def __init__(
+        self, steps: Steps, is_cancelled: IsCancelled = never, wake: Callable[[], object] = never
+    ) -> None:
         self._steps = steps
         self.is_cancelled = is_cancelled
+        self._wake = wake
         self.events: deque[GenerationEvent] = deque()
         self.error: BaseException | None = None
         self.is_over = self.is_dropped = self.is_ahead = False
         self.work: Work | None = None
+        self.background: Background | None = None
         self.wanted: list[int] = []
         self.pictures = NO_PICTURES
         self.place: CachePlace | None = None
@@ -84,12 +91,17 @@ class Request:
         Raises:
             BaseException: whatever the answer raises; it is over then.
         """
+        self.background = None
         try:
             while True:
                 item = self._steps.send(found)
                 found = None
                 if isinstance(item, Prefill | Follow):
                     self._take(item)
+                    return
+                if isinstance(item, Background):
+                    self.background = item
+                    item.start(self._wake)
                     return
                 if isinstance(item, Finished):
                     self.is_over = True
@@ -111,18 +123,29 @@ class Request:
 
     def cancel(self) -> None:
         """End the answer as cancelled."""
-        if self.work is None:
+        if self.work is None and self.background is None:
             self.advance(None)
-        if not self.is_over:
+        if self.background is not None:
+            self.close()
+            self.events.append(Finished("cancelled", Usage(), Timings()))
+        elif not self.is_over:
             self.advance("cancelled")
+
+    def drop(self) -> None:
+        """Note that nobody will read the answer any more; at any time, on any thread."""
+        self.is_dropped = True
+        if (background := self.background) is not None:
+            background.cancel()
 
     def fail(self, error: BaseException) -> None:
         """End the answer with an error."""
+        self.background = None
         self._steps.close()
         self.error, self.is_over = error, True
 
     def close(self) -> None:
-        """End the answer where it is; nobody reads it."""
+        """End the answer where it is."""
+        self.background = None
         self._steps.close()
         self.is_over = True
 

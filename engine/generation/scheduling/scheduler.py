@@ -90,6 +90,11 @@ class Scheduler:
         """Tokens of the sequence that was computed last, as far as they were cached then."""
         return self._seats.last
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether no answer can be computed: all are unread, or wait for their background work."""
+        return not self._seats.active
+
     def note_last(self, ids: Sequence[int]) -> None:
         """Note that a sequence was put into the cache from elsewhere."""
         self._seats.last = ids
@@ -108,8 +113,10 @@ class Scheduler:
         """
         try:
             self._delivery.end_unwanted()
-            for request in self._seats.active:
-                if request.work is None:
+            for request in self.requests:
+                background = request.background
+                is_new = request.work is None and background is None and not request.has_unread
+                if is_new or (background is not None and background.is_done):
                     self._delivery.advance(request, partial(request.advance, None))
             self._admit()
             self._compute()

@@ -35,7 +35,7 @@ class Seats:
     @property
     def active(self) -> list[Request]:
         """The answers that are to be computed further, in order of arrival."""
-        return [request for request in self.requests if not request.has_unread]
+        return [r for r in self.requests if r.background is None and not r.has_unread]
 
     @property
     def placed(self) -> list[Request]:

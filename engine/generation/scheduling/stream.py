@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from engine.errors import Cancelled
-from engine.generation.occupancy import Occupancy, Use
+from engine.generation.occupancy import POLL_S, Occupancy, Use
 from engine.generation.results import Finished, GenerationEvent, Timings, Usage
 from engine.generation.scheduling.requests import Request
 from engine.progress import IsCancelled, never
@@ -26,13 +27,17 @@ class AnswerStream(Iterator[GenerationEvent]):
         occupancy: uses of the model; each step is one.
         steps: the answer, which begins when its first event is read.
         is_cancelled: asked before each step, on whichever thread computes it.
+        wake: set once the answer can go on after it has waited for a thread; None for an event of
+            its own.
     """
 
     def __init__(
-        self, occupancy: Occupancy, scheduler: Scheduler, steps: Steps, is_cancelled: IsCancelled
-    ) -> None:
+        self, occupancy: Occupancy, scheduler: Scheduler, steps: Steps, is_cancelled: IsCancelled,
+        wake: threading.Event | None = None,
+    ) -> None:  # fmt: skip
         self._occupancy, self._scheduler, self._is_cancelled = occupancy, scheduler, is_cancelled
-        self._request = Request(steps, occupancy.called_back(is_cancelled))
+        self._wake = wake or threading.Event()
+        self._request = Request(steps, occupancy.called_back(is_cancelled), self._wake.set)
         self._has_begun = self._is_closed = False
 
     @property
@@ -45,6 +50,11 @@ class AnswerStream(Iterator[GenerationEvent]):
         """Whether all events were read, and an error that has ended the answer."""
         request = self._request
         return self._is_closed or (request.is_over and not request.events and request.error is None)
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether there is no event, and none comes before a thread has prepared the answer."""
+        return self._request.background is not None and not self._request.events
 
     def __next__(self) -> GenerationEvent:
         """Return the next event; compute, or wait for others that do, until there is one.
@@ -63,6 +73,8 @@ class AnswerStream(Iterator[GenerationEvent]):
                 self._step()
             except Cancelled:
                 return self._cancelled()
+            if request.background is not None and self._scheduler.is_idle:
+                self._wait()
         error, request.error = request.error, None
         self._is_closed = True
         if error is not None:
@@ -123,6 +135,15 @@ class AnswerStream(Iterator[GenerationEvent]):
             self.close()
             raise
 
+    def _wait(self) -> None:
+        """Wait a moment for the thread that prepares the answer, while others may compute."""
+        try:
+            self._wake.wait(POLL_S)
+            self._wake.clear()
+        except BaseException:
+            self.close()
+            raise
+
     def _cancelled(self) -> GenerationEvent:
         """Return the end of an answer that was cancelled before it could begin."""
         self._is_closed = True
@@ -130,8 +151,9 @@ class AnswerStream(Iterator[GenerationEvent]):
 
     def close(self) -> None:
         """End the answer where it is; its pages are free with the next step."""
-        self._is_closed = self._request.is_dropped = True
+        self._is_closed = True
+        self._request.drop()
 
     def __del__(self) -> None:
         """Give way; a finalizer may run in the middle of anything, so it takes no lock."""
-        self._request.is_dropped = True
+        self._request.drop()

@@ -1,11 +1,18 @@
 """Grammars are checked within limits, and their errors name the place."""
 
 import json
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
 
+import psutil
 import pytest
 
-from engine import Grammar, GrammarError, check_grammar
+from engine import Cancelled, Grammar, GrammarError, check_grammar
 from engine.config.grammar import GrammarKind
+from engine.constraints.checker import GrammarChecker
+from engine.constraints.limits import MAX_AT_ONCE
 from engine.constraints.schema import read_schema
 
 CHAIN = "start: a0\n" + "".join(f"a{n}: a{n + 1}\n" for n in range(40_000)) + 'a40000: "x"'
@@ -107,3 +114,95 @@ def test_what_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "more than 0.5 seconds" in problem("json_schema", json.dumps(hostile)).message
     monkeypatch.undo()
     check_grammar(Grammar("regex", "c"))
+
+
+CHILD = """
+import json, sys
+print(json.dumps({"is_ready": True}), flush=True)
+for line in sys.stdin:
+    text = json.loads(line)["text"]
+    if text == "slow":
+        sys.stdin.readline()
+    error = {"message": "It is bad.", "hint": "Mend it.", "place": "#"}
+    print(json.dumps(error if text == "bad" else {}), flush=True)
+"""
+"""A program that refuses "bad", and does not answer "slow"."""
+
+WAIT_S = 20.0
+
+
+@pytest.fixture
+def checker(monkeypatch: pytest.MonkeyPatch) -> Iterator[GrammarChecker]:
+    monkeypatch.setattr("engine.constraints.checker.COMMAND", [sys.executable, "-c", CHILD])
+    monkeypatch.setattr("engine.constraints.checker.MAX_SECONDS", WAIT_S)
+    found = GrammarChecker()
+    yield found
+    found.close()
+
+
+def children() -> list[psutil.Process]:
+    return [c for c in psutil.Process().children() if CHILD in c.cmdline()]
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    end = time.monotonic() + WAIT_S
+    while not is_so():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+class Check(threading.Thread):
+    """A check on a thread."""
+
+    def __init__(self, checker: GrammarChecker, text: str) -> None:
+        super().__init__(daemon=True)
+        self.is_cancelled, self.error = False, Exception()
+        self._checker, self._grammar = checker, Grammar("regex", text)
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self._checker.check(self._grammar, lambda: self.is_cancelled)
+        except (Cancelled, GrammarError) as error:
+            self.error = error
+
+    def cancel(self) -> None:
+        """Cancel the check, and wait for its end."""
+        self.is_cancelled = True
+        self.join(WAIT_S)
+        assert isinstance(self.error, Cancelled)
+
+
+def test_a_refusal_is_remembered(checker: GrammarChecker) -> None:
+    found = []
+    for _ in range(2):
+        with pytest.raises(GrammarError) as caught:
+            checker.check(Grammar("regex", "bad"))
+        found.append((caught.value.message, caught.value.place, caught.value.hint))
+        checker.close()  # another check would start another child
+    assert found[0] == found[1] == ("It is bad.", "#", "Mend it.")
+    assert not children()
+
+
+def test_a_cancelled_check_ends_its_child(checker: GrammarChecker) -> None:
+    check = Check(checker, "slow")
+    wait_until(lambda: bool(children()))
+    start = time.monotonic()
+    check.cancel()
+    assert time.monotonic() - start < WAIT_S / 4
+    assert not children()
+    checker.check(Grammar("regex", "good"))
+
+
+def test_only_so_many_are_checked_at_once(checker: GrammarChecker) -> None:
+    slow = [Check(checker, "slow") for _ in range(MAX_AT_ONCE)]
+    wait_until(lambda: len(children()) == MAX_AT_ONCE)
+    waiting, other = Check(checker, "good"), Check(checker, "better")
+    waiting.cancel()
+    assert len(children()) == MAX_AT_ONCE
+    slow[0].cancel()
+    other.join(WAIT_S)
+    assert not other.is_alive()
+    assert type(other.error) is Exception
+    for check in slow[1:]:
+        check.cancel()

@@ -21,6 +21,7 @@ from engine import (
     ToolCallText,
 )
 from engine.generation.answers import Answers
+from engine.generation.background import Background
 from engine.generation.prompts import Prompts
 from engine.generation.results import GenerationEvent
 from engine.generation.work import Follow, Found, Prefill
@@ -100,7 +101,9 @@ def computed(
         except StopIteration:
             return prompt, events
         found = None
-        if isinstance(step, Prefill | Follow):
+        if isinstance(step, Background):
+            step.run()
+        elif isinstance(step, Prefill | Follow):
             found = next(script)
             prompt = tokenizer.decode(step.ids) if isinstance(step, Prefill) else prompt
         else:
