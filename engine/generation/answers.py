@@ -160,9 +160,14 @@ class Answers:
             raise ContextOverflow(len(prompt.ids), self._n_ctx, len(kept.ids))
         shown = reading.shown if reading else ()
         text = text_ids(prompt.ids)
-        constraint = self._constraints.of(
-            wanted.matcher, text, begun, said, thinks=request.thinks, marks=wanted.marks
-        )
+        constrained = partial(
+            self._constraints.of, wanted.matcher, text, begun, said, thinks=request.thinks,
+            marks=wanted.marks,
+        )  # fmt: skip
+        if wanted.matcher and (begun or said):  # which may be long
+            constraint = yield from in_background(lambda _: constrained())
+        else:
+            constraint = constrained()
         steps = self._run(
             prompt,
             sampling,
