@@ -14,7 +14,7 @@ from array import array
 from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from engine.errors import Cancelled, EngineCrashed, EngineError, StateFileError
 from engine.events import (
@@ -36,7 +36,8 @@ from engine.events import (
     Tuned,
     Unload,
 )
-from engine.inquiries.table import ANSWERING, reply_to
+from engine.generation.background import Background
+from engine.inquiries.table import ANSWERING, has_pictures, reply_to
 
 if TYPE_CHECKING:
     from engine.api import Model
@@ -45,11 +46,14 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-BETWEEN = (Generate, Resplit, SaveState, LoadState, *ANSWERING)
+BETWEEN = (Generate, Resplit, SaveState, LoadState, Background, *ANSWERING)
 """Commands that are done, or begun, while answers are computed."""
 
 MOST_ENDED = 64
 """Number of ended answers whose tokens are known, so that what is cached of them can be saved."""
+
+Queued: TypeAlias = "tuple[int, Command | Background] | None"
+"""A command with its generation number, or the work that has found its reply; None to end."""
 
 EventSink = Callable[[HostEvent], None]
 """A receiver of events."""
@@ -84,9 +88,10 @@ class ThreadHost:
 
     def __init__(self, on_event: EventSink) -> None:
         self._on_event = on_event
-        self._commands: queue.SimpleQueue[tuple[int, Command] | None] = queue.SimpleQueue()
-        self._next: list[tuple[int, Command] | None] = []  # taken from the queue, but not yet done
+        self._commands: queue.SimpleQueue[Queued] = queue.SimpleQueue()
+        self._next: list[Queued] = []  # taken from the queue, but not yet done
         self._streams: dict[int, AnswerStream] = {}  # answers under way
+        self._beside: set[int] = set()  # commands to which a thread finds the reply
         self._ended: dict[int, Sequence[int]] = {}  # tokens of answers, the newest last
         self._generation = 0
         self._cancelled_up_to = 0
@@ -150,10 +155,10 @@ class ThreadHost:
                 self._step()
         self._free()
 
-    def _do(self, generation: int, command: Command) -> None:
+    def _do(self, generation: int, command: Command | Background) -> None:
         """Do a command, or begin an answer."""
         self._attempt(generation, command, partial(self._dispatch, generation, command))
-        if generation not in self._streams:
+        if generation not in self._streams and generation not in self._beside:
             self._cancelled.discard(generation)
             self._tell_fallbacks(generation)
 
@@ -222,7 +227,7 @@ class ThreadHost:
         is_lost = had_model and self._model is None
         self._send(generation, Failed(failure, is_lost))
 
-    def _dispatch(self, generation: int, command: Command) -> None:
+    def _dispatch(self, generation: int, command: Command | Background) -> None:
         if isinstance(command, Load):
             self._load(generation, command)
         elif isinstance(command, Generate):
@@ -236,9 +241,26 @@ class ThreadHost:
         elif isinstance(command, Unload):
             self._free()
             self._send(generation, ModelUnloaded())
+        elif isinstance(command, Background):
+            self._beside.discard(generation)
+            self._send(generation, command.result())
         else:
             is_cancelled = partial(self._is_cancelled, generation)
-            self._send(generation, reply_to(self._loaded(), command, is_cancelled))
+            reply = partial(reply_to, self._loaded(), command, is_cancelled)
+            if has_pictures(command):
+                self._do_beside(generation, Background(lambda _: reply()))
+            else:
+                self._send(generation, reply())
+
+    def _do_beside(self, generation: int, background: Background) -> None:
+        """Have a thread find a reply, which is sent when its turn among the commands comes."""
+        self._beside.add(generation)
+
+        def queue_result() -> None:
+            self._commands.put((generation, background))
+            self._wake.set()
+
+        background.start(queue_result)
 
     def _load(self, generation: int, command: Load) -> None:
         if self._import_error is not None:

@@ -145,6 +145,9 @@ class Answers:
                 messages = (*messages[:-1], thought_apart(messages[-1]))
         stops = self._prompts.template.stop_strings  # a plain template has no end token of its own
         sampling = replace(request.sampling, stop=(*request.sampling.stop, *stops))
+        reader = self._prompts.pictures
+        if reader is not None and any(message.pictures for message in messages):
+            _ = yield from in_background(partial(reader.read, messages))  # held for the prompt
         wishes = PromptWishes.of(request.thinks, request.effort, request.variables, tools)
         begun, said = self._begun(request, messages, wishes, sampling.stop, reading)
         made = partial(

@@ -10,10 +10,11 @@ from starlette.responses import Response
 from app.server.desk import Desk
 from app.server.ledger import RequestRecord
 from app.server.openai.chat_request import MOST_TOOLS, ChatTurn, OfferedTool
+from app.server.openai.errors import error_document
 from app.server.openai.messages import chat_messages, offered_tools
 from app.server.openai.texts.inputs import MOST_IDS, check_ids
 from app.server.requests.reading import JsonObject, asked
-from app.server.web.responses import Document, json_response
+from app.server.web.responses import AwaitedJson, Document, json_response
 from engine import (
     ApplyTemplate,
     Detokenize,
@@ -101,6 +102,10 @@ async def apply_template(desk: Desk, record: RequestRecord, request: TemplateReq
         add_generation_prompt=request.add_generation_prompt,
     )
     desk.find(request.model, record)
-    done = await desk.run(record, command)
-    assert isinstance(done, TemplateApplied), "the closing event of this command"
-    return json_response({"prompt": done.prompt})
+
+    async def make() -> Document:
+        done = await desk.run(record, command)
+        assert isinstance(done, TemplateApplied), "the closing event of this command"
+        return {"prompt": done.prompt}
+
+    return AwaitedJson(make, error_document)
