@@ -246,11 +246,12 @@ class ThreadHost:
             self._send(generation, command.result())
         else:
             is_cancelled = partial(self._is_cancelled, generation)
-            reply = partial(reply_to, self._loaded(), command, is_cancelled)
+            reply = partial(reply_to, self._loaded(), command)
             if has_pictures(command):
-                self._do_beside(generation, Background(lambda _: reply()))
+                background = Background(lambda ends: reply(lambda: ends() or is_cancelled()))
+                self._do_beside(generation, background)
             else:
-                self._send(generation, reply())
+                self._send(generation, reply(is_cancelled))
 
     def _do_beside(self, generation: int, background: Background) -> None:
         """Have a thread find a reply, which is sent when its turn among the commands comes."""
