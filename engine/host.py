@@ -38,7 +38,7 @@ from engine.events import (
     Unload,
 )
 from engine.inquiries.questions import Question
-from engine.inquiries.table import ANSWERING, BESIDE, reply_to
+from engine.inquiries.table import ANSWERING, BESIDE, has_pictures, reply_to
 from engine.text.messages import text_size
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ class ThreadHost:
     def __init__(self, on_event: EventSink) -> None:
         self._on_event = on_event
         self._short = ThreadPoolExecutor(1, "tandem-question")
-        self._long = ThreadPoolExecutor(1, "tandem-long-question")
+        self._long = ThreadPoolExecutor(2, "tandem-long-question")
         for pool in (self._short, self._long):
             pool.submit(int)  # so that its thread is there from the beginning, as the engine's is
         self._asked: dict[int, Future[None]] = {}  # questions that are answered on these threads
@@ -267,8 +267,8 @@ class ThreadHost:
             del self._asked[generation]
             asked.set_result(None)
 
-        pool = self._short if text_size(command) <= MOST_SHORT else self._long
-        pool.submit(ask)
+        is_long = has_pictures(command) or text_size(command) > MOST_SHORT
+        (self._long if is_long else self._short).submit(ask)
 
     def _dispatch(self, generation: int, command: Command) -> None:
         if isinstance(command, Load):

@@ -26,5 +26,15 @@ MAX_SYMBOLS = 200_000
 MAX_STATES = 50_000
 """Largest number of states of a lexer, of 1 to 2 kB each; llguidance's default is 250 000."""
 
+USUAL_MASK_SECONDS = 0.03
+"""Processor time, in seconds, that a mask may take. Most take well below a millisecond, and 10 ms
+with a large vocabulary of which nearly everything is allowed."""
+
+MAX_MASK_SECONDS = 0.3
+"""Processor time, in seconds, that the masks of one answer may take beyond that, all together.
+
+All other answers wait meanwhile. Where a grammar can read a text in very many ways, each mask takes
+longer than the one before."""
+
 MAX_PLACING_SECONDS = 1.0
 """Longest time to search for the part of a schema that is wrong."""

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from engine.constraints.matcher import Matcher
     from engine.generation.background import Preparing
     from engine.generation.constrained.constraint import AnswerConstraint
+    from engine.generation.pictures.prompt_text import Seen
     from engine.generation.prompts import Prompt, Prompts
     from engine.generation.work import Steps
     from engine.text.messages import ChatMessage, Tool
@@ -120,6 +121,13 @@ class Answers:
             return None
         return (yield from in_background(partial(self._constraints.checked, grammar, grammar)))
 
+    def _read_pictures(self, messages: Sequence[ChatMessage]) -> Preparing[Seen]:
+        """Read the pictures of a conversation in the background."""
+        reader = self._prompts.pictures
+        if reader is None or not any(message.pictures for message in messages):
+            return ()
+        return (yield from in_background(partial(reader.read, messages)))
+
     def _completed(self, request: Asked) -> Steps:
         assert request.prompt is not None
         matcher = yield from self._matcher(request.grammar or request.sampling.form)
@@ -159,6 +167,7 @@ class Answers:
                 messages = (*messages[:-1], thought_apart(messages[-1]))
         stops = self._prompts.template.stop_strings  # a plain template has no end token of its own
         sampling = replace(request.sampling, stop=(*request.sampling.stop, *stops))
+        _ = yield from self._read_pictures(messages)  # held for the prompt
         wishes = PromptWishes.of(request.thinks, request.effort, request.variables, tools)
 
         def make() -> tuple[tuple[int, ...], str, Prompt]:
@@ -177,9 +186,14 @@ class Answers:
             raise ContextOverflow(n_tokens, self._n_ctx, n_tokens)
         shown = reading.shown if reading else ()
         text = text_ids(prompt.ids)
-        constraint = self._constraints.of(
-            wanted.matcher, text, begun, said, thinks=request.thinks, marks=wanted.marks
-        )
+        constrained = partial(
+            self._constraints.of, wanted.matcher, text, begun, said, thinks=request.thinks,
+            marks=wanted.marks,
+        )  # fmt: skip
+        if wanted.matcher and (begun or said):  # which may be long
+            constraint = yield from in_background(lambda _: constrained())
+        else:
+            constraint = constrained()
         steps = self._run(
             prompt,
             sampling,

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import atexit
 import threading
+import time
 from collections.abc import Callable, Generator
 from typing import Any, TypeAlias, TypeVar
 
 from engine.errors import EngineError
 from engine.progress import IsCancelled, never
 
+EXIT_S = 4.0
+"""Longest time that the program's end waits for threads, in seconds."""
+
 T = TypeVar("T")
+
+_threads: dict[threading.Thread, Background] = {}
+"""What runs now."""
 
 
 class Background:
-    """A function that a thread runs for one answer, which waits for it without pages.
+    """A function that a thread runs for one answer or question, which waits for its result.
 
     Args:
         act: the function; what it is given returns True once nobody wants the result.
@@ -32,12 +40,17 @@ class Background:
         Args:
             on_done: called on it once there is a result or an error.
         """
-        thread = threading.Thread(
-            target=self.run, args=(on_done,), name="tandem-background", daemon=True
-        )
+
+        def run() -> None:
+            self.run(on_done)
+            del _threads[thread]
+
+        thread = threading.Thread(target=run, name="tandem-background", daemon=True)
+        _threads[thread] = self
         try:
             thread.start()
         except RuntimeError as error:  # "can't start new thread"
+            del _threads[thread]
             self._error = EngineError(f"No thread can be started: {error}.", "Try again later.")
             self.is_done = True
             on_done()
@@ -75,3 +88,14 @@ def in_background(act: Callable[[IsCancelled], T]) -> Preparing[T]:
         return result
     finally:
         work.cancel()
+
+
+@atexit.register
+def end_threads() -> None:
+    """End what runs: a program whose thread compiles a grammar at its end would crash."""
+    end = time.monotonic() + EXIT_S
+    running = dict(_threads)
+    for background in running.values():
+        background.cancel()
+    for thread in running:
+        thread.join(max(0.0, end - time.monotonic()))

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING
 
 from engine.errors import PromptError
 from engine.generation.wishes import PromptWishes
+from engine.progress import IsCancelled, never
 
 if TYPE_CHECKING:
     from engine.generation.occupancy import Occupancy
+    from engine.generation.pictures.prompt_text import Seen
     from engine.generation.prompts import Prompts
     from engine.models.description import ModelInfo
     from engine.pictures.sight import PictureSight
@@ -114,15 +116,19 @@ class TextInquiries:
     def chat_size(
         self, messages: Sequence[ChatMessage], *, continue_last: bool = False,
         thinks: bool | None = None, effort: str = "", variables: str = "",
-        tools: Sequence[Tool] = (),
+        tools: Sequence[Tool] = (), is_cancelled: IsCancelled = never,
     ) -> int:  # fmt: skip
         """Return the number of tokens of a conversation's prompt, those of pictures among them.
+
+        Args:
+            is_cancelled: asked while pictures are read, on any thread; returning True ends that.
 
         Raises:
             PromptError: see `apply_template`.
             PictureError: the model cannot see, or a picture cannot be used.
         """
         self._occupancy.check_open()
+        _ = self._read_pictures(messages, is_cancelled)  # held meanwhile
         wishes = PromptWishes.of(thinks, effort, variables, tools)
         prompt = self._prompts.chat(
             messages, 0, continue_last=continue_last, is_shortened=False, wishes=wishes
@@ -146,6 +152,7 @@ class TextInquiries:
 
     def count_tokens(
         self, messages: Sequence[ChatMessage] | None, draft: str = "", tools: Sequence[Tool] = (),
+        is_cancelled: IsCancelled = never,
     ) -> tuple[int | None, int, int | None]:  # fmt: skip
         """Return the tokens of a chat's next prompt, see `TokensCounted`.
 
@@ -153,12 +160,20 @@ class TextInquiries:
             messages: messages before the last one; None to count that alone, which is quick.
             draft: text of the last message.
             tools: functions that the prompt describes.
+            is_cancelled: see `chat_size`.
 
         Raises:
             PromptError: the model has no vocabulary, or its template refuses these messages.
         """
         self._occupancy.check_open()
+        _ = self._read_pictures(messages or (), is_cancelled)  # held meanwhile
         return self._prompts.count(messages, draft, tools)
+
+    def _read_pictures(self, messages: Sequence[ChatMessage], is_cancelled: IsCancelled) -> Seen:
+        """Read the pictures of a conversation before the model is used, which may take seconds."""
+        reader = self._prompts.pictures
+        is_seeing = reader is not None and any(message.pictures for message in messages)
+        return reader.read(messages, is_cancelled) if reader and is_seeing else ()
 
     def _known(self, ids: Sequence[int]) -> Sequence[int]:
         """Return token ids that the model has.

@@ -33,8 +33,9 @@ Answering = Callable[["Inquiries", Any, "IsCancelled"], Reply]
 """Function that returns a model's reply to a question; it may end as cancelled."""
 
 
-def _counted(model: Inquiries, question: CountTokens, _: IsCancelled) -> TokensCounted:
-    return TokensCounted(*model.count_tokens(question.messages, question.draft, question.tools))
+def _counted(model: Inquiries, question: CountTokens, is_cancelled: IsCancelled) -> TokensCounted:
+    counts = model.count_tokens(question.messages, question.draft, question.tools, is_cancelled)
+    return TokensCounted(*counts)
 
 
 def _tokenized(model: Inquiries, question: Tokenize, _: IsCancelled) -> Tokenized:
@@ -53,7 +54,9 @@ def _pieces(model: Inquiries, ids: Sequence[int]) -> tuple[tuple[int, ...], ...]
     return tuple(tuple(piece) for piece in model.pieces(ids))
 
 
-def _applied(model: Inquiries, question: ApplyTemplate, _: IsCancelled) -> TemplateApplied:
+def _applied(
+    model: Inquiries, question: ApplyTemplate, is_cancelled: IsCancelled
+) -> TemplateApplied:
     prompt = model.apply_template(
         question.messages, continue_last=question.continue_last, thinks=question.thinks,
         effort=question.effort, variables=question.variables, tools=question.tools,
@@ -64,6 +67,7 @@ def _applied(model: Inquiries, question: ApplyTemplate, _: IsCancelled) -> Templ
     n_tokens = model.chat_size(
         question.messages, continue_last=question.continue_last, thinks=question.thinks,
         effort=question.effort, variables=question.variables, tools=question.tools,
+        is_cancelled=is_cancelled,
     )  # fmt: skip
     return TemplateApplied(prompt, n_tokens)
 
@@ -96,6 +100,12 @@ ANSWERING: Mapping[type, Answering] = MappingProxyType(
     }
 )
 """Functions that answer, by the class of the question."""
+
+
+def has_pictures(question: Question) -> bool:
+    """Return whether pictures are read for the reply to a question, which may take seconds."""
+    messages = question.messages if isinstance(question, CountTokens | ApplyTemplate) else None
+    return any(message.pictures for message in messages or ())
 
 
 def reply_to(model: Inquiries, question: Question, is_cancelled: IsCancelled) -> Reply:

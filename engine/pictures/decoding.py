@@ -19,6 +19,9 @@ FILTERS = {
 
 WHITE = (255, 255, 255, 255)
 
+STRIP_PIXELS = 1 << 20
+"""Number of pixels of a strip, in which images with transparency or 16 bits become RGB."""
+
 Answer = dict[str, object]
 
 
@@ -51,7 +54,8 @@ def decode_picture(data: bytes) -> Image.Image:
                 most = MOST_PIXELS // 1_000_000
                 text = f"{width} x {height} pixels are more than {most} megapixels"
                 raise UnusablePicture(text, "large", width * height)
-            return in_rgb(ImageOps.exif_transpose(image))
+            ImageOps.exif_transpose(image, in_place=True)
+            return in_rgb(image)
     except UnidentifiedImageError:
         raise UnusablePicture(f"it is none of {', '.join(FORMATS)}", "none") from None
     except (MemoryError, UnusablePicture):
@@ -111,6 +115,18 @@ def _resized(image: Image.Image, size: tuple[int, int], resample: Image.Resampli
 
 def in_rgb(image: Image.Image) -> Image.Image:
     """Return an image in RGB; what is transparent becomes white."""
+    is_deep = image.mode.startswith("I;16") or image.mode == "I"
+    if not is_deep and "A" not in image.getbands() and "transparency" not in image.info:
+        return image.convert("RGB")
+    found = Image.new("RGB", image.size)
+    n_rows = max(1, STRIP_PIXELS // image.width)
+    for top in range(0, image.height, n_rows):  # whole copies would take several times the memory
+        strip = image.crop((0, top, image.width, min(image.height, top + n_rows)))
+        found.paste(_strip_in_rgb(strip), (0, top))
+    return found
+
+
+def _strip_in_rgb(image: Image.Image) -> Image.Image:
     if image.mode.startswith("I;16") or image.mode == "I":
         image = image.convert("I").point(lambda value: value / 256).convert("L")
     if "A" in image.getbands() or "transparency" in image.info:

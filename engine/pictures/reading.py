@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import json
+import time
 from base64 import b64decode, b64encode
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 
-from engine.errors import PictureError
+from engine.errors import Cancelled, PictureError
 from engine.limited.child import ChildEnded, Excess, LimitedChild
-from engine.pictures.limits import GRACE_S, MAX_MEMORY, MAX_SECONDS, MOST_FILE_BYTES
+from engine.limited.turns import FairSemaphore
+from engine.pictures.limits import (
+    GRACE_S,
+    MAX_AT_ONCE,
+    MAX_MEMORY,
+    MAX_SECONDS,
+    MORE_SECONDS,
+    MOST_FILE_BYTES,
+)
 from engine.programs import program_command
+from engine.progress import IsCancelled, never
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -23,6 +33,9 @@ if TYPE_CHECKING:
 
 COMMAND = program_command("engine.pictures.program")
 """Command of the child."""
+
+_turns = FairSemaphore(MAX_AT_ONCE)
+"""Turns of the conversations whose pictures are read; each has another one for each picture."""
 
 
 def picture_text(file: str | Path | bytes) -> str:
@@ -69,47 +82,80 @@ class ReadPicture(NamedTuple):
     views: tuple[NDArray[np.uint8], ...]
 
 
-def read_views(picture: str, resizing: Resizing) -> ReadPicture:
-    """Return a picture's size and what a tower sees of it.
+class PictureReading:
+    """The reading of the pictures of one conversation: by one child, within one limit of time.
 
     Args:
-        picture: see `picture_text`.
-
-    Raises:
-        PictureError: it is no picture, damaged or too large.
+        n: number of pictures.
+        is_cancelled: asked again and again, on any thread; returning True ends the child.
     """
-    if len(picture) > 4 * (MOST_FILE_BYTES // 3 + 1):
-        raise PictureError(f"A picture cannot be used: {_too_many_bytes()}.")
-    request = json.dumps({"picture": picture, "resizing": asdict(resizing)}) + "\n"
-    answer = _asked(request.encode("ascii", "replace"))
-    if "problem" in answer:
-        raise PictureError(f"A picture cannot be used: {answer['problem']}.")
-    rows, columns = answer["grid"]
-    views = tuple(_pixels(view) for view in answer["views"])
-    return ReadPicture((answer["width"], answer["height"]), (rows, columns), views)
+
+    def __init__(self, n: int = 1, is_cancelled: IsCancelled = never) -> None:
+        self._left = self._most = MAX_SECONDS + MORE_SECONDS * (n - 1)
+        self._is_cancelled = is_cancelled
+        self._child: LimitedChild | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._child is not None:
+            self._child.close()
+
+    def views(self, picture: str, resizing: Resizing) -> ReadPicture:
+        """Return a picture's size and what a tower sees of it; wait for others' pictures first.
+
+        Args:
+            picture: see `picture_text`.
+
+        Raises:
+            PictureError: it is no picture, damaged or too large, or takes too long.
+            Cancelled: `is_cancelled` has returned True.
+        """
+        if len(picture) > 4 * (MOST_FILE_BYTES // 3 + 1):
+            raise PictureError(f"A picture cannot be used: {_too_many_bytes()}.")
+        request = json.dumps({"picture": picture, "resizing": asdict(resizing)}) + "\n"
+        if not _turns.acquire(self._is_cancelled):
+            raise Cancelled("Reading the pictures")
+        begun = time.monotonic()
+        try:
+            answer = self._ask(request.encode("ascii", "replace"))
+        finally:
+            self._left -= time.monotonic() - begun
+            _turns.release()
+        if "problem" in answer:
+            raise PictureError(f"A picture cannot be used: {answer['problem']}.")
+        rows, columns = answer["grid"]
+        views = tuple(_pixels(view) for view in answer["views"])
+        return ReadPicture((answer["width"], answer["height"]), (rows, columns), views)
+
+    def _ask(self, request: bytes) -> dict[str, Any]:
+        """Return the answer of the child, which is started first if there is none."""
+        seconds = min(self._left, MAX_SECONDS + GRACE_S)
+        try:
+            if self._child is None:
+                self._child = LimitedChild(COMMAND, MAX_MEMORY)
+            self._child.wait_until_ready(self._is_cancelled)
+            return self._child.ask(request, seconds, self._is_cancelled)
+        except ChildEnded as error:
+            if error.excess is Excess.CANCELLED:
+                raise Cancelled("Reading the pictures") from None
+            if error.excess is Excess.TIME and seconds < MAX_SECONDS:
+                raise PictureError(
+                    "The pictures cannot be used: reading all of them takes more than"
+                    f" {self._most:g} seconds."
+                ) from None
+            raise PictureError(f"A picture cannot be used: {_why(error)}.") from error
+        except OSError as error:
+            raise PictureError(
+                f"The program that reads pictures cannot be started: {error}.",
+                "Let Tandem start programs, or leave the picture out.",
+            ) from error
 
 
 def _pixels(view: dict[str, Any]) -> NDArray[np.uint8]:
     width, height = view["size"]
     return np.frombuffer(b64decode(view["pixels"]), np.uint8).reshape(height, width, 3)
-
-
-def _asked(request: bytes) -> dict[str, Any]:
-    """Return the answer of a child."""
-    try:
-        child = LimitedChild(COMMAND, MAX_MEMORY)
-        try:
-            child.wait_until_ready()
-            return child.ask(request, MAX_SECONDS + GRACE_S)
-        finally:
-            child.close()
-    except ChildEnded as error:
-        raise PictureError(f"A picture cannot be used: {_why(error)}.") from error
-    except OSError as error:
-        raise PictureError(
-            f"The program that reads pictures cannot be started: {error}.",
-            "Let Tandem start programs, or leave the picture out.",
-        ) from error
 
 
 def _why(ended: ChildEnded) -> str:

@@ -19,7 +19,7 @@ from app.server.ledger import RequestRecord
 from app.server.openai.chat import EFFORTS
 from app.server.openai.sampling import SamplingFields, sampled
 from app.server.refusal import bad_value, check_conversation
-from app.server.web.responses import AwaitedJson, EventStream, json_response
+from app.server.web.responses import AwaitedJson, Document, EventStream
 from engine import ApplyTemplate, Generate, TemplateApplied
 
 
@@ -57,9 +57,13 @@ async def count_tokens(desk: Desk, record: RequestRecord, request: AskedConversa
         effort=asked.effort,
     )  # fmt: skip
     check_conversation(command)
-    done = await desk.run(record, command)
-    assert isinstance(done, TemplateApplied), "the closing event of this command"
-    return json_response({"input_tokens": done.n_tokens})
+
+    async def make() -> Document:
+        done = await desk.run(record, command)
+        assert isinstance(done, TemplateApplied), "the closing event of this command"
+        return {"input_tokens": done.n_tokens}
+
+    return AwaitedJson(make, error_document)
 
 
 def message_command(request: AskedConversation) -> Generate:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import time
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from engine.answer_forms.marks import AnswerMark
+from engine.constraints.limits import MAX_MASK_SECONDS, USUAL_MASK_SECONDS
 from engine.constraints.matcher import Mask, MaskVocabulary, Matcher
+from engine.errors import GrammarError
 
 if TYPE_CHECKING:
     from engine.sampling.token_source import Logits
@@ -82,6 +86,7 @@ class AnswerConstraint:
             state = ConstraintState(n_opening=n_opening, matcher=self._fresh.copy())
         self._state = state
         self._before: list[ConstraintState] = []
+        self._seconds = 0.0  # of processor time that masks have taken beyond what is usual
 
     @property
     def is_over(self) -> bool:
@@ -97,7 +102,7 @@ class AnswerConstraint:
             ends: tokens that end the answer.
 
         Raises:
-            GrammarError: the grammar has become too complex.
+            GrammarError: the grammar has become too complex, or takes too long.
         """
         mask = self.allowed(ends)
         logits[mask.size :] = -np.inf
@@ -105,7 +110,8 @@ class AnswerConstraint:
 
     def allowed(self, ends: Collection[int]) -> Mask:
         """Return which tokens are allowed next; see `restrict`."""
-        mask = self._mask()
+        with self._metered():
+            mask = self._mask()
         mask[[token for token in self._vocabulary.eog_ids if token not in ends]] = False
         return mask
 
@@ -113,10 +119,11 @@ class AnswerConstraint:
         """Take the next token of the answer.
 
         Raises:
-            GrammarError: it is not allowed.
+            GrammarError: it is not allowed, or the grammar takes too long.
         """
-        self._before.append(self._state)
-        self._state = self._after(self._vocabulary.bytes_of(token), token)
+        with self._metered():
+            self._before.append(self._state)
+            self._state = self._after(self._vocabulary.bytes_of(token), token)
 
     def accept_text(self, text: str) -> None:
         """Take the beginning of an answer whose tokens are not known; see `accept`."""
@@ -129,6 +136,25 @@ class AnswerConstraint:
         del self._before[-n:]
         if self._state.matcher is not None:
             self._state.matcher.rewind(self._state.n)
+
+    @contextmanager
+    def _metered(self) -> Iterator[None]:
+        """Count the processor time of the `with` block, for which other answers wait.
+
+        Raises:
+            GrammarError: too much was used before.
+        """
+        if self._seconds > MAX_MASK_SECONDS:
+            raise GrammarError(
+                "The answer cannot go on in its form: to find out which tokens it allows takes too"
+                " long.",
+                hint="Use a grammar that reads each text in one way only.",
+            )
+        begun = time.thread_time()
+        try:
+            yield
+        finally:
+            self._seconds += max(0.0, time.thread_time() - begun - USUAL_MASK_SECONDS)
 
     # which tokens are allowed
 

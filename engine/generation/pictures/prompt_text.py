@@ -6,15 +6,17 @@ import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
 
 from engine.errors import ANOTHER_TEMPLATE, PictureError
 from engine.pictures.limits import MOST_PICTURES
 from engine.pictures.placed import Picture
-from engine.pictures.reading import picture_text, read_views
+from engine.pictures.reading import PictureReading, picture_text
+from engine.progress import IsCancelled, never
 from engine.text.messages import PICTURE_PLACE, PictureFile
 
 if TYPE_CHECKING:
@@ -29,7 +31,8 @@ _NUMBERED = re.compile(f"{PICTURE_PLACE}([0-9]+){PICTURE_PLACE}")
 """Place of a picture in a prompt's text, with its number in the conversation."""
 
 
-class SeenPicture(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class SeenPicture:
     """A picture of a conversation as its prompt has it.
 
     Attributes:
@@ -56,39 +59,44 @@ class PictureReader:
     def __init__(self, sight: PictureSight, encoder: str) -> None:
         self.sight = sight
         self._encoder = encoder
+        self._lock = threading.Lock()
         self._kept: OrderedDict[bytes, SeenPicture] = OrderedDict()
-        self._lock = threading.Lock()  # of `_kept`: several threads may write prompts
+        self._used: WeakValueDictionary[bytes, SeenPicture] = WeakValueDictionary()
 
     @property
     def rule(self) -> PictureRule:
         """Rule by which the model takes pictures."""
         return self.sight.rule
 
-    def read(self, messages: Sequence[ChatMessage]) -> Seen:
-        """Return the pictures of a conversation.
+    def read(self, messages: Sequence[ChatMessage], is_cancelled: IsCancelled = never) -> Seen:
+        """Return the pictures of a conversation; any thread may call it.
+
+        While the result is held, reading the same pictures again takes no time.
 
         Raises:
             PictureError: one cannot be used, or there are too many.
+            Cancelled: `is_cancelled` has returned True.
         """
         found = [picture for message in messages for picture in message.pictures]
         if len(found) > MOST_PICTURES:
             raise PictureError(
                 f"The conversation has {len(found)} pictures; at most {MOST_PICTURES} are taken."
             )
-        return [self._read(picture) for picture in found]
+        with PictureReading(len(found), is_cancelled) as reading:
+            return [self._read(picture, reading) for picture in found]
 
-    def _read(self, picture: PictureFile | str) -> SeenPicture:
+    def _read(self, picture: PictureFile | str, reading: PictureReading) -> SeenPicture:
         key = _key(picture)
         with self._lock:
-            found = self._kept.pop(key, None)
+            found = self._kept.pop(key, None) or self._used.get(key)
         if found is None:
             if isinstance(picture, PictureFile):
                 picture = picture_text(picture.path)
-            size, grid, views = read_views(picture, self.rule.resizing)
+            size, grid, views = reading.views(picture, self.rule.resizing)
             pictures = (Picture.of(view, size, self.rule, self._encoder) for view in views)
             found = SeenPicture(tuple(pictures), self.rule.texts(*grid))
         with self._lock:
-            self._kept[key] = found
+            self._kept[key] = self._used[key] = found
             while len(self._kept) > 1 and self._n_bytes > MOST_KEPT_BYTES:
                 self._kept.popitem(last=False)
         return found
@@ -151,8 +159,9 @@ def encoded(text: str, seen: Seen, encode: Callable[[str, bool], list[int]]) -> 
             ANOTHER_TEMPLATE,
         )
     ids, held, is_first = list[int](), texts[0], True
-    for (views, around), behind in zip(seen, texts[2::2], strict=True):
-        for view, before in zip(views, around[:-1], strict=True):
+    for picture, behind in zip(seen, texts[2::2], strict=True):
+        around = picture.texts
+        for view, before in zip(picture.views, around[:-1], strict=True):
             if held + before or is_first:  # a prompt may begin with a token of its own
                 ids += encode(held + before, is_first)
             ids += view.ids

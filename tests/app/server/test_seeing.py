@@ -9,6 +9,7 @@ import httpx2
 import pytest
 
 from app.remote_models.models import _model
+from tests.helpers.held_pictures import HeldPictures
 from tests.helpers.hf_models.seeing import SEEING, SeeingFamily
 from tests.helpers.pictures import as_file, random_picture
 from tests.helpers.served import EngineOnThread, Served
@@ -107,3 +108,23 @@ def test_the_list_of_models_tells_how_many_tokens_pictures_take(eyes: httpx2.Cli
     n = found.sight.n_tokens(90, 60)
     assert n <= with_picture - without <= n + 80, "its tokens, and texts around it"
     assert _model({**listed, "owned_by": "somebody"}) == replace(found, is_tandem=False, sight=None)
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages/count_tokens"])
+def test_a_client_that_goes_ends_the_reading_of_its_pictures_within_a_second(
+    eyes: httpx2.Client, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    held = HeldPictures(monkeypatch)
+    data = b64encode(as_file(random_picture(70, 60, seed=len(path)))).decode()
+    shown: dict[str, object] = {
+        "type": "image", "source": {"type": "base64", "media_type": "image/png", "data": data},
+    }  # fmt: skip
+    if "chat" in path:
+        shown = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}}
+    body = {"model": "model", "messages": [{"role": "user", "content": [shown]}]}
+    blind = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 2}
+    with pytest.raises(httpx2.ReadTimeout):
+        eyes.post(path, json=body, timeout=0.5)
+    assert held.begun.wait(20)
+    assert held.cancelled.wait(1)
+    assert eyes.post("/v1/chat/completions", json=blind).status_code == 200

@@ -21,6 +21,7 @@ from engine import (
     load_model,
 )
 from engine.events import Load
+from engine.generation.background import end_threads
 from engine.progress import IsCancelled, never
 from tests.helpers.desk import Desk
 
@@ -171,3 +172,16 @@ def test_an_interrupted_reader_ends_the_check(model: Model, check: HeldCheck) ->
     with pytest.raises(KeyboardInterrupt):
         next(formed)
     assert check.cancelled.wait(WAIT_S)
+
+
+def test_the_end_of_the_program_waits_for_what_it_cancels(model: Model, check: HeldCheck) -> None:
+    """A thread that compiles a grammar when Python has ended would crash."""
+    formed = model.answer(FORMED)
+    assert formed.ready() == []
+    model.step()
+    assert check.begun.wait(WAIT_S)
+    end_threads()
+    assert check.cancelled.is_set()
+    assert "tandem-background" not in {thread.name for thread in threading.enumerate()}
+    with pytest.raises(Cancelled):
+        next(formed)

@@ -1,11 +1,15 @@
 """Pictures of files: decoded within limits, upright, on white, and resized as by Pillow."""
 
 import struct
+import sys
+import threading
+import time
 from base64 import b64encode
 from pathlib import Path
 from zlib import compress, crc32
 
 import numpy as np
+import psutil
 import pytest
 from PIL import Image
 from transformers import Idefics3ImageProcessorPil
@@ -14,10 +18,12 @@ from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import get_optim
 from transformers.models.pixtral.image_processing_pil_pixtral import get_resize_output_image_size
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
-from engine import EngineError, picture_text
+from engine import Cancelled, EngineError, picture_text
+from engine.pictures.decoding import in_rgb
 from engine.pictures.limits import MOST_FILE_BYTES
-from engine.pictures.reading import read_views
+from engine.pictures.reading import PictureReading, ReadPicture
 from engine.pictures.resizing import Resizing, TooNarrow
+from tests.helpers.peak_memory import PeakMemory
 from tests.helpers.pictures import as_file, random_picture
 
 SQUARE = Resizing("bilinear", side=32)
@@ -25,6 +31,11 @@ SIZES = [(100, 70), (1, 150), (3000, 2000), (5, 5), (641, 479)]
 ORIENTATION = 0x0112
 QUARTER_TURN = 6
 """EXIF's value for a picture that is to be turned by 90 degrees clockwise."""
+
+
+def read_views(picture: str, rule: Resizing) -> ReadPicture:
+    with PictureReading() as reading:
+        return reading.views(picture, rule)
 
 
 def read(data: bytes, rule: Resizing = SQUARE) -> np.ndarray:
@@ -175,3 +186,74 @@ def test_what_is_not_base64_is_refused() -> None:
     text = b64encode(as_file(random_picture(8, 8))).decode()
     with pytest.raises(EngineError, match="damaged"):
         read_views("?" + text[1:], SQUARE)
+
+
+def test_transparency_takes_no_copies_of_the_whole() -> None:
+    """A copy of these pixels takes 36 MB: decoded and in RGB there are two."""
+    clear = as_file(Image.new("RGBA", (3000, 3000), (255, 0, 0, 0)), compress_level=1)
+    with PeakMemory() as small:
+        read(as_file(random_picture(8, 8)))
+    with PeakMemory() as large:
+        assert (read(clear) == 255).all()
+    assert large.peak_bytes - small.peak_bytes < 15 * 3000 * 3000
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "P", "I;16"])
+def test_strips_are_as_the_whole(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    image = random_picture(31, 70)
+    if mode == "I;16":
+        image = Image.fromarray(np.asarray(image.convert("L")).astype(np.uint16) * 257)
+    elif mode == "P":
+        image = image.quantize(9)
+        image.info["transparency"] = 3
+    else:
+        image.putalpha(random_picture(31, 70, seed=1).convert("L"))
+        image = image.convert(mode)
+    whole = np.asarray(in_rgb(image))
+    monkeypatch.setattr("engine.pictures.decoding.STRIP_PIXELS", 100)
+    assert (np.asarray(in_rgb(image)) == whole).all()
+
+
+SLOW = """
+import sys, time
+print('{"is_ready": true}', flush=True)
+for line in sys.stdin:
+    time.sleep(SECONDS)
+    print('{"width": 1, "height": 1, "grid": [1, 1], "views": []}', flush=True)
+"""
+"""A program that takes its time for each picture."""
+
+
+def slow_child(monkeypatch: pytest.MonkeyPatch, seconds: float) -> str:
+    program = SLOW.replace("SECONDS", str(seconds))
+    monkeypatch.setattr("engine.pictures.reading.COMMAND", [sys.executable, "-c", program])
+    return program
+
+
+def test_all_pictures_together_have_a_limit_of_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    slow_child(monkeypatch, 0.1)
+    monkeypatch.setattr("engine.pictures.reading.MAX_SECONDS", 0.5)
+    monkeypatch.setattr("engine.pictures.reading.MORE_SECONDS", 0.02)
+    problem = r"reading all of them takes more than 0\.68 seconds"
+    with PictureReading(10) as reading, pytest.raises(EngineError, match=problem):
+        _ = [reading.views("", SQUARE) for _ in range(10)]
+
+
+def test_a_cancelled_reading_ends_its_child(monkeypatch: pytest.MonkeyPatch) -> None:
+    program, is_cancelled = slow_child(monkeypatch, 60), threading.Event()
+
+    def children() -> list[psutil.Process]:
+        return [c for c in psutil.Process().children() if program in c.cmdline()]
+
+    def cancel() -> None:
+        while not children():
+            time.sleep(0.005)
+        is_cancelled.set()
+
+    threading.Thread(target=cancel, daemon=True).start()
+    with (
+        PictureReading(1, is_cancelled.is_set) as reading,
+        pytest.raises(Cancelled),
+    ):
+        reading.views("", SQUARE)
+    assert not children()

@@ -10,11 +10,12 @@ from starlette.responses import Response
 from app.server.desk import Desk
 from app.server.ledger import RequestRecord
 from app.server.openai.chat_request import MOST_TOOLS, ChatTurn, OfferedTool
+from app.server.openai.errors import error_document
 from app.server.openai.messages import chat_messages, offered_tools
 from app.server.openai.texts.inputs import check_ids
 from app.server.refusal import check_conversation, check_size
 from app.server.requests.reading import JsonObject, asked
-from app.server.web.responses import Document, json_response
+from app.server.web.responses import AwaitedJson, Document, json_response
 from engine import (
     ApplyTemplate,
     Detokenize,
@@ -121,6 +122,10 @@ async def apply_template(desk: Desk, record: RequestRecord, request: TemplateReq
     )
     check_conversation(command)
     desk.find(request.model, record)
-    done = await desk.run(record, command)
-    assert isinstance(done, TemplateApplied), "the closing event of this command"
-    return json_response({"prompt": done.prompt})
+
+    async def make() -> Document:
+        done = await desk.run(record, command)
+        assert isinstance(done, TemplateApplied), "the closing event of this command"
+        return {"prompt": done.prompt}
+
+    return AwaitedJson(make, error_document)

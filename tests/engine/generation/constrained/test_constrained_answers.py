@@ -112,6 +112,19 @@ def test_max_tokens_may_cut_it(model: Model) -> None:
     assert text_of(events).startswith('{"a"')
 
 
+def test_a_grammar_whose_masks_take_too_long_ends_its_answer(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.generation.constrained.constraint.MAX_MASK_SECONDS", 0.002)
+    monkeypatch.setattr("engine.generation.constrained.constraint.USUAL_MASK_SECONDS", 0.0)
+    ambiguous = Grammar("gbnf", 'root ::= w+\nw ::= [a-z ]+ | [a-z]+ " " | w w')
+    sampling = replace(params(), max_tokens=14)  # each of them takes longer than the one before
+    other = model.answer(Generate(prompt="A", sampling=replace(sampling, ignore_eos=True)))
+    with pytest.raises(GrammarError, match="takes too long"):
+        list(model.answer(Generate(prompt="Tandem is", sampling=sampling, grammar=ambiguous)))
+    assert reason_of(list(other)) == "length"
+
+
 def test_an_answer_is_continued_in_its_form(model: Model) -> None:
     begun = (*ASKED, ChatMessage("assistant", '{"a": "x'))
     sampling = params(json_schema=SCHEMA)
