@@ -6,6 +6,7 @@ import httpx2
 import pytest
 from openai import OpenAI
 
+from app.server.web.body import SMALL_BODY
 from tests.helpers.served import EngineOnThread, Served
 
 
@@ -19,6 +20,8 @@ def demo_engine() -> Iterator[EngineOnThread]:
 @pytest.fixture(scope="session")
 def served(demo_engine: EngineOnThread) -> Iterator[Served]:
     with Served(demo_engine) as server:
+        large = {"content": "x" * 2 * SMALL_BODY}  # starts the thread that parses such bodies
+        httpx2.post(f"{server.address}/tokenize", json=large, timeout=60, trust_env=False)
         yield server
 
 
