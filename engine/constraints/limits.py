@@ -36,5 +36,8 @@ MAX_MASK_SECONDS = 0.3
 All other answers wait meanwhile. Where a grammar can read a text in very many ways, each mask takes
 longer than the one before."""
 
+DRAFTED_MASK_SECONDS = 0.01
+"""Processor time, in seconds, beyond which a mask is too slow for one pass to compute several."""
+
 MAX_PLACING_SECONDS = 1.0
 """Longest time to search for the part of a schema that is wrong."""

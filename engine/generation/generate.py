@@ -265,6 +265,8 @@ class Generation:
                 return shifted
         is_timed = bool(self._timed_every) and not self._n_sampled % self._timed_every
         n_left = self._most - self._n_sampled
+        if self._constraint is not None and self._constraint.is_slow:
+            n_left = 1  # so that nothing is guessed
         while True:
             found = yield Follow(
                 token, self._sampler, self._never, n_left, is_timed,

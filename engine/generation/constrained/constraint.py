@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from engine.answer_forms.marks import AnswerMark
-from engine.constraints.limits import MAX_MASK_SECONDS, USUAL_MASK_SECONDS
+from engine.constraints.limits import DRAFTED_MASK_SECONDS, MAX_MASK_SECONDS, USUAL_MASK_SECONDS
 from engine.constraints.matcher import Mask, MaskVocabulary, Matcher
 from engine.errors import GrammarError
 
@@ -66,6 +66,9 @@ class AnswerConstraint:
         grammar: matcher of the grammar, of which nothing has been said.
         marks: marks of the model's thinking; None if it does not think.
         thinking: whether the answer begins within thinking.
+
+    Attributes:
+        is_slow: whether the last mask took so long that one pass should not compute several.
     """
 
     def __init__(
@@ -86,7 +89,8 @@ class AnswerConstraint:
             state = ConstraintState(n_opening=n_opening, matcher=self._fresh.copy())
         self._state = state
         self._before: list[ConstraintState] = []
-        self._seconds = 0.0  # of processor time that masks have taken beyond what is usual
+        self.is_slow = False
+        self._spent = self._seconds = 0.0  # of processor time, see `_metered`
 
     @property
     def is_over(self) -> bool:
@@ -112,6 +116,7 @@ class AnswerConstraint:
         """Return which tokens are allowed next; see `restrict`."""
         with self._metered():
             mask = self._mask()
+        self.is_slow = self._spent > DRAFTED_MASK_SECONDS
         mask[[token for token in self._vocabulary.eog_ids if token not in ends]] = False
         return mask
 
@@ -139,7 +144,7 @@ class AnswerConstraint:
 
     @contextmanager
     def _metered(self) -> Iterator[None]:
-        """Count the processor time of the `with` block, for which other answers wait.
+        """Count the unusual processor time of the `with` block, for which other answers wait.
 
         Raises:
             GrammarError: too much was used before.
@@ -154,7 +159,8 @@ class AnswerConstraint:
         try:
             yield
         finally:
-            self._seconds += max(0.0, time.thread_time() - begun - USUAL_MASK_SECONDS)
+            self._spent = time.thread_time() - begun
+            self._seconds += max(0.0, self._spent - USUAL_MASK_SECONDS)
 
     # which tokens are allowed
 

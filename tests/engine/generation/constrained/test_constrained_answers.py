@@ -23,6 +23,7 @@ from engine import (
     TokenText,
     load_model,
 )
+from engine.generation.work import Follow
 from tests.helpers.ahead import AheadSource
 from tests.helpers.tiny_gguf import tiny_gguf
 
@@ -123,6 +124,22 @@ def test_a_grammar_whose_masks_take_too_long_ends_its_answer(
     with pytest.raises(GrammarError, match="takes too long"):
         list(model.answer(Generate(prompt="Tandem is", sampling=sampling, grammar=ambiguous)))
     assert reason_of(list(other)) == "length"
+
+
+@pytest.mark.parametrize("is_slow", [True, False])
+def test_nothing_is_guessed_where_masks_are_slow(
+    model: Model, monkeypatch: pytest.MonkeyPatch, *, is_slow: bool
+) -> None:
+    """A pass would compute a mask for each guess, while all other answers wait."""
+    seconds = -1.0 if is_slow else 60.0
+    monkeypatch.setattr("engine.generation.constrained.constraint.DRAFTED_MASK_SECONDS", seconds)
+    numbers = Generate(prompt="1", sampling=params(), grammar=Grammar("regex", "[0-9]{20}"))
+    stream, n_left = model.answer(numbers), set[int]()
+    while not stream.is_over:
+        next(stream, None)
+        if isinstance(work := stream._request.work, Follow):
+            n_left.add(work.n_left)
+    assert (n_left == {1}) == is_slow
 
 
 def test_an_answer_is_continued_in_its_form(model: Model) -> None:
