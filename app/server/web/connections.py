@@ -39,7 +39,7 @@ HEAD_S = 20.0
 """Seconds in which the head of a request comes, from the connection or its first byte on."""
 
 FRESH_S = 1.0
-"""Seconds of these in which other connections rather make room."""
+"""Seconds of these, and of being idle, in which other connections rather make room."""
 
 UNREAD_S = 60.0
 """Seconds after which a connection whose client reads nothing of its answer is closed."""
@@ -125,12 +125,15 @@ class TimedProtocol(H11Protocol):
         """Rank among the connections that make room for others, None for those that do not.
 
         0: it has long sent no complete head. 1: it is idle. 2: it has not sent all of its request.
-        3: it has just been made, or begun with a head.
+        3: it has just been made, or begun with a head. 4: it has just become idle, and its client
+        may be sending the next request.
         """
         if self._begun is not None:
             return 0 if self.loop.time() > self._begun + FRESH_S else 3
         if self.cycle is None or self.cycle.response_complete:
-            return None if self.transport.get_write_buffer_size() else 1
+            if self.transport.get_write_buffer_size():
+                return None
+            return 1 if self.loop.time() > self.since + FRESH_S else 4
         return 2 if self.cycle.more_body else None
 
 

@@ -33,7 +33,9 @@ def test_what_went_wrong_is_said_in_the_language_of_the_window() -> None:
     message = Message("assistant", "", problem=str(ContextOverflow(9, 4)))
     use_language("de")
     try:
-        assert problem_of(message) == "Der Prompt hat 9 Tokens, aber der Kontext fasst 4."
+        assert problem_of(message) == (
+            "Der Prompt mit 9 Tokens ist länger als der verfügbare Kontext von 4."
+        )
     finally:
         use_language("en")
     assert problem_of(message) == str(ContextOverflow(9, 4))

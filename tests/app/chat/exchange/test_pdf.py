@@ -118,7 +118,7 @@ def test_chats_with_one_title_get_files_of_their_own(tmp_path: Path) -> None:
 def test_an_export_that_cannot_go_on_says_what_is_there(tmp_path: Path) -> None:
     written = write_all([chat(), "gone"], tmp_path, tmp_path, ".md")
     assert len(written.paths) == 1
-    assert written.failure == "“gone” cannot be written: it holds no whole chat."
+    assert written.failure == "“gone” cannot be written: No such file or directory."
 
 
 def test_formulas_are_pictures_or_else_their_source(qapp: QApplication) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from engine import ChatMessage, Event, Finished, Generate, Model, SamplingParams, load_model
 from engine.forward.batch import Batch
+from engine.generation.background import Background
 from engine.ops.pictures import TorchPictureOps
 from engine.runtime import picture_encoder
 from tests.helpers.answers import ids_of
@@ -66,6 +67,7 @@ def test_answers_at_once_are_those_alone_and_no_picture_is_cut(
     for messages in ASKED:
         alone += by_turns([begun(model, messages)])
         model.scheduler.places.clear()  # so that all prompts are computed again
+    monkeypatch.setattr(Background, "start", Background.run)  # no answer ends meanwhile
     batches: list[Batch] = []
     runner = model.runtime.runner
     plain = runner.sample
