@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from starlette.applications import Starlette
@@ -32,7 +32,7 @@ from app.server.web.body import SMALL_BODY, read_body
 from app.server.web.gate import Gate
 from app.server.web.openapi import openapi_document
 from app.server.web.operation import Operation
-from app.server.web.responses import ErrorShape, json_response, refusal_response
+from app.server.web.responses import ErrorShape, json_bytes, refusal_response
 from app.server.web.state_routes import STATE
 from engine import EngineError
 
@@ -52,8 +52,12 @@ def make_site(desk: Desk) -> Starlette:
     """Return the application that answers for a desk."""
     operations = OPERATIONS + (OLLAMA if desk.settings.has_ollama else ())
 
+    @cache  # many clients that ask for it would hold up all others
+    def description() -> bytes:
+        return json_bytes(openapi_document(operations))
+
     async def describe(desk: Desk, record: RequestRecord, request: Request) -> Response:
-        return json_response(openapi_document(operations))
+        return Response(description(), media_type="application/json")
 
     page = Operation("/openapi.json", "Describe the server in OpenAPI.", describe)
     return Starlette(
