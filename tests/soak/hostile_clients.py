@@ -57,7 +57,7 @@ class Seen:
 def progressive_jpeg() -> bytes:
     """Return a progressive JPEG whose last scan is repeated 300 times."""
     held = io.BytesIO()
-    Image.new("L", (8000, 8000), 128).save(held, "JPEG", progressive=True, quality=10)
+    Image.linear_gradient("L").resize((8000, 8000)).save(held, "JPEG", progressive=True, quality=10)
     data = held.getvalue()
     last = data.rindex(b"\xff\xda")
     return data[:-2] + data[last:-2] * 300 + data[-2:]
@@ -107,9 +107,13 @@ async def slow_grammars(client: Client, n: int) -> int:
 
 async def slow_images(client: Client, n: int) -> int:
     """Send slow images; every second client goes away after a second."""
-    data = b64encode(progressive_jpeg()).decode()
-    image = {"type": "image_url", "image_url": {"url": f"data:image/jpeg;base64,{data}"}}
-    body = {"messages": [{"role": "user", "content": [image] * (1 + n % 8)}], "max_tokens": 4}
+    images = []
+    for number in range(1 + n % 8):
+        comment = b"\xff\xfe\x00\x0a%8d" % (100 * n + number)  # so that none is in the cache
+        data = b64encode(b"\xff\xd8" + comment + progressive_jpeg()[2:]).decode()
+        image = {"url": f"data:image/jpeg;base64,{data}"}
+        images.append({"type": "image_url", "image_url": image})
+    body = {"messages": [{"role": "user", "content": images}], "max_tokens": 4}
     limit = 1.0 if n % 2 else 120.0
     return (await client.post("/v1/chat/completions", json=body, timeout=limit)).status_code
 
