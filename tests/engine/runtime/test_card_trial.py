@@ -56,7 +56,8 @@ def test_what_a_child_finds_is_the_verdict(
     begun = time.perf_counter()
     found = tried(behaviour, tmp_path)
     assert found is not None
-    assert (found.outcome, found.date) == (verdict, TODAY)
+    assert found.outcome == verdict
+    assert TODAY <= found.date <= date.today().isoformat()  # a run may go on past midnight
     assert found.why.startswith(why)
     assert bool(found.why) == bool(why)
     assert time.perf_counter() - begun < 20
