@@ -9,6 +9,7 @@ from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
 
+from app.chat.message import Message
 from app.main import Shell
 from app.paths import demo_model
 from app.theme import apply_theme
@@ -18,7 +19,7 @@ from tests.helpers.stall_watch import StallWatch
 
 WAIT_MS = 60_000
 LONG = "What is tensor parallelism?"
-N_TOKENS = 400
+N_TOKENS = 300
 
 
 class Person:
@@ -40,7 +41,11 @@ class Person:
         edit.setPlainText(text)
         self._qtbot.keyClick(edit, Qt.Key.Key_Return)
         self.wait(lambda: len(self.shell.session.current.messages) == n + 2)
-        self.wait(lambda: len(self.shell.session.current.messages[-1].content) > 20)
+        self.wait(lambda: len(self._last().content) > 20 or not self.shell.session.is_busy)
+        assert len(self._last().content) > 20, self._last()
+
+    def _last(self) -> Message:
+        return self.shell.session.current.messages[-1]
 
     def wait_for_the_answer(self) -> None:
         self.wait(lambda: not self.shell.session.is_busy)
