@@ -85,7 +85,8 @@ class CallReader:
             if key in _NAMES and not name:
                 name = yield from self._json.string()
             elif key in _ARGUMENTS and name and not is_begun:
-                is_begun = yield from self._told(teller, name)
+                yield from self._told(teller, name)
+                is_begun = True
             elif key in _ARGUMENTS and not is_begun:
                 arguments = yield from self._collected()
             else:
@@ -102,8 +103,8 @@ class CallReader:
             teller.add(arguments or "{}")
             teller.end()
 
-    def _told(self, teller: CallTeller, name: str) -> Reading[bool]:
-        """Tell arguments as they come, if they are an object; return whether they were told."""
+    def _told(self, teller: CallTeller, name: str) -> Reading[None]:
+        """Tell a call whose arguments come next; an object is told as it comes."""
         if (yield from self._source.skip_space()) == "{":
             teller.begin(name)
             yield from self._json.object(teller.add)
@@ -112,7 +113,6 @@ class CallReader:
             teller.begin(name)
             teller.add(arguments)
         teller.end()
-        return True
 
     def _collected(self) -> Reading[str]:
         """Read arguments whole; they may be the text of an object in quotes, or null."""

@@ -172,8 +172,7 @@ class TextInquiries:
     def _read_pictures(self, messages: Sequence[ChatMessage], is_cancelled: IsCancelled) -> Seen:
         """Read the pictures of a conversation before the model is used, which may take seconds."""
         reader = self._prompts.pictures
-        is_seeing = reader is not None and any(message.pictures for message in messages)
-        return reader.read(messages, is_cancelled) if reader and is_seeing else ()
+        return reader.read(messages, is_cancelled) if reader else ()
 
     def _known(self, ids: Sequence[int]) -> Sequence[int]:
         """Return token ids that the model has.

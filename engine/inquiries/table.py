@@ -62,7 +62,7 @@ def _applied(
         effort=question.effort, variables=question.variables, tools=question.tools,
         add_generation_prompt=question.add_generation_prompt,
     )  # fmt: skip
-    if not any(message.pictures for message in question.messages):
+    if not has_pictures(question):
         return TemplateApplied(prompt, model.prompt_size(prompt))
     n_tokens = model.chat_size(
         question.messages, continue_last=question.continue_last, thinks=question.thinks,

@@ -11,7 +11,7 @@ import json
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from enum import Enum, auto
 from typing import Any
@@ -21,14 +21,10 @@ import psutil
 from engine.limited.answering import OUT_OF_MEMORY, PIPE_BUFFER
 from engine.pack import VARIABLE
 from engine.programs import NO_WINDOW, child_environment, tie_child
+from engine.progress import IsCancelled, never
 
 LOOK_S = 0.01
 """Seconds between two looks at the memory of the process."""
-
-
-def never() -> bool:
-    """Return False: nobody cancels."""
-    return False
 
 
 class Excess(Enum):
@@ -92,7 +88,7 @@ class LimitedChild:
         """Whether the process has not ended."""
         return self._process.poll() is None
 
-    def wait_until_ready(self, is_cancelled: Callable[[], bool] = never) -> None:
+    def wait_until_ready(self, is_cancelled: IsCancelled = never) -> None:
         """Wait until the child has imported what it needs.
 
         Raises:
@@ -111,7 +107,7 @@ class LimitedChild:
         self._is_ready = True
 
     def ask(
-        self, request: bytes, seconds: float, is_cancelled: Callable[[], bool] = never
+        self, request: bytes, seconds: float, is_cancelled: IsCancelled = never
     ) -> dict[str, Any]:
         """Return the answer to a request, a line of JSON.
 
@@ -143,7 +139,7 @@ class LimitedChild:
                 pipe.close()
 
     def _exchange(
-        self, request: bytes, seconds: float, is_cancelled: Callable[[], bool]
+        self, request: bytes, seconds: float, is_cancelled: IsCancelled
     ) -> tuple[bytes, Excess | None]:
         """Write a request; return the line that answers it, and why the process was killed."""
         stdin, stdout = self._process.stdin, self._process.stdout
@@ -183,7 +179,7 @@ class AnswerWatch:
 
     def __init__(
         self, process: subprocess.Popen[bytes], seconds: float, max_bytes: int,
-        is_cancelled: Callable[[], bool] = never,
+        is_cancelled: IsCancelled = never,
     ) -> None:  # fmt: skip
         self.excess: Excess | None = None
         self._process = process

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
+
+from engine.progress import IsCancelled
 
 POLL_S = 0.05
 """Seconds between two looks of a waiting thread at what nobody tells it."""
@@ -22,7 +23,7 @@ class FairSemaphore:
         self._line: deque[object] = deque()
         self._changed = threading.Condition()
 
-    def acquire(self, is_cancelled: Callable[[], bool]) -> bool:
+    def acquire(self, is_cancelled: IsCancelled) -> bool:
         """Wait for a turn; return False if `is_cancelled` returned True first."""
         me = object()
         with self._changed:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-from engine.limited.child import ChildEnded, Excess, LimitedChild, never
+from engine.limited.child import ChildEnded, Excess, LimitedChild
 from engine.programs import program_command
+from engine.progress import IsCancelled, never
 from engine.templates.limits import GRACE_S, MAX_MEMORY
 
 COMMAND = program_command("engine.templates.program")
@@ -30,7 +30,7 @@ class TemplateChild(LimitedChild):
         super().__init__(COMMAND, MAX_MEMORY)  # ready in 20 s, also where a model is being loaded
 
     def ask(
-        self, request: bytes, seconds: float, is_cancelled: Callable[[], bool] = never
+        self, request: bytes, seconds: float, is_cancelled: IsCancelled = never
     ) -> dict[str, Any]:
         """Return the answer to a request, a line of JSON.
 
