@@ -21,7 +21,7 @@ ENTRY: Final = re.compile(r",\s*\{")
 """Where messages begin in the file of a chat, and a further one; no text in it has bare quotes."""
 
 MAX_FAILED: Final = 100
-"""Number of places in a damaged file where a message might begin that are tried in vain."""
+"""Failed attempts to decode a message of a damaged file before the rest is given up."""
 
 SLICE: Final = 1 << 16
 """Number of characters encoded at once. While they are, the window's thread waits for Python's

@@ -156,7 +156,7 @@ class AnswerReader:
                 yield ToolCallText(index, arguments)
 
     def _end_call(self, *, is_cut: bool = False) -> Iterator[Event]:
-        """Yield the end of the last call that has begun, unless it was told.
+        """Yield `ToolCallEnded` for the last call, unless it was yielded before.
 
         Args:
             is_cut: whether the answer was cut off: some servers close the arguments then.

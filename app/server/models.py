@@ -116,10 +116,10 @@ class Models(Protocol):
 
 
 AGAIN_S = (1, 2, 4, 8, 15)
-"""Seconds between two attempts to load a lost model; the last one holds for all further ones."""
+"""Seconds between attempts to reload a lost model; the last one repeats."""
 
 LOADED_AGAIN = "The model is being loaded again."
-"""Sentence on a model that is lost."""
+"""Hint of errors while a lost model is reloaded."""
 
 UNLOADABLE_S = 30
 """Seconds after which a request may come again for a model that cannot be loaded."""
@@ -220,8 +220,8 @@ class SingleModel:
         return event
 
     def restore(self, error: EngineError) -> None:
-        """Load the model again after a loss, though nobody may ask for it: who looks whether the
-        server is well sends nothing before."""
+        """Reload a lost model without waiting for a request: a router that sees `/health` fail
+        sends none."""
         if self._load_s and not self.problem():
             self._restoring = asyncio.create_task(self._restore())
 
@@ -279,7 +279,7 @@ class SingleModel:
             self._unloading = None
 
     def close(self) -> None:
-        """End the wait for unloading the model, and that for loading it again."""
+        """Cancel the timers that unload and reload the model."""
         if self._timer is not None:
             self._timer.cancel()
         if self._restoring is not None:

@@ -79,14 +79,14 @@ def bad_value(param: str, message: str, code: str | None = None) -> Refusal:
 
 
 MOST_CHARACTERS = 2 << 20
-"""Largest size of a text, or of a conversation, of which tokens or a prompt are told."""
+"""Maximum characters of a conversation to render or count."""
 
 
 def check_size(given: object, param: str, most: int = MOST_CHARACTERS) -> None:
-    """Check that what the engine shall read is not too long.
+    """Check the size of what the engine will read.
 
     Raises:
-        Refusal: it is.
+        Refusal: it is too long.
     """
     if (n := text_size(given)) > most:
         text = f"{param} has {n} characters, at most {most} are read at once."
@@ -94,10 +94,10 @@ def check_size(given: object, param: str, most: int = MOST_CHARACTERS) -> None:
 
 
 def check_conversation(command: ApplyTemplate) -> None:
-    """Check that a conversation is not too long; pictures, which have limits of their own, aside.
+    """Check the size of a conversation without its pictures, which have limits of their own.
 
     Raises:
-        Refusal: it is.
+        Refusal: it is too long.
     """
     texts = [replace(message, pictures=()) for message in command.messages]
     check_size((texts, command.tools, command.variables), "messages")

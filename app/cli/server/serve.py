@@ -112,7 +112,7 @@ def run_serve(args: argparse.Namespace) -> None:
 
 
 def served_params(args: argparse.Namespace, given: LoadParams) -> LoadParams:
-    """Return how a model is loaded: where and with what context no option says.
+    """Choose the split and the context that no option gives.
 
     Raises:
         EngineError: the model cannot be run.

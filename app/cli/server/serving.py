@@ -206,7 +206,7 @@ class ServerRun:
 def _problem(machines: ServedMachines, link: EngineLink) -> str:
     """Return why the model of several machines cannot answer now; "" if it can.
 
-    It names no machine, as it is told without a key.
+    It names no machine, because `/health` needs no key.
     """
     if machines.problem:
         return "The model waits for another machine."

@@ -1,4 +1,4 @@
-"""Arguments of calls as protocols tell them: whole ones as objects, and those that broke off."""
+"""Reads the arguments of tool calls, and makes truncated ones impossible to parse."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ def read_arguments(text: str) -> Document | None:
 
 
 def misfit(arguments: str) -> str:
-    """Return text that makes arguments that broke off unreadable for lenient clients, too.
+    """Return text that makes truncated arguments invalid for lenient clients, too.
 
-    LangChain closes what is open in streamed arguments, and then runs the call with what has come:
-    `delete_path("home/anna")` in place of a longer path. No such reader closes anything behind a
-    bracket that does not fit.
+    LangChain closes open brackets of streamed arguments, and then runs the call with what has
+    arrived: `delete_path("home/anna")` instead of a longer path. It gives up at a bracket that does
+    not match.
     """
     opened: list[str] = []
     is_quoted = is_escaped = False

@@ -1,4 +1,4 @@
-"""Connections of the server: how long each may take, how many there are, and which make room."""
+"""Connections of the server: time limits, counts, and which ones are closed for new ones."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ HEAD_S = 20.0
 """Seconds in which the head of a request comes, from the connection or its first byte on."""
 
 FRESH_S = 1.0
-"""Seconds of these, and of being idle, in which other connections rather make room."""
+"""Seconds for which a new or newly idle connection is spared if others can make room."""
 
 UNREAD_S = 60.0
 """Seconds after which a connection whose client reads nothing of its answer is closed."""
 
 NO_FILES_S = 0.1
-"""Interval in which a connection is tried again that the process has no file for."""
+"""Seconds between attempts to accept a connection while the process has no free file."""
 
 WARNED_S = 60.0
-"""Minimum interval of lines in the log about such connections."""
+"""Minimum seconds between log lines about that."""
 
 BACKLOG = 128
 
@@ -138,9 +138,9 @@ class TimedProtocol(H11Protocol):
 
 
 class QuietServer(uvicorn.Server):
-    """uvicorn that has no hand in signals, which belong to the program, and room for clients.
+    """uvicorn without signal handlers, which belong to the program, and with connection limits.
 
-    A new connection takes the place of the oldest that does nothing, where there are too many.
+    If there are too many connections, a new one replaces the oldest that does nothing.
     asyncio's own loop for accepting would log hundreds of errors a second where the process may
     open no more files.
     """
@@ -171,7 +171,7 @@ class QuietServer(uvicorn.Server):
         return len(found) if client is None else sum(_address(one) == client for one in found)
 
     async def _accept(self, sock: socket.socket) -> None:
-        """Take connections for ever."""
+        """Accept connections until cancelled."""
         loop = asyncio.get_running_loop()
         while True:
             try:

@@ -26,13 +26,13 @@ from engine import (
 )
 
 MOST_TOKENISED = 1 << 20
-"""Largest number of characters of a text whose tokens are told."""
+"""Maximum number of characters of a text to tokenise."""
 
 MOST_SPELT = 1 << 17
-"""The same where the text of each token is told, too."""
+"""The same if the text of each token is returned, too."""
 
 MOST_DECODED = 1 << 18
-"""Largest number of tokens whose text is told at once."""
+"""Maximum number of tokens to detokenise at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
