@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from app.process.interruption import Interruption, end_at_once, importing
+from app.core.process.interruption import Interruption, end_at_once, importing
 
 with importing():  # these imports take a while, and Ctrl+C in one of them is no bug
     import argparse
@@ -23,9 +23,9 @@ with importing():  # these imports take a while, and Ctrl+C in one of them is no
         write,
     )
     from app.cli.version import version
-    from app.engine_pack.activation import activate as use_engine_pack
-    from app.process.display import check_display
-    from app.process.qt_libraries import missing_qt_library
+    from app.core.process.display import check_display
+    from app.core.process.qt_libraries import missing_qt_library
+    from app.setup.engine_pack.activation import activate as use_engine_pack
     from engine import EngineError
 
 COMMANDS = {
@@ -151,7 +151,7 @@ def _open_window(arguments: Sequence[str]) -> int:
     with _explaining_qt():
         check_display()
         if not (args.new_window or args.simulate):
-            from app.process.single_window import hand_over
+            from app.core.process.single_window import hand_over
 
             if hand_over(model, demo=is_demo):
                 write("Tandem is open already: its window has been told.")
@@ -167,7 +167,7 @@ def _quit_window() -> int:
         EngineError: it does not close.
     """
     with _explaining_qt():
-        from app.process.single_window import quit_window
+        from app.core.process.single_window import quit_window
 
         if not quit_window():
             raise EngineError("Tandem's window has not closed.", "Close it yourself.")

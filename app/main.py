@@ -12,16 +12,16 @@ from PySide6.QtWidgets import QApplication
 
 import engine
 from app.chat.formulas import close_formulas
-from app.notice import Notice, of_page
-from app.process.engine_place import MakeHost
-from app.process.single_window import OpenRequest
-from app.remote_models.address import is_remote
-from app.shell.parts import Parts
-from app.split.speed import MachineFacts
+from app.core.notice import Notice, of_page
+from app.core.process.engine_place import MakeHost
+from app.core.process.single_window import OpenRequest
+from app.devices.split.speed import MachineFacts
+from app.remote.client.address import is_remote
+from app.window.parts import Parts
 from engine import DeviceInfo
 
 if TYPE_CHECKING:
-    from app.engine_pack.activation import Origin
+    from app.setup.engine_pack.activation import Origin
     from engine import ModelLoaded, Rig
 
 log = logging.getLogger(__name__)

@@ -8,14 +8,14 @@ from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QApplication
 
 import engine
-from app import paths
+from app.core import paths
+from app.core.process.application import Application
+from app.core.process.engine_place import engine_place, start_host
+from app.core.process.log_file import LogFile
+from app.core.process.signals import SignalWatch
+from app.core.process.single_window import SecondStarts
 from app.main import Shell
-from app.process.application import Application
-from app.process.engine_place import engine_place, start_host
-from app.process.log_file import LogFile
-from app.process.signals import SignalWatch
-from app.process.single_window import SecondStarts
-from app.theme import icon, theme
+from app.widgets.theme import icon, theme
 
 
 def run_window(

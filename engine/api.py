@@ -16,15 +16,17 @@ from typing import Self
 
 import engine.hardware.environment  # noqa: F401 before torch, which reads it
 from engine import arguments
-from engine.config.load import DEFAULT_DRAFTED, DraftKind, LoadParams, PeerMode
-from engine.config.sampling import SamplingParams
 from engine.errors import EngineError
 from engine.events import Generate
+from engine.formats.gguf.identity import check_unchanged, model_hash
+from engine.formats.gguf.reader import GGUFFile
 from engine.generation.answers import Answers
+from engine.generation.benchmark import Benchmark, BenchResult, BenchTest
 from engine.generation.draft_model.loading import DraftModel
 from engine.generation.occupancy import Occupancy
 from engine.generation.pictures.support import PictureSupport
 from engine.generation.prompts import Prompts
+from engine.generation.queries.in_passes import Inquiries
 from engine.generation.saved_states import SavedStates
 from engine.generation.scheduling.drafts import Drafts
 from engine.generation.scheduling.mtp_source import MTPSource, guess_sources, guess_ways
@@ -32,21 +34,19 @@ from engine.generation.scheduling.own import own_sequence
 from engine.generation.scheduling.requests import Request
 from engine.generation.scheduling.scheduler import Scheduler
 from engine.generation.scheduling.stream import AnswerStream
-from engine.gguf.identity import check_unchanged, model_hash
-from engine.gguf.reader import GGUFFile
 from engine.hardware.fallbacks import Fallback
 from engine.hardware.faults import has_stopped
-from engine.inquiries.in_passes import Inquiries
-from engine.measuring.benchmark import Benchmark, BenchResult, BenchTest
-from engine.models.description import ModelInfo
-from engine.models.draft_tokens import draft_tokens
-from engine.models.info import describe
+from engine.load_params import DEFAULT_DRAFTED, DraftKind, LoadParams, PeerMode
+from engine.model.architectures.description import ModelInfo
+from engine.model.architectures.draft_tokens import draft_tokens
+from engine.model.architectures.info import describe
 from engine.planning.draft.mtp_file import draft_model_path, mtp_path, with_mtp_file
 from engine.planning.draft.vocabulary import check_vocabulary
 from engine.planning.memory import DeviceMemory
 from engine.planning.plan import Plan
-from engine.progress import IsCancelled, ProgressSink, ignore, never
 from engine.runtime.opening import open_runtime
+from engine.sampling_params import SamplingParams
+from engine.util.progress import IsCancelled, ProgressSink, ignore, never
 
 
 def load_model(
@@ -128,7 +128,7 @@ class Model(Inquiries, SavedStates):
 
     Attributes:
         info: description of the model from the file's header.
-        model_hash: hash of the file's contents, whatever its name; see `engine.gguf.identity`.
+        model_hash: hash of the file's contents, whatever its name; see `gguf.identity`.
         n_ctx: context in tokens.
         params: settings with which the model is loaded and split now.
         runtime: ranks of the model; tests and tools look inside.

@@ -8,9 +8,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from engine.config.load import ControlVector, LoadParams
-from engine.devices.selection import parse_devices, parse_target
 from engine.errors import SplitError
+from engine.hardware.devices.selection import parse_devices, parse_target
+from engine.load_params import ControlVector, LoadParams
 
 KEPT_BY_A_SPLIT = (
     "path", "n_ctx", "parallel", "checkpoint_bytes", "n_batch", "kv_type", "control_vectors",

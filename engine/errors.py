@@ -29,7 +29,7 @@ there; `error.hint` says what to do. Any other exception is a bug.
     └─ EngineCrashed
 
 Errors cross threads and processes: each can be pickled, and what it remembers has the name and
-type of an argument of its constructor, from which `engine.remote.codec` learns what may cross.
+type of an argument of its constructor, from which `process.codec` learns what may cross.
 """
 
 from __future__ import annotations

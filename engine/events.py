@@ -21,7 +21,7 @@ At an interval, a token of a `Generate` also has a `TokenTimes`, before its text
 have a `FallbacksChanged` before its closing event, or right behind it.
 
 Commands are begun in order. Several `Generate` are answered at once: their events come in any order
-among each other. `Resplit`, `SaveState`, `LoadState` and questions (`engine.inquiries`, the last
+among each other. `Resplit`, `SaveState`, `LoadState` and questions (`generation.queries`, the last
 ones of this table) are done between two tokens, and answers go on behind them. `Load`, `Unload` and
 `Tune` wait until all answers have ended, and what comes behind them waits as well. Where the cache
 has no room for all answers, those that came last are silent until there is.
@@ -37,23 +37,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from engine.config.grammar import Grammar
-from engine.config.load import SPLIT_MODES, LoadParams
-from engine.config.sampling import SamplingParams
 from engine.errors import EngineError
+from engine.generation.queries.questions import Question, Reply
 from engine.generation.results import GenerationEvent, StateLoaded, StateSaved
 from engine.hardware.fallbacks import Fallback
-from engine.inquiries.questions import Question, Reply
-from engine.models.description import ModelInfo
+from engine.load_params import SPLIT_MODES, LoadParams
+from engine.model.architectures.description import ModelInfo
 from engine.planning.memory import DeviceMemory
 from engine.planning.speed.facts import WireSpeed
-from engine.progress import LoadProgress, StateProgress
+from engine.sampling_params import Grammar, SamplingParams
 from engine.text.messages import ChatMessage, Tool
+from engine.util.progress import LoadProgress, StateProgress
 
 if TYPE_CHECKING:
-    from engine.pictures.sight import PictureSight
     from engine.planning.search.estimate import TuneEstimate
     from engine.planning.search.results import Trial, TuneResult
+    from engine.vision.images.sight import PictureSight
 
 TIMED_EVERY = 16
 """Default interval, in tokens, at which a token's times are measured."""
@@ -316,7 +315,7 @@ class LoadState:
 
 @dataclass(frozen=True, slots=True)
 class Tune:
-    """Command to search for the fastest split by measuring; see `engine.tuning.tune`.
+    """Command to search for the fastest split by measuring; see `engine.hosts.tuning.tune`.
 
     A loaded model makes room for the search, and is loaded again afterwards as it was.
     """

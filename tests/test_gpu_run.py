@@ -16,14 +16,17 @@ ABSENT = (
 """Packages that a server with GPUs may lack."""
 
 SOME = {
-    "tests/engine/gpu/matmul/test_gemv.py", "tests/engine/gpu/decode/test_token_stream.py",
-    "tests/engine/quants/test_dequantise_gpu.py", "tests/engine/parallel/test_transfers.py",
+    "tests/engine/backends/gpu/matmul/test_gemv.py",
+    "tests/engine/backends/gpu/decode/test_token_stream.py",
+    "tests/engine/formats/quants/test_dequantise_gpu.py", "tests/engine/parallel/test_transfers.py",
 }  # fmt: skip
-"""Some files with tests for a GPU, also outside `engine/gpu`."""
+"""Some files with tests for a GPU, also outside `engine/backends/gpu`."""
 
 ALONE = (
-    "tests/engine/devices/test_gpu_identity.py", "tests/engine/gpu/comm/test_one_shot_gpu.py",
-    "tests/engine/gpu/test_virtual_gpus.py", "tests/engine/links/test_trial.py",
+    "tests/engine/hardware/devices/test_gpu_identity.py",
+    "tests/engine/backends/gpu/comm/test_one_shot_gpu.py",
+    "tests/engine/backends/gpu/test_virtual_gpus.py",
+    "tests/engine/runtime/interconnect/test_trial.py",
 )  # fmt: skip
 """Files with tests that no other process may disturb."""
 
@@ -63,7 +66,7 @@ def test_all_gpu_tests_are_found_without_qt_and_plugins_in_order(tmp_path: Path)
 
 
 def test_what_needs_no_window_runs_without_qt_and_plugins(tmp_path: Path) -> None:
-    done = run(tmp_path, "tests/engine/gguf/test_types.py")
+    done = run(tmp_path, "tests/engine/formats/gguf/test_types.py")
     assert done.returncode == 0, done.stdout + done.stderr
     assert " passed" in done.stdout
 

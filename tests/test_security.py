@@ -37,21 +37,23 @@ SERVERS_OWN = {
 """What modules of these import beside asyncio, which only waits."""
 
 SOCKETS = {
-    "app.process.signals": {"socketpair"}, "engine.machines.identity": {"gethostname"},
-    "app.serving.running": {"gethostname", "socket"},  # a datagram's, which sends nothing
+    "app.core.process.signals": {"socketpair"}, "engine.hosts.machines.identity": {"gethostname"},
+    "app.server.page.running": {"gethostname", "socket"},  # a datagram's, which sends nothing
 }  # fmt: skip
 """What the modules that import `socket` take from it: none of it reaches another machine."""
 
 WAITS = ("app.tools.hub", "app.tools.keeper", "app.tools.loop_thread")
 """Modules whose loop of asyncio waits for what others do."""
 
-LOCAL = {"app.process.single_window": {"", ".QLocalServer", ".QLocalSocket"}}
+LOCAL = {"app.core.process.single_window": {"", ".QLocalServer", ".QLocalSocket"}}
 """What modules take from `PySide6.QtNetwork`: a named socket that only this machine's user has."""
 
 REACHES_OUT = {
-    "engine.machines.gathering", "engine.machines.interfaces", "engine.machines.lines",
-    "app.downloads.transfer.source", "app.downloads.hub.client", "app.remote_models.connection",
-    "app.tools.transports", "app.updates.source",
+    "engine.hosts.machines.gathering", "engine.hosts.machines.interfaces",
+    "engine.hosts.machines.lines",
+    "app.models.downloads.transfer.source", "app.models.downloads.hub.client",
+    "app.remote.client.connection",
+    "app.tools.transports", "app.setup.updates.source",
 }  # fmt: skip
 """The modules that reach other machines: for models and to servers of models by a click or command,
 to servers of tools that a person has added, for releases after consent."""

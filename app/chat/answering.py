@@ -11,9 +11,9 @@ from PySide6.QtCore import QObject, Signal, Slot
 
 from app.chat.conversation import Conversation, PictureFiles
 from app.chat.message import AnswerStats, Message
-from app.engine_client import EngineClient, RunningAnswer, is_cancelled
-from app.notice import Notice
-from app.translation import tr
+from app.core.engine_client import EngineClient, RunningAnswer, is_cancelled
+from app.core.notice import Notice
+from app.core.translation import tr
 from engine import (
     THINK_CLOSE,
     ContextOverflow,

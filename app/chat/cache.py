@@ -17,7 +17,7 @@ from pathlib import Path
 from PySide6.QtCore import QObject, QTimer, Slot
 
 from app.chat.answering import WrittenAnswer
-from app.engine_client import EngineClient, RunningAnswer
+from app.core.engine_client import EngineClient, RunningAnswer
 from engine import EngineError, Finished, LoadState, SaveState, StateFileError, StateSaved
 
 log = logging.getLogger(__name__)

@@ -21,7 +21,7 @@ from app.chat.message import (
 )
 from app.chat.pictures.picture import ChatPicture
 from app.chat.tools.tool_use import with_stopped
-from app.translation import tr
+from app.core.translation import tr
 from engine import PICTURE_PLACE, ChatMessage, PictureFile
 
 SCHEMA = 2

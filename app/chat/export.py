@@ -24,9 +24,9 @@ from app.chat.pictures.sharing import (
     take_files,
 )
 from app.chat.tools.tool_use import ToolUse, with_stopped
-from app.engine_sentences import reason_of
-from app.paths import is_device_name
-from app.translation import tr, tr_later
+from app.core.engine_sentences import reason_of
+from app.core.paths import is_device_name
+from app.core.translation import tr, tr_later
 from engine import one_line, printable, read_file
 
 if TYPE_CHECKING:

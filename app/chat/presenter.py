@@ -20,11 +20,11 @@ from app.chat.session import ChatSession
 from app.chat.tools.presenter import CallPresenter
 from app.chat.views.chat_view import ChatView
 from app.chat.views.composer import Composer
-from app.engine_client import EngineClient, RunningAnswer
-from app.notice import Notice, of_chat
-from app.settings import Settings, SettingsStore
-from app.theme import theme_signals
-from app.translation import tr
+from app.core.engine_client import EngineClient, RunningAnswer
+from app.core.notice import Notice, of_chat
+from app.core.settings import Settings, SettingsStore
+from app.core.translation import tr
+from app.widgets.theme import theme_signals
 
 
 @dataclass(frozen=True, slots=True)

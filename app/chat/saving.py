@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 
 from PySide6.QtCore import QObject, QTimer, Signal, Slot
 
-from app.background import KeyedJobs
 from app.chat.conversation import Conversation
 from app.chat.store import ChatConflict, ChatStore, ChatStoreError, DeletedFiles
-from app.notice import Notice
-from app.translation import tr
+from app.core.background import KeyedJobs
+from app.core.notice import Notice
+from app.core.translation import tr
 
 log = logging.getLogger(__name__)
 

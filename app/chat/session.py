@@ -21,9 +21,9 @@ from app.chat.message import Message
 from app.chat.pictures.picture import ChatPicture
 from app.chat.tools.flow import CallFlow
 from app.chat.wishes import ChatWishes
-from app.engine_client import EngineClient, EngineState
-from app.notice import Notice
-from app.translation import tr, tr_n
+from app.core.engine_client import EngineClient, EngineState
+from app.core.notice import Notice
+from app.core.translation import tr, tr_n
 from engine import SamplingParams
 
 if TYPE_CHECKING:

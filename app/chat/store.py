@@ -34,8 +34,8 @@ from app.chat.stored import (
     stamps_or_none,
     why_unreadable,
 )
-from app.engine_sentences import reason_of
-from app.translation import tr
+from app.core.engine_sentences import reason_of
+from app.core.translation import tr
 from engine import atomic_write, has_ended, process_mark, read_file, sweep_temporaries
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ from app.chat import journal
 from app.chat.chat_file import content_hash, parse_chat
 from app.chat.conversation import Conversation, NewerChat
 from app.chat.journal import changed, read_journal
-from app.engine_sentences import reason_of
-from app.translation import tr
+from app.core.engine_sentences import reason_of
+from app.core.translation import tr
 from engine import read_file
 
 MOST_BYTES: Final = 256 << 20

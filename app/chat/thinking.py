@@ -9,8 +9,8 @@ from PySide6.QtWidgets import QMenu, QPushButton, QSizePolicy
 from app.chat.conversation import EFFORTS
 from app.chat.session import ChatSession
 from app.chat.views.composer import Composer
-from app.engine_client import EngineClient
-from app.translation import tr, tr_later
+from app.core.engine_client import EngineClient
+from app.core.translation import tr, tr_later
 from app.widgets.buttons import button
 from app.widgets.text import caption_text, set_tip
 

@@ -12,7 +12,7 @@ from engine import PictureFile
 
 if TYPE_CHECKING:
     from app.chat.listing.library import ChatLibrary
-    from app.engine_client import EngineClient
+    from app.core.engine_client import EngineClient
 
 
 class ChatWishes(QObject):

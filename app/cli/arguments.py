@@ -18,8 +18,8 @@ from app.cli.options.load_options import (
     add_threads,
     given_kv_type,
 )
-from app.paths import demo_model
-from app.units import MIB
+from app.core.paths import demo_model
+from app.core.units import MIB
 from engine import (
     PEER_MODES,
     ROPE_SCALINGS,

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import engine  # what reads pictures is resolved when it is used
-from app import paths
 from app.chat.message import split_thought
 from app.cli.arguments import add_json, add_load, add_sampling, sampling_params
 from app.cli.output import note, note_error, write, write_json
@@ -22,6 +21,7 @@ from app.cli.talk import (
     reading_input,
 )
 from app.cli.typed import MessageEditor
+from app.core import paths
 from engine import ChatMessage, EngineError, Generate
 
 COMMANDS = {

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import fields
 
 from app.cli.options.load_options import flags_for
-from app.units import MIB
+from app.core.units import MIB
 from engine import LoadParams
 
 DEFAULTS = {spec.name: spec.default for spec in fields(LoadParams)}

@@ -11,11 +11,11 @@ import engine  # names that need torch are resolved when they are used
 from app.cli.arguments import add_load, load_params
 from app.cli.output import note, note_progress
 from app.cli.split.default_split import with_default_split
-from app.process.interruption import importing
+from app.core.process.interruption import importing
 from engine import LoadParams, LoadProgress
 
 if TYPE_CHECKING:
-    from app.remote_models.model import RemoteModel
+    from app.remote.client.model import RemoteModel
     from engine import Model
 
 

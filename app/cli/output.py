@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, is_dataclass
 from typing import Any, Final, NoReturn, TextIO
 
-from app.units import GIB, MIB
+from app.core.units import GIB, MIB
 from engine import EngineError, Fallback, error_line, json_escaped, one_line, printable
 
 CLEAR_LINE: Final = "\r\x1b[K"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from app.engine_pack.activation import has_own_engine
+from app.setup.engine_pack.activation import has_own_engine
 
 OF_PIP = "pip "
 

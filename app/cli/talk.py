@@ -33,7 +33,7 @@ from engine import (
 )
 
 if TYPE_CHECKING:
-    from app.remote_models.model import RemoteModel
+    from app.remote.client.model import RemoteModel
     from engine import Model, Usage
 
 
@@ -139,7 +139,7 @@ def open_talk_model(args: argparse.Namespace) -> Model | RemoteModel:
         )
     for flag in given_options(args):
         raise EngineError(f"{flag} has no effect on a remote model.", "Leave it out.")
-    from app.remote_models.model import server_model  # late: it imports what the network needs
+    from app.remote.client.model import server_model  # late: it imports what the network needs
 
     return server_model(args.url, args.remote_model, args.api_key_file)
 

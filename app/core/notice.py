@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from app.engine_sentences import translated
+from app.core.engine_sentences import translated
 from engine import EngineError
 
 

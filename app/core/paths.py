@@ -96,7 +96,7 @@ def history_file() -> Path | None:
 
 def demo_model() -> Path | None:
     """Return the bundled model; None in an installation without it."""
-    path = Path(__file__).resolve().parents[1] / "resources" / "demo" / "tandem-demo.gguf"
+    path = Path(__file__).resolve().parents[2] / "resources" / "demo" / "tandem-demo.gguf"
     return path if path.is_file() else None
 
 

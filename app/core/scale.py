@@ -16,6 +16,6 @@ def zoom() -> int:
 
 
 def set_zoom(percent: int) -> None:
-    """Use another zoom; `app.theme.apply_theme` makes it seen."""
+    """Use another zoom; `app.widgets.theme.apply_theme` makes it seen."""
     global _percent
     _percent = percent

@@ -16,8 +16,8 @@ from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from app.engine_sentences import reason_of
-from app.translation import tr_later
+from app.core.engine_sentences import reason_of
+from app.core.translation import tr_later
 from engine import EngineError, SamplingParams, read_file, replace_json
 
 log = logging.getLogger(__name__)
@@ -92,7 +92,7 @@ class Settings:
         sampling: fields of `SamplingParams` that differ from the default, by name.
         model_folders: folders in which the models page looks as well.
         pinned_models: paths of models that come first there.
-        plans: split settings by model path, in the form of `app.split`.
+        plans: split settings by model path, in the form of `app.devices.split`.
         speeds: tokens per second of the last answer, by model path.
         chat_cache_gib: most disk space for KV caches of chats, in GiB; 0 for no caches.
         unload_after_min: minutes without use after which a model is unloaded; 0 for never.

@@ -6,8 +6,8 @@ import time
 from collections import deque
 from dataclasses import dataclass, field
 
-from app.translation import tr, tr_n
-from app.units import decimal, decimal_size
+from app.core.translation import tr, tr_n
+from app.core.units import decimal, decimal_size
 
 SPEED_S = 6.0
 """Time in seconds over which the speed is averaged."""

@@ -74,4 +74,4 @@ def tr_n(one: str, many: str, n: int, **values: object) -> str:
 
 
 def _folder() -> Path:
-    return Path(__file__).resolve().parents[1] / "resources" / "languages"
+    return Path(__file__).resolve().parents[2] / "resources" / "languages"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from app.translation import tr, tr_later
+from app.core.translation import tr, tr_later
 
 KIB: Final = 1 << 10
 MIB: Final = 1 << 20

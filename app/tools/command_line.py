@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 
-from app.translation import tr
+from app.core.translation import tr
 from engine import EngineError
 
 

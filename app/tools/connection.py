@@ -16,6 +16,7 @@ from mcp.client.subscriptions import ListenNotSupportedError
 from mcp.types import CONNECTION_CLOSED, Implementation, ToolListChangedNotification
 from mcp.types import Tool as ListedTool
 
+from app.core.translation import tr
 from app.tools.problems import Ending, Misuse, call_sentence, ending_sentence
 from app.tools.results import limited, tool_result
 from app.tools.standard_error import StandardError
@@ -23,7 +24,6 @@ from app.tools.states import ServerTool, ToolResult
 from app.tools.tool_names import tool_names
 from app.tools.tool_server import ToolLimits, ToolServer
 from app.tools.transports import EndWatch, http_streams, program_streams, unreachable
-from app.translation import tr
 from engine import Tool, one_line, package_version, printable
 
 log = logging.getLogger(__name__)

@@ -7,12 +7,12 @@ import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
+from app.core.translation import tr
 from app.tools.keeper import HeadersOf, ServerKeeper
 from app.tools.loop_thread import LoopThread
 from app.tools.states import RunningCall, ServerTool, ToolResult, ToolServerState
 from app.tools.tool_names import BETWEEN, server_prefixes
 from app.tools.tool_server import ToolLimits, ToolServer
-from app.translation import tr
 
 
 class ToolHub:

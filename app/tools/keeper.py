@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from app.core.translation import tr
 from app.tools.states import ServerTool, ToolResult, ToolServerState
 from app.tools.tool_server import ToolLimits, ToolServer
-from app.translation import tr
 from engine import EngineError
 
 if TYPE_CHECKING:

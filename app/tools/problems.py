@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from app.core.translation import tr
 from app.tools.tool_server import MAX_MESSAGE, ToolServer
-from app.translation import tr
 from engine import one_line
 
 MOST_SAID = 300

@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 from urllib.parse import urlsplit
 
+from app.core.translation import tr
 from app.tools.tool_server import LONGEST_NAME, ToolServer
-from app.translation import tr
 from engine import EngineError, one_line
 
 LISTS: Final = ("mcpServers", "servers", "mcp_servers")

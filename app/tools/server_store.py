@@ -7,7 +7,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from app.system_keyring import Place, SecretStore
+from app.core.system_keyring import Place, SecretStore
 from app.tools.server_json import MOST_TEXT, servers_in, servers_json
 from app.tools.tool_server import ToolServer
 from engine import EngineError, atomic_write, make_private, read_file

@@ -6,7 +6,7 @@ from PySide6.QtCore import Qt, Signal, Slot
 from PySide6.QtGui import QCloseEvent
 from PySide6.QtWidgets import QDockWidget, QFrame, QHBoxLayout, QMainWindow, QWidget
 
-from app.translation import tr
+from app.core.translation import tr
 from app.widgets.buttons import IconButton
 from app.widgets.text import label
 

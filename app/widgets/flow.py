@@ -8,7 +8,7 @@ from PySide6.QtCore import QRect, QSize, Qt, QTimer, Slot
 from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import QFrame, QScrollArea, QSizePolicy, QWidget
 
-from app.scale import px
+from app.core.scale import px
 
 GAP = 6
 

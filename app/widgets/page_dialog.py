@@ -5,8 +5,8 @@ from __future__ import annotations
 from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QDialog, QHBoxLayout, QLineEdit, QPlainTextEdit, QVBoxLayout, QWidget
 
-from app.scale import px
-from app.translation import tr
+from app.core.scale import px
+from app.core.translation import tr
 from app.widgets.buttons import button
 
 

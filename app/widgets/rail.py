@@ -5,7 +5,7 @@ from __future__ import annotations
 from PySide6.QtCore import QSize, Qt, Signal
 from PySide6.QtWidgets import QDockWidget, QMainWindow, QSizePolicy, QToolBar, QWidget
 
-from app.translation import tr
+from app.core.translation import tr
 from app.widgets.buttons import IconButton
 from app.widgets.sizes import scaled
 

@@ -8,7 +8,7 @@ from PySide6.QtCore import QModelIndex, Qt, Signal, Slot
 from PySide6.QtGui import QKeyEvent, QResizeEvent, QShowEvent
 from PySide6.QtWidgets import QHeaderView, QTableView
 
-from app.scale import px
+from app.core.scale import px
 from app.widgets.shortcuts import is_pressed
 from app.widgets.sizes import scaled
 

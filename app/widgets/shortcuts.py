@@ -15,7 +15,7 @@ from PySide6.QtCore import Qt
 from PySide6.QtGui import QAction, QKeyEvent, QKeySequence
 from PySide6.QtWidgets import QWidget
 
-from app.translation import tr, tr_later
+from app.core.translation import tr, tr_later
 
 
 @dataclass(frozen=True, slots=True)

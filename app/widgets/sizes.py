@@ -7,8 +7,8 @@ from collections.abc import Callable
 from PySide6.QtCore import QObject, Slot
 from PySide6.QtWidgets import QAbstractScrollArea, QWidget
 
-from app.scale import px
-from app.theme import theme_signals
+from app.core.scale import px
+from app.widgets.theme import theme_signals
 
 
 class _Scaled(QObject):

@@ -1,7 +1,7 @@
 """Colours, fonts and icons: the only module of the app that names a colour.
 
 `apply_theme` sets the application's palette, font and style sheet; widgets that paint themselves
-use `theme()` and `app.scale.px`, and repaint on `theme_signals().changed`. The dynamic property
+use `theme()` and `scale.px`, and repaint on `theme_signals().changed`. The dynamic property
 `role` selects a widget's rules in `resources/style.qss`.
 """
 
@@ -31,12 +31,12 @@ from PySide6.QtGui import (
 from PySide6.QtSvg import QSvgRenderer
 from PySide6.QtWidgets import QApplication, QWidget
 
-from app.scale import px, set_zoom, zoom
+from app.core.scale import px, set_zoom, zoom
 from engine import temporary_folder
 
 log = logging.getLogger(__name__)
 
-RESOURCES: Final = Path(__file__).resolve().parents[1] / "resources"
+RESOURCES: Final = Path(__file__).resolve().parents[2] / "resources"
 FONT_FAMILY: Final = "Inter"
 FONT_PIXELS: Final = 13
 ICON_SIZES: Final = (16, 20, 24, 32, 48)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from PySide6.QtCore import QObject, Slot
 
 from app.chat.session import ChatSession
-from app.engine_client import EngineClient, RunningAnswer
-from app.library.page import LibraryPage
-from app.monitor.views.monitor_panel import MonitorPanel
-from app.remote_models.address import is_remote
-from app.shell.side_panels import SidePanels
-from app.split.session import SplitSession
+from app.core.engine_client import EngineClient, RunningAnswer
+from app.devices.monitor.views.monitor_panel import MonitorPanel
+from app.devices.split.session import SplitSession
+from app.models.library.page import LibraryPage
+from app.remote.client.address import is_remote
+from app.window.side_panels import SidePanels
 from engine import Finished
 
 

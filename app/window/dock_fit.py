@@ -5,8 +5,8 @@ from __future__ import annotations
 from PySide6.QtCore import QEvent, QObject, QSize, Qt, QTimer, Slot
 from PySide6.QtWidgets import QApplication, QDockWidget
 
-from app.scale import px
-from app.shell.main_window import MONITOR_HEIGHT, SIDEBAR_WIDTH, SPLIT_WIDTH, MainWindow
+from app.core.scale import px
+from app.window.main_window import MONITOR_HEIGHT, SIDEBAR_WIDTH, SPLIT_WIDTH, MainWindow
 
 
 def room_on_screen(window: MainWindow) -> QSize:

@@ -8,10 +8,10 @@ from PySide6.QtCore import QMimeData, Qt
 from PySide6.QtGui import QDropEvent
 from PySide6.QtWidgets import QWidget
 
-from app.scale import px
-from app.theme import theme
-from app.translation import tr
+from app.core.scale import px
+from app.core.translation import tr
 from app.widgets.text import PlainLabel
+from app.widgets.theme import theme
 from engine import one_line
 
 SUFFIX = ".gguf"

@@ -8,11 +8,11 @@ from collections.abc import Callable
 from PySide6.QtCore import QObject, QTimer, Signal, Slot
 
 from app.chat.views.composer import Composer
-from app.engine_client import EngineClient, EngineState
-from app.model.session import ModelSession
-from app.notice import Notice
-from app.remote_models.address import is_remote
-from app.translation import tr, tr_n
+from app.core.engine_client import EngineClient, EngineState
+from app.core.notice import Notice
+from app.core.translation import tr, tr_n
+from app.models.current.session import ModelSession
+from app.remote.client.address import is_remote
 
 MINUTE_MS = 60_000
 

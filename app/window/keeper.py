@@ -7,14 +7,14 @@ from dataclasses import replace
 from PySide6.QtCore import QObject, QTimer, Signal, Slot
 from PySide6.QtWidgets import QApplication
 
-from app.background import LatestJob
-from app.notice import Notice
-from app.settings import Settings, SettingsStore
-from app.shell.dock_fit import DockFit
-from app.shell.main_window import MainWindow
-from app.shell.zoom import next_zoom
-from app.theme import apply_theme
-from app.translation import tr
+from app.core.background import LatestJob
+from app.core.notice import Notice
+from app.core.settings import Settings, SettingsStore
+from app.core.translation import tr
+from app.widgets.theme import apply_theme
+from app.window.dock_fit import DockFit
+from app.window.main_window import MainWindow
+from app.window.zoom import next_zoom
 
 SAVE_MS = 500
 

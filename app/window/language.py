@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from PySide6.QtCore import QCoreApplication, QLibraryInfo, QLocale, QTranslator
 
-from app.translation import ENGLISH, languages, use_language
+from app.core.translation import ENGLISH, languages, use_language
 
 _QT_TEXTS = "qtbase_{code}"
 

@@ -35,17 +35,17 @@ from app.chat.views.chat_list import ChatList
 from app.chat.views.chat_view import MARGIN, ChatView
 from app.chat.views.composer import Composer
 from app.chat.views.message_column import COLUMN_WIDTH
-from app.model.views.model_bar import ModelBar
-from app.model.views.start_view import StartView
-from app.serving.views.server_chip import ServerChip
-from app.shell.drop import SUFFIX, DropHint, accept_copy, dropped_model
-from app.translation import tr
+from app.core.translation import tr
+from app.models.current.views.model_bar import ModelBar
+from app.models.current.views.start_view import StartView
+from app.server.page.views.server_chip import ServerChip
 from app.widgets.banner import FloatingBanner
 from app.widgets.dock import Dock
 from app.widgets.rail import Rail, is_in_front
 from app.widgets.shortcuts import make_shortcut, with_keys
 from app.widgets.sizes import scaled
 from app.widgets.tab_order import neighbour, tab_stops
+from app.window.drop import SUFFIX, DropHint, accept_copy, dropped_model
 from engine import one_line
 
 LAYOUT_VERSION = 1

@@ -9,12 +9,12 @@ from PySide6.QtCore import QObject, Qt, Signal, Slot
 from app.chat.conversation import Conversation
 from app.chat.session import ChatSession
 from app.chat.views.composer import Composer
-from app.engine_client import EngineClient, EngineState
-from app.model.session import ModelSession
-from app.notice import Notice
-from app.remote_models.address import is_remote, short_name
-from app.settings import SettingsStore
-from app.translation import tr
+from app.core.engine_client import EngineClient, EngineState
+from app.core.notice import Notice
+from app.core.settings import SettingsStore
+from app.core.translation import tr
+from app.models.current.session import ModelSession
+from app.remote.client.address import is_remote, short_name
 from engine import one_line
 
 

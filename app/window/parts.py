@@ -10,7 +10,6 @@ from PySide6.QtCore import QObject, Slot
 from PySide6.QtWidgets import QApplication
 
 import engine
-from app import paths
 from app.chat.cache import ChatCache
 from app.chat.listing.library import ChatLibrary
 from app.chat.listing.page import ChatListing, ListPlaces
@@ -21,49 +20,50 @@ from app.chat.search.known import peek_chats
 from app.chat.session import ChatSession
 from app.chat.store import ChatStore
 from app.chat.thinking import ThinkingSwitch
-from app.downloads.page import DownloadsPart
-from app.engine_client import EngineClient, EngineState
-from app.library.page import LibraryPage
-from app.model.presenter import ModelPresenter, ModelViews
-from app.model.session import ModelSession
-from app.monitor.device_poller import DevicePoller
-from app.monitor.presenter import MonitorPresenter
-from app.monitor.views.monitor_head import MonitorHead
-from app.monitor.views.monitor_panel import MonitorPanel
-from app.preferences.page import SettingsPage
-from app.process.crash import CrashReporter
-from app.process.engine_place import MakeHost
-from app.process.interpreter import Interpreter
-from app.process.sweeper import Sweeper
-from app.remote_page.part import RemotePart
-from app.serving.session import ServerSession
-from app.settings import Settings, SettingsStore
-from app.shell.answer_figures import AnswerFigures
-from app.shell.idle import IdleUnloader
-from app.shell.keeper import SettingsKeeper
-from app.shell.language import start_language
-from app.shell.main_window import MainWindow, Panels
-from app.shell.open_on_send import OpenOnSend
-from app.shell.recovery import Recovery
-from app.shell.side_panels import SidePanels
-from app.shell.start_up import StartUp
-from app.shell.taskbar.progress import TaskbarProgress, painter_for
-from app.shell.tray import Tray
-from app.split.presenter import SplitPresenter
-from app.split.session import SplitSession
-from app.split.views.split_panel import SplitPanel
-from app.theme import apply_theme
-from app.tool_page.part import ToolPart
-from app.translation import tr_later
-from app.units import GIB
-from app.updates.presenter import UpdatePresenter
+from app.core import paths
+from app.core.engine_client import EngineClient, EngineState
+from app.core.process.crash import CrashReporter
+from app.core.process.engine_place import MakeHost
+from app.core.process.interpreter import Interpreter
+from app.core.process.sweeper import Sweeper
+from app.core.settings import Settings, SettingsStore
+from app.core.translation import tr_later
+from app.core.units import GIB
+from app.devices.monitor.device_poller import DevicePoller
+from app.devices.monitor.presenter import MonitorPresenter
+from app.devices.monitor.views.monitor_head import MonitorHead
+from app.devices.monitor.views.monitor_panel import MonitorPanel
+from app.devices.split.presenter import SplitPresenter
+from app.devices.split.session import SplitSession
+from app.devices.split.views.split_panel import SplitPanel
+from app.models.current.presenter import ModelPresenter, ModelViews
+from app.models.current.session import ModelSession
+from app.models.downloads.page import DownloadsPart
+from app.models.library.page import LibraryPage
+from app.remote.page.part import RemotePart
+from app.server.page.session import ServerSession
+from app.setup.updates.presenter import UpdatePresenter
+from app.widgets.theme import apply_theme
+from app.window.answer_figures import AnswerFigures
+from app.window.idle import IdleUnloader
+from app.window.keeper import SettingsKeeper
+from app.window.language import start_language
+from app.window.main_window import MainWindow, Panels
+from app.window.open_on_send import OpenOnSend
+from app.window.preferences.page import SettingsPage
+from app.window.recovery import Recovery
+from app.window.side_panels import SidePanels
+from app.window.start_up import StartUp
+from app.window.taskbar.progress import TaskbarProgress, painter_for
+from app.window.tools_part import ToolPart
+from app.window.tray import Tray
 from engine import EngineError, LoadParams
 
 if TYPE_CHECKING:
     from app.chat.tools.switch import ToolSwitch
-    from app.help.dialogs import HelpDialogs
-    from app.machines.part import MachinesPart
-    from app.shell.engine.setup import EngineSetup
+    from app.remote.machines.part import MachinesPart
+    from app.window.engine.setup import EngineSetup
+    from app.window.help.dialogs import HelpDialogs
     from engine import EngineHost, HostEvent, Rig
 
 
@@ -218,7 +218,9 @@ class Parts(QObject):
     def machines(self) -> MachinesPart:
         """The part of other machines."""
         if self._machines is None:
-            from app.machines.part import MachinesPart  # late: few people have several machines
+            from app.remote.machines.part import (
+                MachinesPart,  # late: few people have several machines
+            )
 
             found = self._machines = MachinesPart(
                 lambda: self.models.info.path if self.models.info else "", self.monitor, self
@@ -237,7 +239,7 @@ class Parts(QObject):
     def help(self) -> HelpDialogs:
         """The dialogs of help."""
         if self._help is None:
-            from app.help.dialogs import HelpDialogs
+            from app.window.help.dialogs import HelpDialogs
 
             self._help = HelpDialogs(
                 self.window, paths.log_file(), self.settings, lambda: self.start_up.devices,
@@ -261,8 +263,8 @@ class Parts(QObject):
 
     def _make_engine_setup(self) -> EngineSetup:
         """Make what offers and replaces the engine."""
-        from app.engine_page.page import EnginePage
-        from app.shell.engine.setup import EngineSetup
+        from app.setup.page.page import EnginePage
+        from app.window.engine.setup import EngineSetup
 
         page = EnginePage(
             lambda: self.start_up.devices, self.settings, self.keep,

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from PySide6.QtCore import QObject, Signal, Slot
 
 from app.chat.session import ChatSession
-from app.engine_client import EngineClient, EngineState, is_cancelled
-from app.model.session import ModelSession
-from app.notice import Notice
-from app.remote_models.address import is_remote
-from app.translation import tr, tr_n
+from app.core.engine_client import EngineClient, EngineState, is_cancelled
+from app.core.notice import Notice
+from app.core.translation import tr, tr_n
+from app.models.current.session import ModelSession
+from app.remote.client.address import is_remote
 from engine import EngineCrashed, EngineError, ModelLoaded
 
 

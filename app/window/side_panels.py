@@ -10,26 +10,26 @@ from PySide6.QtWidgets import QWidget
 
 import engine
 from app.cli.command import command_for
-from app.engine_client import EngineClient
-from app.plans.presenter import PlansPresenter
-from app.plans.views.plan_menu import PlanMenu
-from app.serving.session import ServerSession
-from app.split.picture import SplitPicture
-from app.split.session import SplitSession
-from app.translation import tr
+from app.core.engine_client import EngineClient
+from app.core.translation import tr
+from app.devices.plans.presenter import PlansPresenter
+from app.devices.plans.views.plan_menu import PlanMenu
+from app.devices.split.picture import SplitPicture
+from app.devices.split.session import SplitSession
+from app.server.page.session import ServerSession
 from app.widgets.buttons import button
 from app.widgets.late import LateWidget
 from app.widgets.text import set_tip
 from engine import DeviceInfo, Finished, ModelInfo, ModelLoaded
 
 if TYPE_CHECKING:
-    from app.links.presenter import LinksPresenter
-    from app.links.views.links_panel import LinksPanel
-    from app.placement.presenter import PlacementPresenter
-    from app.placement.views.placement_panel import PlacementPanel
-    from app.serving.presenter import ServerPresenter
-    from app.serving.views.server_panel import ServerPanel
-    from app.tune.presenter import TunePresenter
+    from app.devices.interconnect.presenter import LinksPresenter
+    from app.devices.interconnect.views.links_panel import LinksPanel
+    from app.devices.map.presenter import PlacementPresenter
+    from app.devices.map.views.placement_panel import PlacementPanel
+    from app.devices.tune.presenter import TunePresenter
+    from app.server.page.presenter import ServerPresenter
+    from app.server.page.views.server_panel import ServerPanel
     from engine import Prediction, Rig, Wires
 
 
@@ -86,8 +86,10 @@ class SidePanels(QObject):
     def search(self) -> TunePresenter:
         """The search for the best split, made when it is first opened."""
         if self._search is None:
-            from app.tune.presenter import TunePresenter  # late: its graph takes long to import
-            from app.tune.views.tune_dialog import TuneDialog
+            from app.devices.tune.presenter import (
+                TunePresenter,  # late: its graph takes long to import
+            )
+            from app.devices.tune.views.tune_dialog import TuneDialog
 
             self._search = TunePresenter(TuneDialog(self._over), self._split, self._client, self)
             self._search.choosing.connect(self._apply_next)
@@ -109,8 +111,8 @@ class SidePanels(QObject):
         return self.server_place.content
 
     def _make_map(self) -> PlacementPanel:
-        from app.placement.presenter import PlacementPresenter
-        from app.placement.views.placement_panel import PlacementPanel
+        from app.devices.map.presenter import PlacementPresenter
+        from app.devices.map.views.placement_panel import PlacementPanel
 
         panel = PlacementPanel()
         self._placement = PlacementPresenter(panel, self._split, self)
@@ -119,8 +121,8 @@ class SidePanels(QObject):
         return panel
 
     def _make_links(self) -> LinksPanel:
-        from app.links.presenter import LinksPresenter
-        from app.links.views.links_panel import LinksPanel
+        from app.devices.interconnect.presenter import LinksPresenter
+        from app.devices.interconnect.views.links_panel import LinksPanel
 
         panel = LinksPanel()
         self._links = LinksPresenter(panel, self)
@@ -133,8 +135,8 @@ class SidePanels(QObject):
         return panel
 
     def _make_server(self) -> ServerPanel:
-        from app.serving.presenter import ServerPresenter
-        from app.serving.views.server_panel import ServerPanel
+        from app.server.page.presenter import ServerPresenter
+        from app.server.page.views.server_panel import ServerPanel
 
         panel = ServerPanel()
         self._server = ServerPresenter(self._serving, panel, self._client, self)

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 from PySide6.QtCore import QObject, QTimer, Signal, Slot
 
 import engine
-from app.background import LatestJob
-from app.process.late_imports import import_host, import_planner
-from app.split.speed import MachineFacts, simulated_machine, this_machine
+from app.core.background import LatestJob
+from app.core.process.late_imports import import_host, import_planner
+from app.devices.split.speed import MachineFacts, simulated_machine, this_machine
 from engine import DeviceInfo
 
 if TYPE_CHECKING:
-    from app.engine_pack.activation import Origin
+    from app.setup.engine_pack.activation import Origin
     from engine import Rig, Wires
 
 UNSEEN_MS = 300
@@ -108,7 +108,7 @@ class StartUp(QObject):
         if rig is not None:
             devices = rig.list_devices()
         else:
-            from app.engine_page.texts import without_commands
+            from app.setup.page.texts import without_commands
 
             found = engine.list_devices(wait=wait)
             devices = [without_commands(device, self._origin) for device in found]
@@ -139,7 +139,7 @@ class StartUp(QObject):
 
 def _import_first() -> Origin:
     """Import what starts the engine, and find out where that is; work for a thread."""
-    from app.engine_pack.activation import activate
+    from app.setup.engine_pack.activation import activate
 
     origin = activate()  # first, as later child processes import from there
     import_host()

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 from PySide6.QtCore import QObject, Signal, Slot
 from PySide6.QtWidgets import QWidget
 
-from app.preferences.page import SettingsPage
-from app.tool_page.session import ToolSession
-from app.translation import tr, tr_later
+from app.core.translation import tr, tr_later
+from app.tools.page.session import ToolSession
+from app.window.preferences.page import SettingsPage
 
 if TYPE_CHECKING:
-    from app.tool_page.presenter import ToolPresenter
-    from app.tool_page.views.tool_panel import ToolPanel
+    from app.tools.page.presenter import ToolPresenter
+    from app.tools.page.views.tool_panel import ToolPanel
 
 
 class ToolPart(QObject):
@@ -46,7 +46,7 @@ class ToolPart(QObject):
     def open(self) -> None:
         """Show the dialog."""
         if self.presenter is None:
-            from app.tool_page.presenter import ToolPresenter
+            from app.tools.page.presenter import ToolPresenter
 
             self.presenter = ToolPresenter(self.session, self._over.window(), self)
         self.session.begin()
@@ -57,7 +57,7 @@ class ToolPart(QObject):
         self.session.close()
 
     def _make_panel(self) -> QWidget:
-        from app.tool_page.views.tool_panel import ToolPanel
+        from app.tools.page.views.tool_panel import ToolPanel
 
         panel = self._panel = ToolPanel()
         panel.change.clicked.connect(self.open)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from PySide6.QtCore import QObject, Signal, Slot
 from PySide6.QtWidgets import QMenu, QSystemTrayIcon
 
-from app.notice import Notice
-from app.settings import SettingsStore
-from app.shell.main_window import MainWindow
-from app.theme import icon, theme, theme_signals
-from app.translation import tr
+from app.core.notice import Notice
+from app.core.settings import SettingsStore
+from app.core.translation import tr
 from app.widgets.text import TrayIcon, set_tip
+from app.widgets.theme import icon, theme, theme_signals
+from app.window.main_window import MainWindow
 
 NAMES = ("tray", "notifications")
 """Settings that need a tray."""

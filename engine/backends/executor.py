@@ -15,12 +15,12 @@ from typing import NamedTuple, TypeVar
 
 import torch
 
+from engine.backends.cpu.thread_comm import ThreadGroup
 from engine.errors import CommError, DeviceError, EngineError
 from engine.hardware.faults import explain_faults
 from engine.hardware.garbage import hold_garbage
 from engine.hardware.torch_devices import is_out_of_memory, release_cached_memory, stream_of_rank
 from engine.parallel.rank_threads import RankThreads
-from engine.parallel.thread_comm import ThreadGroup
 
 T = TypeVar("T")
 

@@ -12,10 +12,10 @@ from typing import Any
 from engine.distributed.machine_runtime import BLOCK, MachineRuntime
 from engine.distributed.machines import END, LOAD, UNLOAD, Machines
 from engine.errors import EngineError
-from engine.gguf.reader import GGUFFile
+from engine.formats.gguf.reader import GGUFFile
 from engine.planning.draft.mtp_file import with_mtp_file
 from engine.planning.params_json import params_from
-from engine.progress import ignore, never
+from engine.util.progress import ignore, never
 
 log = logging.getLogger(__name__)
 

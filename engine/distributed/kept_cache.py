@@ -6,18 +6,18 @@ import tempfile
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
-from engine.forward.state import KV_INFO, KVState, sights_of
-from engine.gguf.types import row_bytes
+from engine.formats.gguf.types import row_bytes
+from engine.model.forward.state import KV_INFO, KVState, sights_of
+from engine.model.sharding.recut import as_one, runs
 from engine.runtime.memory.cached_rows import CachedRows
-from engine.sharding.recut import as_one, runs
 
 if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
     from engine.distributed.machine_runner import MachineRunner
+    from engine.model.sharding.recut import Segments
     from engine.runtime.resplit import UsedSlots
-    from engine.sharding.recut import Segments
 
 
 class _Tensor(NamedTuple):

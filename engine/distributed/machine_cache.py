@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.forward.state import RecurrentState
+from engine.model.forward.state import RecurrentState
+from engine.model.sharding.recut import as_one, runs
 from engine.runtime.memory.cache_memory import CacheMemory
 from engine.runtime.memory.cached_rows import CachedRows
-from engine.sharding.recut import as_one, runs
 
 if TYPE_CHECKING:
     from engine.distributed.machines import ModelPlace

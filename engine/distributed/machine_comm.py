@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
-from engine.cpu.kernels.running.call_log import take_step
-from engine.gpu.launch.graph import host_step, host_step_value
+from engine.backends.cpu.kernels.running.call_log import take_step
+from engine.backends.gpu.launch.graph import host_step, host_step_value
 
 if TYPE_CHECKING:
     from engine.distributed.straight import Ports
-    from engine.forward.communicator import Communicator, Group
-    from engine.forward.ops import FusedAllReduce
+    from engine.model.forward.communicator import Communicator, Group
+    from engine.model.forward.ops import FusedAllReduce
 
 
 class RankLayout:

@@ -16,12 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.distributed.machine_cache import MachineCache
-from engine.distributed.machines import UNLOAD, ModelPlace
-from engine.errors import EngineError
-from engine.forward.batch import FIRST_TOKEN, Batch, PictureRows, Piece
-from engine.runtime.model_runner import ModelRunner
-from engine.sampling.slices import (
+from engine.decoding.sampling.slices import (
     SliceCandidates,
     SliceQuery,
     packed_words,
@@ -29,12 +24,17 @@ from engine.sampling.slices import (
     slice_candidates,
     slice_query,
 )
+from engine.distributed.machine_cache import MachineCache
+from engine.distributed.machines import UNLOAD, ModelPlace
+from engine.errors import EngineError
+from engine.model.forward.batch import FIRST_TOKEN, Batch, PictureRows, Piece
+from engine.runtime.model_runner import ModelRunner
 
 if TYPE_CHECKING:
+    from engine.decoding.sampling.token_source import Logits, SamplingWish
     from engine.runtime.passes.unread import Reading
     from engine.runtime.rank import Captures
     from engine.runtime.recording.one_shot_use import KernelMeetings
-    from engine.sampling.token_source import Logits, SamplingWish
 
 INTERRUPTED = "The machines were interrupted in the middle of a step."
 """Error of whatever is asked for once an order has ended without saying why."""

@@ -9,33 +9,33 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from engine.cpu.kernels.language.isa import chosen
+from engine.backends.cpu.kernels.language.isa import chosen
 from engine.distributed.kept_cache import KeptCache
 from engine.distributed.machine_comm import FarCommunicator, MachineCommunicator
 from engine.distributed.machine_runner import MachineRunner
 from engine.distributed.machines import Machines, ModelPlace
 from engine.distributed.straight_proof import chosen_ports, used_ports
 from engine.errors import EngineError, SplitError
-from engine.forward.batch_sizes import PROMPT_BATCH
-from engine.gguf.identity import model_hash
-from engine.gguf.reader import GGUFFile
+from engine.formats.gguf.identity import model_hash
+from engine.formats.gguf.reader import GGUFFile
 from engine.hardware.torch_devices import kind_of, torch_device, torch_devices
+from engine.model.forward.batch_sizes import PROMPT_BATCH
 from engine.planning.params_json import params_document
-from engine.progress import never
 from engine.runtime.rank import Captures
 from engine.runtime.recording.one_shot_use import KernelMeetings
 from engine.runtime.recording.sizes import captures_of
 from engine.runtime.thread_runtime import ThreadRuntime
+from engine.util.progress import never
 
 if TYPE_CHECKING:
-    from engine.config.load import LoadParams
     from engine.distributed.straight import Ports
-    from engine.forward.communicator import Communicator
-    from engine.models.declare import Declaration
-    from engine.progress import IsCancelled, ProgressSink
+    from engine.load_params import LoadParams
+    from engine.model.architectures.declare import Declaration
+    from engine.model.forward.communicator import Communicator
     from engine.runtime.builder import Prepare, RankBuilder
     from engine.runtime.model_runner import ModelRunner
     from engine.runtime.resplit import UsedSlots
+    from engine.util.progress import IsCancelled, ProgressSink
 
 
 BLOCK = "mtp"

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from engine.distributed.wire import Wire
-    from engine.sharding.split import ModelSplit
+    from engine.model.sharding.split import ModelSplit
 
 LOAD, UNLOAD, END = "load", "unload", "end"
 """Orders about models: load one, free it; and leave."""

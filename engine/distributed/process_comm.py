@@ -21,8 +21,8 @@ from engine.distributed.wire import Wire, name_of
 from engine.parallel.agreement import check_fit, check_same
 
 if TYPE_CHECKING:
-    from engine.forward.communicator import Group
-    from engine.forward.ops import FusedAllReduce
+    from engine.model.forward.communicator import Group
+    from engine.model.forward.ops import FusedAllReduce
 
 MOST_AT_ONCE = 1 << 14
 """Largest number of elements that is sent without first asking which ranks have a value."""
@@ -45,7 +45,7 @@ its number of dimensions, and the first word of its shape.
 
 
 class ProcessCommunicator:
-    """Communicator of a rank that is a process; see `engine.forward.communicator.Communicator`.
+    """Communicator of a rank that is a process; see `forward.communicator.Communicator`.
 
     Args:
         wire: connections to the other ranks.

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from engine.distributed.machine_comm import FarCommunicator, RankLayout
     from engine.distributed.machines import Machines
     from engine.hardware.fallbacks import Fallbacks
-    from engine.sharding.split import ModelSplit
+    from engine.model.sharding.split import ModelSplit
 
 log = logging.getLogger(__name__)
 

@@ -18,19 +18,18 @@ from engine.generation.parts.wanted_form import WantedForm, callable_tools, want
 from engine.generation.results import ContextShifted
 from engine.generation.scoring import check_n_logprobs
 from engine.generation.wishes import PromptWishes
-from engine.pictures.placed import PlacedPictures, text_ids
 from engine.text.messages import text_size
 from engine.text.thinking import THINK_OPEN, thinking_marks
+from engine.vision.images.placed import PlacedPictures, text_ids
 
 if TYPE_CHECKING:
-    from engine.config.grammar import Grammar
-    from engine.config.sampling import SamplingParams
-    from engine.constraints.matcher import Matcher
+    from engine.decoding.grammar.matcher import Matcher
     from engine.generation.background import Preparing
     from engine.generation.constrained.constraint import AnswerConstraint
     from engine.generation.pictures.prompt_text import Seen
     from engine.generation.prompts import Prompt, Prompts
     from engine.generation.work import Steps
+    from engine.sampling_params import Grammar, SamplingParams
     from engine.text.messages import ChatMessage, Tool
 
 T = TypeVar("T")

@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator
 from typing import Any, TypeAlias, TypeVar
 
 from engine.errors import EngineError
-from engine.progress import IsCancelled, never
+from engine.util.progress import IsCancelled, never
 
 EXIT_S = 4.0
 """Longest time that the program's end waits for threads, in seconds."""

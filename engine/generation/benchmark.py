@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from engine.config.sampling import SamplingParams
+from engine.decoding.sampling.sampler import Sampler
 from engine.errors import Cancelled, EngineError
 from engine.runtime.timeline import GpuTimes, RankTimes, timed
-from engine.sampling.sampler import Sampler
+from engine.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from engine.generation.scheduling.own import OwnSequence
@@ -196,7 +196,7 @@ class Benchmark:
     def _host_s(self, test: BenchTest, ids: list[int], found: BenchResult) -> float | None:
         """Return the seconds per token that the host works, see `BenchResult.host_s`."""
         if self._has_gpu:
-            from engine.measuring.kernel_times import (
+            from engine.runtime.measuring.kernel_times import (
                 host_s,  # only what serves a GPU imports from there
             )
 
@@ -212,7 +212,7 @@ class Benchmark:
         """Record what runs on GPUs for some tokens; return None without GPUs."""
         if not self._has_gpu:
             return None
-        from engine.measuring.kernel_times import gpu_times
+        from engine.runtime.measuring.kernel_times import gpu_times
 
         self._fill(ids[: test.n_depth])
         wanted = ids[test.n_depth : test.n_depth + min(test.n_gen, N_RECORDED)]

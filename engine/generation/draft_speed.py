@@ -10,11 +10,11 @@ from dataclasses import replace
 from statistics import median
 from typing import TYPE_CHECKING, Protocol
 
-from engine.config.sampling import SamplingParams
 from engine.errors import Cancelled, EngineError
 from engine.generation.results import Finished
 from engine.planning.search.draft_results import DraftTrial, reason_for_drafts
-from engine.progress import IsCancelled, never
+from engine.sampling_params import SamplingParams
+from engine.util.progress import IsCancelled, never
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from engine.config.sampling import SamplingParams
+from engine.decoding.sampling.sampler import Sampler
 from engine.errors import ContextOverflow, EngineError
 from engine.generation.banned import BannedStrings, Said
 from engine.generation.results import (
@@ -27,17 +27,17 @@ from engine.generation.results import (
 )
 from engine.generation.scoring import token_logprob
 from engine.generation.work import Follow, Found, NotDone, Prefill, Steps, Work
-from engine.pictures.placed import NO_PICTURES, text_ids
-from engine.sampling.sampler import Sampler
+from engine.sampling_params import SamplingParams
+from engine.vision.images.placed import NO_PICTURES, text_ids
 
 if TYPE_CHECKING:
-    from engine.constraints.matcher import Mask
+    from engine.decoding.grammar.matcher import Mask
+    from engine.decoding.sampling.token_source import Logits
     from engine.generation.constrained.constraint import AnswerConstraint
     from engine.generation.parts.answer_reading import AnswerReading
-    from engine.pictures.placed import PlacedPictures
-    from engine.sampling.token_source import Logits
     from engine.text.stream import StreamDecoder
     from engine.text.tokenizer import Tokenizer
+    from engine.vision.images.placed import PlacedPictures
 
 
 Telling = Generator[GenerationEvent, None, bool]

@@ -16,7 +16,7 @@ from functools import cache
 from typing import ParamSpec, TypeVar
 
 from engine.errors import Cancelled, EngineError, ModelBusy
-from engine.progress import IsCancelled, never
+from engine.util.progress import IsCancelled, never
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -8,8 +8,6 @@ from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING, Protocol
 
-from engine.answer_forms.detection import detect
-from engine.answer_forms.turns import TemplateUse, as_functions, has_more_than_text
 from engine.errors import ContextOverflow, PictureError, PromptError, TemplateError
 from engine.generation.dropping import droppable, with_text, without
 from engine.generation.pictures.prompt_text import by_number, encoded, with_numbers, without_numbers
@@ -18,11 +16,13 @@ from engine.text.chat_template import ChatTemplate, chat_template_from_metadata
 from engine.text.messages import ChatMessage, Tool
 from engine.text.support import NO_VOCABULARY, has_vocabulary
 from engine.text.tokenizer import Tokenizer
+from engine.text.tool_calls.detection import detect
+from engine.text.tool_calls.turns import TemplateUse, as_functions, has_more_than_text
 
 if TYPE_CHECKING:
+    from engine.formats.gguf.reader import GGUFFile
     from engine.generation.pictures.prompt_text import PictureReader, Seen
-    from engine.gguf.reader import GGUFFile
-    from engine.pictures.placed import Picture
+    from engine.vision.images.placed import Picture
 
 PLAIN_USE = TemplateUse()
 """Use of a template by conversations of nothing but text."""

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 from engine.generation.results import StateLoaded, StateSaved
 from engine.generation.state_file import StateFiles
 from engine.hardware.faults import explain_faults
-from engine.progress import IsCancelled, StateSink, ignore, never
+from engine.util.progress import IsCancelled, StateSink, ignore, never
 
 if TYPE_CHECKING:
-    from engine.config.load import LoadParams
     from engine.generation.occupancy import Occupancy
     from engine.generation.scheduling.scheduler import Scheduler
-    from engine.models.description import ModelInfo
+    from engine.load_params import LoadParams
+    from engine.model.architectures.description import ModelInfo
     from engine.runtime.thread_runtime import ThreadRuntime
 
 

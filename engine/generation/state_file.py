@@ -10,9 +10,7 @@ import torch
 from torch import Tensor
 
 from engine.errors import ContextOverflow, StateFileError
-from engine.files import atomic_write
-from engine.forward.batch import Piece
-from engine.forward.state import KVState, RecurrentState, sights_of
+from engine.generation.paging.pool import OutOfPages
 from engine.generation.state_format import (
     Contents,
     Entry,
@@ -30,17 +28,18 @@ from engine.generation.state_strips import (
     strips_of,
     write,
 )
-from engine.paging.keys import PAGE, n_alike
-from engine.paging.pool import OutOfPages
-from engine.paging.sequences import GONE
+from engine.model.forward.batch import Piece
+from engine.model.forward.pages import GONE, PAGE, n_alike
+from engine.model.forward.state import KVState, RecurrentState, sights_of
+from engine.model.sharding.recut import Run, as_one, runs
 from engine.runtime.memory.cached_rows import CachedRows
-from engine.sharding.recut import Run, as_one, runs
+from engine.util.files import atomic_write
 
 if TYPE_CHECKING:
     from engine.generation.scheduling.places import CachePlace, Places
-    from engine.progress import IsCancelled, StateSink
     from engine.runtime.interface import SlotState
     from engine.runtime.thread_runtime import ThreadRuntime
+    from engine.util.progress import IsCancelled, StateSink
 
 
 class StateFiles:
@@ -49,7 +48,7 @@ class StateFiles:
     Args:
         places: the cache; no answer has a place in it.
         name: name of the model, for error messages.
-        model_hash: see `engine.gguf.identity`.
+        model_hash: see `engine.formats.gguf.identity`.
         rope: how a load has changed RoPE, see `LoadParams.rope`; "" if it has not.
     """
 

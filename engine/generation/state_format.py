@@ -2,7 +2,7 @@
 
 The format is safetensors: the length of a JSON header as u64, the header, and the tensors' bytes
 one after another, all little-endian. Tensors are as a single rank would have them: `tokens` (I32,
-or I64 where there are tokens of pictures, see `engine.pictures.placed`);
+or I64 where there are tokens of pictures, see `engine.vision.images.placed`);
 for each layer `N.k` and `N.v` with all key-value heads, (n_head_kv, positions, width) in the types
 of the cache, blocks as bytes; for each recurrent layer its tensors in F32 with all units in order,
 and as `N.saved.…` the saved ones, to which it can go back. N counts the layers that have a state.
@@ -25,15 +25,15 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import numpy as np
 
 from engine.errors import StateFileError
-from engine.forward.state import KV_INFO, KVState, State, sights_of
-from engine.gguf.types import row_bytes
-from engine.paging.keys import PAGE
-from engine.pictures.placed import FIRST_ID
+from engine.formats.gguf.types import row_bytes
+from engine.model.forward.pages import PAGE
+from engine.model.forward.state import KV_INFO, KVState, State, sights_of
+from engine.vision.images.placed import FIRST_ID
 
 if TYPE_CHECKING:
-    from engine.gguf.control_vectors import Direction
-    from engine.layers.module import Slot
-    from engine.paging.sight import Sight
+    from engine.formats.gguf.control_vectors import Direction
+    from engine.model.forward.attention_window import Sight
+    from engine.model.layers.module import Slot
 
 FORMAT, VERSION = "tandem state", "2"
 MAX_TOKENS = 1 << 24

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from engine.errors import Cancelled
-from engine.progress import IsCancelled, StateProgress, StateSink
 from engine.runtime.memory.cached_rows import CachedRows
+from engine.util.progress import IsCancelled, StateProgress, StateSink
 
 STRIP_BYTES = 1 << 20
 """Largest number of bytes of a strip, unless a single row has more; it stays in a core's cache."""

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from engine.answer_forms.turns import read_object
 from engine.errors import PromptError
 from engine.text.messages import Tool
 from engine.text.thinking import EFFORT_VARIABLE, THINKING_VARIABLES
+from engine.text.tool_calls.turns import read_object
 
 _TAKEN = frozenset({"self", "messages", "tools", "add_generation_prompt", "now"})
 

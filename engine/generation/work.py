@@ -6,16 +6,16 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
+from engine.decoding.sampling.token_source import SamplingWish
 from engine.errors import ContextOverflow, PromptError
 from engine.generation.results import GenerationEvent
-from engine.pictures.placed import NO_PICTURES, PlacedPictures, text_ids
-from engine.sampling.token_source import SamplingWish
+from engine.vision.images.placed import NO_PICTURES, PlacedPictures, text_ids
 
 if TYPE_CHECKING:
-    from engine.constraints.matcher import Mask
+    from engine.decoding.grammar.matcher import Mask
+    from engine.decoding.sampling.sampler import Sampler
+    from engine.decoding.sampling.token_source import Logits
     from engine.generation.background import Background
-    from engine.sampling.sampler import Sampler
-    from engine.sampling.token_source import Logits
 
 
 @dataclass(slots=True)

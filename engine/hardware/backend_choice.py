@@ -8,8 +8,8 @@ from functools import cache
 from importlib.util import find_spec
 from typing import Literal, get_args
 
-from engine.devices.places import is_cpu
 from engine.errors import EngineError
+from engine.hardware.devices.places import is_cpu
 
 VARIABLE = "TANDEM_BACKEND"
 """Environment variable that names the backend."""

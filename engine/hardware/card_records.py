@@ -16,11 +16,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import Literal, TypeVar, get_args
 
-from engine.devices.torch_build import find_torch_build
-from engine.devices.types import DeviceInfo
+from engine.hardware.devices.torch_build import find_torch_build
+from engine.hardware.devices.types import DeviceInfo
 from engine.hardware.gpu_path import chosen_launcher, triton_version
-from engine.json_file import cache_folder, read_json, write_json
-from engine.version import package_version
+from engine.util.json_file import cache_folder, read_json, write_json
+from engine.util.version import package_version
 
 __all__ = [
     "WHOLE_CARD", "CardRecords", "CardVerdict", "Outcome", "card_key", "card_problems",
@@ -42,7 +42,7 @@ MOST_CHECKS = 1000
 MOST_WHY = 200
 """Most characters of a verdict's reason."""
 
-GPU_CODE = Path(__file__).parents[1] / "gpu"
+GPU_CODE = Path(__file__).parents[1] / "backends" / "gpu"
 """Folder of all code for GPUs: kernels, and what packs for them and starts them."""
 
 Outcome = Literal["passed", "wrong", "hung", "crashed"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from engine.devices.places import is_cpu
+from engine.hardware.devices.places import is_cpu
 
 CUDA_OVERHEAD_BYTES = 500 << 20
 """Bytes of a GPU that CUDA and its libraries take before anything is computed there, as long as

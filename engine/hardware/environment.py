@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 
-from engine.devices.visibility import ORDER, PCI_ORDER, VISIBLE, has_numbers
+from engine.hardware.devices.visibility import ORDER, PCI_ORDER, VISIBLE, has_numbers
 
 DEFAULTS = {
     # by default CUDA puts the fastest GPU first, so numbers would differ from NVML's

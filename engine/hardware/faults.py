@@ -15,8 +15,8 @@ from contextlib import contextmanager
 
 import torch
 
-from engine.devices.stopped import mark_stopped, stopped_gpus
 from engine.errors import CommError, DeviceStopped, EngineError
+from engine.hardware.devices.stopped import mark_stopped, stopped_gpus
 
 log = logging.getLogger(__name__)
 

@@ -13,10 +13,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import Literal
 
-from engine.devices.catalog import cuda_status
-from engine.devices.torch_build import find_torch_build
-from engine.devices.types import DeviceInfo
 from engine.hardware.backend_choice import chosen_backend
+from engine.hardware.devices.catalog import cuda_status
+from engine.hardware.devices.torch_build import find_torch_build
+from engine.hardware.devices.types import DeviceInfo
 
 __all__ = ["GpuPath", "Launcher", "find_gpu_path", "launcher_problem", "triton_version"]
 

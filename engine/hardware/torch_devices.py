@@ -11,17 +11,17 @@ from typing import Any
 import psutil
 import torch
 
-from engine.devices.catalog import cuda_status, list_devices
-from engine.devices.monitor import DeviceMonitor
-from engine.devices.selection import require_devices
-from engine.devices.stopped import stopped_gpus
-from engine.devices.torch_build import find_torch_build
-from engine.devices.types import DeviceInfo
-from engine.devices.visibility import ORDER, PCI_ORDER
-from engine.devices.wheels import amd_command, choose_wheel
 from engine.errors import NoDevice
 from engine.hardware.cuda_api import OUT_OF_MEMORY, CudaCallError
 from engine.hardware.cuda_overhead import is_overhead, overhead_bytes
+from engine.hardware.devices.catalog import cuda_status, list_devices
+from engine.hardware.devices.monitor import DeviceMonitor
+from engine.hardware.devices.selection import require_devices
+from engine.hardware.devices.stopped import stopped_gpus
+from engine.hardware.devices.torch_build import find_torch_build
+from engine.hardware.devices.types import DeviceInfo
+from engine.hardware.devices.visibility import ORDER, PCI_ORDER
+from engine.hardware.devices.wheels import amd_command, choose_wheel
 from engine.hardware.faults import explain_faults
 from engine.hardware.torch_listing import arch_of, has_code_for, pci_bus_of, uuid_of, why_none
 

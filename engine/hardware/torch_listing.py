@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 import engine.hardware.environment  # noqa: F401 - sets what torch reads when it is imported
-from engine.devices.wheels import runs_on
-from engine.programs import tie_to_parent
+from engine.hardware.devices.wheels import runs_on
+from engine.util.programs import tie_to_parent
 
 __all__ = ["arch_of", "has_code_for", "list_gpus", "pci_bus_of", "uuid_of", "why_none"]
 

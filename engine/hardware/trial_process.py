@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from engine.programs import NO_WINDOW, child_environment, tie_child
+from engine.util.programs import NO_WINDOW, child_environment, tie_child
 
 MOST_SAID = 2000
 """Bytes of a failed child's error output that go to the log."""

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from engine.api import Model
 from engine.errors import DeviceStopped, EngineError, OutOfDeviceMemory
-from engine.progress import IsCancelled, ProgressSink, never
+from engine.util.progress import IsCancelled, ProgressSink, never
 
 if TYPE_CHECKING:
-    from engine.config.load import LoadParams
+    from engine.load_params import LoadParams
 
 
 def replace_model(

@@ -1,7 +1,7 @@
 """The engine behind a queue: it takes commands and sends events.
 
 `EngineHost` is what a front end holds. `ThreadHost` runs the engine on a background thread of this
-process; `engine.remote` has another host, which runs a `ThreadHost` in a child process.
+process; `engine.hosts.process` has another host, which runs a `ThreadHost` in a child process.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from engine.events import (
     Tuned,
     Unload,
 )
-from engine.inquiries.questions import Question
-from engine.inquiries.table import ANSWERING, BESIDE, has_pictures, reply_to
+from engine.generation.queries.questions import Question
+from engine.generation.queries.table import ANSWERING, BESIDE, has_pictures, reply_to
 from engine.text.messages import text_size
 
 if TYPE_CHECKING:
@@ -291,7 +291,7 @@ class ThreadHost:
     def _load(self, generation: int, command: Load) -> None:
         if self._import_error is not None:
             raise self._import_error
-        from engine.replace import replace_model
+        from engine.hosts.replace import replace_model
 
         if self._is_cancelled(generation):
             raise Cancelled("Loading")
@@ -371,7 +371,7 @@ class ThreadHost:
     def _tune(self, generation: int, command: Tune) -> None:
         if self._import_error is not None:
             raise self._import_error
-        from engine.tuning import Interlude
+        from engine.hosts.tuning import Interlude
 
         if self._is_cancelled(generation):
             raise Cancelled("The search")

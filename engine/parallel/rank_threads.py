@@ -93,7 +93,7 @@ def _distance(error: BaseException) -> int:
 
 
 class RankThreads:
-    """Threads on which `engine.parallel.executor.RankExecutor` calls functions for all ranks.
+    """Threads on which `engine.backends.executor.RankExecutor` calls functions for all ranks.
 
     Each rank has a thread of its own, so the caller gets control back even if one of them hangs.
 

@@ -1,7 +1,7 @@
 """Copies of tensors between devices, through pinned host memory.
 
 PyTorch would copy directly from one GPU to another where the driver claims that this works, which
-is no proof that it does (`engine.links.proof`); nothing here copies directly.
+is no proof that it does (`engine.runtime.interconnect.proof`); nothing here copies directly.
 """
 
 from __future__ import annotations

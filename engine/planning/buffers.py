@@ -19,11 +19,11 @@ LOADING_BYTES = LOAD_BUFFERS * LOAD_BUFFER_BYTES + PACK_BYTES
 """Most bytes that a GPU takes beside its weights while these are loaded; freed afterwards."""
 
 LINK_ROUND_BYTES = 4 << 20
-"""Bytes of a large value that ranks on GPUs exchange at a time; see `engine.gpu.comm.copies`."""
+"""Bytes of a large value that ranks on GPUs exchange at a time; see `gpu.comm.copies`."""
 
 ONE_SHOT_SLOT_BYTES = 516 << 10
 """Bytes of the packets from one other rank, in two halves used in turn; see
-`engine.gpu.comm.one_shot`."""
+`engine.backends.gpu.comm.one_shot`."""
 
 LINK_SETS = 2
 """Number of exchange buffers, used in turn: one is filled while the other is read."""

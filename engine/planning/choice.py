@@ -14,16 +14,16 @@ from functools import cached_property
 from itertools import combinations
 from typing import TYPE_CHECKING, Protocol
 
-from engine.devices.types import CPU
 from engine.errors import EngineError
+from engine.hardware.devices.types import CPU
 from engine.planning.choice_reason import reason_for_choice
 from engine.planning.evaluation.fit import Fit, Room
 from engine.planning.search.alternative import Alternative
 from engine.planning.search.results import GOALS, Goal, Speeds
 
 if TYPE_CHECKING:
-    from engine.config.load import LoadParams
-    from engine.models.description import ModelInfo
+    from engine.load_params import LoadParams
+    from engine.model.architectures.description import ModelInfo
     from engine.planning.evaluation.evaluator import Evaluation
     from engine.planning.evaluation.workload import ModelWorkload
     from engine.planning.plan import Plan

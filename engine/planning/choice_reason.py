@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from engine.devices.types import CPU
+from engine.hardware.devices.types import CPU
 from engine.planning.search.results import names
 
 if TYPE_CHECKING:

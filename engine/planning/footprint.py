@@ -8,15 +8,24 @@ from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING
 
-from engine.devices.places import is_cpu
-from engine.forward.attention_sizes import (
+from engine.formats.gguf.tensors import split_name
+from engine.formats.quants.extent import (
+    BF16_CHUNK,
+    Extent,
+    n_tiles,
+    panel_block_bytes,
+    word_tile_bytes,
+)
+from engine.formats.quants.layout import BLOCK, LAYOUTS, TILE
+from engine.hardware.devices.places import is_cpu
+from engine.model.forward.attention_sizes import (
     SHARED_ROWS,
     AttentionSize,
     pages_bytes,
     pieces_bytes,
 )
-from engine.forward.batch import KEPT_STATES, MOST_AT_ONCE
-from engine.forward.batch_sizes import (
+from engine.model.forward.batch import KEPT_STATES, MOST_AT_ONCE
+from engine.model.forward.batch_sizes import (
     BF16_BATCH,
     SMALL_BATCH,
     captured_rows,
@@ -25,30 +34,21 @@ from engine.forward.batch_sizes import (
     largest_chunk,
     recorded_rows,
 )
-from engine.forward.state import (
+from engine.model.forward.state import (
     CPU_STEP,
     DEVICE_STEP,
     RecurrentState,
     State,
     attention_work,
 )
-from engine.gguf.tensors import split_name
+from engine.model.sharding.placement import Shard, Slices
 from engine.planning.buffers import LOADING_BYTES
 from engine.planning.rounding import aligned_bytes, allocated_bytes, is_arena, padding_bytes
-from engine.quants.extent import (
-    BF16_CHUNK,
-    Extent,
-    n_tiles,
-    panel_block_bytes,
-    word_tile_bytes,
-)
-from engine.quants.layout import BLOCK, LAYOUTS, TILE
-from engine.sharding.placement import Shard, Slices
 
 if TYPE_CHECKING:
-    from engine.layers.hparams import HParams
-    from engine.layers.module import Slot
-    from engine.sharding.split import BlockSplit
+    from engine.model.layers.hparams import HParams
+    from engine.model.layers.module import Slot
+    from engine.model.sharding.split import BlockSplit
 
 EXPERTS = ("exps", "shexp")
 """Parts of the names of experts' matrices, routed and shared."""
@@ -60,7 +60,7 @@ F32_BYTES = 4
 BF16_BYTES = 2
 
 HELD_ROWS = MOST_AT_ONCE * KEPT_STATES
-"""Number of hidden states that are kept for each MTP block, see `engine.forward.hidden_states`."""
+"""Number of hidden states that are kept for each MTP block, see `forward.hidden_states`."""
 
 MTP_ROWS = 4
 """Number of hidden states per token that a pass keeps for an MTP block: embeddings, hidden states
@@ -120,7 +120,7 @@ def sizes_of_pieces(slot: Slot, pieces: Sequence[Slices], storage: str) -> list[
 def word_bytes(slot: Slot, pieces: Sequence[Slices]) -> int:
     """Return the bytes that these parts take beyond their own where they become words.
 
-    Processors on which F16 and BF16 matrices become words (`engine.cpu.kernels.words.words`) hold a
+    Processors on which F16 and BF16 matrices become words (`cpu.kernels.words.words`) hold a
     factor for every 256 columns of a row, and whole tiles of rows.
     """
     if not slot.is_matrix or slot.is_lookup or slot.tensor.type.name not in WORD_TYPES:

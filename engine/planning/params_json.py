@@ -7,9 +7,9 @@ from dataclasses import fields
 from math import isfinite
 from typing import Any, TypeVar
 
-from engine.config.load import ControlVector, LoadParams
-from engine.devices.selection import parse_devices, parse_target
 from engine.errors import EngineError
+from engine.hardware.devices.selection import parse_devices, parse_target
+from engine.load_params import ControlVector, LoadParams
 
 T = TypeVar("T")
 

@@ -11,27 +11,27 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from engine.devices.places import far_id, is_cpu, machine_of
-from engine.devices.types import CPU
 from engine.errors import GIB, OutOfDeviceMemory
-from engine.forward.batch_sizes import LARGE_PROMPT_BATCHES, PROMPT_BATCH
-from engine.forward.cache_size import CacheSize, RequestRoom, few_guessed
-from engine.forward.state import KVState
 from engine.hardware.backend_choice import uses_kernels
 from engine.hardware.cuda_overhead import overhead_bytes
-from engine.paging.sight import Sight, in_order
+from engine.hardware.devices.places import far_id, is_cpu, machine_of
+from engine.hardware.devices.types import CPU
+from engine.model.forward.attention_window import Sight, in_order
+from engine.model.forward.batch_sizes import LARGE_PROMPT_BATCHES, PROMPT_BATCH
+from engine.model.forward.cache_size import CacheSize, RequestRoom, few_guessed
+from engine.model.forward.state import KVState
 from engine.planning.draft.memory import draft_bytes
 from engine.planning.footprint import WorkingSizes
 from engine.planning.memory import MemoryUse
 from engine.planning.pictures.memory import PICTURES_HINT, tower_bytes
 from engine.planning.rank_size import RankSize, rank_memory, rank_size
-from engine.towers.base import TextModel
+from engine.vision.encoders.base import TextModel
 
 if TYPE_CHECKING:
-    from engine.config.load import LoadParams
-    from engine.layers.hparams import HParams
-    from engine.models.declare import Declaration
-    from engine.sharding.shares import Shares
+    from engine.load_params import LoadParams
+    from engine.model.architectures.declare import Declaration
+    from engine.model.layers.hparams import HParams
+    from engine.model.sharding.shares import Shares
 
 DENSE_FRACTION = 0.8
 """Largest part of a device's free memory that dequantised weights may take; beyond it they stay

@@ -7,9 +7,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from engine.gguf.reader import GGUFFile
-from engine.models.description import ModelInfo
-from engine.models.info import describe
+from engine.formats.gguf.reader import GGUFFile
+from engine.model.architectures.description import ModelInfo
+from engine.model.architectures.info import describe
 from engine.planning.draft.mtp_file import mtp_path, with_mtp_file
 from engine.planning.evaluation.evaluator import Evaluation, Evaluator
 from engine.planning.evaluation.fit import Fit, Room
@@ -17,7 +17,7 @@ from engine.planning.evaluation.handle_positions import Positions, positions_of
 from engine.planning.tensor_map import PlacementMap, placement_map
 
 if TYPE_CHECKING:
-    from engine.config.load import LoadParams
+    from engine.load_params import LoadParams
     from engine.planning.plan import Plan
 
 

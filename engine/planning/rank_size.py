@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import TYPE_CHECKING, NamedTuple
 
-from engine.devices.places import is_cpu
-from engine.forward.batch import MOST_AT_ONCE
-from engine.forward.cache_size import CacheSize
-from engine.forward.state import F32_BYTES, KVState, State
 from engine.hardware.backend_choice import kernels_for
-from engine.paging.sight import EVERYTHING, Sight
+from engine.hardware.devices.places import is_cpu
+from engine.model.forward.attention_window import EVERYTHING, Sight
+from engine.model.forward.batch import MOST_AT_ONCE
+from engine.model.forward.cache_size import CacheSize
+from engine.model.forward.state import F32_BYTES, KVState, State
 from engine.planning.buffers import link_bytes, pinned_bytes
 from engine.planning.footprint import (
     WorkingSizes,
@@ -30,9 +30,9 @@ from engine.planning.memory import MemoryUse
 from engine.planning.rounding import padding_bytes
 
 if TYPE_CHECKING:
-    from engine.config.load import LoadParams
-    from engine.layers.hparams import HParams
-    from engine.models.declare import Declaration
+    from engine.load_params import LoadParams
+    from engine.model.architectures.declare import Declaration
+    from engine.model.layers.hparams import HParams
 
 
 class LayerCacheBytes(NamedTuple):

@@ -18,17 +18,17 @@ from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from engine.config.load import LoadParams
 from engine.errors import EngineError
-from engine.files import read_file, tandem_folder
-from engine.gguf.identity import model_hash
-from engine.gguf.reader import GGUFFile
-from engine.json_file import MOST_BYTES, read_json, replace_json
-from engine.models.info import describe
+from engine.formats.gguf.identity import model_hash
+from engine.formats.gguf.reader import GGUFFile
+from engine.load_params import LoadParams
+from engine.model.architectures.info import describe
 from engine.planning.params_json import params_document, params_from
+from engine.util.files import read_file, tandem_folder
+from engine.util.json_file import MOST_BYTES, read_json, replace_json
 
 if TYPE_CHECKING:
-    from engine.devices.types import DeviceInfo
+    from engine.hardware.devices.types import DeviceInfo
     from engine.planning.planner import Planner
 
 VERSION = 1

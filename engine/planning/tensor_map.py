@@ -6,16 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from engine.gguf.tensors import split_name
-from engine.models.declare import declare
+from engine.formats.gguf.tensors import split_name
+from engine.model.architectures.declare import declare
+from engine.model.sharding.shares import part_of
 from engine.planning.footprint import packed_bytes, slot_pieces
-from engine.sharding.shares import part_of
 
 if TYPE_CHECKING:
-    from engine.config.load import LoadParams
-    from engine.gguf.reader import GGUFFile
-    from engine.layers.module import Slot
-    from engine.sharding.placement import Placement
+    from engine.formats.gguf.reader import GGUFFile
+    from engine.load_params import LoadParams
+    from engine.model.layers.module import Slot
+    from engine.model.sharding.placement import Placement
 
     RankBytes = tuple[int, ...]
     Known = dict[tuple[Placement, tuple[int, ...], int], RankBytes]

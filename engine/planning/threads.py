@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from engine.devices.host import usable_cores
+from engine.hardware.devices.host import usable_cores
 
 if TYPE_CHECKING:
     from engine.planning.plan import DevicePlan, Plan

@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from engine.config.load import LoadParams
-from engine.gguf.reader import GGUFFile
-from engine.gguf.tensors import split_name
-from engine.layers.linear import Embedding, ExpertLinear
-from engine.models.declare import Declaration, declare
+from engine.formats.gguf.reader import GGUFFile
+from engine.formats.gguf.tensors import split_name
+from engine.load_params import LoadParams
+from engine.model.architectures.declare import Declaration, declare
+from engine.model.layers.linear import Embedding, ExpertLinear
 
 if TYPE_CHECKING:
-    from engine.layers.module import Slot
+    from engine.model.layers.module import Slot
 
 
 @dataclass(frozen=True, slots=True)

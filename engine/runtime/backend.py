@@ -1,6 +1,6 @@
 """Interface of a rank's backend: the torch reference, the CPU's kernels or the GPU's kernels.
 
-`engine.ops.backend`, `engine.cpu.backend` and `engine.gpu.backend` implement it; which one a rank
+`reference.backend`, `cpu.backend` and `gpu.backend` implement it; which one a rank
 gets is decided once, by `engine.runtime.builder`.
 """
 
@@ -13,19 +13,19 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from engine.config.load import LoadParams
-    from engine.forward.cache import Cache
-    from engine.forward.communicator import Communicator
-    from engine.forward.ops import Ops
-    from engine.forward.recording import TokenRecorder
-    from engine.forward.weight import Weight
-    from engine.gguf.reader import GGUFFile
-    from engine.gguf.tensor_bytes import TensorBytes
-    from engine.gpu.launch.graph import Captured
-    from engine.layers.module import Slot
-    from engine.models.declare import Declaration
-    from engine.progress import IsCancelled
-    from engine.sharding.placement import Slices
+    from engine.backends.gpu.launch.graph import Captured
+    from engine.formats.gguf.reader import GGUFFile
+    from engine.formats.gguf.tensor_bytes import TensorBytes
+    from engine.load_params import LoadParams
+    from engine.model.architectures.declare import Declaration
+    from engine.model.forward.cache import Cache
+    from engine.model.forward.communicator import Communicator
+    from engine.model.forward.ops import Ops
+    from engine.model.forward.recording import TokenRecorder
+    from engine.model.forward.weight import Weight
+    from engine.model.layers.module import Slot
+    from engine.model.sharding.placement import Slices
+    from engine.util.progress import IsCancelled
 
 
 class WeightLoader(Protocol):

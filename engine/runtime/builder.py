@@ -9,32 +9,32 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from engine.cpu.backend import CpuBackend
+from engine.backends.cpu.backend import CpuBackend
+from engine.backends.cpu.thread_comm import ThreadGroup
+from engine.backends.reference.backend import ReferenceBackend
 from engine.errors import Cancelled, EngineError, KernelError
-from engine.forward.cache import Cache
-from engine.forward.context import Context
-from engine.forward.state import sights_of
 from engine.hardware.backend_choice import kernels_for, use_interpreter
 from engine.hardware.faults import call_all
 from engine.hardware.torch_devices import is_out_of_memory
-from engine.links.proof import find_routes
-from engine.models.declare import Declaration, declare
-from engine.ops.backend import ReferenceBackend
-from engine.parallel.thread_comm import ThreadGroup
+from engine.model.architectures.declare import Declaration, declare
+from engine.model.forward.cache import Cache
+from engine.model.forward.context import Context
+from engine.model.forward.state import sights_of
 from engine.planning.footprint import x_bytes
 from engine.planning.plan import Plan
 from engine.planning.rank_size import keeps_kv_on_host
+from engine.runtime.interconnect.proof import find_routes
 from engine.runtime.loader import ByteProgress, load_rank
 from engine.runtime.passes.micro_batches import MicroBatches, TakesTurns
 from engine.runtime.rank import Rank, warm_rows
 
 if TYPE_CHECKING:
-    from engine.config.load import LoadParams
-    from engine.forward.communicator import Communicator
-    from engine.forward.state import State
-    from engine.gguf.reader import GGUFFile
+    from engine.formats.gguf.reader import GGUFFile
     from engine.hardware.fallbacks import Fallbacks
-    from engine.layers.hparams import HParams
+    from engine.load_params import LoadParams
+    from engine.model.forward.communicator import Communicator
+    from engine.model.forward.state import State
+    from engine.model.layers.hparams import HParams
     from engine.runtime.backend import Backend
 
 
@@ -172,7 +172,7 @@ class RankBuilder:
         if kernels == "gpu" and not is_idle:
             if device.type == "cpu":
                 use_interpreter()
-            from engine.gpu.backend import GpuBackend  # needs Triton
+            from engine.backends.gpu.backend import GpuBackend  # needs Triton
 
             return GpuBackend(device, n_bytes, setup.plan.n_ctx, setup.fallbacks)
         return ReferenceBackend()
@@ -197,7 +197,7 @@ def make_group(
         return ThreadGroup(spins=sum(d.storage == "kernels" for d in plan.devices) > 1)
     if "cpu" in {d.device for d in used}:
         use_interpreter()
-    from engine.gpu.comm.communicator import device_group
+    from engine.backends.gpu.comm.communicator import device_group
 
     routes = find_routes([d.device for d in used], params.p2p)
     return device_group(devices, routes, fallbacks)

@@ -11,15 +11,15 @@ from datetime import date
 
 import torch
 
-from engine.devices.types import DeviceInfo
-from engine.devices.visibility import variables_for
 from engine.hardware.card_records import WHOLE_CARD, CardRecords, CardVerdict, card_key
+from engine.hardware.devices.types import DeviceInfo
+from engine.hardware.devices.visibility import variables_for
 from engine.hardware.trial_process import HUNG, TrialProcess
-from engine.programs import program_command
+from engine.util.programs import program_command
 
 log = logging.getLogger(__name__)
 
-COMMAND = program_command("engine.gpu.self_test_program")
+COMMAND = program_command("engine.backends.gpu.self_test_program")
 """Command of the child."""
 
 START_S = 120.0

@@ -6,17 +6,17 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from engine.paging.keys import PAGE
+from engine.model.forward.pages import PAGE
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from engine.forward.batch import Batch, Piece
-    from engine.forward.cache_size import CacheSize
-    from engine.paging.sight import Sight
+    from engine.decoding.sampling.sampler import Sampler
+    from engine.decoding.sampling.token_source import Logits, SamplingWish
+    from engine.model.forward.attention_window import Sight
+    from engine.model.forward.batch import Batch, Piece
+    from engine.model.forward.cache_size import CacheSize
     from engine.runtime.rank import Rank
-    from engine.sampling.sampler import Sampler
-    from engine.sampling.token_source import Logits, SamplingWish
 
 SlotState = Sequence["Mapping[str, Tensor]"]
 """Copy of one sequence's recurrent states in the host's memory, whatever the split.

@@ -6,8 +6,6 @@ from collections.abc import Iterable, Mapping
 
 import torch
 
-from engine.devices.catalog import list_devices
-from engine.devices.types import DeviceInfo
 from engine.errors import EngineError, OutOfDeviceMemory
 from engine.hardware.backend_choice import (
     VARIABLE,
@@ -20,6 +18,8 @@ from engine.hardware.backend_choice import (
     refused_kernels,
 )
 from engine.hardware.card_records import WHOLE_CARD, CardRecords, card_key, card_problems
+from engine.hardware.devices.catalog import list_devices
+from engine.hardware.devices.types import DeviceInfo
 from engine.hardware.fallbacks import OF_THIS_PROCESS, Fallbacks
 from engine.hardware.gpu_path import triton_package
 from engine.hardware.torch_devices import free_bytes, is_out_of_memory
@@ -83,7 +83,7 @@ def _problem_of(name: str) -> str:
         OutOfDeviceMemory: it has no memory left.
         RuntimeError: it is lost to this process.
     """
-    from engine.gpu.launch.launcher_choice import prepare  # needs Triton
+    from engine.backends.gpu.launch.launcher_choice import prepare  # needs Triton
 
     info = next((info for info in list_devices() if info.id == name), None)
     if info is None:
@@ -100,7 +100,7 @@ def _problem_of(name: str) -> str:
 
 def _problem_here(name: str) -> str:
     """Test kernels on a GPU in this process; see `_problem_of`."""
-    from engine.gpu.self_test import problem_of  # needs Triton
+    from engine.backends.gpu.self_test import problem_of  # needs Triton
 
     try:
         return problem_of(torch.device(name))

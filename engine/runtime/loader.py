@@ -11,20 +11,20 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from engine.backends.reference.file_bytes import chunks
+from engine.backends.reference.weights import DenseWeight, PackedWeight
 from engine.errors import Cancelled, UnsupportedQuant
-from engine.forward.weight import Weight
-from engine.layers.module import Slot
-from engine.ops.file_bytes import chunks
-from engine.ops.weights import DenseWeight, PackedWeight
+from engine.formats.quants.dequantise import QUANTS, dequantise
+from engine.model.forward.weight import Weight
+from engine.model.layers.module import Slot
+from engine.model.sharding.placement import Shard, Slices
 from engine.planning.footprint import slot_pieces
-from engine.progress import LoadProgress
-from engine.quants.dequantise import QUANTS, dequantise
-from engine.sharding.placement import Shard, Slices
+from engine.util.progress import LoadProgress
 
 if TYPE_CHECKING:
-    from engine.gguf.reader import GGUFFile
-    from engine.gguf.tensor_bytes import TensorBytes
-    from engine.gguf.tensors import TensorInfo
+    from engine.formats.gguf.reader import GGUFFile
+    from engine.formats.gguf.tensor_bytes import TensorBytes
+    from engine.formats.gguf.tensors import TensorInfo
     from engine.runtime.backend import Backend, WeightLoader
 
 PROGRESS_INTERVAL_S = 0.04

@@ -12,11 +12,11 @@ import numpy as np
 from torch import Tensor
 
 from engine.errors import EngineError
-from engine.forward.batch import FIRST_TOKEN, MOST_AT_ONCE, Batch, PassSize, Piece
-from engine.forward.batch_sizes import SMALL_BATCH
 from engine.hardware.backend_choice import captures_tokens
 from engine.hardware.fallbacks import Fallbacks
 from engine.hardware.faults import call_all, stopped_error
+from engine.model.forward.batch import FIRST_TOKEN, MOST_AT_ONCE, Batch, PassSize, Piece
+from engine.model.forward.batch_sizes import SMALL_BATCH
 from engine.runtime.interface import page_groups
 from engine.runtime.memory.cache_memory import CacheMemory
 from engine.runtime.passes.guessing import GuessPasses
@@ -35,12 +35,12 @@ from engine.runtime.recording.sizes import (
 from engine.runtime.recording.warm_up import warm_up
 
 if TYPE_CHECKING:
-    from engine.forward.cache_size import CacheSize
-    from engine.gpu.decode.rank_capture import CaptureTask, OneShotControl
-    from engine.paging.sight import Sight
-    from engine.parallel.executor import RankExecutor
+    from engine.backends.executor import RankExecutor
+    from engine.backends.gpu.decode.rank_capture import CaptureTask, OneShotControl
+    from engine.decoding.sampling.token_source import Logits, SamplingWish
+    from engine.model.forward.attention_window import Sight
+    from engine.model.forward.cache_size import CacheSize
     from engine.runtime.interface import Guard, TokenSource
-    from engine.sampling.token_source import Logits, SamplingWish
 
 T = TypeVar("T")
 
@@ -54,9 +54,9 @@ class ModelRunner(CacheMemory, GuessPasses):
     """Runner of forward passes on all ranks of one model.
 
     Every single token takes the same operations, so one is recorded and then replayed: as native
-    calls if all ranks use the CPU's kernels (`engine.cpu.recorder`), else as CUDA graphs on the
+    calls if all ranks use the CPU's kernels (`cpu.recorder`), else as CUDA graphs on the
     ranks with GPUs, in several parts if the hosts make the collectives
-    (`engine.gpu.decode.rank_capture`).
+    (`engine.backends.gpu.decode.rank_capture`).
 
     Args:
         executor: executor of the ranks.
@@ -292,7 +292,7 @@ class ModelRunner(CacheMemory, GuessPasses):
         self.batches.finish()
         if not are_captured(ranks):
             return self._logits(lambda rank: ranks[rank].record(ids, batch))
-        from engine.gpu.launch.graph import NotRepeatable
+        from engine.backends.gpu.launch.graph import NotRepeatable
 
         try:
             replays, logits = self._captured(lambda rank: rank.capture_task(ids, batch))
@@ -352,8 +352,8 @@ class ModelRunner(CacheMemory, GuessPasses):
         )
         if self.token_source is not None or not captures_tokens() or not is_sure:
             return
-        from engine.gpu.decode.token_stream import TokenStream
-        from engine.gpu.launch.graph import NotRepeatable
+        from engine.backends.gpu.decode.token_stream import TokenStream
+        from engine.backends.gpu.launch.graph import NotRepeatable
 
         steps = token_steps(self.ranks, self.one_shots, self.n_vocab, can_rewind=self.can_rewind)
         me = weakref.ref(self)

@@ -14,10 +14,10 @@ from engine.hardware.faults import explain_faults, has_stopped
 from engine.runtime.thread_runtime import ThreadRuntime
 
 if TYPE_CHECKING:
-    from engine.config.load import LoadParams
-    from engine.gguf.reader import GGUFFile
-    from engine.progress import IsCancelled, ProgressSink
+    from engine.formats.gguf.reader import GGUFFile
+    from engine.load_params import LoadParams
     from engine.runtime.resplit import UsedSlots
+    from engine.util.progress import IsCancelled, ProgressSink
 
 log = logging.getLogger(__name__)
 

@@ -7,25 +7,25 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from engine.forward.batch import MOST_AT_ONCE, Batch, PassSize, Piece
-from engine.gguf.tensors import split_name
-from engine.layers.linear import CopiedHead
-from engine.ops.few_rows import computing
+from engine.backends.reference.few_rows import computing
+from engine.formats.gguf.tensors import split_name
+from engine.model.forward.batch import MOST_AT_ONCE, Batch, PassSize, Piece
+from engine.model.layers.linear import CopiedHead
 from engine.planning.memory import MemoryUse
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from engine.forward.context import Context
-    from engine.forward.recording import TokenRecorder, TokenRecording
-    from engine.forward.state import State
-    from engine.forward.weight import Weight
-    from engine.gpu.decode.rank_capture import CaptureTask, OneShotControl
-    from engine.gpu.decode.sampling import WordExchange
-    from engine.gpu.decode.token_stream import TokenStep
-    from engine.gpu.launch.graph import Captured
-    from engine.layers.module import Slot
-    from engine.models.declare import Declaration
+    from engine.backends.gpu.decode.rank_capture import CaptureTask, OneShotControl
+    from engine.backends.gpu.decode.sampling import WordExchange
+    from engine.backends.gpu.decode.token_stream import TokenStep
+    from engine.backends.gpu.launch.graph import Captured
+    from engine.model.architectures.declare import Declaration
+    from engine.model.forward.context import Context
+    from engine.model.forward.recording import TokenRecorder, TokenRecording
+    from engine.model.forward.state import State
+    from engine.model.forward.weight import Weight
+    from engine.model.layers.module import Slot
     from engine.runtime.backend import Backend
     from engine.runtime.passes.micro_batches import MicroBatches
 
@@ -216,7 +216,7 @@ class Rank:
 
     def capture_task(self, ids: Sequence[int], batch: Batch) -> CaptureTask:
         """Return the computation of single tokens as a task that `capture_on_all` captures."""
-        from engine.gpu.decode.rank_capture import CaptureTask
+        from engine.backends.gpu.decode.rank_capture import CaptureTask
 
         return CaptureTask(
             lambda: self.begin(ids, batch),
@@ -229,7 +229,7 @@ class Rank:
 
     def guess_capture_task(self, ids: Sequence[int], batch: Batch, block: int) -> CaptureTask:
         """Return a pass over an MTP block as a task that `capture_on_all` captures."""
-        from engine.gpu.decode.rank_capture import CaptureTask
+        from engine.backends.gpu.decode.rank_capture import CaptureTask
 
         return CaptureTask(
             lambda: self.begin(ids, batch),
@@ -247,7 +247,7 @@ class Rank:
             one_shot: one-shot exchange with the other ranks that sample; None for a single one.
             can_rewind: whether the cache can drop its last tokens.
         """
-        from engine.gpu.decode.token_stream import TokenStep
+        from engine.backends.gpu.decode.token_stream import TokenStep
 
         if self.is_idle:
             return None
@@ -275,11 +275,11 @@ class Rank:
         """Return a capture of `compute`; on a rank without a GPU a replay computes it again.
 
         Raises:
-            NotRepeatable: the computation cannot be captured, see `engine.gpu.launch.graph`.
+            NotRepeatable: the computation cannot be captured, see `gpu.launch.graph`.
         """
         if self.backend.captures and not self.is_idle:
             return self.backend.capture(compute)
-        from engine.gpu.decode.rank_capture import Recomputed
+        from engine.backends.gpu.decode.rank_capture import Recomputed
 
         found = Recomputed(lambda: self._recompute(compute), is_idle=self.is_idle)
         found.replay()  # takes part in the collectives between the graphs of other ranks
@@ -391,7 +391,7 @@ class Replay:
 
     @property
     def is_whole(self) -> bool:
-        """Whether any thread may start the replay, see `engine.gpu.launch.graph.Captured`."""
+        """Whether any thread may start the replay, see `gpu.launch.graph.Captured`."""
         return self._captured.is_whole
 
     def start(self) -> None:

@@ -22,23 +22,23 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from engine.forward.state import RecurrentState
-from engine.gguf.tensors import split_name
+from engine.formats.gguf.tensors import split_name
 from engine.hardware.torch_devices import trim_heap
+from engine.model.forward.state import RecurrentState
+from engine.model.sharding.placement import Shard
+from engine.model.sharding.recut import Move, next_move, runs
 from engine.parallel.transfers import copy_over
 from engine.planning.footprint import arena_key, held_bytes, packed_bytes, slot_pieces
-from engine.progress import IsCancelled, ProgressSink, ignore, never
 from engine.runtime.loader import ByteProgress, load_rank
-from engine.sharding.placement import Shard
-from engine.sharding.recut import Move, next_move, runs
+from engine.util.progress import IsCancelled, ProgressSink, ignore, never
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from engine.forward.state import State
-    from engine.forward.weight import Weight
-    from engine.gguf.reader import GGUFFile
-    from engine.parallel.executor import RankExecutor
+    from engine.backends.executor import RankExecutor
+    from engine.formats.gguf.reader import GGUFFile
+    from engine.model.forward.state import State
+    from engine.model.forward.weight import Weight
     from engine.runtime.rank import Rank
 
 UsedSlots = Sequence[Sequence[range]]

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from engine.backends.executor import RankExecutor, RankOutOfMemory
+from engine.backends.reference.weights import release_scratch
 from engine.errors import DeviceStopped, EngineError, OutOfDeviceMemory
-from engine.forward.state import RecurrentState, sights_of
-from engine.gguf.control_vectors import Direction, read_control_vectors
+from engine.formats.gguf.control_vectors import Direction, read_control_vectors
 from engine.hardware.faults import call_all, has_stopped, stopped_error
 from engine.hardware.torch_devices import (
     free_bytes,
@@ -23,9 +24,8 @@ from engine.hardware.torch_devices import (
     release_cached_memory,
     torch_devices,
 )
-from engine.models.declare import declare
-from engine.ops.weights import release_scratch
-from engine.parallel.executor import RankExecutor, RankOutOfMemory
+from engine.model.architectures.declare import declare
+from engine.model.forward.state import RecurrentState, sights_of
 from engine.planning.memory import DeviceMemory
 from engine.planning.pictures.memory import tower_path
 from engine.planning.plan import Plan, make_plan
@@ -38,16 +38,16 @@ from engine.runtime.memory.used_memory import UsedMemory
 from engine.runtime.model_runner import ModelRunner
 from engine.runtime.rank import Rank
 from engine.runtime.resplit import DOING, Side, Transfer, UsedSlots
-from engine.towers.base import TextModel
+from engine.vision.encoders.base import TextModel
 
 if TYPE_CHECKING:
-    from engine.config.load import LoadParams
-    from engine.forward.communicator import Communicator
-    from engine.gguf.reader import GGUFFile
-    from engine.layers.hparams import HParams
-    from engine.models.declare import Declaration
-    from engine.progress import IsCancelled, ProgressSink
+    from engine.formats.gguf.reader import GGUFFile
+    from engine.load_params import LoadParams
+    from engine.model.architectures.declare import Declaration
+    from engine.model.forward.communicator import Communicator
+    from engine.model.layers.hparams import HParams
     from engine.runtime.interface import TokenSource
+    from engine.util.progress import IsCancelled, ProgressSink
 
 log = logging.getLogger(__name__)
 

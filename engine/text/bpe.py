@@ -14,7 +14,7 @@ from tokenizers import Regex, Tokenizer
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel, Sequence, Split
 
-from engine.gguf.tensors import quote
+from engine.formats.gguf.tensors import quote
 from engine.text.pretokenizers import PreTokenizer
 from engine.text.spm import SPACE
 

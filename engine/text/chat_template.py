@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from engine.templates.limits import MAX_SECONDS
-from engine.templates.renderer import shared_renderer
+from engine.text.templates.limits import MAX_SECONDS
+from engine.text.templates.renderer import shared_renderer
 
 if TYPE_CHECKING:
-    from engine.gguf.metadata import Metadata
+    from engine.formats.gguf.metadata import Metadata
     from engine.text.tokenizer import Tokenizer
 
 Message = Mapping[str, Any]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from engine.gguf.reader import GGUFFile
+from engine.formats.gguf.reader import GGUFFile
 from engine.text.chat_template import KEY, ChatTemplate, fallback_template
 from engine.text.tokenizer import Tokenizer
 

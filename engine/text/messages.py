@@ -59,7 +59,7 @@ class ChatMessage:
         tool_call_id: name of the call whose result a "tool" message is.
         name: name of the function whose result it is, where it is known.
         pictures: pictures, or the bytes of their files as base64, see
-            `engine.pictures.reading.picture_text`. Each `PICTURE_PLACE` in the text stands for the
+            `images.reading.picture_text`. Each `PICTURE_PLACE` in the text stands for the
             next one; those that are left come first.
     """
 

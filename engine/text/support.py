@@ -9,7 +9,7 @@ from engine.text.pretokenizers import DEFAULT, PRE_TOKENIZERS, PreTokenizer
 from engine.text.vocabulary import KEY, file_of
 
 if TYPE_CHECKING:
-    from engine.gguf.metadata import Metadata
+    from engine.formats.gguf.metadata import Metadata
 
 MODELS = ("llama", "gpt2", "gemma4")
 """Supported kinds of tokenizers."""

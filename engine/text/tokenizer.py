@@ -31,7 +31,7 @@ from engine.text.vocabulary import (
 )
 
 if TYPE_CHECKING:
-    from engine.gguf.metadata import Metadata
+    from engine.formats.gguf.metadata import Metadata
 
 BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 BYTE_OF = {char: bytes([byte]) for char, byte in byte_alphabet().items()}

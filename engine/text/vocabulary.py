@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from engine.errors import InvalidGGUF
 
 if TYPE_CHECKING:
-    from engine.gguf.metadata import Metadata
+    from engine.formats.gguf.metadata import Metadata
 
 KEY = "tokenizer.ggml."
 MAX_TOKEN = 4096  # characters of a token: an answer of a few may not fill a chat

@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from engine.files import HOME_VARIABLE, atomic_write, read_file, user_folder
+from engine.util.files import HOME_VARIABLE, atomic_write, read_file, user_folder
 
 MOST_BYTES = 4 << 20
 """Size limit of a file; a larger one is not ours."""

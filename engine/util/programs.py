@@ -46,7 +46,7 @@ def child_environment(variables: Mapping[str, str] | None = None) -> dict[str, s
     Args:
         variables: more variables, which replace those of this process.
     """
-    paths = str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")
+    paths = str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")
     python_path = os.pathsep.join(filter(None, paths))
     return {**os.environ, **(variables or {}), "PYTHONPATH": python_path}
 

@@ -14,7 +14,7 @@ from making.project import ROOT, Project
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
-from app.help.licences import (
+from app.window.help.licences import (
     FONT_VERSION,
     PYTHON_TEXTS,
     QT_TEXTS,
@@ -115,7 +115,7 @@ def check_parts(parts: Iterable[Part]) -> None:
     if nameless or textless:
         raise SystemExit(
             f"No name of a licence: {', '.join(nameless) or 'none'}. No text: "
-            f"{', '.join(textless) or 'none'}. app/help/licences.py says where texts are added."
+            f"{', '.join(textless) or 'none'}. licences.py says where texts are added."
         )
 
 

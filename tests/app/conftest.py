@@ -16,11 +16,11 @@ from shiboken6 import Shiboken
 
 from app.chat.formulas.pictures import formula_pictures
 from app.chat.views.lexers import lexers
+from app.core.process.spare_time import spare_time
+from app.devices.monitor.views.monitor_panel import MonitorPanel
 from app.main import Shell
-from app.monitor.views.monitor_panel import MonitorPanel
-from app.process.spare_time import spare_time
-from app.shell.language import start_language
-from app.theme import apply_theme
+from app.widgets.theme import apply_theme
+from app.window.language import start_language
 from engine import DeviceInfo, ModelInfo
 from tests.helpers.fake_host import FakeHost, Script, model_info
 from tests.helpers.fake_planner import CPU, GPUS, INFO, FakePlanner, fake_machine
@@ -109,7 +109,7 @@ def make_shell(
     monkeypatch.setattr("engine.read_model_info", lambda path: model_info(str(path)))
     monkeypatch.setattr("app.chat.listing.titles.IDLE_MS", NEVER_MS)  # else tests see its requests
     monkeypatch.setattr(
-        "app.shell.dock_fit.room_on_screen", lambda _: LARGE
+        "app.window.dock_fit.room_on_screen", lambda _: LARGE
     )  # that of tests is small
     shells: list[Shell] = []
 

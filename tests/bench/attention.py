@@ -29,17 +29,17 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # torch's threads shall sle
 import torch
 from llvmlite import ir
 
-from engine.cpu.kernels.cache.cache_ops import CacheOps
-from engine.cpu.kernels.language.isa import chosen
-from engine.cpu.kernels.language.values import FLOATS, LANES, function
-from engine.cpu.kernels.running import jit
-from engine.cpu.kernels.running.team import Team
-from engine.forward.batch import Batch
-from engine.forward.cache import LayerCache
-from engine.forward.operands import Scores
-from engine.forward.state import F32_BYTES, KVState
-from engine.paging.keys import PAGE
-from engine.sharding.ranges import Ranges
+from engine.backends.cpu.kernels.cache.cache_ops import CacheOps
+from engine.backends.cpu.kernels.language.isa import chosen
+from engine.backends.cpu.kernels.language.values import FLOATS, LANES, function
+from engine.backends.cpu.kernels.running import jit
+from engine.backends.cpu.kernels.running.team import Team
+from engine.model.forward.batch import Batch
+from engine.model.forward.cache import LayerCache
+from engine.model.forward.operands import Scores
+from engine.model.forward.pages import PAGE
+from engine.model.forward.state import F32_BYTES, KVState
+from engine.model.sharding.ranges import Ranges
 
 ROOT = Path(__file__).resolve().parents[2]
 SHAPES = "32/8x64,32/8x128,16/2x128,8/1x256"

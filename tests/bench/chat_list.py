@@ -30,11 +30,11 @@ SEARCHES = ("weights", "wh", "block 7 whales", '"what a card does"', "zebra")
 
 def write_chats(n_chats: int) -> None:
     """Fill the folder of the chats, and open the last one at the next start."""
-    from app import paths
     from app.chat.conversation import Conversation
     from app.chat.message import Message
     from app.chat.store import ChatStore
-    from app.settings import SettingsStore
+    from app.core import paths
+    from app.core.settings import SettingsStore
 
     store = ChatStore(paths.chats_dir())
     for n in range(n_chats):
@@ -52,9 +52,9 @@ def write_chats(n_chats: int) -> None:
 
 def make_index() -> float:
     """Read all chats into the index; return the seconds."""
-    from app import paths
     from app.chat.search.index import ChatIndex
     from app.chat.stored import files_of, read_stored
+    from app.core import paths
 
     index, begin = ChatIndex(paths.chat_index_file()), time.perf_counter()
     for path in files_of(paths.chats_dir(), ".json"):
@@ -82,7 +82,6 @@ def measure_list(n_chats: int) -> None:
     """Print how long changes of the list and searches take."""
     from PySide6.QtWidgets import QApplication
 
-    from app import paths
     from app.chat.listing.folders import Shelf
     from app.chat.listing.rows import ListContents
     from app.chat.search.index import ChatIndex
@@ -90,7 +89,8 @@ def measure_list(n_chats: int) -> None:
     from app.chat.search.words import parse_words
     from app.chat.store import ChatStore
     from app.chat.views.chat_list import ChatList
-    from app.theme import apply_theme
+    from app.core import paths
+    from app.widgets.theme import apply_theme
 
     app = QApplication.instance() or QApplication([])
     assert isinstance(app, QApplication)

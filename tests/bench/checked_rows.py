@@ -16,7 +16,7 @@ from itertools import pairwise
 from statistics import median
 
 from engine import Model, load_model
-from engine.forward.batch import Batch, Piece
+from engine.model.forward.batch import Batch, Piece
 
 N_PAST = 64
 """Number of tokens of the sequence."""

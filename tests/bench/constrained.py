@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from engine import Finished, Grammar, Model, SamplingParams, load_model, load_tokenizer
-from engine.constraints.matcher import MaskVocabulary
+from engine.decoding.grammar.matcher import MaskVocabulary
 
 SCHEMA = {
     "type": "object",

@@ -19,10 +19,10 @@ from pathlib import Path
 import httpx2
 import psutil
 
-from app.downloads.transfer.part_file import PartFile
-from app.downloads.transfer.remote_file import RemoteFile
-from app.downloads.transfer.source import Source
-from app.downloads.transfer.transfer import FileTransfer
+from app.models.downloads.transfer.part_file import PartFile
+from app.models.downloads.transfer.remote_file import RemoteFile
+from app.models.downloads.transfer.source import Source
+from app.models.downloads.transfer.transfer import FileTransfer
 from tests.helpers.hostile_server import hostile_server
 
 MB = 10**6

@@ -25,9 +25,9 @@ from PySide6.QtCore import QEvent, QPoint, QPointF, Qt
 from PySide6.QtGui import QMouseEvent
 from PySide6.QtWidgets import QApplication
 
-from app.split.speed import simulated_machine
-from app.split.views.split_bar import ShareHandle
-from app.theme import apply_theme
+from app.devices.split.speed import simulated_machine
+from app.devices.split.views.split_bar import ShareHandle
+from app.widgets.theme import apply_theme
 from engine import parse_rig, read_model_info
 from tests.helpers.hollow import hollow_moe
 from tests.helpers.split_panels import WiredPanel

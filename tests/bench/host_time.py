@@ -39,15 +39,15 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from triton.backends.compiler import GPUTarget
 
-from engine.config.load import LoadParams
-from engine.forward.batch import Batch
-from engine.gguf.reader import GGUFFile
-from engine.gpu.launch import target
-from engine.gpu.launch.kernel_launch import KernelLaunch, intercept_launches
-from engine.gpu.launch.target import KernelTarget
-from engine.gpu.loading.dry_run import META, dry_run_context
-from engine.models.declare import declare
-from tests.engine.gpu.offline import on_fake_gpu
+from engine.backends.gpu.launch import target
+from engine.backends.gpu.launch.kernel_launch import KernelLaunch, intercept_launches
+from engine.backends.gpu.launch.target import KernelTarget
+from engine.backends.gpu.loading.dry_run import META, dry_run_context
+from engine.formats.gguf.reader import GGUFFile
+from engine.load_params import LoadParams
+from engine.model.architectures.declare import declare
+from engine.model.forward.batch import Batch
+from tests.engine.backends.gpu.offline import on_fake_gpu
 from tests.helpers.fake_cuda import FakeCuda
 from tests.helpers.hollow import hollow_llama
 

@@ -28,8 +28,8 @@ import psutil
 from PySide6.QtCore import QEventLoop, QTimer
 from PySide6.QtWidgets import QApplication
 
-from app.monitor.views.monitor_head import graph_names
-from app.units import GIB, MIB
+from app.core.units import GIB, MIB
+from app.devices.monitor.views.monitor_head import graph_names
 from engine import DeviceSnapshot
 
 PROMPT = "What is tensor parallelism?"

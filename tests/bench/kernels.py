@@ -2,7 +2,7 @@
 
     python -m tests.bench.kernels [TYPE ...] [--threads N] [--rounds N] [--megabytes N]
 
-Products are those of `tandem bench --kernels` (`engine.measuring.weight_speed`), with 1, 8 and 512
+Products are those of `tandem bench --kernels` (`measuring.weight_speed`), with 1, 8 and 512
 tokens. In each round everything is measured once, one thing after the other, so that all share a
 noisy machine's fate; the table has the medians of the rounds. GB/s are of the planes, and of the
 file's bytes for packing; `read` is a sum of torch, F32 and BF16 are torch's products.
@@ -26,13 +26,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from engine.cpu.file_packing import pack_rows
-from engine.cpu.kernels.language.isa import chosen
-from engine.cpu.worker import Worker
-from engine.gguf.types import TYPES
-from engine.measuring.weight_speed import ONE_MATRIX_TOKENS, Probe
-from engine.quants.extent import Extent, n_tiles
-from engine.quants.layout import LAYOUTS
+from engine.backends.cpu.file_packing import pack_rows
+from engine.backends.cpu.kernels.language.isa import chosen
+from engine.backends.cpu.worker import Worker
+from engine.formats.gguf.types import TYPES
+from engine.formats.quants.extent import Extent, n_tiles
+from engine.formats.quants.layout import LAYOUTS
+from engine.runtime.measuring.weight_speed import ONE_MATRIX_TOKENS, Probe
 from tests.bench.random_blocks import random_tensor
 
 N_ROWS, N_COLUMNS = 8192, 2048

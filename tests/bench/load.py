@@ -50,7 +50,7 @@ Seconds = dict[str, float]
 """What a load took, by the name of its part; also its page faults and its memory."""
 
 STAGES = {
-    "header": ("engine.gguf.reader", "GGUFFile.open"),
+    "header": ("engine.formats.gguf.reader", "GGUFFile.open"),
     "tokenizer": ("engine.text.tokenizer", "Tokenizer.from_metadata"),
     "weights": ("engine.runtime.builder", "load_rank"),
     "first passes": ("engine.runtime.model_runner", "ModelRunner.warm_up"),

@@ -23,11 +23,11 @@ from PySide6.QtCore import QEvent, QObject
 from PySide6.QtWidgets import QApplication
 
 from app import main as program
-from app import paths
 from app.chat.conversation import Conversation
 from app.chat.message import AnswerStats, Message
 from app.chat.store import ChatStore
-from app.settings import SettingsStore
+from app.core import paths
+from app.core.settings import SettingsStore
 from tests.bench.window_stalls import OLD_ANSWER, Watch, print_line
 from tests.helpers.fake_host import FakeHost, Script
 

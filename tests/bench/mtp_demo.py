@@ -33,7 +33,7 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from engine import Finished, Model, SamplingParams, TokenText, load_model
-from engine.drafting.control import DraftControl
+from engine.decoding.drafting.control import DraftControl
 from engine.generation.scheduling.drafts import Drafts
 from engine.generation.scheduling.mtp_source import MTPSource
 from resources.demo import gguf_file

@@ -17,8 +17,7 @@ from dataclasses import replace
 from statistics import median, quantiles
 
 from engine import BenchTest, LoadParams, list_devices, load_model
-from engine.devices.host import usable_cores
-from engine.measuring.weight_speed import Probe, measurable
+from engine.hardware.devices.host import usable_cores
 from engine.planning.evaluation.workload import ModelWorkload
 from engine.planning.planner import Planner
 from engine.planning.speed.facts import DeviceFacts, WeightRate
@@ -26,6 +25,7 @@ from engine.planning.speed.machine_file import expected_facts
 from engine.planning.speed.machine_links import Links
 from engine.planning.speed.prediction import Prediction
 from engine.planning.speed.speed_model import SpeedModel
+from engine.runtime.measuring.weight_speed import Probe, measurable
 
 PROBE_BYTES = 256 << 20
 NO_LIMIT = 1e15

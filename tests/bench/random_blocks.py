@@ -14,8 +14,8 @@ import torch
 from gguf import GGMLQuantizationType as Kind
 from numpy.typing import NDArray
 
-from engine.gguf.types import TYPES, row_bytes
-from engine.quants.dequantise import dequantise
+from engine.formats.gguf.types import TYPES, row_bytes
+from engine.formats.quants.dequantise import dequantise
 
 Bytes = NDArray[np.uint8]
 Shape = tuple[int, ...]

@@ -17,24 +17,24 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from engine.config.load import LoadParams
-from engine.forward.batch import Batch
-from engine.forward.cache import Cache
-from engine.forward.cache_size import CacheSize
-from engine.gguf.reader import GGUFFile
-from engine.gpu.checks import drawing, products
-from engine.gpu.checks import operations as operations_
-from engine.gpu.checks.calls import OpCallLog
-from engine.gpu.checks.comparison import Pair
-from engine.gpu.checks.rank_check import DryModel, check_rank
-from engine.gpu.checks.weight_check import Verdicts
-from engine.gpu.launch.kernel_launch import intercept_launches
-from engine.gpu.launch.target import KernelTarget, use_target
-from engine.gpu.loading import dry_run
-from engine.gpu.matmul import dequant_gemm
+from engine.backends.gpu.checks import drawing, products
+from engine.backends.gpu.checks import operations as operations_
+from engine.backends.gpu.checks.calls import OpCallLog
+from engine.backends.gpu.checks.comparison import Pair
+from engine.backends.gpu.checks.rank_check import DryModel, check_rank
+from engine.backends.gpu.checks.weight_check import Verdicts
+from engine.backends.gpu.launch.kernel_launch import intercept_launches
+from engine.backends.gpu.launch.target import KernelTarget, use_target
+from engine.backends.gpu.loading import dry_run
+from engine.backends.gpu.matmul import dequant_gemm
+from engine.formats.gguf.reader import GGUFFile
 from engine.hardware.card_records import CardRecords
 from engine.hardware.fallbacks import Fallbacks
-from engine.models.declare import declare
+from engine.load_params import LoadParams
+from engine.model.architectures.declare import declare
+from engine.model.forward.batch import Batch
+from engine.model.forward.cache import Cache
+from engine.model.forward.cache_size import CacheSize
 from engine.planning.footprint import slot_pieces, x_bytes
 from engine.runtime.rank import warm_rows
 from tests.helpers.hollow import hollow_llama

@@ -38,7 +38,7 @@ from engine import (
     SamplingParams,
     TokenText,
 )
-from engine.remote.process_host import ProcessHost
+from engine.hosts.process.process_host import ProcessHost
 
 WORDS = [
     "split",
@@ -98,7 +98,7 @@ def alone(engine: Engine, asked: Sequence[str], n_tokens: int) -> Round:
     params = SamplingParams(temperature=0, max_tokens=n_tokens, ignore_eos=True)
     begun = time.perf_counter()
     commands = [Generate(prompt=text, sampling=params, timed_every=0) for text in asked]
-    running = {engine.host.submit(command) for command in commands}
+    running = {engine.hosts.thread_host.submit(command) for command in commands}
     first: dict[int, float] = {}
     n = 0
     while running:
@@ -113,7 +113,7 @@ def alone(engine: Engine, asked: Sequence[str], n_tokens: int) -> Round:
 
 def served(engine: Engine, asked: Sequence[str], n_tokens: int, *, stream: bool) -> Round:
     """Have a client for each prompt ask the server."""
-    link = EngineLink(engine.host.submit, engine.host.cancel)
+    link = EngineLink(engine.hosts.thread_host.submit, engine.hosts.thread_host.cancel)
     link.model = engine.loaded
     engine.take = link.on_event
     settings = ServerSettings(port=0)
@@ -172,7 +172,7 @@ def main() -> None:
             rounds["streamed"].append(served(engine, sets[1], args.n, stream=True))
             rounds["whole"].append(served(engine, sets[2], args.n, stream=False))
     finally:
-        engine.host.close()
+        engine.hosts.thread_host.close()
     base = statistics.median(one.tokens_per_s for one in rounds["alone"])
     sys.stdout.write(f"{'':10}  tokens/s  of alone  first token, median and worst (ms)\n")
     for name, found in rounds.items():

@@ -21,8 +21,8 @@ import numpy as np
 from gguf import GGMLQuantizationType as Kind
 from gguf import GGUFWriter, TokenType
 
-from engine.gguf.types import TYPES
-from engine.models.info import FILE_TYPES
+from engine.formats.gguf.types import TYPES
+from engine.model.architectures.info import FILE_TYPES
 from engine.text.bpe import byte_alphabet
 from tests.bench.random_blocks import KINDS, PLAIN, Bytes, Shape, encoded, n_bytes
 from tests.bench.random_blocks import random_tensor as random_matrix

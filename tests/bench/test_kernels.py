@@ -10,8 +10,8 @@ from tests.bench import kernels
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make the matrix small, so that it is soon done, and leave torch's threads alone."""
     monkeypatch.setattr(kernels, "N_ROWS", 64)
-    monkeypatch.setattr("engine.measuring.weight_speed.N_ROWS", 64)
-    monkeypatch.setattr("engine.measuring.weight_speed.N_GEMM_ROWS", 64)
+    monkeypatch.setattr("engine.runtime.measuring.weight_speed.N_ROWS", 64)
+    monkeypatch.setattr("engine.runtime.measuring.weight_speed.N_GEMM_ROWS", 64)
     monkeypatch.setattr(torch, "set_num_threads", lambda n: None)
 
 

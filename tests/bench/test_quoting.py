@@ -8,7 +8,7 @@ import torch
 from gguf import GGMLQuantizationType as Kind
 
 from engine import load_model
-from engine.quants.dequantise import dequantise
+from engine.formats.quants.dequantise import dequantise
 from tests.bench.drafts import CODE, PROMPTS, answered
 from tests.bench.quoting import lag_of, quoted_words, write_model
 from tests.bench.synthetic import Sizes

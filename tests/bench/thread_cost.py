@@ -12,7 +12,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from engine import Model, SamplingParams, TokenText, load_model
-from engine.forward.batch import Batch
+from engine.model.forward.batch import Batch
 from tests.helpers.tiny_gguf import tiny_gguf
 
 N_TOKENS, N_OTHERS, ROUNDS = 1500, 7, 3

@@ -86,9 +86,9 @@ def chat_in_window(model: str, seconds: float) -> dict[str, Any]:
     from PySide6.QtCore import QTimer
     from PySide6.QtWidgets import QApplication
 
+    from app.core.paths import demo_model
+    from app.core.process.engine_place import chosen_host
     from app.main import Shell
-    from app.paths import demo_model
-    from app.process.engine_place import chosen_host
     from engine import SamplingParams
 
     app = QApplication(sys.argv[:1])

@@ -102,8 +102,8 @@ class Session:
     def __init__(self) -> None:
         from PySide6.QtWidgets import QApplication
 
+        from app.core.process.engine_place import start_host
         from app.main import Shell
-        from app.process.engine_place import start_host
         from engine import SamplingParams
 
         self._app = QApplication(sys.argv[:1])
@@ -126,7 +126,7 @@ class Session:
 
     def open(self, model: str) -> None:
         """Load a model by its path, or the one that comes with Tandem as "demo"."""
-        from app.paths import demo_model
+        from app.core.paths import demo_model
 
         self.shell.models.open(str(demo_model()) if model == "demo" else model)
         self.until(lambda: self.shell.client.model is not None)
@@ -191,11 +191,11 @@ def print_line(text: str) -> None:
 
 def write_old_chats(n_chats: int = N_OLD_CHATS) -> None:
     """Fill the folder of the chats; the last one is open at the next start."""
-    from app import paths
     from app.chat.conversation import Conversation
     from app.chat.message import Message
     from app.chat.store import ChatStore
-    from app.settings import SettingsStore
+    from app.core import paths
+    from app.core.settings import SettingsStore
 
     paths.chats_dir().mkdir(parents=True)
     store = ChatStore(paths.chats_dir())

@@ -24,18 +24,18 @@ import engine.hardware.environment  # noqa: F401 before torch, which reads it
 import torch
 
 from engine import LoadParams, Model, Planner, list_devices
-from engine.devices.places import far_id
 from engine.distributed.follower import follow
 from engine.distributed.machine_runtime import open_on_machines
 from engine.distributed.machines import END, Machines
 from engine.distributed.wire import GlooWire
 from engine.distributed.wire_speed import measure_wires
-from engine.measuring.weight_speed import Probe, measurable
+from engine.hardware.devices.places import far_id
 from engine.planning.speed.facts import DeviceFacts
 from engine.planning.speed.machine_file import expected_facts
 from engine.planning.speed.machine_links import Links
 from engine.planning.speed.speed_model import SpeedModel
 from engine.planning.speed.wires import Wires
+from engine.runtime.measuring.weight_speed import Probe, measurable
 from engine.runtime.opening import open_on_machines_by
 from tests.bench.machines import measured
 from tests.bench.prediction import PROBE_BYTES, facts_now

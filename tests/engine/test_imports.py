@@ -15,7 +15,7 @@ import sys
 from engine import SamplingParams, load_model
 with load_model(sys.argv[1], n_ctx=32) as model:
     list(model.generate([1, 2, 3], SamplingParams(max_tokens=4, ignore_eos=True)))
-wrong = ("triton", "torch._dynamo", "torch._inductor", "engine.gpu")
+wrong = ("triton", "torch._dynamo", "torch._inductor", "engine.backends.gpu")
 sys.exit(", ".join(name for name in wrong if name in sys.modules) or None)
 """
 

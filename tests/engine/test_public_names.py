@@ -12,14 +12,14 @@ import engine
 
 PACKAGE = Path(engine.__file__).parent
 TORCH_FREE_PACKAGES = [
-    "engine.devices",
-    "engine.gguf",
-    "engine.layers",
-    "engine.models",
+    "engine.hardware.devices",
+    "engine.formats.gguf",
+    "engine.model.layers",
+    "engine.model.architectures",
     "engine.planning",
-    "engine.sampling",
-    "engine.sharding",
-    "engine.templates",
+    "engine.decoding.sampling",
+    "engine.model.sharding",
+    "engine.text.templates",
     "engine.text",
 ]
 """Packages that plan, read headers, declare models and handle text."""
@@ -27,21 +27,20 @@ TORCH_FREE_PACKAGES = [
 TORCH_FREE = [
     "app.__main__",
     "engine",
-    "engine.config",
     "engine.errors",
     "engine.events",
-    "engine.files",
+    "engine.util.files",
     "engine.generation.prompts",
     "engine.generation.results",
     "engine.generation.scoring",
     "engine.generation.state_format",
-    "engine.host",
-    "engine.json_file",
-    "engine.measuring.benchmark",
-    "engine.programs",
-    "engine.progress",
-    "engine.remote.process_host",
-    "engine.remote.program",
+    "engine.hosts.thread_host",
+    "engine.util.json_file",
+    "engine.generation.benchmark",
+    "engine.util.programs",
+    "engine.util.progress",
+    "engine.hosts.process.process_host",
+    "engine.hosts.process.program",
 ]
 
 

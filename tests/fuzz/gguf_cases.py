@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from engine.towers.registry import TOWERS
+from engine.vision.encoders.registry import TOWERS
 from tests.fuzz import gguf_words as words
 from tests.fuzz.gguf_draft import Entry, FileDraft, set_entry
 from tests.fuzz.gguf_mutations import HEADER, LOAD, TOKENIZER, Mutation, mutate

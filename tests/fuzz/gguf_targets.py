@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 
 from app.cli.facts import run_inspect
-from app.split.fit import find_out
-from app.split.state import SplitState
+from app.devices.split.fit import find_out
+from app.devices.split.state import SplitState
 from engine import (
     EngineError,
     Planner,
@@ -22,15 +22,15 @@ from engine import (
     read_model_info,
 )
 from engine.events import Generate
-from engine.gguf.reader import GGUFFile
-from engine.pictures.placed import Picture
+from engine.formats.gguf.reader import GGUFFile
 from engine.runtime.picture_encoder import PictureEncoder
 from engine.text.chat_template import chat_template_from_metadata
 from engine.text.messages import ChatMessage
 from engine.text.tokenizer import Tokenizer
-from engine.towers.base import TextModel
-from engine.towers.file import declare_tower
-from engine.towers.registry import TOWERS
+from engine.vision.encoders.base import TextModel
+from engine.vision.encoders.file import declare_tower
+from engine.vision.encoders.registry import TOWERS
+from engine.vision.images.placed import Picture
 from tests.helpers.fake_planner import CPU, GPUS, fake_machine
 from tests.helpers.tiny_mmproj import text_of
 

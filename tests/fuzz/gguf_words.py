@@ -3,9 +3,9 @@
 import random
 from typing import Any
 
-from engine.layers.keys import BOUNDS, UNPREFIXED
-from engine.layers.rope_keys import SCALING_TYPES
-from engine.models.registry import supported_architectures
+from engine.model.architectures.registry import supported_architectures
+from engine.model.layers.keys import BOUNDS, UNPREFIXED
+from engine.model.layers.rope_keys import SCALING_TYPES
 from engine.text.pretokenizers import PRE_TOKENIZERS
 from engine.text.support import MODELS
 from engine.text.vocabulary import ALWAYS_SHOWN, END_NAMES, FILL_IN_NAMES

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from engine.forward.batch import Batch, Piece
-from engine.sampling.sampler import Sampler
+from engine.decoding.sampling.sampler import Sampler
+from engine.model.forward.batch import Batch, Piece
 
 
 class AheadSource:

@@ -7,8 +7,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from engine.answer_forms.formats.base import AnswerFormat
-from engine.answer_forms.formats.listed import (
+from engine.text.messages import Tool
+from engine.text.tool_calls.formats.base import AnswerFormat
+from engine.text.tool_calls.formats.listed import (
     APRIEL,
     COHERE,
     GIGACHAT,
@@ -17,7 +18,7 @@ from engine.answer_forms.formats.listed import (
     MISTRAL,
     NEMOTRON,
 )
-from engine.answer_forms.formats.named import (
+from engine.text.tool_calls.formats.named import (
     DEEPSEEK,
     DEEPSEEK_V31,
     FUNCTION_GEMMA,
@@ -28,7 +29,7 @@ from engine.answer_forms.formats.named import (
     LLAMA,
     MISTRAL_ARGS,
 )
-from engine.answer_forms.formats.tagged import (
+from engine.text.tool_calls.formats.tagged import (
     DEEPSEEK_V4,
     DEEPSEEK_V32,
     GLM,
@@ -36,10 +37,9 @@ from engine.answer_forms.formats.tagged import (
     QWEN_CODER,
     SEED,
 )
-from engine.answer_forms.parser import AnswerParser
-from engine.answer_forms.parts import AnswerPartEvent, CallBegun, CallEnded, PartText
-from engine.answer_forms.schemas import parameters_of
-from engine.text.messages import Tool
+from engine.text.tool_calls.parser import AnswerParser
+from engine.text.tool_calls.parts import AnswerPartEvent, CallBegun, CallEnded, PartText
+from engine.text.tool_calls.schemas import parameters_of
 
 WEATHER = Tool(
     "get_weather", "Tell the weather.",

@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.quants.dequantise import Quant
+from engine.formats.quants.dequantise import Quant
 
 
 def random_rows(quant: Quant, *shape: int, seed: int = 0) -> NDArray[np.uint8]:

@@ -1,6 +1,6 @@
 """A pass that checks guesses."""
 
-from engine.forward.batch import Batch, Piece
+from engine.model.forward.batch import Batch, Piece
 
 
 def checked(n: int) -> Batch:

@@ -7,18 +7,18 @@ from pathlib import Path
 
 import torch
 
-from engine.config.load import LoadParams
-from engine.forward.cache import Cache
-from engine.forward.cache_size import CacheSize
-from engine.gguf.reader import GGUFFile
-from engine.gpu.backend import GpuBackend
-from engine.gpu.checks.calls import OpCallLog
-from engine.gpu.checks.rank_check import DryModel, check_rank
-from engine.gpu.checks.weight_check import Verdicts
-from engine.gpu.launch.target import INTERPRETER
-from engine.gpu.loading.dry_run import collect_launches
+from engine.backends.gpu.backend import GpuBackend
+from engine.backends.gpu.checks.calls import OpCallLog
+from engine.backends.gpu.checks.rank_check import DryModel, check_rank
+from engine.backends.gpu.checks.weight_check import Verdicts
+from engine.backends.gpu.launch.target import INTERPRETER
+from engine.backends.gpu.loading.dry_run import collect_launches
+from engine.formats.gguf.reader import GGUFFile
 from engine.hardware.fallbacks import Fallbacks
-from engine.models.declare import declare
+from engine.load_params import LoadParams
+from engine.model.architectures.declare import declare
+from engine.model.forward.cache import Cache
+from engine.model.forward.cache_size import CacheSize
 from engine.planning.footprint import x_bytes
 from engine.runtime.loader import ByteProgress, load_rank
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from engine import LoadParams
 from engine.api import Model
 from engine.errors import EngineError
-from engine.gguf.reader import GGUFFile
+from engine.formats.gguf.reader import GGUFFile
 from engine.runtime import loader
 
 N_POINTS = 4

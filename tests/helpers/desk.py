@@ -23,8 +23,8 @@ from engine import (
     ThreadHost,
     Tuned,
 )
-from engine.host import EventSink
-from engine.inquiries.questions import Reply
+from engine.generation.queries.questions import Reply
+from engine.hosts.thread_host import EventSink
 
 LONG = SamplingParams(temperature=0, max_tokens=100_000, ignore_eos=True, on_overflow="shift")
 SHORT = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)

@@ -7,12 +7,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.cpu.file_packing import pack_rows
-from engine.cpu.worker import Worker
-from engine.gguf.types import TYPES
-from engine.quants.dequantise import dequantise
-from engine.quants.extent import Extent, n_tiles
-from engine.quants.layout import BLOCK, LAYOUTS
+from engine.backends.cpu.file_packing import pack_rows
+from engine.backends.cpu.worker import Worker
+from engine.formats.gguf.types import TYPES
+from engine.formats.quants.dequantise import dequantise
+from engine.formats.quants.extent import Extent, n_tiles
+from engine.formats.quants.layout import BLOCK, LAYOUTS
 from tests.bench.random_blocks import random_tensor
 from tests.helpers.planes import as_on_a_gpu
 

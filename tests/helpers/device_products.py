@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from engine.gpu.matmul.dequant_gemm import half_dtype, to_half
+from engine.backends.gpu.matmul.dequant_gemm import half_dtype, to_half
 
 
 def assert_near(y: Tensor, x: Tensor, values: Tensor, dtype: torch.dtype = torch.float32) -> None:

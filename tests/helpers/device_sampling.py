@@ -13,11 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.config.sampling import SamplingParams
-from engine.gpu.decode.sampler_slots import RING
-from engine.gpu.decode.sampling import DeviceSampler, RingEntry, WordExchange
-from engine.gpu.launch.graph import Captured, capture
-from engine.sampling.sampler import Sampler
+from engine.backends.gpu.decode.sampler_slots import RING
+from engine.backends.gpu.decode.sampling import DeviceSampler, RingEntry, WordExchange
+from engine.backends.gpu.launch.graph import Captured, capture
+from engine.decoding.sampling.sampler import Sampler
+from engine.sampling_params import SamplingParams
 
 T = TypeVar("T")
 

@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-LISTED = ROOT / "tests" / "app" / "engine_sentences" / "english.txt"
+LISTED = ROOT / "tests" / "app" / "core" / "engine_sentences" / "english.txt"
 PROBLEM_MAKERS = frozenset(("InvalidGGUF", "HeaderEndsEarly", "invalid", "error"))
 """Calls whose sentence continues "… is not a usable GGUF file: "."""
 
@@ -111,8 +111,8 @@ def _template(node: ast.expr) -> str:
 
 def untranslated() -> list[str]:
     """Return the sentences that have no form, so that they stay English in every window."""
-    from app.engine_sentences.problem_forms import PROBLEM_FORMS
-    from app.engine_sentences.translating import FORMS, SENTENCE_END, pattern
+    from app.core.engine_sentences.problem_forms import PROBLEM_FORMS
+    from app.core.engine_sentences.translating import FORMS, SENTENCE_END, pattern
 
     def has_form(said: Said) -> bool:
         forms = PROBLEM_FORMS if said.is_problem else FORMS

@@ -2,11 +2,11 @@
 
 from pytestqt.qtbot import QtBot
 
-from app.engine_pack.store import Pack, PackStore
-from app.engine_page.page import EnginePage
-from app.engine_page.views.engine_panel import EnginePanel
-from app.engine_page.views.engine_view import EngineView
 from app.main import Shell
+from app.setup.engine_pack.store import Pack, PackStore
+from app.setup.page.page import EnginePage
+from app.setup.page.views.engine_panel import EnginePanel
+from app.setup.page.views.engine_view import EngineView
 
 
 def page_of(shell: Shell) -> EnginePage:

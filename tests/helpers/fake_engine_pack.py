@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from app.engine_pack import activation
-from app.engine_pack.installation import Installed
-from app.engine_pack.lock import Lock, this_python, this_system
-from app.engine_pack.progress import InstallProgress, InstallStage
-from app.engine_pack.store import Pack, PackStore
+from app.setup.engine_pack import activation
+from app.setup.engine_pack.installation import Installed
+from app.setup.engine_pack.lock import Lock, this_python, this_system
+from app.setup.engine_pack.progress import InstallProgress, InstallStage
+from app.setup.engine_pack.store import Pack, PackStore
 from engine import Cancelled, EngineError, temporary_folder
 
 SIZES = {"cpu": (210_000_000, 900_000_000), "cuda13": (2_900_000_000, 7_100_000_000)}
@@ -142,7 +142,7 @@ def no_own_engine(
         write_lock(folder / "locks", backend)
     script = PackScript(site)
     made = type("ScriptedInstallation", (FakeInstallation,), {"script": script})
-    set_attribute("app.engine_pack.lock.locks_dir", lambda: folder / "locks")
-    set_attribute("app.engine_pack.activation.has_own_engine", lambda: False)
-    set_attribute("app.engine_pack.installation.Installation", made)
+    set_attribute("app.setup.engine_pack.lock.locks_dir", lambda: folder / "locks")
+    set_attribute("app.setup.engine_pack.activation.has_own_engine", lambda: False)
+    set_attribute("app.setup.engine_pack.installation.Installation", made)
     return script

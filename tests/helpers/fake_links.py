@@ -10,12 +10,12 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from engine.devices.routes import Pair, Place
-from engine.devices.types import DeviceInfo
 from engine.errors import EngineError
-from engine.links import trial
-from engine.links.trial import failed_trials, try_route
+from engine.hardware.devices.routes import Pair, Place
+from engine.hardware.devices.types import DeviceInfo
 from engine.planning.speed.link_records import MEANS, NCCL, Means, TrialRecord
+from engine.runtime.interconnect import trial
+from engine.runtime.interconnect.trial import failed_trials, try_route
 
 CPU = torch.device("cpu")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from app.split.speed import MachineFacts
+from app.devices.split.speed import MachineFacts
 from engine import (
     DeviceFacts,
     DeviceInfo,
@@ -20,10 +20,10 @@ from engine import (
     Positions,
     SplitError,
 )
+from engine.model.sharding.ranges import Ranges
+from engine.model.sharding.shares import normalise
+from engine.model.sharding.split import ModelSplit
 from engine.planning.evaluation.workload import BlockWorkload, ModelWorkload, RankWorkload
-from engine.sharding.ranges import Ranges
-from engine.sharding.shares import normalise
-from engine.sharding.split import ModelSplit
 
 GIB = 1 << 30
 GPUS = [

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.cpu.kernels.running.call_log import CHECKED
-from engine.cpu.kernels.running.replay import KernelReplay
-from engine.forward.communicator import Group
-from engine.parallel.thread_comm import ThreadCommunicator
+from engine.backends.cpu.kernels.running.call_log import CHECKED
+from engine.backends.cpu.kernels.running.replay import KernelReplay
+from engine.backends.cpu.thread_comm import ThreadCommunicator
+from engine.model.forward.communicator import Group
 
 OUT = 5
 """Index of the argument of an all-reduce that is the address of the sum."""

@@ -38,10 +38,10 @@ def is_gpu_run(config: pytest.Config) -> bool:
 def may_have_gpu_tests(path: Path) -> bool:
     """Return whether a file of tests has any for a GPU, without importing it.
 
-    They are marked, or take the fixture `device` of `tests/engine/gpu/conftest.py`.
+    They are marked, or take the fixture `device` of `tests/engine/backends/gpu/conftest.py`.
     """
     text = path.read_text(encoding="utf-8")
-    is_below = path.is_relative_to(TESTS / "engine" / "gpu")
+    is_below = path.is_relative_to(TESTS / "engine" / "backends" / "gpu")
     return "mark.gpu" in text or (is_below and "device: str" in text)
 
 

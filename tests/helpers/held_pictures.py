@@ -5,9 +5,9 @@ import threading
 import pytest
 
 from engine.errors import Cancelled, PictureError
-from engine.pictures.reading import PictureReading, ReadPicture
-from engine.pictures.resizing import Resizing
-from engine.progress import IsCancelled, never
+from engine.util.progress import IsCancelled, never
+from engine.vision.images.reading import PictureReading, ReadPicture
+from engine.vision.images.resizing import Resizing
 
 PATIENCE_S = 6.0
 """Seconds after which a held reading fails, so that a test without a second thread ends."""

@@ -3,11 +3,11 @@
 import sys
 from pathlib import Path
 
-from app.downloads.transfer import transfer
-from app.engine_pack.installation import Installation
-from app.engine_pack.lock import read_lock
-from app.engine_pack.progress import InstallProgress
-from app.engine_pack.store import PackStore
+from app.models.downloads.transfer import transfer
+from app.setup.engine_pack.installation import Installation
+from app.setup.engine_pack.lock import read_lock
+from app.setup.engine_pack.progress import InstallProgress
+from app.setup.engine_pack.store import PackStore
 from tests.helpers.fake_pack import SMOKE, fake_attempt
 
 SLOW = f"import time; time.sleep(0.5)\n{SMOKE}"

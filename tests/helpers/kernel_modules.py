@@ -6,21 +6,27 @@ from collections.abc import Callable, Iterator, Mapping
 from gguf.constants import GGMLQuantizationType as Kind
 from llvmlite import ir
 
-from engine.config.kv_types import kv_types
-from engine.cpu.kernels.cache import attention, cache_write
-from engine.cpu.kernels.language.isa import Isa
-from engine.cpu.kernels.packing import dequantise, pack
-from engine.cpu.kernels.products import (
+from engine.backends.cpu.kernels.cache import attention, cache_write
+from engine.backends.cpu.kernels.language.isa import Isa
+from engine.backends.cpu.kernels.packing import dequantise, pack
+from engine.backends.cpu.kernels.products import (
     experts,
     float_gemm,
     fused_gemv,
     panel_packing,
     quantised_gemm,
 )
-from engine.cpu.kernels.recurrent import conv, delta_net, state_space
-from engine.cpu.kernels.running import fastcall, replay, team, thread_all_reduce, timestamp_counter
-from engine.cpu.kernels.small import activation, elementwise, norm, rope, routing
-from engine.quants.layout import LAYOUTS
+from engine.backends.cpu.kernels.recurrent import conv, delta_net, state_space
+from engine.backends.cpu.kernels.running import (
+    fastcall,
+    replay,
+    team,
+    thread_all_reduce,
+    timestamp_counter,
+)
+from engine.backends.cpu.kernels.small import activation, elementwise, norm, rope, routing
+from engine.formats.quants.layout import LAYOUTS
+from engine.load_params import kv_types
 
 Build = Callable[[ir.Module], None]
 

@@ -9,14 +9,14 @@ from gguf.constants import GGML_QUANT_SIZES
 from gguf.constants import GGMLQuantizationType as Kind
 from numpy.typing import NDArray
 
-from engine.cpu.kernels.language.isa import ISAS, Isa
-from engine.cpu.kernels.packing import pack
-from engine.cpu.kernels.products import panel_packing, panels, quantised_gemm
-from engine.cpu.kernels.running import jit
-from engine.cpu.kernels.running.team import Team
-from engine.cpu.kernels.words import plane_words
-from engine.quants.extent import panel_block_bytes
-from engine.quants.layout import LAYOUTS
+from engine.backends.cpu.kernels.language.isa import ISAS, Isa
+from engine.backends.cpu.kernels.packing import pack
+from engine.backends.cpu.kernels.products import panel_packing, panels, quantised_gemm
+from engine.backends.cpu.kernels.running import jit
+from engine.backends.cpu.kernels.running.team import Team
+from engine.backends.cpu.kernels.words import plane_words
+from engine.formats.quants.extent import panel_block_bytes
+from engine.formats.quants.layout import LAYOUTS
 
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
@@ -159,7 +159,7 @@ def units_of(pairs: Bytes, isa: Isa) -> NDArray[np.int64]:
 def activations(
     panel: Bytes, n_tokens: int, n_blocks: int, isa: Isa, x_bytes: int = 1
 ) -> NDArray[np.float64]:
-    """Return the values of panels, (tokens, columns); see `engine.cpu.kernels.products.panels`."""
+    """Return the values of panels, (tokens, columns); see `cpu.kernels.products.panels`."""
     x = np.empty((n_tokens, n_blocks, 32))
     token, size, per_token = 0, isa.tile_tokens, panel_block_bytes(x_bytes)
     while token < n_tokens:

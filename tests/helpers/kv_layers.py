@@ -3,12 +3,12 @@
 import torch
 from torch import Tensor
 
-from engine.cpu.kernels.cache.attention_words import in_words
-from engine.cpu.kernels.language.isa import Isa, chosen
-from engine.forward.batch import Batch
-from engine.forward.cache import LayerCache
-from engine.forward.state import KVState
-from engine.sharding.ranges import Ranges
+from engine.backends.cpu.kernels.cache.attention_words import in_words
+from engine.backends.cpu.kernels.language.isa import Isa, chosen
+from engine.model.forward.batch import Batch
+from engine.model.forward.cache import LayerCache
+from engine.model.forward.state import KVState
+from engine.model.sharding.ranges import Ranges
 
 
 def numbers(seed: int, *shape: int) -> Tensor:

@@ -1,6 +1,6 @@
 """KV caches whose keys and values have different types, as parameters of tests."""
 
-from engine.config.kv_types import KV_TYPES
+from engine.load_params import KV_TYPES
 from tests.helpers.tiers import swept
 
 USUAL_PAIRS = ("q8_0/q4_0", "f16/q8_0", "bf16/f16", "q4_0/f32", "f32/bf16")

@@ -31,15 +31,15 @@ FOLDER = ROOT / "resources" / "languages"
 UPDATE = "python -m tests.helpers.languages update"
 
 NOT_IN_WINDOW = (
-    "app/cli", "app/__main__.py", "app/process/display.py", "app/process/engine_place.py",
-    "app/engine_pack/children", "app/process/qt_libraries.py", "app/translation.py",
-    "app/server", "app/engine_client/sharing.py",
+    "app/cli", "app/__main__.py", "app/core/process/display.py", "app/core/process/engine_place.py",
+    "app/setup/engine_pack/children", "app/core/process/qt_libraries.py", "app/core/translation.py",
+    "app/server", "app/core/engine_client/sharing.py",
 )  # fmt: skip
 """Files and folders that show nothing in the window; what terminals and clients get is English."""
 
 _WITH_CONTEXT = {1: (1,), 2: ((2, "c"), 1)}
 KEYWORDS = {"tr": _WITH_CONTEXT, "tr_later": _WITH_CONTEXT, "tr_n": (1, 2)}
-"""Functions of `app.translation`, and which of their arguments are texts."""
+"""Functions of `app.core.translation`, and which of their arguments are texts."""
 
 MADE = datetime(2026, 1, 1, tzinfo=UTC)
 """Date in all catalogs, so that they change with their texts alone."""
@@ -71,7 +71,7 @@ def template() -> Catalog:
         for _, text, _, context in extract_from_file("python", path, keywords=KEYWORDS):
             made.add(text, locations=[(path.relative_to(ROOT).as_posix(), 0)], context=context)
     for text in engine_texts():
-        made.add(text, locations=[("engine/config/sampling.py", 0)])
+        made.add(text, locations=[("engine/sampling_params.py", 0)])
     return made
 
 

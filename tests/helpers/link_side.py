@@ -15,8 +15,8 @@ os.environ.setdefault("TRITON_INTERPRET", "1")
 import numpy as np
 import torch
 
-from engine.gpu.kernels import link_trial
-from engine.gpu.launch.kernel_launch import launch
+from engine.backends.gpu.kernels import link_trial
+from engine.backends.gpu.launch.kernel_launch import launch
 
 N_PROGRAMS, N_ROWS, MOST, SIZE, LIMIT = 2, 2, 5, 4, 2000
 N_PACKETS = N_PROGRAMS * 2 * 2 * MOST

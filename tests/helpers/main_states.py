@@ -21,13 +21,13 @@ from PySide6.QtWidgets import QApplication, QWidget
 from app.chat.answering import WrittenAnswer
 from app.chat.conversation import Conversation
 from app.chat.message import AnswerStats, Message
-from app.engine_client import AnswerStage, RunningAnswer
+from app.core.engine_client import AnswerStage, RunningAnswer
+from app.core.notice import Notice
+from app.core.paths import demo_model
+from app.core.translation import tr
 from app.main import Shell
-from app.notice import Notice
-from app.paths import demo_model
-from app.serving.views.server_panel import state_text
-from app.translation import tr
-from app.updates import session
+from app.server.page.views.server_panel import state_text
+from app.setup.updates import session
 from tests.helpers.engine_states import ENGINE_STATES, patches
 from tests.helpers.screenshots import new_shell, pause, wait, write_models
 from tests.helpers.server_views import server_view

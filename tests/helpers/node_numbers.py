@@ -17,12 +17,12 @@ import engine.hardware.environment  # noqa: F401 before torch, which reads it
 import numpy as np
 
 from engine import LoadParams, Model, SamplingParams
-from engine.config.load import MachineLink
 from engine.distributed.follower import follow
 from engine.distributed.machine_runtime import open_on_machines, shared_params
 from engine.distributed.machines import END, Machines
 from engine.distributed.straight import BACKEND_VARIABLE, backend_of_environment
 from engine.distributed.wire import GlooWire
+from engine.load_params import MachineLink
 from engine.runtime.opening import open_on_machines_by
 
 PROMPTS = [[5, 6, 7, 9], [8, 3] * 9, [7], [11, 12, 13]]

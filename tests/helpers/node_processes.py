@@ -58,7 +58,7 @@ class NodeProcess:
     def worker(self) -> psutil.Process:
         """Return the process with its ranks."""
         children = psutil.Process(self.process.pid).children(recursive=True)
-        return next(x for x in children if "engine.machines.worker" in x.cmdline())
+        return next(x for x in children if "engine.hosts.machines.worker" in x.cmdline())
 
     def end(self) -> list[psutil.Process]:
         """End it, and return what is left of its children."""

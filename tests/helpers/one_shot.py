@@ -12,10 +12,10 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from engine.devices.routes import Routes
-from engine.gpu.comm import one_shot as one_shot_module
-from engine.gpu.comm.one_shot import OneShot, OneShotGroups
-from engine.gpu.launch.target import KernelTarget
+from engine.backends.gpu.comm import one_shot as one_shot_module
+from engine.backends.gpu.comm.one_shot import OneShot, OneShotGroups
+from engine.backends.gpu.launch.target import KernelTarget
+from engine.hardware.devices.routes import Routes
 
 CPU = torch.device("cpu")
 

@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 
+from engine.decoding.sampling.sampler import Sampler
+from engine.decoding.sampling.token_source import SamplingWish
 from engine.errors import EngineError
-from engine.forward.batch import MOST_AT_ONCE, Batch, Piece
-from engine.paging.keys import PAGE
-from engine.paging.sight import Sight
+from engine.model.forward.attention_window import Sight
+from engine.model.forward.batch import MOST_AT_ONCE, Batch, Piece
+from engine.model.forward.pages import PAGE
 from engine.runtime.interface import PageGroup
-from engine.sampling.sampler import Sampler
-from engine.sampling.token_source import SamplingWish
 
 N_VOCAB = 40
 EMPTY = -7

@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-from engine.forward.batch import Batch, Piece
-from engine.paging.keys import PAGE
+from engine.decoding.sampling.token_source import Logits
+from engine.model.forward.batch import Batch, Piece
+from engine.model.forward.pages import PAGE
 from engine.runtime.interface import PagedRuntime
-from engine.sampling.token_source import Logits
 
 
 def forward_alone(

@@ -10,12 +10,12 @@ import numpy as np
 from PIL import Image
 
 from engine import ChatMessage, Model, picture_text
-from engine.forward.batch import Batch, Piece
 from engine.generation.prompts import Prompt
 from engine.generation.scheduling.requests import Request
 from engine.generation.scheduling.seeing import picture_rows, with_text_alone
 from engine.generation.work import Prefill, Steps
-from engine.pictures.placed import PlacedPictures
+from engine.model.forward.batch import Batch, Piece
+from engine.vision.images.placed import PlacedPictures
 
 
 def random_picture(width: int, height: int, seed: int = 0) -> Image.Image:

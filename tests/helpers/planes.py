@@ -1,4 +1,4 @@
-"""Reader of planes of quantised matrices in numpy, as `engine.quants.layout` describes them.
+"""Reader of planes of quantised matrices in numpy, as `quants.layout` describes them.
 
 From the parts that it reads, the blocks of the file can be written again. Codes are (rows, blocks
 of 32, 32), scales (rows, sub-blocks), with the bits that planes hold.
@@ -14,8 +14,8 @@ from gguf.constants import GGMLQuantizationType as Kind
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.quants.extent import Extent
-from engine.quants.layout import LAYOUTS, Layout
+from engine.formats.quants.extent import Extent
+from engine.formats.quants.layout import LAYOUTS, Layout
 
 Bytes = NDArray[np.uint8]
 

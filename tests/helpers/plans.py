@@ -5,10 +5,9 @@ from collections.abc import Callable
 from hypothesis import strategies as st
 
 from engine import EngineError, LoadParams
-from engine.config.kv_types import KV_TYPES
-from engine.config.load import SPLIT_MODES
-from engine.gguf.reader import GGUFFile
-from engine.models.declare import declare
+from engine.formats.gguf.reader import GGUFFile
+from engine.load_params import KV_TYPES, SPLIT_MODES
+from engine.model.architectures.declare import declare
 from engine.planning.evaluation.evaluator import Evaluator
 from engine.planning.plan import Plan, make_plan
 

@@ -145,6 +145,6 @@ class ProcessWatch:
 
 
 def _name(process: psutil.Process) -> str:
-    """Return the name of the module that a child runs, such as `engine.remote.program`."""
+    """Return the name of the module that a child runs, such as `engine.hosts.process.program`."""
     command: Sequence[str] = process.cmdline()
     return command[command.index("-m") + 1] if "-m" in command else process.name()

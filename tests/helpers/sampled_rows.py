@@ -3,9 +3,9 @@
 import numpy as np
 
 from engine import Model, SamplingParams
-from engine.forward.batch import Batch, Piece
-from engine.sampling.sampler import Sampler
-from engine.sampling.token_source import SamplingWish
+from engine.decoding.sampling.sampler import Sampler
+from engine.decoding.sampling.token_source import SamplingWish
+from engine.model.forward.batch import Batch, Piece
 
 SETTINGS = (
     SamplingParams(temperature=0, repeat_penalty=1.5, repeat_last_n=3),

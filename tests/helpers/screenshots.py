@@ -23,13 +23,13 @@ from PySide6.QtCore import QEventLoop, QItemSelectionModel, QRect, Qt, QTimer
 from PySide6.QtGui import QImage, QPainter, QPixmap
 from PySide6.QtWidgets import QApplication
 
+from app.core.paths import demo_model, settings_file
+from app.core.settings import SettingsStore
+from app.devices.map.pins import Part, with_pins
+from app.devices.split.picture import SplitPicture
+from app.devices.split.settings import SplitSettings
 from app.main import Shell
-from app.paths import demo_model, settings_file
-from app.placement.pins import Part, with_pins
-from app.settings import SettingsStore
-from app.shell.main_window import SIDEBAR_WIDTH, SPLIT_WIDTH
-from app.split.picture import SplitPicture
-from app.split.settings import SplitSettings
+from app.window.main_window import SIDEBAR_WIDTH, SPLIT_WIDTH
 from engine import SamplingParams, ThreadHost, parse_rig
 from tests.helpers.hollow import hollow_llama, hollow_moe
 

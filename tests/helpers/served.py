@@ -10,14 +10,14 @@ from typing import Any, Self
 
 from openai import OpenAI
 
-from app.paths import demo_model
+from app.core.paths import demo_model
 from app.server.desk import Desk
 from app.server.link import EngineLink
 from app.server.models import HeldModel
 from app.server.settings import ServerSettings
 from app.server.web.running import ServerThread
 from engine import Command, EngineHost, Failed, Generate, HostEvent, Load, LoadParams, ModelLoaded
-from engine.host import ThreadHost
+from engine.hosts.thread_host import ThreadHost
 
 WAIT_S = 60.0
 

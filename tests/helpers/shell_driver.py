@@ -10,9 +10,9 @@ from pytestqt.qtbot import QtBot
 
 from app.chat.views.answer_view import AnswerView
 from app.chat.views.message_view import UserView
-from app.engine_client import RunningAnswer
+from app.core.engine_client import RunningAnswer
 from app.main import Shell
-from app.remote_models.switch import HostSwitch
+from app.remote.client.switch import HostSwitch
 from engine import EngineHost, Generate
 from tests.helpers.fake_host import FakeHost
 

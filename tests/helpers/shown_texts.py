@@ -1,6 +1,6 @@
 """Finds texts that the window would show in English, whatever its language.
 
-Two rules, both over string literals that no function of `app.translation` gets: what a function
+Two rules, both over string literals that no function of `core.translation` gets: what a function
 shows that is known to show its argument (`SHOWN`), and whatever reads like words anywhere else.
 """
 
@@ -69,9 +69,9 @@ NAMES = {
         "conversation. Reply with the title only."
     },
     "app/chat/saving.py": {"restore "},
-    "app/serving/session.py": {"server of this window"},
-    "app/tool_page/session.py": {"secrets of "},
-    "app/tool_page/views/server_form.py": {
+    "app/server/page/session.py": {"server of this window"},
+    "app/tools/page/session.py": {"secrets of "},
+    "app/tools/page/views/server_form.py": {
         "npx -y @modelcontextprotocol/server-filesystem /home/me/Documents",
         '{"mcpServers": {"files": {"command": "npx", "args": ["-y", "…"]}}}',
         "Authorization: Bearer …",
@@ -83,21 +83,21 @@ NAMES = {
     },
     "app/tools/server_json.py": {'{"mcpServers": {"name": {"command": "…"}}}'},
     "app/tools/server_store.py": {"headers of "},
-    "app/serving/views/access.py": {"http://localhost:3000, https://example.org"},
-    "app/serving/views/server_panel.py": {  # for a terminal
+    "app/server/page/views/access.py": {"http://localhost:3000, https://example.org"},
+    "app/server/page/views/server_panel.py": {  # for a terminal
         ' -H "Authorization: Bearer YOUR_KEY"',
         r'"{\"messages\": [{\"role\": \"user\", \"content\": \"Hello\"}]}"',
         '-H "Content-Type: application/json"',
         "curl ",
     },
     "app/chat/views/hit_list.py": {"MMM yyyy"},
-    "app/theme.py": {"Fusion"},
+    "app/widgets/theme.py": {"Fusion"},
     "app/chat/markdown/__init__.py": {"Formula", "Piece", "Portion", "Rule", "Table"},
     "app/chat/views/highlight.py": {"Comment", "Keyword", "Token."},
-    "app/shell/taskbar/unity.py": {"Update"},
-    "app/split/views/device_details.py": {"KV cache"},
-    "app/split/views/memory_bar.py": {"other programs"},
-    "app/process/late_imports.py": {"Forecaster", "Calibration", "Planner", "Fit"},
+    "app/window/taskbar/unity.py": {"Update"},
+    "app/devices/split/views/device_details.py": {"KV cache"},
+    "app/devices/split/views/memory_bar.py": {"other programs"},
+    "app/core/process/late_imports.py": {"Forecaster", "Calibration", "Planner", "Fit"},
     "app/widgets/shortcuts.py": {
         "Esc",
         "Return",
@@ -111,25 +111,30 @@ NAMES = {
         "Home",
         "End",
     },
-    "app/model/presenter.py": {  # for a model that knows English alone
+    "app/models/current/presenter.py": {  # for a model that knows English alone
         "What is Tandem?",
         "What is tensor parallelism?",
         "What is a KV cache?",
         "What does Q4_K_M mean?",
     },
-    "app/process/log_file.py": {"%(asctime)s %(levelname)s %(name)s: %(message)s"},
-    "app/help/diagnostics.py": {  # a report is in English, for whoever mends the mistake
+    "app/core/process/log_file.py": {"%(asctime)s %(levelname)s %(name)s: %(message)s"},
+    "app/window/help/diagnostics.py": {  # a report is in English, for whoever mends the mistake
         "# Tandem diagnostics",
         "## Settings that differ from the default",
         "not usable: ",
     },
-    "app/help/facts.py": {"Python", "Qt", "Triton"},
-    "app/help/licences.py": {"Classifier"},
-    "app/help/parts.py": {"Python", "Qt"},
-    "app/monitor/record.py": {"Time", "Seconds", "Message", "Tokens per second"},  # of a CSV file
-    "app/monitor/views/timeline_plot.py": {" computed", " waited"},
-    "app/library/places.py": {"Hugging Face", "LM Studio", "Ollama", "Jan"},
-    "app/settings.py": {
+    "app/window/help/facts.py": {"Python", "Qt", "Triton"},
+    "app/window/help/licences.py": {"Classifier"},
+    "app/window/help/parts.py": {"Python", "Qt"},
+    "app/devices/monitor/record.py": {
+        "Time",
+        "Seconds",
+        "Message",
+        "Tokens per second",
+    },  # of a CSV file
+    "app/devices/monitor/views/timeline_plot.py": {" computed", " waited"},
+    "app/models/library/places.py": {"Hugging Face", "LM Studio", "Ollama", "Jan"},
+    "app/core/settings.py": {
         "Appearance",
         "Chats",
         "Models",
@@ -245,7 +250,7 @@ def forgotten_texts(path: Path) -> list[str]:
 
 
 def bad_lookups(path: Path) -> list[str]:
-    """Return calls of `app.translation` that no catalog can serve, as "line: why".
+    """Return calls of `app.core.translation` that no catalog can serve, as "line: why".
 
     An argument is one literal, or comes from a constant that `tr_later` has listed: whatever is put
     together before it is looked up is in no catalog.

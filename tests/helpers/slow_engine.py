@@ -1,6 +1,6 @@
 """The engine's process with a pause after each token, so that it can be killed in an answer.
 
-`python -m tests.helpers.slow_engine HANDLE PARENT`, as `engine.remote.program`.
+`python -m tests.helpers.slow_engine HANDLE PARENT`, as `engine.hosts.process.program`.
 """
 
 import sys
@@ -8,9 +8,9 @@ import time
 
 from engine.events import Event
 from engine.generation.results import TokenText
-from engine.host import ThreadHost
-from engine.programs import program_command
-from engine.remote import program
+from engine.hosts.process import program
+from engine.hosts.thread_host import ThreadHost
+from engine.util.programs import program_command
 
 PAUSE_S = 0.02
 

@@ -9,12 +9,12 @@ from PySide6.QtGui import QCloseEvent
 from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QApplication, QLabel, QWidget
 
-from app.split.plan_source import PlannerFactory
-from app.split.presenter import SplitPresenter
-from app.split.session import SplitSession
-from app.split.speed import MachineFactory, this_machine
-from app.split.views.split_bar import ShareHandle
-from app.split.views.split_panel import SplitPanel
+from app.devices.split.plan_source import PlannerFactory
+from app.devices.split.presenter import SplitPresenter
+from app.devices.split.session import SplitSession
+from app.devices.split.speed import MachineFactory, this_machine
+from app.devices.split.views.split_bar import ShareHandle
+from app.devices.split.views.split_panel import SplitPanel
 from engine import (
     DeviceMemory,
     DeviceSnapshot,

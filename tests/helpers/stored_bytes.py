@@ -8,8 +8,8 @@ from typing import IO
 
 import numpy as np
 
-from engine.gguf.open_part import OpenPart
-from engine.gguf.tensor_bytes import TensorBytes
+from engine.formats.gguf.open_part import OpenPart
+from engine.formats.gguf.tensor_bytes import TensorBytes
 
 
 class MemoryPart(OpenPart):

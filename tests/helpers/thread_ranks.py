@@ -5,8 +5,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from engine.backends.cpu.thread_comm import ThreadCommunicator, ThreadGroup
 from engine.parallel.rank_threads import RankThreads
-from engine.parallel.thread_comm import ThreadCommunicator, ThreadGroup
 
 CPU = torch.device("cpu")
 

@@ -6,13 +6,13 @@ from typing import Any
 import numpy as np
 from gguf import GGUFWriter
 
-from engine.gguf.reader import GGUFFile
-from engine.gguf.tensors import TensorInfo
-from engine.gguf.types import TYPES
-from engine.layers.keys import Keys
-from engine.layers.module import TensorSource
-from engine.towers.base import TextModel
-from engine.towers.registry import TOWERS
+from engine.formats.gguf.reader import GGUFFile
+from engine.formats.gguf.tensors import TensorInfo
+from engine.formats.gguf.types import TYPES
+from engine.model.layers.keys import Keys
+from engine.model.layers.module import TensorSource
+from engine.vision.encoders.base import TextModel
+from engine.vision.encoders.registry import TOWERS
 from tests.helpers.tiny_gguf import finish, value_type
 
 N_TEXT = 64

@@ -11,17 +11,17 @@ from typing import Any
 import torch
 
 from engine import ContextShifted, Event, Finished, PrefillProgress, SamplingParams, TokenText
-from engine.devices.routes import Routes
+from engine.backends.cpu.thread_comm import ThreadGroup
+from engine.backends.executor import RankExecutor
+from engine.backends.gpu.comm.communicator import DeviceGroup
+from engine.backends.gpu.decode.token_stream import TokenStep, TokenStream
+from engine.backends.gpu.launch.graph import Captured
 from engine.generation.generate import Generation
 from engine.generation.scheduling.requests import Request
 from engine.generation.scheduling.scheduler import Scheduler
-from engine.gpu.comm.communicator import DeviceGroup
-from engine.gpu.decode.token_stream import TokenStep, TokenStream
-from engine.gpu.launch.graph import Captured
-from engine.parallel.executor import RankExecutor
-from engine.parallel.thread_comm import ThreadGroup
-from engine.progress import never
+from engine.hardware.devices.routes import Routes
 from engine.runtime.interface import PagedRuntime
+from engine.util.progress import never
 from tests.helpers.reading import read
 from tests.helpers.toy_runtime import Letters, SplitToy, ToyRuntime
 

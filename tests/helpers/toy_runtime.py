@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.forward.batch import Batch, Piece
-from engine.paging.keys import PAGE
-from engine.paging.sight import Sight
+from engine.model.forward.attention_window import Sight
+from engine.model.forward.batch import Batch, Piece
+from engine.model.forward.pages import PAGE
 from engine.runtime.interface import PageGroup, SlotState, TokenSource
 
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from engine.gguf.metadata import Metadata
-from engine.gguf.reader import GGUFFile
+from engine.formats.gguf.metadata import Metadata
+from engine.formats.gguf.reader import GGUFFile
 from engine.text.tokenizer import Tokenizer
 from tests.helpers import raw_gguf
 

@@ -14,7 +14,7 @@ from making import locks
 from making.locks import lock_pack, main, pack_names, read_source, requirements
 from making.tree import window_requirements
 
-from app.engine_pack.lock import read_lock, this_python
+from app.setup.engine_pack.lock import read_lock, this_python
 from tests.helpers.fake_pack import make_pack, write_wheel
 from tests.helpers.hostile_server import HostileServer, hostile_server
 

@@ -6,7 +6,7 @@ The window starts the engine again however often it has died. With the environme
 `POISONABLE` the engine's process crashes at signals, see `poisonable_engine`.
 """
 
-from app.process.interruption import importing
+from app.core.process.interruption import importing
 
 with importing():  # as the program itself imports
     import json
@@ -24,11 +24,11 @@ with importing():  # as the program itself imports
     from app import __main__ as entry
     from app import main as program
     from app.chat.message import Message
-    from app.notice import Notice
-    from app.remote_models.switch import HostSwitch
+    from app.core.notice import Notice
+    from app.remote.client.switch import HostSwitch
     from engine import ProcessHost, Rig, SamplingParams
-    from engine.programs import program_command
-    from engine.remote import process_host
+    from engine.hosts.process import process_host
+    from engine.util.programs import program_command
     from tests.soak.window import POISONABLE
 
 TYPE_MS = 30

@@ -241,7 +241,7 @@ def engine_of(server: ServeProcess) -> psutil.Process | None:
     """Return the engine's process, or None while there is none."""
     for child in server.process.children():
         with suppress(psutil.NoSuchProcess):
-            if "engine.remote.program" in child.cmdline():
+            if "engine.hosts.process.program" in child.cmdline():
                 return child
     return None
 
@@ -276,7 +276,7 @@ async def under_attack(server: ServeProcess, minutes: float, seen: Seen) -> None
             engine = engine_of(server)
     seen.problems += [f"a gap of {gap:.2f} s" for gap, _ in seen.gaps if gap > MAX_GAP_S]
     say(*server.watch.lines())
-    for name in ("server", "engine.remote.program"):
+    for name in ("server", "engine.hosts.process.program"):
         middle, last = (sizes[at].get(name) for at in (N_SLICES // 2, -1))
         if middle and last and last.rss - middle.rss > MAX_GROWTH_MIB * 2**20:
             seen.problems.append(f"{name} has grown in the second half")

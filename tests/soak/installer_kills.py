@@ -14,10 +14,10 @@ import time
 from pathlib import Path
 from typing import Self
 
-from app.downloads.transfer.transfer import Patience
-from app.engine_pack.installation import Installation
-from app.engine_pack.lock import read_lock
-from app.engine_pack.store import Pack, PackStore
+from app.models.downloads.transfer.transfer import Patience
+from app.setup.engine_pack.installation import Installation
+from app.setup.engine_pack.lock import read_lock
+from app.setup.engine_pack.store import Pack, PackStore
 from tests.helpers.fake_pack import FakePack, adopt_pack, fake_attempt, make_pack
 from tests.helpers.hostile_server import Mischief, hostile_server
 from tests.soak.campaign import Report, run_campaign

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from app.paths import demo_model
+from app.core.paths import demo_model
 from tests.helpers.tiny_gguf import tiny_gguf
 from tests.soak.window import Note, Window, WindowProblem
 

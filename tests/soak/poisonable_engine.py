@@ -8,7 +8,7 @@ import ctypes
 import signal
 import sys
 
-from engine.remote import program
+from engine.hosts.process import program
 
 if __name__ == "__main__":
     signal.signal(signal.SIGUSR1, lambda *_: ctypes.CDLL(None).abort())

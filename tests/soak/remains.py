@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 
 from app.chat import journal
-from engine.files import PREFIX, TEMPORARY, has_ended
+from engine.util.files import PREFIX, TEMPORARY, has_ended
 from tests.soak.window import MARK
 
 GONE_S = 3.0

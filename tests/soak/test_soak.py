@@ -2,7 +2,7 @@
 
 A window and its engine take seconds to start on a busy machine, so each campaign has the rounds
 that fail most easily each time, and one of every kind behind `-m slow`. A window that survives its
-engine is in `tests/app/shell/test_recovery.py` as well.
+engine is in `tests/app/window/test_recovery.py` as well.
 """
 
 import sys

@@ -18,9 +18,9 @@ from app.chat.pictures.draft import DraftPictures
 from app.chat.pictures.picture import SUFFIXES, sees
 from app.chat.session import ChatSession
 from app.chat.views.composer import Composer
-from app.engine_client import EngineClient
-from app.notice import Notice
-from app.translation import tr
+from app.core.engine_client import EngineClient
+from app.core.notice import Notice
+from app.core.translation import tr
 from app.widgets.buttons import IconButton
 from app.widgets.flow import FlowArea, FlowBox
 from engine import EngineError, one_line

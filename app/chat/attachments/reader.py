@@ -11,8 +11,8 @@ from typing import Any, Final
 from PySide6.QtCore import QObject
 
 import engine  # for names that only attachments need, which are resolved when they are used
-from app.background import KeptChild, KeyedJobs
-from app.translation import tr
+from app.core.background import KeptChild, KeyedJobs
+from app.core.translation import tr
 from engine import EngineError, one_line, program_command
 
 log = logging.getLogger(__name__)

@@ -10,8 +10,8 @@ from app.chat.branches.tree import Removed
 from app.chat.conversation import Conversation
 from app.chat.message import Message, with_answer
 from app.chat.session import ChatSession
-from app.notice import Notice
-from app.translation import tr, tr_n
+from app.core.notice import Notice
+from app.core.translation import tr, tr_n
 
 
 class BranchSteps(QObject):

@@ -13,7 +13,7 @@ from PySide6.QtCore import QObject, QTimer, Signal, Slot
 
 from app.chat.context.usage import ContextUsage
 from app.chat.session import ChatSession
-from app.engine_client import EngineClient
+from app.core.engine_client import EngineClient
 from engine import ChatMessage, TokensCounted, Tool
 
 WAIT_MS = 120

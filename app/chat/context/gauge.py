@@ -7,11 +7,11 @@ from PySide6.QtGui import QColor, QPainter, QPaintEvent, QPen
 from PySide6.QtWidgets import QHBoxLayout, QWidget
 
 from app.chat.context.usage import ContextUsage
-from app.scale import px
-from app.theme import set_role, theme, theme_signals
-from app.translation import tr
+from app.core.scale import px
+from app.core.translation import tr
 from app.widgets.sizes import scaled
 from app.widgets.text import label, set_tip
+from app.widgets.theme import set_role, theme, theme_signals
 
 WARN_SHARE, DANGER_SHARE = 0.8, 0.95
 

@@ -8,9 +8,9 @@ from app.chat.context.counter import ContextCounter, Draft
 from app.chat.conversation import Conversation
 from app.chat.session import ChatSession
 from app.chat.views.composer import Composer
-from app.engine_client import EngineClient
-from app.notice import Notice
-from app.translation import tr
+from app.core.engine_client import EngineClient
+from app.core.notice import Notice
+from app.core.translation import tr
 
 
 class ContextPresenter(QObject):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from app.translation import tr
+from app.core.translation import tr
 
 
 @dataclass(frozen=True, slots=True)

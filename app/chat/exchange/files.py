@@ -14,7 +14,7 @@ from app.chat.export import PDF, exported, file_name
 from app.chat.pictures.folder import PictureFolder
 from app.chat.pictures.sharing import write_beside, write_for_others
 from app.chat.stored import read_stored, why_unreadable
-from app.translation import tr, tr_later
+from app.core.translation import tr, tr_later
 
 BESIDE: Final = tr_later("{name} pictures")
 """Name of the folder with the pictures of a Markdown file."""

@@ -36,8 +36,8 @@ from app.chat.markdown import (
     TextSpan,
     parse,
 )
-from app.theme import FONT_FAMILY
-from app.translation import tr
+from app.core.translation import tr
+from app.widgets.theme import FONT_FAMILY
 from engine import one_line, printable
 
 TEXT_POINTS: Final = 10.5

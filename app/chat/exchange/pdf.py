@@ -31,7 +31,7 @@ from app.chat.exchange.paper import FAINT_INK, INK, TEXT_POINTS, PaperWriter, pa
 from app.chat.exchange.paper_formulas import PaperFormulas
 from app.chat.exchange.paper_pictures import PaperPictures
 from app.chat.pictures.sharing import PathOf, nowhere
-from app.translation import tr
+from app.core.translation import tr
 from engine import one_line
 
 MARGIN_MM: Final = 20.0

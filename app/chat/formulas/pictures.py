@@ -16,7 +16,7 @@ from PySide6.QtGui import QImage, QPainter
 from PySide6.QtSvg import QSvgRenderer
 
 import engine  # for names that only formulas need, which are resolved when they are used
-from app.background import KeptChild
+from app.core.background import KeptChild
 from engine import program_command
 
 log = logging.getLogger(__name__)

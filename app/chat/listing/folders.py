@@ -17,10 +17,10 @@ from typing import Any, Final
 
 from PySide6.QtCore import QObject, Signal
 
-from app.background import KeyedJobs
-from app.engine_sentences import reason_of
-from app.notice import Notice
-from app.translation import tr
+from app.core.background import KeyedJobs
+from app.core.engine_sentences import reason_of
+from app.core.notice import Notice
+from app.core.translation import tr
 from engine import one_line, read_file, replace_json
 
 log = logging.getLogger(__name__)

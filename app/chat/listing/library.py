@@ -14,8 +14,8 @@ from app.chat.listing.summary import ChatSummary
 from app.chat.saving import ChatSaver, DeletedChat
 from app.chat.search.known import IndexedChat
 from app.chat.store import UNREADABLE, ChatStore
-from app.notice import Notice
-from app.translation import tr, tr_n
+from app.core.notice import Notice
+from app.core.translation import tr, tr_n
 
 if TYPE_CHECKING:
     from app.chat.pictures.folder import PictureFolder

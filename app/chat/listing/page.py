@@ -14,7 +14,7 @@ from app.chat.listing.presenter import ListPresenter
 from app.chat.presenter import ChatPresenter
 from app.chat.session import ChatSession
 from app.chat.views.chat_list import ChatList
-from app.engine_client import EngineClient
+from app.core.engine_client import EngineClient
 
 if TYPE_CHECKING:
     from app.chat.exchange.presenter import ChatExchange

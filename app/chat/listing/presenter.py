@@ -12,8 +12,8 @@ from app.chat.listing.rows import ListContents
 from app.chat.presenter import ChatPresenter
 from app.chat.session import ChatSession
 from app.chat.views.chat_list import ChatList
-from app.notice import Notice
-from app.translation import tr
+from app.core.notice import Notice
+from app.core.translation import tr
 from app.widgets.files import reveal
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from enum import Enum
 from app.chat.conversation import DamagedChat
 from app.chat.listing.folders import ChatFolder, Shelf
 from app.chat.listing.summary import ChatSummary
-from app.translation import tr
+from app.core.translation import tr
 
 
 class RowKind(Enum):

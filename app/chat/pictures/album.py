@@ -14,9 +14,9 @@ from PySide6.QtWidgets import QApplication
 import engine  # for names that are resolved when they are used
 from app.chat.pictures.picture import ChatPicture, sees
 from app.chat.session import ChatSession
-from app.engine_client import EngineClient
-from app.notice import Notice
-from app.translation import tr, tr_n
+from app.core.engine_client import EngineClient
+from app.core.notice import Notice
+from app.core.translation import tr, tr_n
 from engine import EngineError, atomic_write
 
 if TYPE_CHECKING:

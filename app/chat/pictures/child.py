@@ -11,10 +11,10 @@ from typing import Any, Final
 from PySide6.QtGui import QImage
 
 import engine  # for names that only pictures need, which are resolved when they are used
-from app.background import KeptChild
 from app.chat.pictures.picture import MOST_NAME
 from app.chat.pictures.program import MAX_MEMORY, MAX_SECONDS
-from app.translation import tr
+from app.core.background import KeptChild
+from app.core.translation import tr
 from engine import EngineError, one_line, program_command
 
 log = logging.getLogger(__name__)

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from PySide6.QtCore import QBuffer, QObject
 from PySide6.QtGui import QImage
 
-from app.background import KeyedJobs
 from app.chat.pictures.child import PictureChild, refusal
 from app.chat.pictures.picture import ChatPicture
-from app.translation import tr
+from app.core.background import KeyedJobs
+from app.core.translation import tr
 from engine import EngineError, picture_bytes
 
 if TYPE_CHECKING:

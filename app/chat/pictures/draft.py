@@ -18,9 +18,9 @@ from app.chat.conversation import Conversation
 from app.chat.pictures.album import PictureAlbum
 from app.chat.pictures.picture import MOST_NAME, ChatPicture, sees
 from app.chat.session import ChatSession
-from app.engine_client import EngineClient
-from app.notice import Notice
-from app.translation import tr, tr_n
+from app.core.engine_client import EngineClient
+from app.core.notice import Notice
+from app.core.translation import tr, tr_n
 from engine import EngineError, one_line
 
 if TYPE_CHECKING:

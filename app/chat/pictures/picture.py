@@ -8,8 +8,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
-from app.remote_models.address import is_remote
-from app.translation import tr
+from app.core.translation import tr
+from app.remote.client.address import is_remote
 from engine import ModelLoaded, one_line
 
 SUFFIXES: Final = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp")

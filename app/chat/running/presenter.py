@@ -8,7 +8,7 @@ from app.chat.presenter import ChatPresenter
 from app.chat.running.texts import stage_text
 from app.chat.running.views.running_chip import RunningChip, RunningRow
 from app.chat.session import ChatSession
-from app.engine_client import EngineClient
+from app.core.engine_client import EngineClient
 
 REFRESH_MS = 250
 

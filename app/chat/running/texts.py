@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from app.engine_client import AnswerStage, RunningAnswer
-from app.translation import tr
-from app.units import decimal
+from app.core.engine_client import AnswerStage, RunningAnswer
+from app.core.translation import tr
+from app.core.units import decimal
 
 
 def status_text(answer: RunningAnswer) -> str:

@@ -7,8 +7,8 @@ from functools import partial
 from PySide6.QtCore import QObject, QTimer, Signal, Slot
 
 import engine
-from app.background import LatestJob
-from app.engine_sentences import translated
+from app.core.background import LatestJob
+from app.core.engine_sentences import translated
 from engine import EngineError, SamplingParams
 
 PAUSE_MS = 400

@@ -15,10 +15,10 @@ from app.chat.sampling.form_check import FormCheck
 from app.chat.sampling.presets import Chosen, params_of
 from app.chat.sampling.views.sampling_panel import SamplingPanel
 from app.chat.session import ChatSession
-from app.engine_client import EngineClient
-from app.notice import Notice
-from app.settings import Settings, SettingsStore, changed_sampling
-from app.translation import tr, tr_n
+from app.core.engine_client import EngineClient
+from app.core.notice import Notice
+from app.core.settings import Settings, SettingsStore, changed_sampling
+from app.core.translation import tr, tr_n
 from engine import ModelLoaded, SamplingParams
 
 TITLES = {spec.name: str(spec.metadata["title"]) for spec in fields(SamplingParams)}

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from app.settings import accepted_sampling
-from app.translation import tr, tr_later
+from app.core.settings import accepted_sampling
+from app.core.translation import tr, tr_later
 from engine import SamplingParams
 
 Chosen = Mapping[str, Any]

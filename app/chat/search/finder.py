@@ -10,7 +10,6 @@ from typing import Final
 
 from PySide6.QtCore import QObject, QTimer, Signal, Slot
 
-from app.background import KeyedJobs
 from app.chat import chat_file
 from app.chat.conversation import DamagedChat
 from app.chat.listing.summary import ChatSummary
@@ -18,6 +17,7 @@ from app.chat.search.hits import Hit, read_hits
 from app.chat.search.index import ChatIndex, IndexUnusableError
 from app.chat.search.words import parse_words
 from app.chat.stored import files_of, read_stored, stamps_key, stamps_or_none, why_unreadable
+from app.core.background import KeyedJobs
 
 log = logging.getLogger(__name__)
 

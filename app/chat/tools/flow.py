@@ -13,9 +13,9 @@ from app.chat.conversation import Conversation
 from app.chat.message import Message
 from app.chat.tools.running import CallRunner, RunningUse
 from app.chat.tools.tool_use import CallState, with_stopped
-from app.engine_client import EngineClient
-from app.notice import Notice
-from app.translation import tr, tr_n
+from app.core.engine_client import EngineClient
+from app.core.notice import Notice
+from app.core.translation import tr, tr_n
 
 if TYPE_CHECKING:
     from app.chat.tools.source import ToolSource

@@ -8,8 +8,8 @@ from app.chat.conversation import Conversation
 from app.chat.session import ChatSession
 from app.chat.tools.tool_use import CallStep
 from app.chat.views.chat_view import ChatView
-from app.notice import Notice
-from app.translation import tr
+from app.core.notice import Notice
+from app.core.translation import tr
 
 
 class CallPresenter(QObject):

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from app.chat.tools.tool_use import ToolUse, read_arguments
+from app.core.translation import tr
 from app.tools.states import ServerTool
-from app.translation import tr
 from engine import ToolCallBegun, ToolCallText
 
 Calls = tuple[ToolUse, ...]

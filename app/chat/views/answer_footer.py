@@ -17,7 +17,7 @@ from app.chat.views.answer_texts import (
     footer_of,
     joined,
 )
-from app.translation import tr
+from app.core.translation import tr
 from app.widgets.buttons import IconButton, button
 from app.widgets.text import ElidedLabel
 

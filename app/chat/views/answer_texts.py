@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from app.chat.message import AnswerStats, Message
-from app.engine_client.guesses import guesses_text
-from app.engine_sentences import translated
-from app.translation import tr, tr_later, tr_n
-from app.units import decimal
+from app.core.engine_client.guesses import guesses_text
+from app.core.engine_sentences import translated
+from app.core.translation import tr, tr_later, tr_n
+from app.core.units import decimal
 
 REASONS = {
     "stop": tr_later("end of turn"),

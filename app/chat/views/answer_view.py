@@ -15,7 +15,7 @@ from app.chat.views.message_body import MessageBody
 from app.chat.views.message_view import MessageView
 from app.chat.views.thought_view import ThoughtView
 from app.chat.views.turn_editor import TurnEditor
-from app.translation import tr
+from app.core.translation import tr
 from app.widgets.text import label
 from engine import error_line
 

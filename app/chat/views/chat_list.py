@@ -11,12 +11,12 @@ from PySide6.QtWidgets import QLineEdit, QStackedWidget, QVBoxLayout, QWidget
 
 from app.chat.listing.rows import ListContents
 from app.chat.views.chat_rows_view import ChatRowsView
-from app.theme import theme_signals
-from app.translation import tr, tr_n
+from app.core.translation import tr, tr_n
 from app.widgets.buttons import button
 from app.widgets.shortcuts import is_pressed, with_keys
 from app.widgets.sizes import scaled
 from app.widgets.text import label, set_tip
+from app.widgets.theme import theme_signals
 
 if TYPE_CHECKING:
     from app.chat.search.hits import Hit

@@ -23,10 +23,10 @@ from PySide6.QtGui import QColor, QFont, QIcon, QPainter
 from PySide6.QtWidgets import QStyledItemDelegate, QStyleOptionViewItem, QWidget
 
 from app.chat.listing.rows import ListContents, ListRow, RowKind, rows_of
-from app.scale import px
-from app.theme import icon, theme
-from app.translation import tr, tr_n
+from app.core.scale import px
+from app.core.translation import tr, tr_n
 from app.widgets.text import plain_tip
+from app.widgets.theme import icon, theme
 from engine import one_line
 
 MIME: Final = "application/x-tandem-chats"

@@ -26,11 +26,11 @@ from PySide6.QtWidgets import (
 
 from app.chat.listing.rows import ListContents, ListRow, RowKind
 from app.chat.views.chat_rows import ChatRowModel, RowDelegate, keys_of
-from app.theme import icon, theme
-from app.translation import tr, tr_n
+from app.core.translation import tr, tr_n
 from app.widgets.shortcuts import is_pressed
 from app.widgets.sizes import scaled
 from app.widgets.text import caption_text
+from app.widgets.theme import icon, theme
 
 ICON_PIXELS = 14
 

@@ -24,8 +24,8 @@ from PySide6.QtWidgets import QApplication, QFrame, QHBoxLayout, QScrollArea, QW
 from app.chat.conversation import Conversation
 from app.chat.message import Message
 from app.chat.views.message_column import MOST_SHOWN, N_SHOWN, TOP_PIXELS, MessageColumn
-from app.process.spare_time import LaterSteps, spare_time
-from app.translation import tr
+from app.core.process.spare_time import LaterSteps, spare_time
+from app.core.translation import tr
 from app.widgets.controls import keep_margin
 from app.widgets.shortcuts import make_local_shortcut
 

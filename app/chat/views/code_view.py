@@ -23,15 +23,15 @@ from app.chat.markdown import CodeBlock, Piece
 from app.chat.views.highlight import Ranges, highlight, suffix_of
 from app.chat.views.lexers import lexers
 from app.chat.views.text_block import MONOSPACE
-from app.engine_sentences import reason_of
-from app.process.spare_time import spare_time, take_step
-from app.scale import px
-from app.theme import theme
-from app.translation import tr
+from app.core.engine_sentences import reason_of
+from app.core.process.spare_time import spare_time, take_step
+from app.core.scale import px
+from app.core.translation import tr
 from app.widgets.buttons import button
 from app.widgets.files import ask_where_to_save
 from app.widgets.sizes import fit_height
 from app.widgets.text import label
+from app.widgets.theme import theme
 from engine import one_line, printable
 
 CODE_PIXELS = 13

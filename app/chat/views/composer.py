@@ -8,13 +8,13 @@ from PySide6.QtWidgets import QFrame, QHBoxLayout, QVBoxLayout, QWidget
 
 from app.chat.context.gauge import ContextGauge
 from app.chat.views.growing_edit import GrowingEdit, has_picture, local_files, pasted_picture
-from app.scale import px
-from app.theme import set_role
-from app.translation import tr
+from app.core.scale import px
+from app.core.translation import tr
 from app.widgets.buttons import ElidedButton, button
 from app.widgets.shortcuts import with_keys
 from app.widgets.sizes import scaled
 from app.widgets.text import label, set_tip
+from app.widgets.theme import set_role
 
 DRAFT_MS = 250  # a draft is reported this long after the first key since the last report
 COMPACT_WIDTH = 360  # below this width the gauge of the context shows only its ring

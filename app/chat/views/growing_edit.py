@@ -6,8 +6,8 @@ from PySide6.QtCore import QMimeData, QSize, Qt, Signal, Slot
 from PySide6.QtGui import QFocusEvent, QImage, QKeyEvent, QResizeEvent
 from PySide6.QtWidgets import QFrame, QPlainTextEdit, QSizePolicy, QWidget
 
-from app.theme import theme_signals
 from app.widgets.shortcuts import is_pressed
+from app.widgets.theme import theme_signals
 
 MAX_LINES = 12
 

@@ -9,7 +9,7 @@ from functools import cache
 from PySide6.QtGui import QColor, QFont, QTextCharFormat, QTextLayout
 
 from app.chat.views.lexers import lexers, make_lexer
-from app.theme import Theme
+from app.widgets.theme import Theme
 
 SUFFIX = re.compile(r"\*\.\w+")
 MAX_CHARACTERS = 20_000  # a text that grows is coloured anew each time

@@ -22,8 +22,8 @@ from PySide6.QtWidgets import QTextEdit
 
 from app.chat.formulas.pictures import FormulaLook, FormulaPicture, formula_pictures
 from app.chat.markdown import Formula
-from app.theme import theme
 from app.widgets.text import set_tip
+from app.widgets.theme import theme
 from engine import printable
 
 SOURCE: Final = QTextFormat.Property.UserProperty + 2

@@ -6,7 +6,7 @@ from PySide6.QtCore import QPoint, Qt, QUrl
 from PySide6.QtGui import QDesktopServices
 from PySide6.QtWidgets import QApplication, QMenu, QWidget
 
-from app.translation import tr
+from app.core.translation import tr
 from app.widgets.text import caption_text
 
 SCHEMES = ("http", "https")

@@ -11,7 +11,7 @@ from PySide6.QtWidgets import QVBoxLayout, QWidget
 
 from app.chat.conversation import Conversation
 from app.chat.message import Message
-from app.scale import px
+from app.core.scale import px
 from app.widgets.sizes import scaled
 from app.widgets.tab_order import place_among
 

@@ -23,8 +23,8 @@ from app.chat.message import Message
 from app.chat.views.message_body import rough_lines
 from app.chat.views.prose_view import ProseView
 from app.chat.views.turn_editor import TurnEditor
-from app.scale import px
-from app.translation import tr
+from app.core.scale import px
+from app.core.translation import tr
 from app.widgets.buttons import HoverButton
 from app.widgets.tab_order import place_among
 

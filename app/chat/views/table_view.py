@@ -28,9 +28,9 @@ from PySide6.QtWidgets import QWidget
 
 from app.chat.markdown import Piece, Table, TextSpan
 from app.chat.views.text_block import TextBlock
-from app.scale import px
-from app.theme import theme
-from app.translation import tr
+from app.core.scale import px
+from app.core.translation import tr
+from app.widgets.theme import theme
 
 PADDING: Final = 6
 COLUMN_PIXELS: Final = 190

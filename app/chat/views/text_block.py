@@ -18,9 +18,9 @@ from PySide6.QtGui import (
 from PySide6.QtWidgets import QFrame, QSizePolicy, QTextBrowser, QWidget
 
 from app.chat.markdown import TextSpan
-from app.scale import px
-from app.theme import theme
+from app.core.scale import px
 from app.widgets.text import set_tip
+from app.widgets.theme import theme
 from engine import printable
 
 if TYPE_CHECKING:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from PySide6.QtCore import Qt, Slot
 from PySide6.QtWidgets import QFrame, QPlainTextEdit, QVBoxLayout, QWidget
 
-from app.translation import tr, tr_n
-from app.units import decimal
+from app.core.translation import tr, tr_n
+from app.core.units import decimal
 from app.widgets.buttons import button
 from engine import printable
 

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from app.units import MIB
+from app.core.units import MIB
 from engine import (
     DEFAULT_DRAFTED,
     DRAFT_KINDS,

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from app.cli.split.default_split import with_comfortable_context, with_default_split
-from app.library.places import known_places
-from app.library.scan import scan
-from app.paths import models_dir
+from app.core.paths import models_dir
+from app.models.library.places import known_places
+from app.models.library.scan import scan
 from engine import EngineError, LoadParams
 
 

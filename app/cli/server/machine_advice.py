@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import engine  # what plans is resolved when it is used
-from app.split.speed import this_machine
+from app.devices.split.speed import this_machine
 from engine import EngineError, LoadParams
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from app.cli.loading import LoadWatch
 from app.cli.output import note, note_progress, write
 from app.cli.server.further_models import FurtherModels
 from app.cli.server.machines import ServedMachines
-from app.process.engine_place import chosen_host
-from app.process.interruption import handle, restore
+from app.core.process.engine_place import chosen_host
+from app.core.process.interruption import handle, restore
 from app.server.desk import Desk
 from app.server.ledger import RequestRecord
 from app.server.library import LibraryModels, ModelShelf

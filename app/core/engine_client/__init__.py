@@ -1,8 +1,8 @@
 """The engine as the window sees it: commands as methods, events as Qt signals."""
 
-from app.engine_client.answers import AnswerStage, RunningAnswer
-from app.engine_client.client import EngineClient, is_cancelled
-from app.engine_client.state import AsideAnswer, EngineState
+from app.core.engine_client.answers import AnswerStage, RunningAnswer
+from app.core.engine_client.client import EngineClient, is_cancelled
+from app.core.engine_client.state import AsideAnswer, EngineState
 
 __all__ = [
     "AnswerStage", "AsideAnswer", "EngineClient", "EngineState", "RunningAnswer", "is_cancelled",

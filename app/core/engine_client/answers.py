@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from enum import Enum
 
-from app.engine_client.signals import EngineSignals
-from app.engine_client.token_rate import AnswerMeter, TokenRate
+from app.core.engine_client.signals import EngineSignals
+from app.core.engine_client.token_rate import AnswerMeter, TokenRate
 from engine import (
     THINK_CLOSE,
     THINK_OPEN,

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 from PySide6.QtCore import QObject, Slot
 
-from app.engine_client.answers import RunningAnswer, RunningAnswers, marker_behind
-from app.engine_client.inbox import EventInbox
-from app.engine_client.model_work import NONE, ModelWork
-from app.engine_client.sharing import EngineSharing
-from app.engine_client.signals import EngineSignals
-from app.engine_client.state import AsideAnswer, EngineState
+from app.core.engine_client.answers import RunningAnswer, RunningAnswers, marker_behind
+from app.core.engine_client.inbox import EventInbox
+from app.core.engine_client.model_work import NONE, ModelWork
+from app.core.engine_client.sharing import EngineSharing
+from app.core.engine_client.signals import EngineSignals
+from app.core.engine_client.state import AsideAnswer, EngineState
 from engine import (
     Cancelled,
     ChatMessage,

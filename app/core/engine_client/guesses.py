@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from app.translation import tr
-from app.units import decimal
+from app.core.translation import tr
+from app.core.units import decimal
 
 
 def guesses_text(n_right: int, n_guessed: int, gain: float) -> str:

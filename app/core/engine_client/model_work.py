@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from app.engine_client.signals import EngineSignals
+from app.core.engine_client.signals import EngineSignals
 from engine import (
     Event,
     Failed,

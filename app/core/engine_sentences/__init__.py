@@ -2,18 +2,18 @@
 
 The engine is a library and a command line, too, and its sentences are English and made where the
 fact is known. So the window knows their forms: what fits one is taken apart and put together in
-the catalogue's words. `tests/app/engine_sentences` makes them with the engine, and lists those that
-stay English. Imports nothing of the app but the catalogue and units.
+the catalogue's words. `tests/app/core/engine_sentences` makes them with the engine, and
+lists those that stay English. Imports nothing of the app but the catalogue and units.
 """
 
-from app.translation import ENGLISH, language
+from app.core.translation import ENGLISH, language
 
 
 def translated(text: str) -> str:
     """Return sentences of the engine in the window's language; unknown ones stay English."""
     if language() == ENGLISH or not text:
         return text
-    from app.engine_sentences import translating  # late: an English window does without forms
+    from app.core.engine_sentences import translating  # late: an English window does without forms
 
     return translating.translated(text)
 
@@ -23,6 +23,6 @@ def reason_of(error: Exception) -> str:
     why = (isinstance(error, OSError) and error.strerror) or str(error)
     if language() == ENGLISH:
         return why
-    from app.engine_sentences import translating
+    from app.core.engine_sentences import translating
 
     return translating.system_reason(why)

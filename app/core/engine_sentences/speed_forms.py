@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from app.translation import tr_later
+from app.core.translation import tr_later
 
 SPEED_FORMS: Final = (
     tr_later("No GPU holds the model alone."),

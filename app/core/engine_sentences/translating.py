@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Final
 
-from app.engine_sentences.error_forms import ERROR_FORMS
-from app.engine_sentences.problem_forms import PROBLEM_FORMS, SYSTEM_FORMS
-from app.engine_sentences.speed_forms import (
+from app.core.engine_sentences.error_forms import ERROR_FORMS
+from app.core.engine_sentences.problem_forms import PROBLEM_FORMS, SYSTEM_FORMS
+from app.core.engine_sentences.speed_forms import (
     DEVICE_FORMS,
     MORE_FORMS,
     PART_FORMS,
@@ -17,8 +17,8 @@ from app.engine_sentences.speed_forms import (
     SPLIT_FORMS,
     WHY_FORMS,
 )
-from app.translation import english, tr
-from app.units import decimal
+from app.core.translation import english, tr
+from app.core.units import decimal
 
 FORMS: Final = (*SPEED_FORMS, *ERROR_FORMS)
 """Sentences as the engine makes them; the first that fits is taken."""

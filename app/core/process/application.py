@@ -6,7 +6,7 @@ from PySide6.QtCore import QEvent, Signal
 from PySide6.QtGui import QFileOpenEvent
 from PySide6.QtWidgets import QApplication
 
-from app.process.single_window import OpenRequest
+from app.core.process.single_window import OpenRequest
 
 
 class Application(QApplication):

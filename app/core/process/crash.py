@@ -11,8 +11,8 @@ from types import TracebackType
 from PySide6.QtCore import QObject, QtMsgType, Signal, Slot, qInstallMessageHandler
 from PySide6.QtGui import QGuiApplication
 
-from app.notice import Notice
-from app.translation import tr
+from app.core.notice import Notice
+from app.core.translation import tr
 from engine import error_line
 
 log = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from importlib import import_module
 
 import engine
-from app.process.engine_place import chosen_host
+from app.core.process.engine_place import chosen_host
 
 
 def import_host() -> None:

@@ -1,6 +1,6 @@
 """The log of the window, in a file of bounded size.
 
-The engine's child writes to the window's log (`engine.remote.child`), so the file has both. No
+The engine's child writes to the window's log (`process.child`), so the file has both. No
 chat's text is logged.
 """
 

@@ -13,7 +13,7 @@ from types import FrameType
 
 from PySide6.QtCore import QObject, QSocketNotifier, Signal, Slot
 
-from app.process.interruption import handle, restore
+from app.core.process.interruption import handle, restore
 
 log = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from PySide6.QtCore import QObject, Slot
 
-from app.background import LatestJob
+from app.core.background import LatestJob
 from engine import sweep_temporaries
 
 

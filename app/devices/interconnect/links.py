@@ -11,7 +11,7 @@ from itertools import combinations, combinations_with_replacement
 from typing import TYPE_CHECKING, Final
 
 import engine  # for names that need torch, which are resolved when they are used
-from app.translation import tr, tr_later
+from app.core.translation import tr, tr_later
 from engine import DeviceInfo, EngineError, PeerMode, machine_of
 
 if TYPE_CHECKING:

@@ -10,12 +10,12 @@ import logging
 from collections.abc import Callable, Sequence
 
 import engine  # for names that only measuring needs, which are resolved when they are used
-from app.translation import language, tr
+from app.core.translation import language, tr
 from engine import DeviceInfo, EngineError, program_command
 
 log = logging.getLogger(__name__)
 
-COMMAND = program_command("app.links.measuring_program")
+COMMAND = program_command("app.devices.interconnect.measuring_program")
 """Command line of the process."""
 
 LONGEST_S = 600.0

@@ -1,6 +1,6 @@
 """The program that measures for the window: devices as a line of JSON in, one for each step out.
 
-Run as `python -m app.links.measuring_program`; see `app.links.measuring`.
+Run as `python -m app.devices.interconnect.measuring_program`; see `interconnect.measuring`.
 """
 
 from __future__ import annotations
@@ -8,8 +8,8 @@ from __future__ import annotations
 import json
 import sys
 
-from app.links.links import measure_links
-from app.translation import ENGLISH, use_language
+from app.core.translation import ENGLISH, use_language
+from app.devices.interconnect.links import measure_links
 from engine import list_devices, tie_to_parent
 
 

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 from PySide6.QtCore import QObject, Signal, Slot
 
-from app.background import LatestJob
-from app.links.links import LinksPicture, read_links
-from app.links.measuring import measure_apart
-from app.links.views.links_panel import LinksPanel
-from app.split.figures import rank_labels
-from app.translation import tr
+from app.core.background import LatestJob
+from app.core.translation import tr
+from app.devices.interconnect.links import LinksPicture, read_links
+from app.devices.interconnect.measuring import measure_apart
+from app.devices.interconnect.views.links_panel import LinksPanel
+from app.devices.split.figures import rank_labels
 from engine import DeviceInfo, EngineError
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from app.placement.pins import Part, is_pinned
-from app.translation import tr, tr_later
-from app.units import size_text
+from app.core.translation import tr, tr_later
+from app.core.units import size_text
+from app.devices.map.pins import Part, is_pinned
 
 if TYPE_CHECKING:
     from engine import PlacementMap, TensorPlace

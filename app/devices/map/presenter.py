@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Final, Protocol
 from PySide6.QtCore import QObject, QTimer, Slot
 
 import engine
-from app.background import LatestJob
-from app.placement.pins import Part, with_pins
-from app.placement.views.device_chips import PinTarget
-from app.placement.views.placement_panel import PlacementPanel
-from app.placement.views.placement_table import Look
-from app.split.figures import rank_labels
-from app.split.picture import SplitPicture
-from app.split.session import SplitSession
-from app.split.settings import RankSettings, SplitSettings
+from app.core.background import LatestJob
+from app.devices.map.pins import Part, with_pins
+from app.devices.map.views.device_chips import PinTarget
+from app.devices.map.views.placement_panel import PlacementPanel
+from app.devices.map.views.placement_table import Look
+from app.devices.split.figures import rank_labels
+from app.devices.split.picture import SplitPicture
+from app.devices.split.session import SplitSession
+from app.devices.split.settings import RankSettings, SplitSettings
 from engine import EngineError, LoadParams
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from app.translation import tr, tr_later
-from app.units import GIB, decimal
+from app.core.translation import tr, tr_later
+from app.core.units import GIB, decimal
 from engine import ClockLimit, DeviceSnapshot
 
 

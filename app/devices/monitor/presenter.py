@@ -8,13 +8,13 @@ from pathlib import Path
 
 from PySide6.QtCore import QObject, Signal, Slot
 
-from app.background import LatestJob
-from app.engine_sentences import reason_of
-from app.monitor.views.monitor_head import MonitorHead, graph_names
-from app.monitor.views.monitor_panel import MonitorPanel
-from app.notice import Notice
-from app.settings import Settings, SettingsStore
-from app.translation import tr
+from app.core.background import LatestJob
+from app.core.engine_sentences import reason_of
+from app.core.notice import Notice
+from app.core.settings import Settings, SettingsStore
+from app.core.translation import tr
+from app.devices.monitor.views.monitor_head import MonitorHead, graph_names
+from app.devices.monitor.views.monitor_panel import MonitorPanel
 from app.widgets.files import ask_where_to_save
 from engine import EngineError
 

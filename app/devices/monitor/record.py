@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
-from app.monitor.figures import FIGURES, RATE
-from app.monitor.history import SeriesHistory
-from app.split.figures import rank_labels
-from app.translation import english
+from app.core.translation import english
+from app.devices.monitor.figures import FIGURES, RATE
+from app.devices.monitor.history import SeriesHistory
+from app.devices.split.figures import rank_labels
 from engine import DeviceSnapshot
 
 CAPACITY: Final = 512

@@ -13,12 +13,12 @@ from PySide6.QtCore import QObject, Signal, Slot
 from PySide6.QtGui import QGuiApplication
 
 import engine
-from app.background import LatestJob
-from app.notice import Notice
-from app.plans.views.plan_menu import PlanEntry, PlanMenu
-from app.split.loads import is_same_load
-from app.split.session import SplitSession
-from app.translation import tr
+from app.core.background import LatestJob
+from app.core.notice import Notice
+from app.core.translation import tr
+from app.devices.plans.views.plan_menu import PlanEntry, PlanMenu
+from app.devices.split.loads import is_same_load
+from app.devices.split.session import SplitSession
 from engine import DeviceInfo, EngineError, Finished, LoadParams, ModelInfo, ModelLoaded
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from app.split.settings import SplitSettings
-from app.translation import tr, tr_later, tr_n
-from app.units import percent_text, size_text, spoken_size
+from app.core.translation import tr, tr_later, tr_n
+from app.core.units import percent_text, size_text, spoken_size
+from app.devices.split.settings import SplitSettings
 from engine import DeviceInfo, DeviceSnapshot, MemoryUse, ModelLoaded
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import engine
-from app.split.plan_source import PlannerFactory, SplitPlanner
-from app.split.settings import SplitSettings
+from app.devices.split.plan_source import PlannerFactory, SplitPlanner
+from app.devices.split.settings import SplitSettings
 from engine import EngineError, LoadParams, ModelInfo, is_cpu
 
 if TYPE_CHECKING:

@@ -6,9 +6,9 @@ import threading
 
 from PySide6.QtCore import QObject, QTimer, Signal, Slot
 
-from app.background import LatestJob
-from app.split.fit import FitAnswer, FitQuestion, find_out
-from app.split.plan_source import PlannerFactory
+from app.core.background import LatestJob
+from app.devices.split.fit import FitAnswer, FitQuestion, find_out
+from app.devices.split.plan_source import PlannerFactory
 
 PAUSE_MS = 150
 """Milliseconds without another question after which a question is looked into."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from app.split.settings import SplitSettings
+from app.devices.split.settings import SplitSettings
 
 MAX_STEPS: Final = 200
 

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from app.split.settings import MODES, OWN_BLOCK, Mode, RankSettings, SplitSettings, normalised
+from app.devices.split.settings import (
+    MODES,
+    OWN_BLOCK,
+    Mode,
+    RankSettings,
+    SplitSettings,
+    normalised,
+)
 from engine import LoadParams, is_cpu, machine_of
 
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-from app.split.figures import RowFigures
-from app.split.settings import SplitSettings
+from app.devices.split.figures import RowFigures
+from app.devices.split.settings import SplitSettings
 from engine import ModelLoaded
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Protocol
 
 import engine
-from app.split.settings import SplitSettings
+from app.devices.split.settings import SplitSettings
 from engine import LoadParams, ModelInfo
 
 if TYPE_CHECKING:

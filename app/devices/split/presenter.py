@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from PySide6.QtCore import QObject, Slot
 
-from app.split.session import SplitSession
-from app.split.settings import SplitSettings
-from app.split.views.device_row import DeviceRow
-from app.split.views.split_panel import SplitPanel
-from app.units import MIB
+from app.core.units import MIB
+from app.devices.split.session import SplitSession
+from app.devices.split.settings import SplitSettings
+from app.devices.split.views.device_row import DeviceRow
+from app.devices.split.views.split_panel import SplitPanel
 
 if TYPE_CHECKING:
     from engine import Remedy
@@ -92,8 +92,8 @@ class SplitPresenter(QObject):
     @Slot()
     def edit_template(self) -> None:
         """Open the dialog of the selected model's chat template."""
-        from app.split.template_preview import TemplatePreviewer  # late: few people need it
-        from app.split.views.template_dialog import TemplateDialog
+        from app.devices.split.template_preview import TemplatePreviewer  # late: few people need it
+        from app.devices.split.views.template_dialog import TemplateDialog
 
         session = self._session
         params = session.load_params()

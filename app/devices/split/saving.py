@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from app.split.settings import (
+from app.devices.split.settings import (
     GGUF_SUFFIX,
     MAX_BATCH,
     MAX_DRAFT_VOCAB,

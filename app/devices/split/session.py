@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from PySide6.QtCore import QObject, QTimer, Signal, Slot
 
-from app.split.fit import FitAnswer
-from app.split.fit_finder import FitFinder
-from app.split.picture import LoadState, SplitPicture
-from app.split.plan_source import PlannerFactory, open_planner
-from app.split.settings import SplitSettings
-from app.split.speed import MachineFactory, MachineFacts, this_machine
-from app.split.state import SplitState
+from app.devices.split.fit import FitAnswer
+from app.devices.split.fit_finder import FitFinder
+from app.devices.split.picture import LoadState, SplitPicture
+from app.devices.split.plan_source import PlannerFactory, open_planner
+from app.devices.split.settings import SplitSettings
+from app.devices.split.speed import MachineFactory, MachineFacts, this_machine
+from app.devices.split.state import SplitState
 from engine import DeviceInfo, DeviceSnapshot, Finished, LoadParams, ModelInfo, ModelLoaded
 
 if TYPE_CHECKING:

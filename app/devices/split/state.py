@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from app.split.figures import (
+from app.core.translation import tr
+from app.devices.split.figures import (
     FigureInputs,
     blocks_by_rank,
     outside_bytes,
@@ -17,15 +18,14 @@ from app.split.figures import (
     row_figures,
     shortages,
 )
-from app.split.fit import FitAnswer, FitQuestion, Rooms, first_plan
-from app.split.history import SettingsHistory
-from app.split.loads import is_same_load, resplit_params, settings_for
-from app.split.picture import FitFigures, LoadState, SpeedFigures, SplitPicture
-from app.split.plan_source import PlannerFactory, PlanSource
-from app.split.saving import from_dict, to_dict
-from app.split.settings import SplitSettings, default_settings
-from app.split.speed import MachineFactory, MachineFacts, SpeedSource, this_machine
-from app.translation import tr
+from app.devices.split.fit import FitAnswer, FitQuestion, Rooms, first_plan
+from app.devices.split.history import SettingsHistory
+from app.devices.split.loads import is_same_load, resplit_params, settings_for
+from app.devices.split.picture import FitFigures, LoadState, SpeedFigures, SplitPicture
+from app.devices.split.plan_source import PlannerFactory, PlanSource
+from app.devices.split.saving import from_dict, to_dict
+from app.devices.split.settings import SplitSettings, default_settings
+from app.devices.split.speed import MachineFactory, MachineFacts, SpeedSource, this_machine
 from engine import (
     DeviceInfo,
     DeviceSnapshot,

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from PySide6.QtCore import QObject, Signal, Slot
 
 import engine
-from app.background import LatestJob
-from app.translation import tr
+from app.core.background import LatestJob
+from app.core.translation import tr
 from engine import EngineError
 
 

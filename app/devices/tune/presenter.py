@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 from PySide6.QtCore import QObject, Signal, Slot
 
 import engine
-from app.background import LatestJob
-from app.engine_client import EngineClient
-from app.split.session import SplitSession
-from app.translation import tr, tr_later
-from app.tune.views.tune_dialog import TuneDialog
+from app.core.background import LatestJob
+from app.core.engine_client import EngineClient
+from app.core.translation import tr, tr_later
+from app.devices.split.session import SplitSession
+from app.devices.tune.views.tune_dialog import TuneDialog
 from engine import EngineError, LoadParams, TuneProgress
 
 if TYPE_CHECKING:

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 
 from PySide6.QtCore import QObject, Signal, Slot
 
-from app import paths
-from app.model.session import ModelSession
-from app.model.views.model_bar import ModelBar
-from app.model.views.start_view import StartView
-from app.notice import Notice
-from app.remote_models.address import is_remote, split_path
-from app.settings import Settings, SettingsStore
-from app.split.session import SplitSession
-from app.translation import tr, tr_later
+from app.core import paths
+from app.core.notice import Notice
+from app.core.settings import Settings, SettingsStore
+from app.core.translation import tr, tr_later
+from app.devices.split.session import SplitSession
+from app.models.current.session import ModelSession
+from app.models.current.views.model_bar import ModelBar
+from app.models.current.views.start_view import StartView
+from app.remote.client.address import is_remote, split_path
 from engine import ModelInfo, ModelLoaded
 
 if TYPE_CHECKING:

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 from PySide6.QtCore import QObject, Signal, Slot
 
 import engine
-from app.engine_client import EngineClient, EngineState, is_cancelled
-from app.engine_sentences import reason_of, translated
-from app.notice import Notice
-from app.remote_models.address import is_remote, remote_info
-from app.translation import tr
+from app.core.engine_client import EngineClient, EngineState, is_cancelled
+from app.core.engine_sentences import reason_of, translated
+from app.core.notice import Notice
+from app.core.translation import tr
+from app.remote.client.address import is_remote, remote_info
 from engine import EngineError, LoadParams, ModelInfo, ModelLoaded, ModelResplit
 
 if TYPE_CHECKING:

@@ -13,10 +13,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from app.downloads.transfer.part_file import PartFile
-from app.downloads.transfer.remote_file import RemoteFile, destination, file_names
-from app.downloads.transfer.source import Source
-from app.downloads.transfer.transfer import FileTransfer, Patience
+from app.models.downloads.transfer.part_file import PartFile
+from app.models.downloads.transfer.remote_file import RemoteFile, destination, file_names
+from app.models.downloads.transfer.source import Source
+from app.models.downloads.transfer.transfer import FileTransfer, Patience
 from engine import EngineError, read_file, replace_json
 
 log = logging.getLogger(__name__)

@@ -7,14 +7,14 @@ from dataclasses import replace
 from urllib.parse import unquote, urlsplit
 
 import engine
-from app.downloads.hub.header import fetch_header
-from app.downloads.hub.offers import ModelOffer
-from app.downloads.transfer.source import Source
-from app.library.entries import LibraryEntry, Situation, prospect_of, read_entry
-from app.library.scan import FoundModel
-from app.library.texts import LibraryCell, outlook
-from app.translation import tr
-from app.units import decimal_size
+from app.core.translation import tr
+from app.core.units import decimal_size
+from app.models.downloads.hub.header import fetch_header
+from app.models.downloads.hub.offers import ModelOffer
+from app.models.downloads.transfer.source import Source
+from app.models.library.entries import LibraryEntry, Situation, prospect_of, read_entry
+from app.models.library.scan import FoundModel
+from app.models.library.texts import LibraryCell, outlook
 
 ROOM_FOR_REST = 1.1
 """Memory that a model takes with a short context, over that of its weights."""

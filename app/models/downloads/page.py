@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING
 from PySide6.QtCore import QObject, Signal, Slot
 from PySide6.QtWidgets import QVBoxLayout, QWidget
 
-from app import paths
-from app.background import LatestJob
-from app.settings import Settings, SettingsStore
-from app.translation import tr
+from app.core import paths
+from app.core.background import LatestJob
+from app.core.settings import Settings, SettingsStore
+from app.core.translation import tr
 
 if TYPE_CHECKING:
-    from app.downloads.presenter import DownloadPresenter
-    from app.downloads.questions import HubQuestions
-    from app.downloads.session import DownloadSession
-    from app.downloads.views.download_view import DownloadView
-    from app.library.entries import Situation
+    from app.models.downloads.presenter import DownloadPresenter
+    from app.models.downloads.questions import HubQuestions
+    from app.models.downloads.session import DownloadSession
+    from app.models.downloads.views.download_view import DownloadView
+    from app.models.library.entries import Situation
 
 
 class DownloadsPart(QObject):
@@ -84,15 +84,15 @@ class DownloadsPart(QObject):
     @Slot()
     def _make(self) -> None:
         # imported here, since the window's first picture does not need them
-        from app.downloads.hub.address import hub_endpoint
-        from app.downloads.hub.client import Hub, machine_token
-        from app.downloads.hub.tokens import TokenStore
-        from app.downloads.jobs import JobStore
-        from app.downloads.presenter import DownloadPresenter
-        from app.downloads.questions import HubQuestions
-        from app.downloads.session import DownloadSession
-        from app.downloads.transfer.source import Source
-        from app.downloads.views.download_view import DownloadView
+        from app.models.downloads.hub.address import hub_endpoint
+        from app.models.downloads.hub.client import Hub, machine_token
+        from app.models.downloads.hub.tokens import TokenStore
+        from app.models.downloads.jobs import JobStore
+        from app.models.downloads.presenter import DownloadPresenter
+        from app.models.downloads.questions import HubQuestions
+        from app.models.downloads.session import DownloadSession
+        from app.models.downloads.transfer.source import Source
+        from app.models.downloads.views.download_view import DownloadView
 
         endpoint = hub_endpoint()
         tokens = TokenStore(endpoint, machine_token)
@@ -131,4 +131,4 @@ class DownloadsPart(QObject):
 
 def _import_all() -> None:
     """Import what speaks to the network, which takes too long for the window's thread."""
-    import_module("app.downloads.presenter")
+    import_module("app.models.downloads.presenter")

@@ -11,20 +11,20 @@ from PySide6.QtCore import QObject, QUrl, Signal, Slot
 from PySide6.QtGui import QDesktopServices
 from PySide6.QtWidgets import QFileDialog
 
-from app import paths
-from app.downloads.hub.address import Address, hub_endpoint, parse_address
-from app.downloads.hub.client import FoundRepo
-from app.downloads.jobs import DownloadJob, new_job
-from app.downloads.outlook import estimate, verdict_of
-from app.downloads.questions import Choices, HubQuestions, OfferVerdict, numbered
-from app.downloads.session import DownloadSession
-from app.downloads.transfer.source import Denied
-from app.downloads.views.download_view import DownloadView
-from app.downloads.views.token_dialog import TokenDialog
-from app.library.entries import Situation
-from app.notice import Notice
-from app.settings import Settings, SettingsStore
-from app.translation import tr, tr_n
+from app.core import paths
+from app.core.notice import Notice
+from app.core.settings import Settings, SettingsStore
+from app.core.translation import tr, tr_n
+from app.models.downloads.hub.address import Address, hub_endpoint, parse_address
+from app.models.downloads.hub.client import FoundRepo
+from app.models.downloads.jobs import DownloadJob, new_job
+from app.models.downloads.outlook import estimate, verdict_of
+from app.models.downloads.questions import Choices, HubQuestions, OfferVerdict, numbered
+from app.models.downloads.session import DownloadSession
+from app.models.downloads.transfer.source import Denied
+from app.models.downloads.views.download_view import DownloadView
+from app.models.downloads.views.token_dialog import TokenDialog
+from app.models.library.entries import Situation
 from engine import EngineError
 
 

@@ -8,16 +8,16 @@ from dataclasses import dataclass
 
 from PySide6.QtCore import QObject, Signal
 
-from app.background import LatestJob
-from app.downloads.hub.address import Address, is_offline
-from app.downloads.hub.client import OFFLINE, Hub, Repository
-from app.downloads.hub.offers import ModelOffer, offers, wanted
-from app.downloads.hub.tokens import TokenStore
-from app.downloads.outlook import direct_name, look_at
-from app.downloads.transfer.remote_file import RemoteFile
-from app.downloads.transfer.source import Source, TryLater
-from app.library.entries import LibraryEntry, Situation
-from app.translation import tr
+from app.core.background import LatestJob
+from app.core.translation import tr
+from app.models.downloads.hub.address import Address, is_offline
+from app.models.downloads.hub.client import OFFLINE, Hub, Repository
+from app.models.downloads.hub.offers import ModelOffer, offers, wanted
+from app.models.downloads.hub.tokens import TokenStore
+from app.models.downloads.outlook import direct_name, look_at
+from app.models.downloads.transfer.remote_file import RemoteFile
+from app.models.downloads.transfer.source import Source, TryLater
+from app.models.library.entries import LibraryEntry, Situation
 from engine import EngineError
 
 LEAVE_S = 1.0

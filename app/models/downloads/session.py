@@ -10,13 +10,13 @@ from dataclasses import dataclass, replace
 
 from PySide6.QtCore import QObject, QTimer, Signal, Slot
 
-from app.downloads.hub.address import is_offline
-from app.downloads.hub.client import OFFLINE
-from app.downloads.jobs import DownloadJob, JobStore, discard_job, run_job
-from app.downloads.transfer.source import Denied, Source
-from app.engine_sentences import reason_of
-from app.transfer_progress import TransferProgress
-from app.translation import tr
+from app.core.engine_sentences import reason_of
+from app.core.transfer_progress import TransferProgress
+from app.core.translation import tr
+from app.models.downloads.hub.address import is_offline
+from app.models.downloads.hub.client import OFFLINE
+from app.models.downloads.jobs import DownloadJob, JobStore, discard_job, run_job
+from app.models.downloads.transfer.source import Denied, Source
 from engine import Cancelled, EngineError
 
 log = logging.getLogger(__name__)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from app.downloads.hub.client import FoundRepo, Repository
-from app.downloads.jobs import DownloadJob
-from app.library.texts import LibraryCell, count_text
-from app.transfer_progress import TransferProgress, amount_text, moving_text
-from app.translation import tr
-from app.units import decimal_size
+from app.core.transfer_progress import TransferProgress, amount_text, moving_text
+from app.core.translation import tr
+from app.core.units import decimal_size
+from app.models.downloads.hub.client import FoundRepo, Repository
+from app.models.downloads.jobs import DownloadJob
+from app.models.library.texts import LibraryCell, count_text
 
 
 def result_headers() -> tuple[str, ...]:

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import engine
-from app.engine_sentences import reason_of, translated
-from app.library.scan import FoundModel
-from app.split.fit import suggestion
-from app.split.plan_source import PlannerFactory
-from app.split.settings import SplitSettings
-from app.translation import tr
+from app.core.engine_sentences import reason_of, translated
+from app.core.translation import tr
+from app.devices.split.fit import suggestion
+from app.devices.split.plan_source import PlannerFactory
+from app.devices.split.settings import SplitSettings
+from app.models.library.scan import FoundModel
 from engine import EngineError, ModelInfo
 
 if TYPE_CHECKING:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from app.settings import Settings
-from app.translation import tr
-from app.units import context_text
+from app.core.settings import Settings
+from app.core.translation import tr
+from app.core.units import context_text
 
 
 @dataclass(frozen=True, slots=True)

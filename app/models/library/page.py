@@ -9,21 +9,21 @@ from typing import TYPE_CHECKING, Protocol
 from PySide6.QtCore import QObject, Signal, SignalInstance, Slot
 from PySide6.QtWidgets import QTabWidget, QWidget
 
-from app import paths
-from app.remote_models.address import is_remote
-from app.settings import Settings, SettingsStore
-from app.split.plan_source import open_planner
-from app.split.session import SplitSession
-from app.split.settings import default_settings
-from app.translation import tr
+from app.core import paths
+from app.core.settings import Settings, SettingsStore
+from app.core.translation import tr
+from app.devices.split.plan_source import open_planner
+from app.devices.split.session import SplitSession
+from app.devices.split.settings import default_settings
+from app.remote.client.address import is_remote
 from app.widgets.buttons import back_button
 
 if TYPE_CHECKING:
-    from app.library.entries import Situation
-    from app.library.places import Place
-    from app.library.presenter import LibraryPresenter
-    from app.library.session import LibrarySession
-    from app.library.views.library_view import LibraryView
+    from app.models.library.entries import Situation
+    from app.models.library.places import Place
+    from app.models.library.presenter import LibraryPresenter
+    from app.models.library.session import LibrarySession
+    from app.models.library.views.library_view import LibraryView
     from engine import ModelLoaded
 
 
@@ -124,7 +124,7 @@ class LibraryPage(QObject):
             self._mark_running(self.view)
 
     def _mark_running(self, view: LibraryView) -> None:
-        from app.library.running import RunningModel
+        from app.models.library.running import RunningModel
 
         view.set_running(RunningModel.at(self._loaded, self._loading))
 
@@ -160,9 +160,9 @@ class LibraryPage(QObject):
 
     def _make(self) -> QTabWidget:
         # imported here, since the window's first picture does not need them
-        from app.library.presenter import LibraryPresenter
-        from app.library.session import LibrarySession
-        from app.library.views.library_view import LibraryView
+        from app.models.library.presenter import LibraryPresenter
+        from app.models.library.session import LibrarySession
+        from app.models.library.views.library_view import LibraryView
 
         self.session = LibrarySession(self._places, self.situation, self)
         self.view = LibraryView()
@@ -188,7 +188,7 @@ class LibraryPage(QObject):
 
     def situation(self) -> Situation:
         """Return the devices as they are now, for predictions on another thread."""
-        from app.library.entries import Situation
+        from app.models.library.entries import Situation
 
         split = self._split
         make = split.forecasters()
@@ -199,7 +199,7 @@ class LibraryPage(QObject):
 
     def _places(self) -> list[Place]:
         """Return where to look: own folders, those of programs, and models that were opened."""
-        from app.library.places import known_places, opened_models
+        from app.models.library.places import known_places, opened_models
 
         demo = paths.demo_model()
         recent = (path for path in self._settings.current.recent_models if path != str(demo))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
-from app.translation import tr_later
+from app.core.translation import tr_later
 
 YOUR_FOLDERS: Final = tr_later("Your folders")
 """Name of the folders that a person has chosen, in place of a program's."""

@@ -10,16 +10,16 @@ from PySide6.QtCore import QObject, Signal, Slot
 from PySide6.QtWidgets import QFileDialog, QMessageBox
 
 import engine
-from app.background import LatestJob
-from app.library.entries import LibraryEntry
-from app.library.last_use import last_use
-from app.library.removal import files_of, move_to_trash, question_of
-from app.library.session import LibrarySession
-from app.library.views.details_dialog import DetailsDialog
-from app.library.views.library_view import LibraryView
-from app.notice import Notice
-from app.settings import Settings, SettingsStore
-from app.translation import tr
+from app.core.background import LatestJob
+from app.core.notice import Notice
+from app.core.settings import Settings, SettingsStore
+from app.core.translation import tr
+from app.models.library.entries import LibraryEntry
+from app.models.library.last_use import last_use
+from app.models.library.removal import files_of, move_to_trash, question_of
+from app.models.library.session import LibrarySession
+from app.models.library.views.details_dialog import DetailsDialog
+from app.models.library.views.library_view import LibraryView
 from app.widgets.files import reveal
 from app.widgets.text import plain_tip
 

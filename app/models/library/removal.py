@@ -6,9 +6,9 @@ import logging
 from collections.abc import Iterable
 from pathlib import Path
 
-from app.library.scan import FoundModel
-from app.translation import tr, tr_n
-from app.units import decimal_size
+from app.core.translation import tr, tr_n
+from app.core.units import decimal_size
+from app.models.library.scan import FoundModel
 
 log = logging.getLogger(__name__)
 

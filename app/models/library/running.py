@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from app.library.scan import FileIdentity, FoundModel, file_identity
+from app.models.library.scan import FileIdentity, FoundModel, file_identity
 
 Mark = Literal["", "loaded", "loading"]
 """What the engine does with a model of the library; "" for nothing."""

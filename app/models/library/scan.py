@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from app.library.places import Place
+from app.models.library.places import Place
 from engine import read_file
 
 SUFFIX = ".gguf"

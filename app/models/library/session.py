@@ -10,9 +10,9 @@ from pathlib import Path
 
 from PySide6.QtCore import QFileSystemWatcher, QObject, QTimer, Signal, Slot
 
-from app.library.entries import LibraryEntry, Situation, prospect_of, read_entry
-from app.library.places import Place
-from app.library.scan import FoundModel, scan
+from app.models.library.entries import LibraryEntry, Situation, prospect_of, read_entry
+from app.models.library.places import Place
+from app.models.library.scan import FoundModel, scan
 from engine import ModelInfo
 
 log = logging.getLogger(__name__)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from app.library.entries import LibraryEntry
-from app.library.last_use import LastUse
-from app.library.running import Mark
-from app.library.scan import FoundModel
-from app.split.figures import rank_labels
-from app.translation import tr, tr_later
-from app.units import context_text, decimal, decimal_size, rate_text
+from app.core.translation import tr, tr_later
+from app.core.units import context_text, decimal, decimal_size, rate_text
+from app.devices.split.figures import rank_labels
+from app.models.library.entries import LibraryEntry
+from app.models.library.last_use import LastUse
+from app.models.library.running import Mark
+from app.models.library.scan import FoundModel
 
 UNKNOWN = "…"
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit
 
-from app.translation import tr
+from app.core.translation import tr
 from engine import EngineError, ModelInfo, one_line
 
 LOCAL = {"127.0.0.1", "localhost", "::1"}

@@ -7,8 +7,8 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from app.remote_models.connection import error_text
-from app.translation import tr
+from app.core.translation import tr
+from app.remote.client.connection import error_text
 from engine import (
     AnswerPart,
     EngineError,

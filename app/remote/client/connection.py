@@ -19,9 +19,9 @@ from typing import Any, Final
 
 import httpx2
 
-from app.remote_models.address import RemoteAddress
-from app.remote_models.event_stream import StreamError, event_data
-from app.translation import tr
+from app.core.translation import tr
+from app.remote.client.address import RemoteAddress
+from app.remote.client.event_stream import StreamError, event_data
 from engine import Cancelled, EngineError, one_line, package_version
 
 CONNECT_S: Final = 10.0

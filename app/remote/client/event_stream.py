@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 
-from app.translation import tr
+from app.core.translation import tr
 
 MOST_EVENT = 1 << 20
 """Largest number of bytes of a line, and of an event."""

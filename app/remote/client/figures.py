@@ -8,8 +8,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from app.remote_models.address import RemoteAddress
-from app.remote_models.connection import Connection
+from app.remote.client.address import RemoteAddress
+from app.remote.client.connection import Connection
 
 MOST_LINES = 20_000
 

@@ -11,12 +11,12 @@ from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
-from app.remote_models.address import RemoteAddress, is_remote, remote_info, split_path
-from app.remote_models.answer import AnswerReader
-from app.remote_models.connection import STALL_S, Connection, NoServer, Unreachable
-from app.remote_models.models import ListedModel, find_model, list_models
-from app.remote_models.request import conversation_document, request_of
-from app.translation import tr
+from app.core.translation import tr
+from app.remote.client.address import RemoteAddress, is_remote, remote_info, split_path
+from app.remote.client.answer import AnswerReader
+from app.remote.client.connection import STALL_S, Connection, NoServer, Unreachable
+from app.remote.client.models import ListedModel, find_model, list_models
+from app.remote.client.request import conversation_document, request_of
 from engine import (
     Cancelled,
     Command,

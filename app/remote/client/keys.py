@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from app.remote_models.address import RemoteAddress
-from app.system_keyring import Place, SecretStore
-from app.translation import tr
+from app.core.system_keyring import Place, SecretStore
+from app.core.translation import tr
+from app.remote.client.address import RemoteAddress
 from engine import EngineError
 
 LONGEST_KEY = 4096

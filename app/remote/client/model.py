@@ -8,11 +8,11 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Final
 
-from app import paths
-from app.remote_models.address import RemoteAddress, parse_url
-from app.remote_models.host import RemoteHost
-from app.remote_models.keys import KeyStore, cleaned_key
-from app.translation import tr
+from app.core import paths
+from app.core.translation import tr
+from app.remote.client.address import RemoteAddress, parse_url
+from app.remote.client.host import RemoteHost
+from app.remote.client.keys import KeyStore, cleaned_key
 from engine import (
     Command,
     EngineError,

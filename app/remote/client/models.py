@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import engine  # for names that are resolved when they are used
-from app.remote_models.address import RemoteAddress
-from app.remote_models.connection import Connection
-from app.translation import tr
+from app.core.translation import tr
+from app.remote.client.address import RemoteAddress
+from app.remote.client.connection import Connection
 from engine import EngineError, one_line
 
 if TYPE_CHECKING:

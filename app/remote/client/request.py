@@ -12,7 +12,7 @@ from dataclasses import fields
 from itertools import zip_longest
 from typing import Any
 
-from app.translation import tr
+from app.core.translation import tr
 from engine import (
     PICTURE_PLACE,
     ChatMessage,

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from app.remote_models.address import RemoteAddress, is_remote
+from app.remote.client.address import RemoteAddress, is_remote
 from engine import (
     Command,
     Failed,
@@ -20,7 +20,7 @@ from engine import (
 )
 
 if TYPE_CHECKING:
-    from app.remote_models.host import RemoteHost
+    from app.remote.client.host import RemoteHost
     from engine import EngineHost
 
 FIRST_REMOTE: Final = 1 << 40
@@ -125,7 +125,7 @@ class HostSwitch:
 
     def _servers(self) -> RemoteHost:
         if self._remote is None:
-            from app.remote_models.host import RemoteHost  # late: few people need the network
+            from app.remote.client.host import RemoteHost  # late: few people need the network
 
             self._remote = RemoteHost(self._pass_on, self._key_of, FIRST_REMOTE)
         return self._remote

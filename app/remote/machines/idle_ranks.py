@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import groupby
 from operator import itemgetter
 
-from app.translation import tr
+from app.core.translation import tr
 from engine import LoadParams, SplitError, far_id, is_cpu, machine_of
 
 IDLE_DEVICE = "cpu"

@@ -10,16 +10,16 @@ from PySide6.QtCore import QObject, QTimer, Signal, Slot
 from PySide6.QtWidgets import QWidget
 
 import engine  # what reads interfaces is resolved when it is used
-from app.background import LatestJob
-from app.engine_sentences import translated
-from app.machines.team import MachineTeam
-from app.translation import tr
-from app.units import decimal, size_text
+from app.core.background import LatestJob
+from app.core.engine_sentences import translated
+from app.core.translation import tr
+from app.core.units import decimal, size_text
+from app.remote.machines.team import MachineTeam
 from engine import EngineError
 
 if TYPE_CHECKING:
-    from app.machines.host import TeamHost
-    from app.machines.views.machines_dialog import MachinesDialog
+    from app.remote.machines.host import TeamHost
+    from app.remote.machines.views.machines_dialog import MachinesDialog
     from engine import EngineHost, HostEvent, JoinedMachine, Wires
 
 LOOK_MS = 2000
@@ -62,7 +62,7 @@ class MachinesPart(QObject):
 
     def make_host(self, on_event: Callable[[HostEvent], None], first: int) -> EngineHost:
         """Return the host of models that all machines compute."""
-        from app.machines.host import TeamHost  # late: few people have several machines
+        from app.remote.machines.host import TeamHost  # late: few people have several machines
 
         self._host = TeamHost(on_event, self.team, first)
         return self._host
@@ -77,7 +77,7 @@ class MachinesPart(QObject):
     def open(self) -> None:
         """Show the dialog."""
         if self.dialog is None:
-            from app.machines.views.machines_dialog import MachinesDialog
+            from app.remote.machines.views.machines_dialog import MachinesDialog
 
             self.dialog = MachinesDialog(_addresses(), self._over.window())
             self.dialog.begun.connect(self._begin)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import engine  # what starts processes is resolved when it is used
-from app.translation import tr
+from app.core.translation import tr
 from engine import DeviceInfo, DeviceSnapshot, EngineError, far_id
 
 if TYPE_CHECKING:

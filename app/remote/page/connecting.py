@@ -8,16 +8,16 @@ from dataclasses import replace
 from PySide6.QtCore import QObject, Signal, Slot
 from PySide6.QtWidgets import QWidget
 
-from app.background import LatestJob
-from app.notice import Notice
-from app.remote_models.address import RemoteAddress, parse_url
-from app.remote_models.connection import Connection
-from app.remote_models.keys import KeyStore, cleaned_key
-from app.remote_models.models import ListedModel, list_models
-from app.remote_page.views.remote_dialog import RemoteDialog
-from app.settings import Settings, SettingsStore
-from app.system_keyring import Place
-from app.translation import tr, tr_n
+from app.core.background import LatestJob
+from app.core.notice import Notice
+from app.core.settings import Settings, SettingsStore
+from app.core.system_keyring import Place
+from app.core.translation import tr, tr_n
+from app.remote.client.address import RemoteAddress, parse_url
+from app.remote.client.connection import Connection
+from app.remote.client.keys import KeyStore, cleaned_key
+from app.remote.client.models import ListedModel, list_models
+from app.remote.page.views.remote_dialog import RemoteDialog
 from engine import Cancelled, EngineError
 
 

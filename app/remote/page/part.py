@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 
 from PySide6.QtCore import QObject, Signal, Slot
 
-from app import paths
-from app.monitor.views.monitor_panel import MonitorPanel
-from app.remote_models.address import is_remote, split_path
-from app.remote_models.switch import HostSwitch, MakeLocal, MakeTeam
-from app.settings import Settings, SettingsStore
+from app.core import paths
+from app.core.settings import Settings, SettingsStore
+from app.devices.monitor.views.monitor_panel import MonitorPanel
+from app.remote.client.address import is_remote, split_path
+from app.remote.client.switch import HostSwitch, MakeLocal, MakeTeam
 
 if TYPE_CHECKING:
-    from app.remote_models.keys import KeyStore
-    from app.remote_page.connecting import RemoteConnecting
-    from app.remote_page.server_watch import ServerWatch
+    from app.remote.client.keys import KeyStore
+    from app.remote.page.connecting import RemoteConnecting
+    from app.remote.page.server_watch import ServerWatch
     from engine import EngineHost, HostEvent
 
 
@@ -56,7 +56,7 @@ class RemotePart(QObject):
     @cached_property
     def keys(self) -> KeyStore:
         """The keys of servers."""
-        from app.remote_models.keys import KeyStore
+        from app.remote.client.keys import KeyStore
 
         return KeyStore(paths.api_keys_file())
 
@@ -78,7 +78,7 @@ class RemotePart(QObject):
     def open(self) -> None:
         """Show the dialog that connects."""
         if self.connecting is None:
-            from app.remote_page.connecting import RemoteConnecting
+            from app.remote.page.connecting import RemoteConnecting
 
             over = self._monitor.window()
             self.connecting = RemoteConnecting(self.keys, self._settings, self._keep, over, self)
@@ -92,7 +92,7 @@ class RemotePart(QObject):
             self.unwatch()
             return
         if self._figures is None:
-            from app.remote_page.server_watch import ServerWatch
+            from app.remote.page.server_watch import ServerWatch
 
             self._figures = ServerWatch(self.keys, self._monitor.isVisible, self)
             self._figures.told.connect(self._monitor.show_server)

@@ -6,13 +6,13 @@ from collections.abc import Callable
 
 from PySide6.QtCore import QObject, QTimer, Signal, Slot
 
-from app.background import LatestJob
-from app.remote_models.address import RemoteAddress
-from app.remote_models.connection import Connection
-from app.remote_models.figures import ServerFigures, read_figures
-from app.remote_models.keys import KeyStore
-from app.translation import tr
-from app.units import decimal
+from app.core.background import LatestJob
+from app.core.translation import tr
+from app.core.units import decimal
+from app.remote.client.address import RemoteAddress
+from app.remote.client.connection import Connection
+from app.remote.client.figures import ServerFigures, read_figures
+from app.remote.client.keys import KeyStore
 from engine import EngineError
 
 EVERY_MS = 1000

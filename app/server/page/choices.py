@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from app.settings import Settings
-from app.translation import tr
+from app.core.settings import Settings
+from app.core.translation import tr
 from engine import EngineError, one_line
 
 HERE, EVERYWHERE = "127.0.0.1", "0.0.0.0"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from PySide6.QtCore import QObject, QTimer, Slot
 
-from app.engine_client import EngineClient
-from app.serving.ledger_view import LedgerView
-from app.serving.session import ServerSession
-from app.serving.views.server_panel import ServerPanel, state_text
-from app.translation import tr
+from app.core.engine_client import EngineClient
+from app.core.translation import tr
+from app.server.page.ledger_view import LedgerView
+from app.server.page.session import ServerSession
+from app.server.page.views.server_panel import ServerPanel, state_text
 
 LOOK_MS = 1000
 

@@ -6,17 +6,17 @@ import socket
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from app.core.translation import tr
 from app.server.desk import Desk
 from app.server.link import EngineLink
 from app.server.models import HeldModel
+from app.server.page.ledger_view import LedgerView, view_of
 from app.server.settings import ServerHints, ServerSettings
 from app.server.web.running import ServerThread
-from app.serving.ledger_view import LedgerView, view_of
-from app.translation import tr
 
 if TYPE_CHECKING:
-    from app.engine_client.sharing import EngineSharing
-    from app.serving.choices import ServerChoices
+    from app.core.engine_client.sharing import EngineSharing
+    from app.server.page.choices import ServerChoices
 
 ANYWHERE = ("192.0.2.1", 9)
 """An address of nobody's, kept for examples, to which nothing is sent."""

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Any, Final
 
 from PySide6.QtCore import QObject, Signal, Slot
 
-from app import paths
-from app.background import LatestJob
-from app.engine_client import EngineClient
-from app.engine_sentences import translated
-from app.serving.choices import ServerChoices, choices_of
-from app.settings import Settings, SettingsStore
-from app.translation import tr
+from app.core import paths
+from app.core.background import LatestJob
+from app.core.engine_client import EngineClient
+from app.core.engine_sentences import translated
+from app.core.settings import Settings, SettingsStore
+from app.core.translation import tr
+from app.server.page.choices import ServerChoices, choices_of
 from engine import EngineError
 
 if TYPE_CHECKING:
-    from app.serving.running import RunningServer
+    from app.server.page.running import RunningServer
 
 KEY_NAME: Final = "server of this window"
 """Name of the server's key among the keys of other servers."""
@@ -168,7 +168,7 @@ class ServerSession(QObject):
             self._running = None
         if choices is None or self._is_closed:
             return _Outcome(number)
-        from app.serving.running import RunningServer  # late: HTTP takes long to import
+        from app.server.page.running import RunningServer  # late: HTTP takes long to import
 
         server = RunningServer(self._sharing, choices, key)
         try:
@@ -204,7 +204,7 @@ def _kept_key(*, is_new: bool) -> _KeptKey:
     """Return the key that is kept, or a new one, which is kept; waits for the keyring."""
     import secrets
 
-    from app.system_keyring import SecretStore
+    from app.core.system_keyring import SecretStore
 
     store = SecretStore(paths.api_keys_file())
     key = "" if is_new else store.get(KEY_NAME)

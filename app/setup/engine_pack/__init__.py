@@ -3,5 +3,5 @@
 An installation is fetched in pieces, checked against the lock, unpacked by uv beside the old one,
 tried in a child, and only then named as the current one.
 
-Knows no Qt; `app.engine_page` is its page in the window.
+Knows no Qt; `app.setup.page` is its page in the window.
 """

@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from typing import Literal
 
 import engine
-from app.paths import engines_dir
+from app.core.paths import engines_dir
 
 Origin = Literal["own", "pack", "none"]
 """Where torch comes from: installed with Tandem, from a pack, or from nowhere."""
@@ -40,7 +40,7 @@ def activate() -> Origin:
             return "own"
         pack = None
         if engines_dir().is_dir():
-            from app.engine_pack.store import PackStore  # late: most starts do without
+            from app.setup.engine_pack.store import PackStore  # late: most starts do without
 
             store = PackStore()
             pack = store.current if store.is_private else None

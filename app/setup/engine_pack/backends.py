@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import engine
-from app.engine_pack.lock import Lock, find_locks
-from app.engine_pack.store import Pack
-from app.translation import tr, tr_later
+from app.core.translation import tr, tr_later
+from app.setup.engine_pack.lock import Lock, find_locks
+from app.setup.engine_pack.store import Pack
 
 TITLES = {
     "cpu": tr_later("Processor only"),

@@ -11,14 +11,14 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from app.engine_pack import activation
-from app.engine_pack.children.environment_facts import NAMES
-from app.engine_pack.children.running import run_child
-from app.engine_pack.installation import Installed
-from app.engine_pack.lock import this_python
-from app.engine_pack.smoke_test import Tried, try_pack
-from app.engine_pack.store import Pack, PackStore, disk_error
-from app.translation import tr
+from app.core.translation import tr
+from app.setup.engine_pack import activation
+from app.setup.engine_pack.children.environment_facts import NAMES
+from app.setup.engine_pack.children.running import run_child
+from app.setup.engine_pack.installation import Installed
+from app.setup.engine_pack.lock import this_python
+from app.setup.engine_pack.smoke_test import Tried, try_pack
+from app.setup.engine_pack.store import Pack, PackStore, disk_error
 from engine import EngineError, one_line, temporary_folder
 
 LIMIT_S = 60.0

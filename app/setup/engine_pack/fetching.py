@@ -7,12 +7,12 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-from app.downloads.transfer.part_file import NoRoom, PartFile, WrongBytes
-from app.downloads.transfer.source import Source
-from app.downloads.transfer.transfer import FileTransfer, Patience
-from app.engine_pack.lock import Lock, Wheel
-from app.engine_pack.progress import InstallProgress, InstallStage, Told
-from app.translation import tr, tr_n
+from app.core.translation import tr, tr_n
+from app.models.downloads.transfer.part_file import NoRoom, PartFile, WrongBytes
+from app.models.downloads.transfer.source import Source
+from app.models.downloads.transfer.transfer import FileTransfer, Patience
+from app.setup.engine_pack.lock import Lock, Wheel
+from app.setup.engine_pack.progress import InstallProgress, InstallStage, Told
 from engine import Cancelled, EngineError, one_line
 
 HASH_BYTES = 1 << 20

@@ -10,16 +10,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from app.downloads.transfer.part_file import SPARE, NoRoom
-from app.downloads.transfer.transfer import Patience
-from app.engine_pack import activation, unpacking
-from app.engine_pack.fetching import check_folder, fetch_wheels, n_fetched
-from app.engine_pack.lock import Lock
-from app.engine_pack.progress import InstallProgress, InstallStage, Told
-from app.engine_pack.smoke_test import Tried, try_pack
-from app.engine_pack.store import SITE, Pack, PackStore, disk_error, folder_bytes
-from app.translation import tr
-from app.units import decimal
+from app.core.translation import tr
+from app.core.units import decimal
+from app.models.downloads.transfer.part_file import SPARE, NoRoom
+from app.models.downloads.transfer.transfer import Patience
+from app.setup.engine_pack import activation, unpacking
+from app.setup.engine_pack.fetching import check_folder, fetch_wheels, n_fetched
+from app.setup.engine_pack.lock import Lock
+from app.setup.engine_pack.progress import InstallProgress, InstallStage, Told
+from app.setup.engine_pack.smoke_test import Tried, try_pack
+from app.setup.engine_pack.store import SITE, Pack, PackStore, disk_error, folder_bytes
 from engine import Cancelled, EngineError, temporary_folder
 
 

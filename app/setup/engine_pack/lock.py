@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from app.downloads.transfer.remote_file import RemoteFile, safe_name
-from app.translation import tr
+from app.core.translation import tr
+from app.models.downloads.transfer.remote_file import RemoteFile, safe_name
 from engine import EngineError
 
 MOST_BYTES = 4 << 20
@@ -115,7 +115,7 @@ def this_python() -> str:
 
 def locks_dir() -> Path:
     """Return the folder of the locks that Tandem brings."""
-    return Path(__file__).resolve().parents[2] / "resources" / "engine"
+    return Path(__file__).resolve().parents[3] / "resources" / "engine"
 
 
 def find_locks(folder: Path | None = None) -> tuple[Lock, ...]:

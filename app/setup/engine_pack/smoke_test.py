@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import engine
-from app.engine_pack.children.running import run_child
-from app.translation import tr
+from app.core.translation import tr
+from app.setup.engine_pack.children.running import run_child
 from engine import EngineError, one_line
 
 LIMIT_S = 300.0
@@ -18,7 +18,7 @@ LIMIT_S = 300.0
 BYTECODE = "PYTHONDONTWRITEBYTECODE"
 """Environment variable that keeps Python from writing what it compiles."""
 
-MODULE = "app.engine_pack.children.smoke_program"
+MODULE = "app.setup.engine_pack.children.smoke_program"
 
 
 class PackFails(EngineError):

@@ -25,9 +25,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from app.engine_pack.lock import this_python
-from app.paths import engines_dir
-from app.translation import tr
+from app.core.paths import engines_dir
+from app.core.translation import tr
+from app.setup.engine_pack.lock import this_python
 from engine import (
     EngineError,
     delete_pack,

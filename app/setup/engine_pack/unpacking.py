@@ -9,12 +9,12 @@ import sys
 import time
 from pathlib import Path
 
-from app.downloads.transfer.part_file import SPARE, NoRoom
-from app.engine_pack.children.running import Ended, run_child
-from app.engine_pack.lock import Lock
-from app.engine_pack.progress import InstallProgress, InstallStage, IsStopped, Told
-from app.engine_pack.store import disk_error, folder_bytes
-from app.translation import tr
+from app.core.translation import tr
+from app.models.downloads.transfer.part_file import SPARE, NoRoom
+from app.setup.engine_pack.children.running import Ended, run_child
+from app.setup.engine_pack.lock import Lock
+from app.setup.engine_pack.progress import InstallProgress, InstallStage, IsStopped, Told
+from app.setup.engine_pack.store import disk_error, folder_bytes
 from engine import EngineError, one_line
 
 LIMIT_S = 3600.0
@@ -26,7 +26,7 @@ LOOK_S = 1.0
 FULL = re.compile(r"os error (28|112|122)\b")
 """How uv names a full disk or quota; the numbers are the system's."""
 
-PLACES = (Path(__file__).resolve().parents[3] / "bin", Path(sys.executable).parent)
+PLACES = (Path(__file__).resolve().parents[4] / "bin", Path(sys.executable).parent)
 """Folders that may have uv: that of Tandem's programs, and that of this Python."""
 
 

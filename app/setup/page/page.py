@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 from PySide6.QtCore import QObject, Signal, Slot
 from PySide6.QtWidgets import QWidget
 
-from app.engine_page.session import EngineSession, InstallRequest
-from app.settings import Settings, SettingsStore
-from app.translation import tr
+from app.core.settings import Settings, SettingsStore
+from app.core.translation import tr
+from app.setup.page.session import EngineSession, InstallRequest
 from engine import DeviceInfo
 
 if TYPE_CHECKING:
-    from app.engine_page.presenter import EnginePagePresenter
-    from app.engine_page.views.engine_panel import EnginePanel
-    from app.engine_page.views.engine_view import EngineView
+    from app.setup.page.presenter import EnginePagePresenter
+    from app.setup.page.views.engine_panel import EnginePanel
+    from app.setup.page.views.engine_view import EngineView
 
 
 class EnginePage(QObject):
@@ -99,8 +99,8 @@ class EnginePage(QObject):
 
     def make_panel(self) -> EnginePanel:
         """Return the panel of the settings page."""
-        from app.engine_page.settings_part import EngineSettings
-        from app.engine_page.views.engine_panel import EnginePanel
+        from app.setup.page.settings_part import EngineSettings
+        from app.setup.page.views.engine_panel import EnginePanel
 
         panel = EnginePanel()
         part = EngineSettings(self.session, panel, self)
@@ -118,8 +118,8 @@ class EnginePage(QObject):
         """Return the presenter of the page, which is made now if there is none."""
         if self._presenter is None:
             # imported here, since the window's first picture does not need them
-            from app.engine_page.presenter import EnginePagePresenter
-            from app.engine_page.views.engine_view import EngineView
+            from app.setup.page.presenter import EnginePagePresenter
+            from app.setup.page.views.engine_view import EngineView
 
             self.view = EngineView()
             self.view.left.connect(self.left)

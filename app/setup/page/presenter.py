@@ -8,8 +8,10 @@ from dataclasses import replace
 from PySide6.QtCore import QObject, Slot
 from PySide6.QtWidgets import QFileDialog
 
-from app.engine_page.session import EngineFacts, EngineSession, InstallRequest
-from app.engine_page.texts import (
+from app.core.settings import Settings, SettingsStore
+from app.core.translation import tr
+from app.setup.page.session import EngineFacts, EngineSession, InstallRequest
+from app.setup.page.texts import (
     change_intro,
     environment_title,
     found_text,
@@ -18,9 +20,7 @@ from app.engine_page.texts import (
     shown_engines,
     stage_text,
 )
-from app.engine_page.views.engine_view import EngineView, has_focus
-from app.settings import Settings, SettingsStore
-from app.translation import tr
+from app.setup.page.views.engine_view import EngineView, has_focus
 from engine import DeviceInfo
 
 

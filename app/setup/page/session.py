@@ -17,18 +17,18 @@ from typing import TYPE_CHECKING, Literal
 from PySide6.QtCore import QObject, QTimer, Signal, Slot
 
 import engine
-from app.background import LatestJob
-from app.engine_sentences import reason_of
-from app.transfer_progress import TransferProgress
-from app.translation import tr
+from app.core.background import LatestJob
+from app.core.engine_sentences import reason_of
+from app.core.transfer_progress import TransferProgress
+from app.core.translation import tr
 from engine import Cancelled, EngineError
 
 if TYPE_CHECKING:
-    from app.engine_pack.activation import Origin
-    from app.engine_pack.backends import PackOffer
-    from app.engine_pack.installation import Installation, Installed
-    from app.engine_pack.progress import InstallProgress, InstallStage
-    from app.engine_pack.store import Pack
+    from app.setup.engine_pack.activation import Origin
+    from app.setup.engine_pack.backends import PackOffer
+    from app.setup.engine_pack.installation import Installation, Installed
+    from app.setup.engine_pack.progress import InstallProgress, InstallStage
+    from app.setup.engine_pack.store import Pack
 
 log = logging.getLogger(__name__)
 
@@ -248,9 +248,9 @@ class EngineSession(QObject):
 
 
 def _look() -> EngineFacts:
-    from app.engine_pack.activation import activate
-    from app.engine_pack.backends import find_offers
-    from app.engine_pack.store import PackStore
+    from app.setup.engine_pack.activation import activate
+    from app.setup.engine_pack.backends import find_offers
+    from app.setup.engine_pack.store import PackStore
 
     store = PackStore()
     offers: tuple[PackOffer, ...] = ()
@@ -307,8 +307,8 @@ class _Attempt:
             raise EngineError(text) from None
 
     def _use_environment(self, place: Path) -> Installed:
-        from app.engine_pack.existing import use_environment
-        from app.engine_pack.progress import InstallProgress, InstallStage
+        from app.setup.engine_pack.existing import use_environment
+        from app.setup.engine_pack.progress import InstallProgress, InstallStage
 
         self._tell(InstallProgress(InstallStage.TRYING))
         installed = use_environment(place, is_stopped=self._stopped.is_set)
@@ -317,10 +317,10 @@ class _Attempt:
         return installed
 
     def _install(self) -> Installed:
-        from app.engine_pack.activation import activate
-        from app.engine_pack.backends import find_offers
-        from app.engine_pack.installation import Installation, Installed
-        from app.engine_pack.store import PackStore
+        from app.setup.engine_pack.activation import activate
+        from app.setup.engine_pack.backends import find_offers
+        from app.setup.engine_pack.installation import Installation, Installed
+        from app.setup.engine_pack.store import PackStore
 
         request = self._request
         wheels = Path(request.wheels) if request.wheels else None
@@ -352,19 +352,19 @@ def _has_all(folder: Path, offer: PackOffer) -> bool:
 
 
 def _discard() -> None:
-    from app.engine_pack.store import PackStore
+    from app.setup.engine_pack.store import PackStore
 
     PackStore().discard_fetched()
 
 
 def _roll_back() -> Pack:
-    from app.engine_pack.store import PackStore
+    from app.setup.engine_pack.store import PackStore
 
     return PackStore().roll_back()
 
 
 def _remove() -> str:
-    from app.engine_pack.store import PackStore
+    from app.setup.engine_pack.store import PackStore
 
     PackStore().remove()
     return "removed"

@@ -5,11 +5,11 @@ from __future__ import annotations
 from PySide6.QtCore import QObject, Signal, Slot
 from PySide6.QtWidgets import QFileDialog, QMessageBox, QWidget
 
-from app.engine_page.session import EngineFacts, EngineSession, InstallRequest
-from app.engine_page.texts import pack_title
-from app.engine_page.views.engine_panel import EnginePanel
-from app.translation import tr
-from app.units import decimal_size
+from app.core.translation import tr
+from app.core.units import decimal_size
+from app.setup.page.session import EngineFacts, EngineSession, InstallRequest
+from app.setup.page.texts import pack_title
+from app.setup.page.views.engine_panel import EnginePanel
 from app.widgets.text import plain_tip
 
 

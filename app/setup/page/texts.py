@@ -6,18 +6,18 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from app.engine_page.views.choice_list import ShownEngine
-from app.transfer_progress import TransferProgress, amount_text, moving_text
-from app.translation import tr, tr_later, tr_n
-from app.units import decimal_size, size_text
+from app.core.transfer_progress import TransferProgress, amount_text, moving_text
+from app.core.translation import tr, tr_later, tr_n
+from app.core.units import decimal_size, size_text
+from app.setup.page.views.choice_list import ShownEngine
 from engine import DeviceInfo
 
 if TYPE_CHECKING:
-    from app.engine_pack.activation import Origin
-    from app.engine_pack.backends import PackOffer
-    from app.engine_pack.progress import InstallStage
-    from app.engine_pack.store import Pack
-    from app.engine_page.session import EngineFacts
+    from app.setup.engine_pack.activation import Origin
+    from app.setup.engine_pack.backends import PackOffer
+    from app.setup.engine_pack.progress import InstallStage
+    from app.setup.engine_pack.store import Pack
+    from app.setup.page.session import EngineFacts
 
 USES = {
     "cpu": tr_later("Computes on the processor. GPUs are not used."),
@@ -75,7 +75,7 @@ def without_commands(device: DeviceInfo, origin: Origin) -> DeviceInfo:
 
 def shown_engines(facts: EngineFacts) -> list[ShownEngine]:
     """Return the rows of the page: what can be installed, and what would suit but is not there."""
-    from app.engine_pack.backends import title_of as backend_title
+    from app.setup.engine_pack.backends import title_of as backend_title
 
     shown = [shown_offer(offer, facts.current) for offer in facts.offers]
     for backend in facts.suitable:
@@ -124,7 +124,7 @@ def environment_title() -> str:
 
 def title_of(pack: Pack) -> str:
     """Return what kind of engine a pack is."""
-    from app.engine_pack.backends import title_of as backend_title
+    from app.setup.engine_pack.backends import title_of as backend_title
 
     return environment_title() if pack.is_environment else backend_title(pack.backend)
 

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Final
 from PySide6.QtCore import QObject, Signal, Slot
 from PySide6.QtWidgets import QWidget
 
-from app.notice import Notice
-from app.settings import Settings, SettingsStore
-from app.translation import tr
-from app.updates.session import UpdateSession
+from app.core.notice import Notice
+from app.core.settings import Settings, SettingsStore
+from app.core.translation import tr
+from app.setup.updates.session import UpdateSession
 from engine import EngineError
 
 if TYPE_CHECKING:
-    from app.updates.views.news_dialog import NewsDialog
+    from app.setup.updates.views.news_dialog import NewsDialog
 
 LATER_MS: Final = 60_000
 """Milliseconds after which a banner that was taken is looked at again."""
@@ -74,7 +74,7 @@ class UpdatePresenter(QObject):
         if release is None:
             return
         if self.dialog is None:
-            from app.updates.views.news_dialog import NewsDialog
+            from app.setup.updates.views.news_dialog import NewsDialog
 
             self.dialog = NewsDialog(self._over)
         self.dialog.show_release(release, self.session.version)
@@ -83,7 +83,7 @@ class UpdatePresenter(QObject):
 
     def problems(self) -> dict[str, str]:
         """Return why settings have no effect, by name."""
-        from app.updates.release import is_web_page
+        from app.setup.updates.release import is_web_page
 
         current = self._settings.current
         if current.release_address and not is_web_page(current.release_address.strip()):

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from packaging.version import InvalidVersion, Version
 
-from app.translation import tr
+from app.core.translation import tr
 from engine import EngineError, printable
 
 MOST_VERSION: Final = 40
@@ -24,7 +24,7 @@ MOST_PAGE: Final = 300
 MOST_NEWS: Final = 8000
 """Largest number of characters of what is told about a release."""
 
-ADDRESS_FILE: Final = Path(__file__).resolve().parents[2] / "resources" / "release-address.txt"
+ADDRESS_FILE: Final = Path(__file__).resolve().parents[3] / "resources" / "release-address.txt"
 """File with the address to ask, which whoever builds packages may add."""
 
 

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Final
 
 from PySide6.QtCore import QObject, QTimer, Signal, Slot
 
-from app.background import LatestJob
-from app.settings import Settings, SettingsStore
-from app.translation import tr
+from app.core.background import LatestJob
+from app.core.settings import Settings, SettingsStore
+from app.core.translation import tr
 from engine import EngineError, package_version
 
 if TYPE_CHECKING:
-    from app.updates.release import Release
+    from app.setup.updates.release import Release
 
 DAY_S: Final = 24 * 3600
 FIRST_MS: Final = 10_000
@@ -63,7 +63,7 @@ class UpdateSession(QObject):
         kept = self._settings.current.newest_release
         if not kept:
             return None
-        from app.updates.release import is_newer, read_release
+        from app.setup.updates.release import is_newer, read_release
 
         try:
             release = read_release(kept)
@@ -74,7 +74,7 @@ class UpdateSession(QObject):
     @property
     def address(self) -> str:
         """The address to ask; "" for none."""
-        from app.updates.release import bundled_address
+        from app.setup.updates.release import bundled_address
 
         return self._settings.current.release_address.strip() or bundled_address()
 
@@ -118,7 +118,7 @@ class UpdateSession(QObject):
 
     def _ask(self, address: str) -> None:
         def work() -> Release:
-            from app.updates.source import fetch_release  # late: it takes a moment
+            from app.setup.updates.source import fetch_release  # late: it takes a moment
 
             return fetch_release(address)
 

@@ -8,8 +8,8 @@ from typing import Final
 
 import httpx2
 
-from app.translation import tr
-from app.updates.release import Release, parse_release
+from app.core.translation import tr
+from app.setup.updates.release import Release, parse_release
 from engine import EngineError, one_line
 
 MOST_BYTES: Final = 64 << 10

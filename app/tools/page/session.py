@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 from PySide6.QtCore import QObject, Signal, Slot
 
-from app import paths
-from app.background import KeyedJobs
-from app.engine_sentences import reason_of
-from app.notice import Notice
-from app.translation import tr
+from app.core import paths
+from app.core.background import KeyedJobs
+from app.core.engine_sentences import reason_of
+from app.core.notice import Notice
+from app.core.translation import tr
 from engine import EngineError
 
 if TYPE_CHECKING:
-    from app.system_keyring import Place
+    from app.core.system_keyring import Place
     from app.tools.hub import ToolHub
     from app.tools.server_store import ToolServerStore
     from app.tools.states import RunningCall, ServerTool, ToolResult, ToolServerState
@@ -51,7 +51,7 @@ class ToolSession(QObject):
 
     @cached_property
     def _store(self) -> ToolServerStore:
-        from app.system_keyring import SecretStore
+        from app.core.system_keyring import SecretStore
         from app.tools.server_store import ToolServerStore
 
         return ToolServerStore(paths.tool_servers_file(), SecretStore(paths.tool_secrets_file()))

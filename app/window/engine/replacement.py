@@ -6,13 +6,13 @@ from collections.abc import Callable
 
 from PySide6.QtCore import QObject, Qt, Signal, Slot
 
-from app.background import LatestJob
 from app.chat.session import ChatSession
-from app.engine_client import EngineClient, EngineState
-from app.model.session import ModelSession
-from app.notice import Notice
-from app.shell.start_up import StartUp
-from app.translation import tr_n
+from app.core.background import LatestJob
+from app.core.engine_client import EngineClient, EngineState
+from app.core.notice import Notice
+from app.core.translation import tr_n
+from app.models.current.session import ModelSession
+from app.window.start_up import StartUp
 from engine import ModelLoaded
 
 CLOSE_S = 5.0

@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING, Literal
 from PySide6.QtCore import QObject, Signal, Slot
 
 from app.chat.session import ChatSession
-from app.engine_client import EngineClient
-from app.engine_page.page import EnginePage
-from app.engine_page.session import EngineFacts
-from app.model.session import ModelSession
-from app.notice import Notice
-from app.shell.engine.replacement import EngineReplacement
-from app.shell.start_up import StartUp
-from app.translation import tr
+from app.core.engine_client import EngineClient
+from app.core.notice import Notice
+from app.core.translation import tr
+from app.models.current.session import ModelSession
+from app.setup.page.page import EnginePage
+from app.setup.page.session import EngineFacts
+from app.window.engine.replacement import EngineReplacement
+from app.window.start_up import StartUp
 from engine import EngineError, ModelInfo
 
 if TYPE_CHECKING:
-    from app.engine_pack.activation import Origin
-    from app.engine_pack.installation import Installed
+    from app.setup.engine_pack.activation import Origin
+    from app.setup.engine_pack.installation import Installed
 
 
 class EngineSetup(QObject):

@@ -14,8 +14,8 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from app.settings import Settings, shown_settings
-from app.units import size_text
+from app.core.settings import Settings, shown_settings
+from app.core.units import size_text
 from engine import DeviceInfo
 
 N_LINES: Final = 200

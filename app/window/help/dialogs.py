@@ -10,17 +10,17 @@ from PySide6.QtCore import QObject, Signal, Slot
 from PySide6.QtGui import QGuiApplication
 from PySide6.QtWidgets import QWidget
 
-from app.background import LatestJob
-from app.process.log_file import read_log
-from app.settings import SettingsStore
-from app.translation import tr
+from app.core.background import LatestJob
+from app.core.process.log_file import read_log
+from app.core.settings import SettingsStore
+from app.core.translation import tr
 from engine import DeviceInfo
 
 if TYPE_CHECKING:
-    from app.help.licences import Component
-    from app.help.views.about_dialog import AboutDialog
-    from app.help.views.log_dialog import LogDialog
-    from app.help.views.shortcuts_dialog import ShortcutsDialog
+    from app.window.help.licences import Component
+    from app.window.help.views.about_dialog import AboutDialog
+    from app.window.help.views.log_dialog import LogDialog
+    from app.window.help.views.shortcuts_dialog import ShortcutsDialog
 
 
 class HelpDialogs(QObject):
@@ -63,7 +63,7 @@ class HelpDialogs(QObject):
     @Slot()
     def show_shortcuts(self) -> None:
         if self.shortcuts is None:
-            from app.help.views.shortcuts_dialog import ShortcutsDialog
+            from app.window.help.views.shortcuts_dialog import ShortcutsDialog
 
             self.shortcuts = ShortcutsDialog(self._over)
         self.shortcuts.appear()
@@ -72,7 +72,7 @@ class HelpDialogs(QObject):
     @Slot()
     def show_about(self) -> None:
         if self.about is None:
-            from app.help.views.about_dialog import AboutDialog
+            from app.window.help.views.about_dialog import AboutDialog
 
             self.about = AboutDialog(self._over)
             self.about.licence_requested.connect(self._read_licence)
@@ -86,7 +86,7 @@ class HelpDialogs(QObject):
     @Slot()
     def show_log(self) -> None:
         if self.log is None:
-            from app.help.views.log_dialog import LogDialog
+            from app.window.help.views.log_dialog import LogDialog
 
             self.log = LogDialog(self._over)
             self.log.refresh_requested.connect(self._read_log)
@@ -111,7 +111,7 @@ class HelpDialogs(QObject):
 
     @Slot(object)
     def _read_licence(self, component: Component) -> None:
-        from app.help.licences import licence_text
+        from app.window.help.licences import licence_text
 
         self._licence_job.run(lambda: (component, licence_text(component)))
 
@@ -121,7 +121,7 @@ class HelpDialogs(QObject):
 
     @Slot()
     def _copy_report(self) -> None:
-        from app.help.diagnostics import report
+        from app.window.help.diagnostics import report
 
         devices, settings = self._devices(), self._settings.current
         private = (*self._private(), settings.system_prompt)
@@ -157,7 +157,7 @@ def _read_facts(
     devices: Sequence[DeviceInfo],
 ) -> tuple[list[tuple[str, str]], list[Component]]:
     """Return versions and components; work for a thread."""
-    from app.help.facts import versions
-    from app.help.parts import all_components
+    from app.window.help.facts import versions
+    from app.window.help.parts import all_components
 
     return versions(devices), all_components()

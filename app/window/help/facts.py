@@ -9,7 +9,7 @@ from importlib import metadata
 import PySide6
 from PySide6.QtCore import qVersion
 
-from app.translation import tr
+from app.core.translation import tr
 from engine import DeviceInfo, package_version
 
 

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from app.translation import tr
+from app.core.translation import tr
 from engine import package_version
 
 PACKAGE = "tandem-llm"
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 PROJECT_FILE = ROOT / "pyproject.toml"
 TEXTS = ROOT / "resources" / "licences"
 """Folder of the texts that packages leave out, and of parts that are no packages."""

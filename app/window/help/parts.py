@@ -9,7 +9,8 @@ from pathlib import Path
 
 from PySide6.QtCore import QLibraryInfo, qVersion
 
-from app.help.licences import (
+from app.core.translation import tr
+from app.window.help.licences import (
     FONT_VERSION,
     PACKAGE,
     PYTHON_TEXTS,
@@ -19,7 +20,6 @@ from app.help.licences import (
     Component,
     packages,
 )
-from app.translation import tr
 from engine import package_version
 
 QT_SOURCES = "https://download.qt.io/official_releases/qt/"

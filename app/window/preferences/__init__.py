@@ -1,1 +1,1 @@
-"""The settings page, which builds itself from the declaration in `app.settings`."""
+"""The settings page, which builds itself from the declaration in `app.core.settings`."""

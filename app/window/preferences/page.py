@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 from PySide6.QtCore import QObject, Signal, Slot
 from PySide6.QtWidgets import QWidget
 
-from app.settings import Settings, SettingsStore
+from app.core.settings import Settings, SettingsStore
 
 if TYPE_CHECKING:
-    from app.preferences.views.settings_view import SettingsView
+    from app.window.preferences.views.settings_view import SettingsView
 
 
 class SettingsPage(QObject):
@@ -87,7 +87,7 @@ class SettingsPage(QObject):
 
     def _make(self) -> SettingsView:
         # imported here, since the window's first picture does not need it
-        from app.preferences.views.settings_view import SettingsView
+        from app.window.preferences.views.settings_view import SettingsView
 
         view = self.view = SettingsView()
         for section, make, words in self._panels:
@@ -106,7 +106,7 @@ class SettingsPage(QObject):
 
 def _with_loaded(in_use: Settings, current: Settings) -> Settings:
     """Return what is in use after a load."""
-    from app.settings import shown_settings
+    from app.core.settings import shown_settings
 
     names = [name for name, shown in shown_settings().items() if shown.takes == "next load"]
     return replace(in_use, **{name: getattr(current, name) for name in names})

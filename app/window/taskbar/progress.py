@@ -10,8 +10,8 @@ from pathlib import Path
 from PySide6.QtCore import QObject, Slot
 from PySide6.QtWidgets import QWidget
 
-from app.engine_client import EngineState
-from app.shell.taskbar.painter import STEPS, Painter
+from app.core.engine_client import EngineState
+from app.window.taskbar.painter import STEPS, Painter
 
 
 class TaskbarProgress(QObject):
@@ -70,12 +70,12 @@ class TaskbarProgress(QObject):
 def painter_for(window: QWidget) -> Painter:
     """Return what shows a progress on this desktop; where nothing does, it does nothing."""
     if sys.platform == "win32":
-        from app.shell.taskbar.windows import windows_painter
+        from app.window.taskbar.windows import windows_painter
 
         return windows_painter(int(window.winId()))
     if sys.platform == "darwin" or not _has_session_bus():
         return lambda share: None
-    from app.shell.taskbar.unity import unity_painter
+    from app.window.taskbar.unity import unity_painter
 
     return unity_painter()
 

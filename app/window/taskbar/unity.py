@@ -5,7 +5,7 @@ from __future__ import annotations
 from PySide6.QtDBus import QDBusConnection, QDBusMessage
 from PySide6.QtGui import QGuiApplication
 
-from app.shell.taskbar.painter import Painter
+from app.window.taskbar.painter import Painter
 
 INTERFACE = "com.canonical.Unity.LauncherEntry"
 PATH = "/com/canonical/unity/launcherentry/tandem"

@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Callable
 from typing import Any, Final
 
-from app.shell.taskbar.painter import STEPS, Painter
+from app.window.taskbar.painter import STEPS, Painter
 
 log = logging.getLogger(__name__)
 

@@ -8,22 +8,22 @@ from typing import TYPE_CHECKING, NoReturn
 
 from torch import Tensor
 
-from engine.cpu.file_packing import FilePacker
-from engine.cpu.ops import CpuOps
-from engine.cpu.packing import load_for_kernels
-from engine.cpu.plain_weights import PlainWeight
-from engine.cpu.recorder import Recorder
-from engine.cpu.weights import JoinedColumns, PlaneWeight
-from engine.cpu.worker import Worker
-from engine.ops.backend import NothingToCompile, PlainLoader
-from engine.ops.file_bytes import FileReader
+from engine.backends.cpu.file_packing import FilePacker
+from engine.backends.cpu.ops import CpuOps
+from engine.backends.cpu.packing import load_for_kernels
+from engine.backends.cpu.plain_weights import PlainWeight
+from engine.backends.cpu.recorder import Recorder
+from engine.backends.cpu.weights import JoinedColumns, PlaneWeight
+from engine.backends.cpu.worker import Worker
+from engine.backends.reference.backend import NothingToCompile, PlainLoader
+from engine.backends.reference.file_bytes import FileReader
 
 if TYPE_CHECKING:
-    from engine.forward.communicator import Communicator
-    from engine.forward.weight import Weight
-    from engine.gguf.reader import GGUFFile
-    from engine.layers.module import Slot
-    from engine.sharding.placement import Slices
+    from engine.formats.gguf.reader import GGUFFile
+    from engine.model.forward.communicator import Communicator
+    from engine.model.forward.weight import Weight
+    from engine.model.layers.module import Slot
+    from engine.model.sharding.placement import Slices
 
 
 class CpuLoader(PlainLoader):

@@ -14,19 +14,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.cpu.kernels import compiled
-from engine.cpu.large_pages import LARGE_PAGE, WeightArena
-from engine.gguf.tensor_bytes import LONG_ROW, TensorBytes
-from engine.gguf.types import TYPES
-from engine.ops.file_bytes import FileReader
-from engine.quants.codes import coded_rows
-from engine.quants.extent import Extent, file_blocks, n_tiles
-from engine.quants.layout import BLOCK, CODED, TILE
+from engine.backends.cpu.kernels import compiled
+from engine.backends.cpu.large_pages import LARGE_PAGE, WeightArena
+from engine.backends.reference.file_bytes import FileReader
+from engine.formats.gguf.tensor_bytes import LONG_ROW, TensorBytes
+from engine.formats.gguf.types import TYPES
+from engine.formats.quants.codes import coded_rows
+from engine.formats.quants.extent import Extent, file_blocks, n_tiles
+from engine.formats.quants.layout import BLOCK, CODED, TILE
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from engine.cpu.worker import Worker
+    from engine.backends.cpu.worker import Worker
 
     Bytes = NDArray[np.uint8]
 

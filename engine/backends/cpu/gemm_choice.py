@@ -11,13 +11,13 @@ import torch
 from gguf.constants import GGMLQuantizationType as Kind
 from torch.nn.functional import linear
 
-from engine.cpu.kernels import compiled
-from engine.cpu.kernels.language.isa import chosen
-from engine.cpu.kernels.products.panels import quantised_bytes
-from engine.cpu.kernels.running.team import Team
-from engine.forward.batch_sizes import BF16_BATCH
-from engine.quants.extent import WORD_PANEL_BYTES, Extent, word_tile_bytes
-from engine.quants.layout import BLOCK, LAYOUTS, TILE
+from engine.backends.cpu.kernels import compiled
+from engine.backends.cpu.kernels.language.isa import chosen
+from engine.backends.cpu.kernels.products.panels import quantised_bytes
+from engine.backends.cpu.kernels.running.team import Team
+from engine.formats.quants.extent import WORD_PANEL_BYTES, Extent, word_tile_bytes
+from engine.formats.quants.layout import BLOCK, LAYOUTS, TILE
+from engine.model.forward.batch_sizes import BF16_BATCH
 
 N_TOKENS, N_COLUMNS, N_TILE = 256, 2048, 64
 """Size of the measured product: tokens, columns of the matrix, tiles of its rows."""

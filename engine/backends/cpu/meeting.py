@@ -12,15 +12,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from engine.cpu.kernels.running.call_log import CallLog
-from engine.cpu.kernels.running.thread_all_reduce import (
+from engine.backends.cpu.kernels.running.call_log import CallLog
+from engine.backends.cpu.kernels.running.thread_all_reduce import (
     ADDED,
     NO_NUMBERS,
     OTHERS_SLEEP,
     ThreadAllReduce,
 )
-from engine.cpu.kernels.small.small_ops import is_plain
-from engine.forward.recording import refuse_replay
+from engine.backends.cpu.kernels.small.small_ops import is_plain
+from engine.model.forward.recording import refuse_replay
 
 SPIN_TURNS = 30_000
 """Number of times a waiting rank polls the others before it sleeps; takes about a millisecond."""

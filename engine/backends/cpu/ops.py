@@ -9,24 +9,25 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from engine.cpu.angles import RopeAngles
-from engine.cpu.kernels.cache.cache_ops import CacheOps
-from engine.cpu.kernels.small.small_ops import SmallOps
-from engine.cpu.plain_weights import float_product
-from engine.cpu.recurrent import RecurrentOps
-from engine.cpu.routing import ExpertFFN, RoutingOps
-from engine.cpu.weights import JointProduct, PlaneWeight, can_join
-from engine.forward.operands import SIGMOID, PlacedStates
-from engine.forward.recording import refuse_replay
-from engine.ops.composite import CompositeOps
-from engine.ops.reference import REFERENCE
+from engine.backends.cpu.angles import RopeAngles
+from engine.backends.cpu.kernels.cache.cache_ops import CacheOps
+from engine.backends.cpu.kernels.small.small_ops import SmallOps
+from engine.backends.cpu.plain_weights import float_product
+from engine.backends.cpu.recurrent import RecurrentOps
+from engine.backends.cpu.routing import ExpertFFN, RoutingOps
+from engine.backends.cpu.weights import JointProduct, PlaneWeight, can_join
+from engine.backends.reference.composite import CompositeOps
+from engine.backends.reference.ops import REFERENCE
+from engine.model.forward.operands import SIGMOID, PlacedStates
+from engine.model.forward.recording import refuse_replay
 
 if TYPE_CHECKING:
-    from engine.cpu.kernels.running.team import Team
-    from engine.forward.batch import Batch
-    from engine.forward.cache import LayerCache
-    from engine.forward.expert_rows import Groups
-    from engine.forward.operands import (
+    from engine.backends.cpu.kernels.running.team import Team
+    from engine.backends.reference.recurrent import Chunks
+    from engine.model.forward.batch import Batch
+    from engine.model.forward.cache import LayerCache
+    from engine.model.forward.expert_rows import Groups
+    from engine.model.forward.operands import (
         Activation,
         DeltaInputs,
         RopeParams,
@@ -35,8 +36,7 @@ if TYPE_CHECKING:
         Scores,
         States,
     )
-    from engine.forward.ops import ExpertLayer, LinearLayer, NormLayer
-    from engine.ops.recurrent import Chunks
+    from engine.model.forward.ops import ExpertLayer, LinearLayer, NormLayer
 
 
 class CpuOps(CompositeOps):

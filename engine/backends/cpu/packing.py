@@ -10,23 +10,23 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from engine.cpu.kernels.packing import word_pack
-from engine.cpu.plain_weights import PlainWeight
-from engine.cpu.weights import FineWeight, JoinedColumns, PlaneWeight
-from engine.cpu.word_weights import WordWeight
-from engine.gguf.tensors import split_name
-from engine.quants.extent import Extent, file_blocks, n_tiles, word_tile_bytes
-from engine.quants.layout import BLOCK, LAYOUTS, TILE
-from engine.sharding.placement import Shard, Slices
+from engine.backends.cpu.kernels.packing import word_pack
+from engine.backends.cpu.plain_weights import PlainWeight
+from engine.backends.cpu.weights import FineWeight, JoinedColumns, PlaneWeight
+from engine.backends.cpu.word_weights import WordWeight
+from engine.formats.gguf.tensors import split_name
+from engine.formats.quants.extent import Extent, file_blocks, n_tiles, word_tile_bytes
+from engine.formats.quants.layout import BLOCK, LAYOUTS, TILE
+from engine.model.sharding.placement import Shard, Slices
 
 if TYPE_CHECKING:
-    from engine.cpu.file_packing import FilePacker
-    from engine.cpu.worker import Worker
-    from engine.forward.weight import Weight
-    from engine.gguf.reader import GGUFFile
-    from engine.gguf.tensor_bytes import TensorBytes
-    from engine.gguf.tensors import TensorInfo
-    from engine.layers.module import Slot
+    from engine.backends.cpu.file_packing import FilePacker
+    from engine.backends.cpu.worker import Worker
+    from engine.formats.gguf.reader import GGUFFile
+    from engine.formats.gguf.tensor_bytes import TensorBytes
+    from engine.formats.gguf.tensors import TensorInfo
+    from engine.model.forward.weight import Weight
+    from engine.model.layers.module import Slot
 
     Load = Callable[..., Weight]
 

@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from engine.cpu.kernels import compiled
-from engine.cpu.kernels.running.result_memory import result
-from engine.cpu.kernels.running.team import Team
-from engine.cpu.worker import Worker
-from engine.forward.expert_rows import Groups
-from engine.forward.weight import ALL
-from engine.ops.weights import gathered_rows
-from engine.quants.extent import BF16_CHUNK
+from engine.backends.cpu.kernels import compiled
+from engine.backends.cpu.kernels.running.result_memory import result
+from engine.backends.cpu.kernels.running.team import Team
+from engine.backends.cpu.worker import Worker
+from engine.backends.reference.weights import gathered_rows
+from engine.formats.quants.extent import BF16_CHUNK
+from engine.model.forward.expert_rows import Groups
+from engine.model.forward.weight import ALL
 
 PIECE_BYTES = 128 << 10
 """Bytes of weights that a thread takes at a time for few tokens: enough to prefetch, few enough

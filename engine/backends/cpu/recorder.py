@@ -14,13 +14,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engine.cpu.kernels.running.call_log import CallLog, current_log
-from engine.cpu.kernels.running.replay import KernelReplay
-from engine.cpu.kernels.running.team import Team
-from engine.cpu.kernels.small.small_ops import SmallOps
+from engine.backends.cpu.kernels.running.call_log import CallLog, current_log
+from engine.backends.cpu.kernels.running.replay import KernelReplay
+from engine.backends.cpu.kernels.running.team import Team
+from engine.backends.cpu.kernels.small.small_ops import SmallOps
+from engine.backends.reference.replay import (
+    DispatchMode,
+    ReplayedOp,
+    is_allocation,
+    is_fit,
+    is_view,
+)
 from engine.errors import LeftAlone
-from engine.forward.recording import recording_to, refuse_replay
-from engine.ops.replay import DispatchMode, ReplayedOp, is_allocation, is_fit, is_view
+from engine.model.forward.recording import recording_to, refuse_replay
 
 aten = torch.ops.aten
 

@@ -12,22 +12,22 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from engine.cpu.kernels.language.isa import chosen, named
-from engine.cpu.kernels.recurrent import conv, delta_net, delta_strip, state_space
-from engine.cpu.kernels.recurrent.state_rows import StateRows
-from engine.cpu.kernels.running import jit
-from engine.cpu.kernels.running.fastcall import BoundKernel, Kernel, bind_both
-from engine.cpu.kernels.small.small_ops import F32, SHORT_CALL, f32_bits, is_plain
-from engine.forward.batch import MOST_AT_ONCE
-from engine.forward.operands import SILU, PlacedStates
+from engine.backends.cpu.kernels.language.isa import chosen, named
+from engine.backends.cpu.kernels.recurrent import conv, delta_net, delta_strip, state_space
+from engine.backends.cpu.kernels.recurrent.state_rows import StateRows
+from engine.backends.cpu.kernels.running import jit
+from engine.backends.cpu.kernels.running.fastcall import BoundKernel, Kernel, bind_both
+from engine.backends.cpu.kernels.small.small_ops import F32, SHORT_CALL, f32_bits, is_plain
+from engine.model.forward.batch import MOST_AT_ONCE
+from engine.model.forward.operands import SILU, PlacedStates
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from engine.cpu.kernels.language.isa import Isa
-    from engine.cpu.kernels.running.team import Team
-    from engine.forward.batch import Batch
-    from engine.forward.operands import Activation, DeltaInputs, ScanInputs, States
+    from engine.backends.cpu.kernels.language.isa import Isa
+    from engine.backends.cpu.kernels.running.team import Team
+    from engine.model.forward.batch import Batch
+    from engine.model.forward.operands import Activation, DeltaInputs, ScanInputs, States
 
 PIECE = 1 << 15
 """Least number of elements that a piece visits: the elements of its states, times the tokens."""

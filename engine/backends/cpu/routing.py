@@ -9,25 +9,25 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from engine.cpu.kernels import compiled
-from engine.cpu.kernels.language.isa import chosen as chosen_isa
-from engine.cpu.kernels.language.isa import named
-from engine.cpu.kernels.products.expert_ffn import LOCK_BYTES, place_bytes
-from engine.cpu.kernels.running import jit
-from engine.cpu.kernels.running.fastcall import BoundKernel, Kernel, bind_both
-from engine.cpu.kernels.running.result_memory import result
-from engine.cpu.kernels.small import routing
-from engine.cpu.kernels.small.small_ops import f32_bits
-from engine.cpu.weights import PlaneWeight
-from engine.forward.batch import MOST_AT_ONCE
-from engine.forward.expert_rows import Groups
-from engine.ops.reference import SMALLEST_SUM
+from engine.backends.cpu.kernels import compiled
+from engine.backends.cpu.kernels.language.isa import chosen as chosen_isa
+from engine.backends.cpu.kernels.language.isa import named
+from engine.backends.cpu.kernels.products.expert_ffn import LOCK_BYTES, place_bytes
+from engine.backends.cpu.kernels.running import jit
+from engine.backends.cpu.kernels.running.fastcall import BoundKernel, Kernel, bind_both
+from engine.backends.cpu.kernels.running.result_memory import result
+from engine.backends.cpu.kernels.small import routing
+from engine.backends.cpu.kernels.small.small_ops import f32_bits
+from engine.backends.cpu.weights import PlaneWeight
+from engine.backends.reference.ops import SMALLEST_SUM
+from engine.model.forward.batch import MOST_AT_ONCE
+from engine.model.forward.expert_rows import Groups
 
 if TYPE_CHECKING:
-    from engine.cpu.kernels.language.isa import Isa
-    from engine.cpu.kernels.running.team import Team
-    from engine.forward.operands import Routing
-    from engine.forward.weight import Weight
+    from engine.backends.cpu.kernels.language.isa import Isa
+    from engine.backends.cpu.kernels.running.team import Team
+    from engine.model.forward.operands import Routing
+    from engine.model.forward.weight import Weight
 
 SHORT = 8
 """Largest number of tokens for which a kernel call keeps Python's lock (GIL)."""
@@ -203,7 +203,7 @@ class ExpertFFN:
         """Return each row's result, (n_row, n_out), for tokens x (T, n_in).
 
         Args:
-            activation: address of a kernel of `engine.cpu.kernels.small.activation`.
+            activation: address of a kernel of `engine.backends.cpu.kernels.small.activation`.
             limit: limit of the activation, as the bits of an F32 number.
         """
         worker, n_threads = self._worker, self._worker.n_threads

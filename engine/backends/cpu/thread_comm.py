@@ -13,12 +13,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from engine.cpu.kernels.running.call_log import current_log
-from engine.cpu.kernels.small.small_ops import is_plain
-from engine.errors import LeftAlone
-from engine.forward.recording import recording_to, refuse_replay
-from engine.parallel.agreement import check_alike, check_fit
-from engine.parallel.meeting import (
+from engine.backends.cpu.kernels.running.call_log import current_log
+from engine.backends.cpu.kernels.small.small_ops import is_plain
+from engine.backends.cpu.meeting import (
     MOST_ADDED,
     CollectiveCounter,
     Meeting,
@@ -26,11 +23,14 @@ from engine.parallel.meeting import (
     Slice,
     SpinningMeeting,
 )
+from engine.errors import LeftAlone
+from engine.model.forward.recording import recording_to, refuse_replay
+from engine.parallel.agreement import check_alike, check_fit
 from engine.parallel.transfers import DeviceCopier
 
 if TYPE_CHECKING:
-    from engine.forward.communicator import Communicator, Group
-    from engine.forward.ops import FusedAllReduce
+    from engine.model.forward.communicator import Communicator, Group
+    from engine.model.forward.ops import FusedAllReduce
 
 
 class ThreadGroup:

@@ -10,19 +10,19 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from engine.cpu.kernels import compiled
-from engine.cpu.kernels.language.isa import chosen
-from engine.cpu.kernels.products.group_gemm import MOST_TILES
-from engine.cpu.kernels.products.panels import quantised_bytes
-from engine.cpu.kernels.products.quantised_gemm import LEAST_PANELS
-from engine.cpu.kernels.running.fastcall import Kernel
-from engine.cpu.kernels.running.result_memory import result
-from engine.cpu.plain_weights import PIECE_BYTES, float_product
-from engine.cpu.worker import PackedRows, Worker
-from engine.forward.expert_rows import Groups
-from engine.forward.weight import ALL, Weight
-from engine.quants.extent import BF16_CHUNK, Extent, n_tiles, panel_block_bytes
-from engine.quants.layout import BLOCK, TILE
+from engine.backends.cpu.kernels import compiled
+from engine.backends.cpu.kernels.language.isa import chosen
+from engine.backends.cpu.kernels.products.group_gemm import MOST_TILES
+from engine.backends.cpu.kernels.products.panels import quantised_bytes
+from engine.backends.cpu.kernels.products.quantised_gemm import LEAST_PANELS
+from engine.backends.cpu.kernels.running.fastcall import Kernel
+from engine.backends.cpu.kernels.running.result_memory import result
+from engine.backends.cpu.plain_weights import PIECE_BYTES, float_product
+from engine.backends.cpu.worker import PackedRows, Worker
+from engine.formats.quants.extent import BF16_CHUNK, Extent, n_tiles, panel_block_bytes
+from engine.formats.quants.layout import BLOCK, TILE
+from engine.model.forward.expert_rows import Groups
+from engine.model.forward.weight import ALL, Weight
 
 PASS_BYTES = 4 << 20
 """Bytes of quantised activations per pass over the weights; they stay in the cores' last cache."""
@@ -32,7 +32,7 @@ PIECE_TILES = 2 * MOST_TILES
 
 
 class PlaneWeight:
-    """A quantised matrix, or one per expert or head, in planes (`engine.quants.layout`).
+    """A quantised matrix, or one per expert or head, in planes (`engine.formats.quants.layout`).
 
     Args:
         planes: weights, uint8 (n_tile, tile_bytes) or (n, n_tile, tile_bytes).
@@ -122,7 +122,7 @@ class PlaneWeight:
         return -(-n_tiles(self.n_rows) // self.n_tiles_per_piece)
 
     def arguments(self, panels: int, n_tokens: int, out: int, out_stride: int) -> tuple[int, ...]:
-        """Return the arguments of the GEMM kernel (`engine.cpu.kernels.products.quantised_gemm`).
+        """Return the arguments of the GEMM kernel (`cpu.kernels.products.quantised_gemm`).
 
         Args:
             panels: address of the quantised activations.
@@ -189,7 +189,7 @@ class PlaneWeight:
 
     @property
     def expert_product(self) -> tuple[int, ...]:
-        """The entry of its products in `engine.cpu.kernels.products.expert_ffn`."""
+        """The entry of its products in `engine.backends.cpu.kernels.products.expert_ffn`."""
         address, *others = self._planes
         sizes = self.n_rows, n_tiles(self.n_rows)
         return self.task, address, self.planes.stride(0), *others, *sizes
@@ -225,7 +225,7 @@ class PlaneWeight:
 class FineWeight(PlaneWeight):
     """A quantised matrix in planes that multiplies activations of two bytes where others have one.
 
-    See `engine.cpu.packing.FINE` for those which do.
+    See `engine.backends.cpu.packing.FINE` for those which do.
     """
 
     @property
@@ -309,7 +309,7 @@ class JointProduct:
         """Return `act(first product) * second product` of two matrices with equally many rows.
 
         Args:
-            activation: address of a kernel of `engine.cpu.kernels.small.activation`.
+            activation: address of a kernel of `engine.backends.cpu.kernels.small.activation`.
             limit: limit of the activation, as the bits of an F32 number.
         """
         worker, n_tokens = self._worker, x.shape[0]

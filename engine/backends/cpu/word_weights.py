@@ -1,4 +1,4 @@
-"""F16 and BF16 matrices in words (`engine.cpu.kernels.words.words`)."""
+"""F16 and BF16 matrices in words (`engine.backends.cpu.kernels.words.words`)."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from engine.cpu.kernels import compiled
-from engine.cpu.kernels.language.isa import chosen
-from engine.cpu.kernels.running.fastcall import Kernel
-from engine.cpu.kernels.running.result_memory import result
-from engine.cpu.kernels.words.combined_panels import PAIR
-from engine.cpu.kernels.words.quad_products import QUAD
-from engine.cpu.kernels.words.seven_products import MOST_PAIRS, MOST_QUADS, fits
-from engine.cpu.kernels.words.words import BALANCE
-from engine.cpu.weights import PlaneWeight
-from engine.cpu.worker import PackedRows
-from engine.ops.weights import gathered_rows
-from engine.quants.extent import (
+from engine.backends.cpu.kernels import compiled
+from engine.backends.cpu.kernels.language.isa import chosen
+from engine.backends.cpu.kernels.running.fastcall import Kernel
+from engine.backends.cpu.kernels.running.result_memory import result
+from engine.backends.cpu.kernels.words.combined_panels import PAIR
+from engine.backends.cpu.kernels.words.quad_products import QUAD
+from engine.backends.cpu.kernels.words.seven_products import MOST_PAIRS, MOST_QUADS, fits
+from engine.backends.cpu.kernels.words.words import BALANCE
+from engine.backends.cpu.weights import PlaneWeight
+from engine.backends.cpu.worker import PackedRows
+from engine.backends.reference.weights import gathered_rows
+from engine.formats.quants.extent import (
     WORD_BLOCK_BYTES,
     WORD_FACTOR_BYTES,
     WORD_PANEL_BYTES,
     n_tiles,
     word_tile_bytes,
 )
-from engine.quants.layout import BLOCK, SUPER, TILE
+from engine.formats.quants.layout import BLOCK, SUPER, TILE
 
 LEAST_TOKENS = 32
 """Smallest number of tokens for which seven products are faster."""

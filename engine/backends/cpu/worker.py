@@ -9,19 +9,19 @@ from math import inf
 import torch
 from torch import Tensor
 
-from engine.cpu import gemm_choice
-from engine.cpu.kernels import compiled
-from engine.cpu.kernels.language.isa import chosen
-from engine.cpu.kernels.products.panels import ARGUMENTS
-from engine.cpu.kernels.running.fastcall import Kernel
-from engine.cpu.kernels.running.growing_memory import GrowingMemory
-from engine.cpu.kernels.running.result_memory import free_results
-from engine.cpu.kernels.running.team import Team
-from engine.cpu.kernels.words.combined_panels import PAIR_BLOCK_BYTES
-from engine.cpu.large_pages import weight_memory
-from engine.forward.expert_rows import Groups
-from engine.quants.extent import WORD_PANEL_BYTES, Extent, panel_block_bytes
-from engine.quants.layout import BLOCK
+from engine.backends.cpu import gemm_choice
+from engine.backends.cpu.kernels import compiled
+from engine.backends.cpu.kernels.language.isa import chosen
+from engine.backends.cpu.kernels.products.panels import ARGUMENTS
+from engine.backends.cpu.kernels.running.fastcall import Kernel
+from engine.backends.cpu.kernels.running.growing_memory import GrowingMemory
+from engine.backends.cpu.kernels.running.result_memory import free_results
+from engine.backends.cpu.kernels.running.team import Team
+from engine.backends.cpu.kernels.words.combined_panels import PAIR_BLOCK_BYTES
+from engine.backends.cpu.large_pages import weight_memory
+from engine.formats.quants.extent import WORD_PANEL_BYTES, Extent, panel_block_bytes
+from engine.formats.quants.layout import BLOCK
+from engine.model.forward.expert_rows import Groups
 
 
 class Worker:
@@ -29,7 +29,7 @@ class Worker:
 
     Args:
         x_bytes: bytes of a quantised activation; two where a small error can have large
-            consequences, see `engine.cpu.kernels.products.panels`.
+            consequences, see `engine.backends.cpu.kernels.products.panels`.
         fast_prompts: whether many tokens are multiplied in BF16 where that is faster; their bits
             then depend on how many there are.
 
@@ -38,8 +38,8 @@ class Worker:
         rows: activations for products with most quantised matrices.
         fine: those of two bytes, for matrices that need them where `x_bytes` is 1.
         words: those for products with matrices of words.
-        pairs: those for `engine.cpu.kernels.words.seven_products`.
-        tokens: those for `engine.cpu.kernels.products.expert_ffn`.
+        pairs: those for `engine.backends.cpu.kernels.words.seven_products`.
+        tokens: those for `engine.backends.cpu.kernels.products.expert_ffn`.
     """
 
     def __init__(self, n_threads: int, x_bytes: int = 1, *, fast_prompts: bool = False) -> None:
@@ -77,7 +77,7 @@ class Worker:
 
     @cached_property
     def uses_words(self) -> bool:
-        """Whether F16 and BF16 matrices become words, see `engine.cpu.kernels.words.words`.
+        """Whether F16 and BF16 matrices become words, see `cpu.kernels.words.words`.
 
         Routers are too sensitive to rounded activations.
         """
@@ -234,7 +234,7 @@ class PackedRows:
 
 
 class PanelRows(PackedRows):
-    """Memory for quantised activations (`engine.cpu.kernels.products.panels`), also of experts.
+    """Memory for quantised activations (`cpu.kernels.products.panels`), also of experts.
 
     Args:
         x_bytes: bytes of an activation.

@@ -13,20 +13,20 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from engine.forward.batch_sizes import SMALL_BATCH
-from engine.gpu import kv_write
-from engine.gpu.elementwise import power_of_two
-from engine.gpu.kernels import attention as kernels
-from engine.gpu.kv_write import BLOCKS, fits, holds, is_plain, n_elements, placed
-from engine.gpu.launch.kernel_launch import launch
-from engine.gpu.launch.refusals import allows
-from engine.gpu.launch.target import KernelTarget, target_of
+from engine.backends.gpu import kv_write
+from engine.backends.gpu.elementwise import power_of_two
+from engine.backends.gpu.kernels import attention as kernels
+from engine.backends.gpu.kv_write import BLOCKS, fits, holds, is_plain, n_elements, placed
+from engine.backends.gpu.launch.kernel_launch import launch
+from engine.backends.gpu.launch.refusals import allows
+from engine.backends.gpu.launch.target import KernelTarget, target_of
+from engine.model.forward.batch_sizes import SMALL_BATCH
 
 if TYPE_CHECKING:
-    from engine.config.kv_types import KVTypes
-    from engine.forward.cache import LayerCache
-    from engine.forward.operands import Scores
-    from engine.gpu.page_tables import PagedRows, PagedRun
+    from engine.backends.gpu.page_tables import PagedRows, PagedRun
+    from engine.load_params import KVTypes
+    from engine.model.forward.cache import LayerCache
+    from engine.model.forward.operands import Scores
 
 PIECES = 32
 """Partial results that the second kernel combines at once."""

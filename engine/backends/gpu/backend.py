@@ -8,36 +8,36 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from engine.gpu.checks.calls import OpCallLog
-from engine.gpu.checks.rank_check import DryModel, check_rank, verdicts_of
-from engine.gpu.comm.host_collectives import HostCollectives
-from engine.gpu.decode.sampling import sampling_starts
-from engine.gpu.launch.compiling import Compiling
-from engine.gpu.launch.graph import Captured, capture
-from engine.gpu.launch.refusals import allows
-from engine.gpu.launch.target import target_of, use_target
-from engine.gpu.loading import weight_loader
-from engine.gpu.loading.arenas import Arenas
-from engine.gpu.loading.dry_run import collect_launches
-from engine.gpu.ops import GpuOps
+from engine.backends.cpu.thread_comm import ThreadCommunicator
+from engine.backends.gpu.checks.calls import OpCallLog
+from engine.backends.gpu.checks.rank_check import DryModel, check_rank, verdicts_of
+from engine.backends.gpu.comm.host_collectives import HostCollectives
+from engine.backends.gpu.decode.sampling import sampling_starts
+from engine.backends.gpu.launch.compiling import Compiling
+from engine.backends.gpu.launch.graph import Captured, capture
+from engine.backends.gpu.launch.refusals import allows
+from engine.backends.gpu.launch.target import target_of, use_target
+from engine.backends.gpu.loading import weight_loader
+from engine.backends.gpu.loading.arenas import Arenas
+from engine.backends.gpu.loading.dry_run import collect_launches
+from engine.backends.gpu.ops import GpuOps
+from engine.backends.reference.backend import NothingToCompile
 from engine.hardware.fallbacks import Fallbacks
-from engine.ops.backend import NothingToCompile
-from engine.parallel.thread_comm import ThreadCommunicator
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from engine.config.load import LoadParams
-    from engine.forward.cache import Cache
-    from engine.forward.communicator import Communicator
-    from engine.forward.weight import Weight
-    from engine.gguf.reader import GGUFFile
-    from engine.gguf.tensor_bytes import TensorBytes
-    from engine.gpu.loading.staging import Staging
-    from engine.layers.module import Slot
-    from engine.models.declare import Declaration
-    from engine.sharding.placement import Slices
+    from engine.backends.gpu.loading.staging import Staging
+    from engine.formats.gguf.reader import GGUFFile
+    from engine.formats.gguf.tensor_bytes import TensorBytes
+    from engine.load_params import LoadParams
+    from engine.model.architectures.declare import Declaration
+    from engine.model.forward.cache import Cache
+    from engine.model.forward.communicator import Communicator
+    from engine.model.forward.weight import Weight
+    from engine.model.layers.module import Slot
+    from engine.model.sharding.placement import Slices
 
 log = logging.getLogger(__name__)
 

@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from engine.forward.batch_sizes import SMALL_BATCH
-from engine.gpu.kernels import elementwise, norm
-from engine.gpu.launch.kernel_launch import FixedConstants, launch
-from engine.gpu.launch.refusals import refusable
-from engine.gpu.quantise import N_COUNTERS, allocate_rows_like, attach_rows
+from engine.backends.gpu.kernels import elementwise, norm
+from engine.backends.gpu.launch.kernel_launch import FixedConstants, launch
+from engine.backends.gpu.launch.refusals import refusable
+from engine.backends.gpu.quantise import N_COUNTERS, allocate_rows_like, attach_rows
+from engine.model.forward.batch_sizes import SMALL_BATCH
 
 if TYPE_CHECKING:
-    from engine.forward.operands import Activation
-    from engine.forward.ops import Addend, NormLayer
+    from engine.model.forward.operands import Activation
+    from engine.model.forward.ops import Addend, NormLayer
 
 LONGEST_ROW = 1 << 14
 """Most elements that one program holds at once: 16 in each of 1024 threads."""

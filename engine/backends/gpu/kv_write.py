@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from engine.gpu.elementwise import power_of_two
-from engine.gpu.kernels import kv_cells
-from engine.gpu.launch.kernel_launch import launch
-from engine.gpu.launch.refusals import allows
+from engine.backends.gpu.elementwise import power_of_two
+from engine.backends.gpu.kernels import kv_cells
+from engine.backends.gpu.launch.kernel_launch import launch
+from engine.backends.gpu.launch.refusals import allows
 
 if TYPE_CHECKING:
-    from engine.forward.cache import LayerCache
-    from engine.gpu.page_tables import PagedRows
+    from engine.backends.gpu.page_tables import PagedRows
+    from engine.model.forward.cache import LayerCache
 
 BLOCKS = {"q8_0": 34, "q4_0": 18}
 """Bytes of a block of 32 elements, by block-quantised type of keys or values."""

@@ -7,27 +7,28 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from engine.forward.batch_sizes import SMALL_BATCH
-from engine.gpu import attention, elementwise, kv_write, recurrent, rope, routing
-from engine.gpu.launch.graph import refuse_capture
-from engine.gpu.launch.refusals import allows
-from engine.gpu.launch.target import target_of
-from engine.gpu.matmul import dequant_gemm, experts, gemv, tile_gemm
-from engine.gpu.matmul.weights import GpuPlain, GpuPlanes
-from engine.gpu.page_tables import PageTables
-from engine.gpu.state_chains import StateChains
+from engine.backends.gpu import attention, elementwise, kv_write, recurrent, rope, routing
+from engine.backends.gpu.launch.graph import refuse_capture
+from engine.backends.gpu.launch.refusals import allows
+from engine.backends.gpu.launch.target import target_of
+from engine.backends.gpu.matmul import dequant_gemm, experts, gemv, tile_gemm
+from engine.backends.gpu.matmul.weights import GpuPlain, GpuPlanes
+from engine.backends.gpu.page_tables import PageTables
+from engine.backends.gpu.state_chains import StateChains
+from engine.backends.reference.composite import CompositeOps
+from engine.backends.reference.ops import REFERENCE
 from engine.hardware.fallbacks import Fallbacks
-from engine.ops.composite import CompositeOps
-from engine.ops.reference import REFERENCE
-from engine.paging.keys import PAGE
+from engine.model.forward.batch_sizes import SMALL_BATCH
+from engine.model.forward.pages import PAGE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from engine.forward.batch import Batch, Tables
-    from engine.forward.cache import LayerCache
-    from engine.forward.expert_rows import Groups
-    from engine.forward.operands import (
+    from engine.backends.reference.recurrent import Chunks
+    from engine.model.forward.batch import Batch, Tables
+    from engine.model.forward.cache import LayerCache
+    from engine.model.forward.expert_rows import Groups
+    from engine.model.forward.operands import (
         Activation,
         DeltaInputs,
         PlacedStates,
@@ -37,9 +38,8 @@ if TYPE_CHECKING:
         Scores,
         States,
     )
-    from engine.forward.ops import Addend, ExpertLayer, FusedAllReduce, LinearLayer, NormLayer
-    from engine.forward.weight import Weight
-    from engine.ops.recurrent import Chunks
+    from engine.model.forward.ops import Addend, ExpertLayer, FusedAllReduce, LinearLayer, NormLayer
+    from engine.model.forward.weight import Weight
 
 MOST_TURNED = 2
 """Tensors that one kernel rotates."""

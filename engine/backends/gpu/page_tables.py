@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from engine.forward.batch import MOST_AT_ONCE
-from engine.paging.keys import PAGE
+from engine.model.forward.batch import MOST_AT_ONCE
+from engine.model.forward.pages import PAGE
 
 if TYPE_CHECKING:
-    from engine.forward.batch import Batch, Piece, Tables
+    from engine.model.forward.batch import Batch, Piece, Tables
 
 
 class PagedRows(NamedTuple):

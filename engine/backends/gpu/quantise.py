@@ -7,12 +7,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.gpu.kernels import quantise as kernels
-from engine.gpu.launch.kernel_launch import launch
-from engine.gpu.launch.target import target_of
-from engine.ops.few_rows import most_few_rows
-from engine.quants.extent import Extent
-from engine.quants.layout import BLOCK
+from engine.backends.gpu.kernels import quantise as kernels
+from engine.backends.gpu.launch.kernel_launch import launch
+from engine.backends.gpu.launch.target import target_of
+from engine.backends.reference.few_rows import most_few_rows
+from engine.formats.quants.extent import Extent
+from engine.formats.quants.layout import BLOCK
 
 N_COUNTERS = 2048
 """Largest number of tiles in a launch that several programs share; each needs a counter."""
@@ -23,7 +23,7 @@ BLOCKS = 16
 
 @dataclass(frozen=True, slots=True)
 class QuantisedRows:
-    """Activations in the blocks of an extent, see `engine.gpu.kernels.quantise`.
+    """Activations in the blocks of an extent, see `engine.backends.gpu.kernels.quantise`.
 
     Attributes:
         numbers: rounded numbers as bytes, uint8 (n_row, n_blocks, 32 * bytes of a number).

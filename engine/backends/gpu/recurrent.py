@@ -2,8 +2,8 @@
 
 Each function returns None where its kernel does not support the arguments, and updates the state in
 place: that of one sequence; or, given `chains`, those in all places, (places, ...), for the rows of
-several sequences, see `engine.gpu.state_chains`. A kernel goes from token to token, which for many
-tokens takes longer than the chunked matrix products of `engine.ops.recurrent`.
+several sequences, see `gpu.state_chains`. A kernel goes from token to token, which for many
+tokens takes longer than the chunked matrix products of `engine.backends.reference.recurrent`.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from engine.gpu.elementwise import is_plain, power_of_two
-from engine.gpu.kernels import conv, recurrent
-from engine.gpu.launch.kernel_launch import launch
-from engine.gpu.launch.refusals import refusable
-from engine.gpu.launch.target import target_of
+from engine.backends.gpu.elementwise import is_plain, power_of_two
+from engine.backends.gpu.kernels import conv, recurrent
+from engine.backends.gpu.launch.kernel_launch import launch
+from engine.backends.gpu.launch.refusals import refusable
+from engine.backends.gpu.launch.target import target_of
 
 if TYPE_CHECKING:
-    from engine.forward.operands import Activation, DeltaInputs, ScanInputs
-    from engine.ops.recurrent import Chunks
+    from engine.backends.reference.recurrent import Chunks
+    from engine.model.forward.operands import Activation, DeltaInputs, ScanInputs
 
 FEW_TOKENS = 64
 """Most tokens for which the token-by-token kernels are as fast as a chunk of matrix products."""

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from engine.gpu.elementwise import power_of_two
-from engine.gpu.kernels import rope as kernels
-from engine.gpu.launch.kernel_launch import launch
-from engine.gpu.launch.refusals import refusable
-from engine.ops.reference import frequencies
+from engine.backends.gpu.elementwise import power_of_two
+from engine.backends.gpu.kernels import rope as kernels
+from engine.backends.gpu.launch.kernel_launch import launch
+from engine.backends.gpu.launch.refusals import refusable
+from engine.backends.reference.ops import frequencies
 
 if TYPE_CHECKING:
-    from engine.forward.operands import RopeParams
-    from engine.forward.ops import NormLayer
+    from engine.model.forward.operands import RopeParams
+    from engine.model.forward.ops import NormLayer
 
 LONGEST_HEAD = 1 << 12
 """Most elements of a head that one program holds."""

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from engine.forward.expert_rows import Groups
-from engine.gpu.elementwise import is_plain, power_of_two
-from engine.gpu.kernels import routing
-from engine.gpu.launch.kernel_launch import launch
-from engine.gpu.launch.refusals import allows, refusable
-from engine.gpu.launch.target import KernelTarget, target_of
-from engine.ops.few_rows import most_few_rows
-from engine.ops.reference import SMALLEST_SUM
+from engine.backends.gpu.elementwise import is_plain, power_of_two
+from engine.backends.gpu.kernels import routing
+from engine.backends.gpu.launch.kernel_launch import launch
+from engine.backends.gpu.launch.refusals import allows, refusable
+from engine.backends.gpu.launch.target import KernelTarget, target_of
+from engine.backends.reference.few_rows import most_few_rows
+from engine.backends.reference.ops import SMALLEST_SUM
+from engine.model.forward.expert_rows import Groups
 
 if TYPE_CHECKING:
-    from engine.forward.operands import Routing
+    from engine.model.forward.operands import Routing
 
 MOST_EXPERTS = 2048
 """Most experts that one program compares."""

@@ -15,27 +15,27 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from engine.backends.gpu import attention, elementwise, kv_write
+from engine.backends.gpu.launch.graph import capture
+from engine.backends.gpu.launch.launcher_choice import prepare
+from engine.backends.gpu.launch.target import target_of
+from engine.backends.gpu.loading.pack import pack
+from engine.backends.gpu.matmul import gemv, tile_gemm
+from engine.backends.gpu.matmul.weights import GpuPlanes
+from engine.backends.gpu.page_tables import PagedRows
+from engine.backends.reference.attention import attend
+from engine.backends.reference.ops import ReferenceOps
 from engine.errors import EngineError
-from engine.forward.batch import Batch
-from engine.forward.cache import LayerCache
-from engine.forward.operands import Scores
-from engine.forward.state import KVState
-from engine.gpu import attention, elementwise, kv_write
-from engine.gpu.launch.graph import capture
-from engine.gpu.launch.launcher_choice import prepare
-from engine.gpu.launch.target import target_of
-from engine.gpu.loading.pack import pack
-from engine.gpu.matmul import gemv, tile_gemm
-from engine.gpu.matmul.weights import GpuPlanes
-from engine.gpu.page_tables import PagedRows
+from engine.formats.quants.dequantise import dequantise
+from engine.formats.quants.extent import Extent, n_tiles
+from engine.formats.quants.layout import LAYOUTS
 from engine.hardware.faults import fault_of
 from engine.hardware.torch_devices import is_out_of_memory
-from engine.ops.attention import attend
-from engine.ops.reference import ReferenceOps
-from engine.quants.dequantise import dequantise
-from engine.quants.extent import Extent, n_tiles
-from engine.quants.layout import LAYOUTS
-from engine.sharding.ranges import Ranges
+from engine.model.forward.batch import Batch
+from engine.model.forward.cache import LayerCache
+from engine.model.forward.operands import Scores
+from engine.model.forward.state import KVState
+from engine.model.sharding.ranges import Ranges
 
 log = logging.getLogger(__name__)
 

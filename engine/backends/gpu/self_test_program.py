@@ -14,11 +14,11 @@ import engine.hardware.environment  # noqa: F401 before torch, which reads it
 # isort: split
 import torch
 
-from engine.gpu.launch.launcher_choice import prepare
-from engine.gpu.self_test import CHECKS, described
+from engine.backends.gpu.launch.launcher_choice import prepare
+from engine.backends.gpu.self_test import CHECKS, described
 from engine.hardware.faults import fault_of
 from engine.hardware.torch_devices import is_out_of_memory
-from engine.programs import tie_to_parent
+from engine.util.programs import tie_to_parent
 
 OPENING = "opening the GPU"
 """Name of the first step."""

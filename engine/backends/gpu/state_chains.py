@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from engine.forward.batch import MOST_AT_ONCE
-from engine.forward.operands import PlacedStates
+from engine.model.forward.batch import MOST_AT_ONCE
+from engine.model.forward.operands import PlacedStates
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from engine.forward.batch import Batch, Piece
-    from engine.forward.operands import States
+    from engine.model.forward.batch import Batch, Piece
+    from engine.model.forward.operands import States
 
 WORDS = 4
 """Number of words of a row: rows of the chain that begins there, 0 if none does, -1 if the row is

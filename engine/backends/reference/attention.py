@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from engine.forward.state import CPU_STEP, DEVICE_STEP
+from engine.model.forward.state import CPU_STEP, DEVICE_STEP
 
 if TYPE_CHECKING:
-    from engine.forward.batch import Batch, Piece
-    from engine.forward.cache import LayerCache
-    from engine.forward.operands import Scores
+    from engine.model.forward.batch import Batch, Piece
+    from engine.model.forward.cache import LayerCache
+    from engine.model.forward.operands import Scores
 
 Intervals = Sequence[tuple[int, int]]
 """Intervals of positions, each from its first one to the one behind it."""

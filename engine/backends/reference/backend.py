@@ -6,18 +6,18 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, NoReturn
 
-from engine.ops.file_bytes import FileReader, copied
-from engine.ops.reference import REFERENCE, ReferenceOps
+from engine.backends.reference.file_bytes import FileReader, copied
+from engine.backends.reference.ops import REFERENCE, ReferenceOps
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from engine.forward.communicator import Communicator
-    from engine.forward.weight import Weight
-    from engine.gguf.reader import GGUFFile
-    from engine.gguf.tensor_bytes import TensorBytes
-    from engine.layers.module import Slot
-    from engine.sharding.placement import Slices
+    from engine.formats.gguf.reader import GGUFFile
+    from engine.formats.gguf.tensor_bytes import TensorBytes
+    from engine.model.forward.communicator import Communicator
+    from engine.model.forward.weight import Weight
+    from engine.model.layers.module import Slot
+    from engine.model.sharding.placement import Slices
 
 
 class NothingToCompile:

@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from engine.forward.expert_rows import Groups
-from engine.forward.operands import SILU, PlacedStates
-from engine.forward.ops import Ops
-from engine.ops import recurrent
+from engine.backends.reference import recurrent
+from engine.model.forward.expert_rows import Groups
+from engine.model.forward.operands import SILU, PlacedStates
+from engine.model.forward.ops import Ops
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from torch import Tensor
 
-    from engine.forward.batch import Batch, Tables
-    from engine.forward.cache import LayerCache
-    from engine.forward.operands import (
+    from engine.model.forward.batch import Batch, Tables
+    from engine.model.forward.cache import LayerCache
+    from engine.model.forward.operands import (
         Activation,
         DeltaInputs,
         Routing,
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
         Scores,
         States,
     )
-    from engine.forward.ops import Addend, ExpertLayer, FusedAllReduce, LinearLayer, NormLayer
+    from engine.model.forward.ops import Addend, ExpertLayer, FusedAllReduce, LinearLayer, NormLayer
 
 
 class CompositeOps(Ops):
@@ -39,7 +39,7 @@ class CompositeOps(Ops):
 
     @abstractmethod
     def scan_chunks(self, chunks: recurrent.Chunks, state: Tensor) -> Tensor:
-        """Scan chunks of tokens, see `engine.ops.recurrent.scan_chunks`.
+        """Scan chunks of tokens, see `engine.backends.reference.recurrent.scan_chunks`.
 
         `state` may have any strides.
         """

@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from engine.forward.batch import MOST_AT_ONCE
-from engine.forward.batch_sizes import SMALL_BATCH
+from engine.model.forward.batch import MOST_AT_ONCE
+from engine.model.forward.batch_sizes import SMALL_BATCH
 
 if TYPE_CHECKING:
-    from engine.forward.batch import Batch
+    from engine.model.forward.batch import Batch
 
 _thread = threading.local()
 

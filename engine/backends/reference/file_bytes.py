@@ -11,8 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.devices.host import usable_cores
-from engine.gguf.tensor_bytes import TensorBytes
+from engine.formats.gguf.tensor_bytes import TensorBytes
+from engine.hardware.devices.host import usable_cores
 
 Bytes = NDArray[np.uint8]
 

@@ -10,16 +10,16 @@ import torch
 from torch import Tensor
 from torch.nn.functional import gelu, normalize, relu, silu, softplus
 
-from engine.forward.expert_rows import Groups
-from engine.forward.operands import OAI_ALPHA
-from engine.ops import recurrent
-from engine.ops.attention import attend
-from engine.ops.composite import CompositeOps
+from engine.backends.reference import recurrent
+from engine.backends.reference.attention import attend
+from engine.backends.reference.composite import CompositeOps
+from engine.model.forward.expert_rows import Groups
+from engine.model.forward.operands import OAI_ALPHA
 
 if TYPE_CHECKING:
-    from engine.forward.batch import Batch
-    from engine.forward.cache import LayerCache
-    from engine.forward.operands import (
+    from engine.model.forward.batch import Batch
+    from engine.model.forward.cache import LayerCache
+    from engine.model.forward.operands import (
         Activation,
         RopeParams,
         Routing,

@@ -8,17 +8,17 @@ import torch
 from torch import Tensor
 from torch.nn.functional import gelu, interpolate, linear, scaled_dot_product_attention
 
+from engine.backends.reference.ops import ReferenceOps
+from engine.backends.reference.weights import PackedWeight
 from engine.errors import Cancelled
-from engine.ops.reference import ReferenceOps
-from engine.ops.weights import PackedWeight
-from engine.progress import IsCancelled, never
-from engine.towers.footprint import most_queries
-from engine.towers.operations import PictureOps
+from engine.util.progress import IsCancelled, never
+from engine.vision.encoders.footprint import most_queries
+from engine.vision.encoders.operations import PictureOps
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from engine.layers.module import Slot
+    from engine.model.layers.module import Slot
 
 FEWEST_PATCHES = 256
 """Smallest number of patches whose attention is computed head by head with products of oneDNN."""

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from engine.forward.expert_rows import Groups
-from engine.forward.weight import ALL
-from engine.gguf.types import TYPES
-from engine.quants.dequantise import dequantise
+from engine.formats.gguf.types import TYPES
+from engine.formats.quants.dequantise import dequantise
+from engine.model.forward.expert_rows import Groups
+from engine.model.forward.weight import ALL
 
 CHUNK_ELEMENTS = 1 << 22
 """Elements of a packed matrix that are dequantised at a time, into memory that is reused."""

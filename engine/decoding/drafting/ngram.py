@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Generic
 
-from engine.drafting.guesses import Answer, Guess, Kind
-from engine.drafting.repeats import Repeats
+from engine.decoding.drafting.guesses import Answer, Guess, Kind
+from engine.decoding.drafting.repeats import Repeats
 
 ALIKE = (2, 3, 5, 9)
 """Numbers of last tokens that stood in the text before, from each of which on guesses are a kind of

@@ -9,8 +9,7 @@ import time
 from collections import OrderedDict
 from hashlib import blake2b
 
-from engine.config.grammar import Grammar
-from engine.constraints.limits import (
+from engine.decoding.grammar.limits import (
     MAX_AT_ONCE,
     MAX_CHARACTERS,
     MAX_MEMORY,
@@ -18,12 +17,13 @@ from engine.constraints.limits import (
     MAX_SECONDS,
 )
 from engine.errors import Cancelled, EngineError, GrammarError
-from engine.limited.child import ChildEnded, Excess, LimitedChild
-from engine.limited.turns import FairSemaphore
-from engine.programs import program_command
-from engine.progress import IsCancelled, never
+from engine.sampling_params import Grammar
+from engine.util.programs import program_command
+from engine.util.progress import IsCancelled, never
+from engine.util.sandbox.child import ChildEnded, Excess, LimitedChild
+from engine.util.sandbox.turns import FairSemaphore
 
-COMMAND = program_command("engine.constraints.program")
+COMMAND = program_command("engine.decoding.grammar.program")
 """Command of the child."""
 
 MAX_KNOWN = 256

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from engine.config.grammar import Grammar
-from engine.constraints.bnf import as_lark, place_of_rule
-from engine.constraints.limits import MAX_CHARACTERS, MAX_DEPTH, MAX_STATES, MAX_SYMBOLS
-from engine.constraints.schema import Schema, error_of, read_schema, told
+from engine.decoding.grammar.bnf import as_lark, place_of_rule
+from engine.decoding.grammar.limits import MAX_CHARACTERS, MAX_DEPTH, MAX_STATES, MAX_SYMBOLS
+from engine.decoding.grammar.schema import Schema, error_of, read_schema, told
 from engine.errors import GrammarError
+from engine.sampling_params import Grammar
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLParserLimits, LLTokenizer
@@ -97,7 +97,7 @@ def compiled(grammar: Grammar, tokenizer: LLTokenizer) -> LLMatcher:
 
 
 def check(grammar: Grammar) -> None:
-    """Check a grammar, however long that takes; see `engine.constraints.checker` for limits.
+    """Check a grammar, however long that takes; see `engine.decoding.grammar.checker` for limits.
 
     Raises:
         GrammarError: it cannot be used.

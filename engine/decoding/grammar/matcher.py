@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.config.grammar import Grammar
-from engine.constraints.compiling import compiled
-from engine.constraints.schema import told
+from engine.decoding.grammar.compiling import compiled
+from engine.decoding.grammar.schema import told
 from engine.errors import GrammarError
+from engine.sampling_params import Grammar
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -109,7 +109,7 @@ class MaskVocabulary:
         """Return the matcher of a grammar.
 
         Raises:
-            GrammarError: the grammar cannot be used; see `engine.constraints.checker`.
+            GrammarError: the grammar cannot be used; see `engine.decoding.grammar.checker`.
         """
         with self._lock:
             tokenizer = self._compiled

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import threading
 
-from engine.config.grammar import Grammar
-from engine.constraints.compiling import check
-from engine.constraints.limits import MAX_MEMORY, MAX_SECONDS
+from engine.decoding.grammar.compiling import check
+from engine.decoding.grammar.limits import MAX_MEMORY, MAX_SECONDS
 from engine.errors import GrammarError
-from engine.limited.answering import answer_lines, ending_after
+from engine.sampling_params import Grammar
+from engine.util.sandbox.answering import answer_lines, ending_after
 
 STACK = 512 << 10
 """Bytes of stack for checking, less than any thread of the engine has: where a grammar makes

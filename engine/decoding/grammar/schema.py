@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from math import isfinite
 from typing import Any, NoReturn, TypeGuard
 
-from engine.constraints.limits import MAX_DEPTH, MAX_PLACING_SECONDS
+from engine.decoding.grammar.limits import MAX_DEPTH, MAX_PLACING_SECONDS
 from engine.errors import GrammarError
 
 Schema = dict[str, Any]

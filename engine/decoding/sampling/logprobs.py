@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.sampling.token_source import Logits
+from engine.decoding.sampling.token_source import Logits
 
 
 def log_sums(rows: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -5,9 +5,16 @@ Here rather than beside the kernels, as the window says so before anything is lo
 
 from __future__ import annotations
 
-from engine.config.sampling import SAMPLERS, SamplingParams
-from engine.sampling.sampler import Sampler, penalises
-from engine.sampling.steps import MinP, Penalties, SamplingTemperature, TopK, TopP, all_known
+from engine.decoding.sampling.sampler import Sampler, penalises
+from engine.decoding.sampling.steps import (
+    MinP,
+    Penalties,
+    SamplingTemperature,
+    TopK,
+    TopP,
+    all_known,
+)
+from engine.sampling_params import SAMPLERS, SamplingParams
 
 KNOWN_STEPS = (Penalties, TopK, TopP, MinP, SamplingTemperature)
 """Step types that the kernels compute, in this order; with any other type the host samples."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from engine.sampling.steps import Candidates, FloatArray, SamplingTemperature, find_ids
+from engine.decoding.sampling.steps import Candidates, FloatArray, SamplingTemperature, find_ids
 
 __all__ = ["DynamicTemperature", "LogitBias", "Mirostat", "TopNSigma", "Xtc"]
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from engine.sampling.steps import Candidates, IntArray, find_ids
+from engine.decoding.sampling.steps import Candidates, IntArray, find_ids
 
 __all__ = ["Dry", "DryHistory"]
 

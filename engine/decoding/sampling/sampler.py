@@ -1,6 +1,6 @@
 """Samples the next token from logits: a list of filter steps, then one random draw.
 
-The steps and their order are llama.cpp's defaults, see `engine.config.sampling.SAMPLERS`. Every
+The steps and their order are llama.cpp's defaults, see `engine.sampling_params.SAMPLERS`. Every
 filter looks at the probabilities before temperature. A step that would change nothing is not in the
 list.
 """
@@ -15,10 +15,15 @@ from itertools import islice
 
 import numpy as np
 
-from engine.config.sampling import SamplingParams
-from engine.sampling.rare_steps import DynamicTemperature, LogitBias, Mirostat, TopNSigma, Xtc
-from engine.sampling.repetition import Dry, DryHistory, TokenBytes
-from engine.sampling.steps import (
+from engine.decoding.sampling.rare_steps import (
+    DynamicTemperature,
+    LogitBias,
+    Mirostat,
+    TopNSigma,
+    Xtc,
+)
+from engine.decoding.sampling.repetition import Dry, DryHistory, TokenBytes
+from engine.decoding.sampling.steps import (
     Candidates,
     FloatArray,
     MinP,
@@ -30,6 +35,7 @@ from engine.sampling.steps import (
     TopP,
     TypicalP,
 )
+from engine.sampling_params import SamplingParams
 
 __all__ = ["Sampler", "Uniforms", "penalises"]
 

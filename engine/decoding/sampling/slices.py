@@ -25,9 +25,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.config.sampling import SAMPLERS
-from engine.sampling.sampler import Sampler
-from engine.sampling.steps import (
+from engine.decoding.sampling.sampler import Sampler
+from engine.decoding.sampling.steps import (
     Candidates,
     FloatArray,
     IntArray,
@@ -41,6 +40,7 @@ from engine.sampling.steps import (
     TypicalP,
     all_known,
 )
+from engine.sampling_params import SAMPLERS
 
 KNOWN_STEPS = (Penalties, TopK, TypicalP, TopP, MinP, SamplingTemperature)
 """Step types that can be applied to slices, in this order; any other needs all logits."""

@@ -1,8 +1,8 @@
 """Filter steps of sampling: pure functions from candidates to candidates.
 
 The meaning of each is llama.cpp's. Every filter leaves at least one candidate. To add a step, write
-it here and list it in `engine.sampling.sampler`; the paths that sample without calling the steps
-(`engine.sampling.slices`, `engine.sampling.on_device`) leave unknown steps to the host, as
+it here and list it in `sampling.sampler`; the paths that sample without calling the steps
+(`sampling.slices`, `sampling.on_device`) leave unknown steps to the host, as
 `all_known` tells them.
 """
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from engine.sampling.sampler import Sampler
+    from engine.decoding.sampling.sampler import Sampler
 
 Logits = NDArray[np.float32]
 """Logits as an array of the host."""

@@ -7,14 +7,14 @@ from os.path import commonprefix
 from sys import maxsize
 from typing import TYPE_CHECKING
 
-from engine.gguf.tensors import split_name
+from engine.formats.gguf.tensors import split_name
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from engine.gguf.metadata import Metadata
-    from engine.gguf.reader import GGUFFile
-    from engine.gguf.tensors import TensorInfo
+    from engine.formats.gguf.metadata import Metadata
+    from engine.formats.gguf.reader import GGUFFile
+    from engine.formats.gguf.tensors import TensorInfo
 
 Stamp = tuple[int, int]
 """Time of the last change of a file or folder in ns, and its size in bytes."""

@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.errors import InvalidGGUF
-from engine.gguf.reader import GGUFFile
+from engine.formats.gguf.reader import GGUFFile
 
 if TYPE_CHECKING:
-    from engine.config.load import ControlVector
+    from engine.load_params import ControlVector
 
 Direction = NDArray[np.float32]
 """Direction that is added to the residual stream, (n_embd,)."""

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Final
 
 from engine.errors import InvalidGGUF, UnsupportedQuant
-from engine.gguf.metadata import ARRAY, DTYPES, STRING, U64, Metadata, MetadataValue
-from engine.gguf.tensors import TensorInfo, check_layout, quote
-from engine.gguf.types import TYPES
+from engine.formats.gguf.metadata import ARRAY, DTYPES, STRING, U64, Metadata, MetadataValue
+from engine.formats.gguf.tensors import TensorInfo, check_layout, quote
+from engine.formats.gguf.types import TYPES
 
 HEADER_LIMIT: Final = 160 << 20  # bytes; the largest vocabularies known take some 30 MiB
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from engine.errors import ModelFileError
 
 if TYPE_CHECKING:
-    from engine.gguf.reader import GGUFFile
+    from engine.formats.gguf.reader import GGUFFile
 
 SAMPLES = 32
 """Number of tensors to sample, evenly spaced in the order of the file."""

@@ -11,12 +11,12 @@ from types import MappingProxyType
 from typing import Self
 
 from engine.errors import InvalidGGUF
-from engine.gguf.header import HEADER_LIMIT, Header, HeaderEndsEarly, parse_header
-from engine.gguf.metadata import Metadata
-from engine.gguf.open_part import OpenPart
-from engine.gguf.shards import check_agreement, part_paths
-from engine.gguf.tensor_bytes import TensorBytes
-from engine.gguf.tensors import TensorInfo, quote
+from engine.formats.gguf.header import HEADER_LIMIT, Header, HeaderEndsEarly, parse_header
+from engine.formats.gguf.metadata import Metadata
+from engine.formats.gguf.open_part import OpenPart
+from engine.formats.gguf.shards import check_agreement, part_paths
+from engine.formats.gguf.tensor_bytes import TensorBytes
+from engine.formats.gguf.tensors import TensorInfo, quote
 
 FIRST_BYTES = 1 << 20
 """Bytes of a file that are read at first for its header; if it is longer, twice as many."""

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Final
 
 from engine.errors import InvalidGGUF, MissingShard
-from engine.gguf.header import Header
-from engine.gguf.metadata import Metadata
+from engine.formats.gguf.header import Header
+from engine.formats.gguf.metadata import Metadata
 
 NAME: Final = re.compile(r"(?P<prefix>.*)-(?P<no>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
-from engine.gguf.open_part import OpenPart
+from engine.formats.gguf.open_part import OpenPart
 
 LONG_ROW = 32 << 10
 """Bytes of a row's part from which it is read by itself; of shorter ones whole rows are read."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from engine.errors import InvalidGGUF
-from engine.gguf.types import TypeInfo, row_bytes
+from engine.formats.gguf.types import TypeInfo, row_bytes
 
 MAX_OFFSET: Final = 1 << 63  # files end before this, so an offset beyond it is wrong
 

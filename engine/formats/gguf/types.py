@@ -1,6 +1,6 @@
 """GGML tensor types that a GGUF file may name, and the size of their rows.
 
-Without torch, so that headers can be read and plans made without it. `engine.quants` turns the
+Without torch, so that headers can be read and plans made without it. `formats.quants` turns the
 bytes into numbers.
 """
 

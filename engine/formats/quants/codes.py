@@ -12,8 +12,8 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from engine.quants.dequantise import QUANTS, Quant
-from engine.quants.layout import BLOCK, CODED, SCALE_BYTES, Layout
+from engine.formats.quants.dequantise import QUANTS, Quant
+from engine.formats.quants.layout import BLOCK, CODED, SCALE_BYTES, Layout
 
 CHUNK = 1 << 18
 """Number of weights to convert at a time, so that intermediate results stay in a core's cache."""

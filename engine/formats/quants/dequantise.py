@@ -8,10 +8,10 @@ import torch
 from gguf.constants import GGMLQuantizationType as Kind
 from torch import Tensor
 
-from engine.gguf.types import TYPES
-from engine.quants import iquants, kquants, legacy, microscaling, ternary
-from engine.quants.bits import Codes, weight_reader
-from engine.quants.plain import plain
+from engine.formats.gguf.types import TYPES
+from engine.formats.quants import iquants, kquants, legacy, microscaling, ternary
+from engine.formats.quants.bits import Codes, weight_reader
+from engine.formats.quants.plain import plain
 
 # Elements to dequantise at a time. On a CPU, intermediate bytes then stay in its caches; elsewhere
 # a step must be long enough to hide its launch, and memory limits it.

@@ -12,7 +12,7 @@ import torch
 from gguf.constants import GGMLQuantizationType as Kind
 from torch import Tensor
 
-from engine.gguf.types import TYPES
+from engine.formats.gguf.types import TYPES
 
 
 def quantise(x: Tensor, type_number: int) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from engine.quants.layout import BLOCK, SUPER, TILE, Layout
+from engine.formats.quants.layout import BLOCK, SUPER, TILE, Layout
 
 BF16_CHUNK = 1 << 21
 """Number of weights that the CPU dequantises to BF16 at a time, for prompts."""
@@ -14,7 +14,7 @@ DEVICE_CHUNK = 1 << 24
 
 
 WORD_BLOCK_BYTES = 2 * TILE * BLOCK
-"""Bytes of 32 columns of a tile of words, see `engine.cpu.kernels.words.words`."""
+"""Bytes of 32 columns of a tile of words, see `engine.backends.cpu.kernels.words.words`."""
 
 WORD_FACTOR_BYTES = 4 * TILE
 """Bytes of a tile's factors of a group of columns."""
@@ -32,7 +32,7 @@ def panel_block_bytes(x_bytes: int = 1) -> int:
     """Return the bytes of 32 activations in a panel, with what belongs to them.
 
     Args:
-        x_bytes: bytes of an activation, see `engine.cpu.kernels.products.panels`.
+        x_bytes: bytes of an activation, see `engine.backends.cpu.kernels.products.panels`.
     """
     return BLOCK * x_bytes + 32
 

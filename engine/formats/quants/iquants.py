@@ -4,8 +4,8 @@ import torch
 from gguf.quants import IQ4_NL
 from torch import Tensor
 
-from engine.quants import lookup_tables
-from engine.quants.bits import (
+from engine.formats.quants import lookup_tables
+from engine.formats.quants.bits import (
     Q_SUPER,
     Codes,
     read_field,

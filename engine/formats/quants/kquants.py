@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from engine.quants.bits import affine, read_field, read_half, scaled, unpack_planes
+from engine.formats.quants.bits import affine, read_field, read_half, scaled, unpack_planes
 
 
 def q2_k(blocks: Tensor) -> Tensor:

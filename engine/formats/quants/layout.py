@@ -197,7 +197,7 @@ CODED: Mapping[int, Layout] = {
     Q2_0: Layout(2, zero=1),
 }
 """Layouts of types with few distinct values, stored in grids, digits or otherwise. Before packing,
-`engine.quants.codes` finds the code of each value."""
+`engine.formats.quants.codes` finds the code of each value."""
 
 LAYOUTS: Mapping[int, Layout] = {
     Kind.Q4_0: Layout(4, zero=8),

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from engine.quants import lookup_tables
-from engine.quants.bits import affine, read_field, read_half, scaled, unpack_planes
+from engine.formats.quants import lookup_tables
+from engine.formats.quants.bits import affine, read_field, read_half, scaled, unpack_planes
 
 
 def q4_0(blocks: Tensor) -> Tensor:

@@ -5,8 +5,8 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from engine.quants import lookup_tables
-from engine.quants.bits import Codes, scaled, unpack_planes
+from engine.formats.quants import lookup_tables
+from engine.formats.quants.bits import Codes, scaled, unpack_planes
 
 E2M1_DOUBLED = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)
 """Twice the value of each code, to stay in integers; the scales are halved in turn."""

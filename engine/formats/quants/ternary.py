@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from engine.quants import lookup_tables
-from engine.quants.bits import Codes, read_half, unpack_planes
+from engine.formats.quants import lookup_tables
+from engine.formats.quants.bits import Codes, read_half, unpack_planes
 
 
 def tq1_0(blocks: Tensor) -> Codes:

@@ -10,13 +10,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from engine.answer_forms.marks import AnswerMark
-from engine.constraints.limits import DRAFTED_MASK_SECONDS, MAX_MASK_SECONDS, USUAL_MASK_SECONDS
-from engine.constraints.matcher import Mask, MaskVocabulary, Matcher
+from engine.decoding.grammar.limits import (
+    DRAFTED_MASK_SECONDS,
+    MAX_MASK_SECONDS,
+    USUAL_MASK_SECONDS,
+)
+from engine.decoding.grammar.matcher import Mask, MaskVocabulary, Matcher
 from engine.errors import GrammarError
+from engine.text.tool_calls.marks import AnswerMark
 
 if TYPE_CHECKING:
-    from engine.sampling.token_source import Logits
+    from engine.decoding.sampling.token_source import Logits
     from engine.text.thinking import ThinkingMarks, ThinkingState
 
 GAP = b"\n\n"

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from engine.config.grammar import Grammar
-from engine.constraints.checker import check_grammar
-from engine.constraints.matcher import MaskVocabulary
+from engine.decoding.grammar.checker import check_grammar
+from engine.decoding.grammar.matcher import MaskVocabulary
 from engine.errors import GrammarError
 from engine.generation.constrained.constraint import AnswerConstraint
-from engine.progress import IsCancelled, never
+from engine.sampling_params import Grammar
 from engine.text.thinking import thinking_marks, thinking_state
+from engine.util.progress import IsCancelled, never
 
 if TYPE_CHECKING:
-    from engine.constraints.matcher import Matcher
+    from engine.decoding.grammar.matcher import Matcher
     from engine.generation.prompts import Prompts
     from engine.text.thinking import ThinkingMarks
 

@@ -8,17 +8,17 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Generic
 
-from engine.drafting.guesses import Answer
+from engine.decoding.drafting.guesses import Answer
 from engine.errors import EngineError, OutOfDeviceMemory
+from engine.formats.gguf.reader import GGUFFile
 from engine.generation.draft_model.source import ModelSource
-from engine.gguf.reader import GGUFFile
 from engine.planning.draft.memory import draft_params
-from engine.progress import IsCancelled, ignore
 from engine.runtime.opening import open_runtime
 from engine.runtime.thread_runtime import ThreadRuntime
+from engine.util.progress import IsCancelled, ignore
 
 if TYPE_CHECKING:
-    from engine.config.load import LoadParams
+    from engine.load_params import LoadParams
 
 log = logging.getLogger(__name__)
 

@@ -9,12 +9,12 @@ from typing import Generic
 
 import numpy as np
 
-from engine.drafting.guesses import Answer, Guess, Kind
-from engine.forward.batch import Batch, Piece
+from engine.decoding.drafting.guesses import Answer, Guess, Kind
+from engine.generation.paging.pool import OutOfPages, PagePool
+from engine.generation.paging.sequences import Group, PagedSequence, Sequences
 from engine.generation.scheduling.pace import Pace
-from engine.paging.keys import n_alike
-from engine.paging.pool import OutOfPages, PagePool
-from engine.paging.sequences import Group, PagedSequence, Sequences
+from engine.model.forward.batch import Batch, Piece
+from engine.model.forward.pages import n_alike
 from engine.runtime.interface import PagedRuntime
 
 KIND = Kind("model", first_share=0.6)

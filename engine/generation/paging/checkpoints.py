@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Generic, NamedTuple, TypeVar
 
-from engine.paging.keys import PAGE, ROOT, page_keys
+from engine.model.forward.pages import PAGE, ROOT, page_keys
 
 T = TypeVar("T")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from engine.paging.keys import PAGE, n_alike, page_key
+from engine.model.forward.pages import PAGE, n_alike, page_key
 
 
 class OutOfPages(Exception):

@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from engine.paging.keys import PAGE, ROOT, page_keys
-from engine.paging.pool import OutOfPages, PagePool
-from engine.paging.sight import Sight
-
-GONE = -1
-"""Entry of a table in place of a page that no token will see again."""
+from engine.generation.paging.pool import OutOfPages, PagePool
+from engine.model.forward.attention_window import Sight
+from engine.model.forward.pages import GONE, PAGE, ROOT, page_keys
 
 CopyPage = Callable[[int, int, int], None]
 """Function that copies a page on all ranks at once: number of the group, source, target."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
-from engine.answer_forms.parser import AnswerParser
-from engine.answer_forms.parts import AnswerPartEvent, PartText
-from engine.answer_forms.schemas import parameters_of
+from engine.text.tool_calls.parser import AnswerParser
+from engine.text.tool_calls.parts import AnswerPartEvent, PartText
+from engine.text.tool_calls.schemas import parameters_of
 
 if TYPE_CHECKING:
     from engine.generation.prompts import Prompts

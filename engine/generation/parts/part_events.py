@@ -6,7 +6,6 @@ import secrets
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from engine.answer_forms.parts import AnswerPartEvent, CallBegun, CallText, PartText
 from engine.generation.results import (
     Finished,
     GenerationEvent,
@@ -16,10 +15,11 @@ from engine.generation.results import (
     ToolCallEnded,
     ToolCallText,
 )
+from engine.text.tool_calls.parts import AnswerPartEvent, CallBegun, CallText, PartText
 
 if TYPE_CHECKING:
-    from engine.answer_forms.parser import AnswerParser
     from engine.generation.work import Found, Steps
+    from engine.text.tool_calls.parser import AnswerParser
 
 
 def in_parts(steps: Steps, parser: AnswerParser, told: str = "") -> Steps:

@@ -6,19 +6,19 @@ import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from engine.answer_forms.grammars import grammar_of_calls
-from engine.answer_forms.turns import NO_PARAMETERS
-from engine.config.grammar import Grammar
-from engine.constraints.checker import check_grammar
+from engine.decoding.grammar.checker import check_grammar
 from engine.errors import Cancelled, EngineError, GrammarError, PromptError, ToolError
-from engine.progress import IsCancelled
+from engine.sampling_params import Grammar
 from engine.text.thinking import ThinkingMarks, thinking_marks
+from engine.text.tool_calls.grammars import grammar_of_calls
+from engine.text.tool_calls.turns import NO_PARAMETERS
+from engine.util.progress import IsCancelled
 
 if TYPE_CHECKING:
-    from engine.config.sampling import SamplingParams
-    from engine.constraints.matcher import Matcher
+    from engine.decoding.grammar.matcher import Matcher
     from engine.generation.constrained.maker import Constraints
     from engine.generation.prompts import Prompts
+    from engine.sampling_params import SamplingParams
     from engine.text.messages import Tool
 
 log = logging.getLogger(__name__)

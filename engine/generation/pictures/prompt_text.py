@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 from engine.errors import ANOTHER_TEMPLATE, PictureError
-from engine.pictures.limits import MOST_PICTURES
-from engine.pictures.placed import Picture
-from engine.pictures.reading import PictureReading, picture_text
-from engine.progress import IsCancelled, never
 from engine.text.messages import PICTURE_PLACE, PictureFile
+from engine.util.progress import IsCancelled, never
+from engine.vision.images.limits import MOST_PICTURES
+from engine.vision.images.placed import Picture
+from engine.vision.images.reading import PictureReading, picture_text
 
 if TYPE_CHECKING:
-    from engine.pictures.rule import PictureRule
-    from engine.pictures.sight import PictureSight
     from engine.text.messages import ChatMessage
+    from engine.vision.images.rule import PictureRule
+    from engine.vision.images.sight import PictureSight
 
 MOST_KEPT_BYTES = 64 << 20
 """Largest number of bytes of pixels that are kept, so that each turn need not read them again."""

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from engine.devices.host import usable_cores
 from engine.errors import EngineError
-from engine.forward.batch import MOST_AT_ONCE
 from engine.generation.pictures.prompt_text import PictureReader
-from engine.pictures.sight import PictureSight
+from engine.hardware.devices.host import usable_cores
+from engine.model.forward.batch import MOST_AT_ONCE
 from engine.runtime.picture_encoder import PictureEncoder
-from engine.towers.base import TextModel
+from engine.vision.encoders.base import TextModel
+from engine.vision.images.sight import PictureSight
 
 if TYPE_CHECKING:
-    from engine.config.load import LoadParams
     from engine.generation.prompts import Prompts
     from engine.generation.scheduling.scheduler import Scheduler
-    from engine.progress import IsCancelled
+    from engine.load_params import LoadParams
     from engine.runtime.thread_runtime import ThreadRuntime
+    from engine.util.progress import IsCancelled
 
 
 class PictureSupport:

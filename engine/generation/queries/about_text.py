@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING
 
 from engine.errors import PromptError
 from engine.generation.wishes import PromptWishes
-from engine.progress import IsCancelled, never
+from engine.util.progress import IsCancelled, never
 
 if TYPE_CHECKING:
     from engine.generation.occupancy import Occupancy
     from engine.generation.pictures.prompt_text import Seen
     from engine.generation.prompts import Prompts
-    from engine.models.description import ModelInfo
-    from engine.pictures.sight import PictureSight
+    from engine.model.architectures.description import ModelInfo
     from engine.text.chat_template import ChatTemplate
     from engine.text.messages import ChatMessage, Tool
     from engine.text.tokenizer import Tokenizer
+    from engine.vision.images.sight import PictureSight
 
 
 class TextInquiries:

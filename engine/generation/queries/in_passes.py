@@ -9,20 +9,20 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from engine.errors import Cancelled, EngineError
-from engine.forward.batch_sizes import PROMPT_BATCH
+from engine.generation.queries.about_text import TextInquiries
+from engine.generation.queries.pooling import pooled, pooling_of
+from engine.generation.queries.questions import Embedded
 from engine.generation.results import TokenLogprob
 from engine.generation.scheduling.own import OwnSequence, own_sequence
 from engine.generation.scoring import check_n_logprobs, token_logprob
-from engine.inquiries.about_text import TextInquiries
-from engine.inquiries.pooling import pooled, pooling_of
-from engine.inquiries.questions import Embedded
-from engine.progress import IsCancelled, never
+from engine.model.forward.batch_sizes import PROMPT_BATCH
+from engine.util.progress import IsCancelled, never
 
 if TYPE_CHECKING:
+    from engine.decoding.sampling.token_source import Logits
+    from engine.generation.queries.pooling import Pooling
     from engine.generation.scheduling.scheduler import Scheduler
-    from engine.inquiries.pooling import Pooling
     from engine.runtime.thread_runtime import ThreadRuntime
-    from engine.sampling.token_source import Logits
 
 MOST_NUMBERS = 4 << 20
 """Largest number of elements of the vectors of one `Embed`, which are sent at once."""

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from engine.errors import EngineError
 
 if TYPE_CHECKING:
-    from engine.layers.keys import Keys
+    from engine.model.layers.keys import Keys
 
 Pooling = Literal["mean", "first", "last"]
 """Mean of the states of all tokens, the first token's state, or the last token's."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from engine.inquiries.questions import (
+from engine.generation.queries.questions import (
     ApplyTemplate,
     CacheCounted,
     CountCache,
@@ -26,8 +26,8 @@ from engine.inquiries.questions import (
 )
 
 if TYPE_CHECKING:
-    from engine.inquiries.in_passes import Inquiries
-    from engine.progress import IsCancelled
+    from engine.generation.queries.in_passes import Inquiries
+    from engine.util.progress import IsCancelled
 
 Answering = Callable[["Inquiries", Any, "IsCancelled"], Reply]
 """Function that returns a model's reply to a question; it may end as cancelled."""

@@ -6,11 +6,11 @@ import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from engine.forward.batch import Piece
+    from engine.decoding.sampling.token_source import Logits
     from engine.generation.scheduling.requests import Request
     from engine.generation.work import Follow
+    from engine.model.forward.batch import Piece
     from engine.runtime.interface import PagedRuntime
-    from engine.sampling.token_source import Logits
 
 
 class Ahead:

@@ -12,12 +12,12 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
-from engine.drafting.control import LENGTHS, DraftControl, Proposal
-from engine.drafting.guesses import Guess, GuessSource, Kind
-from engine.drafting.ngram import NgramSource
+from engine.decoding.drafting.control import LENGTHS, DraftControl, Proposal
+from engine.decoding.drafting.guesses import Guess, GuessSource, Kind
+from engine.decoding.drafting.ngram import NgramSource
+from engine.generation.paging.pool import OutOfPages
 from engine.generation.work import Follow
-from engine.paging.pool import OutOfPages
-from engine.pictures.placed import n_before_picture, text_ids
+from engine.vision.images.placed import n_before_picture, text_ids
 
 if TYPE_CHECKING:
     from engine.generation.scheduling.requests import Request

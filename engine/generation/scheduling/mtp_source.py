@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from engine.drafting.guesses import Guess, GuessSource, Kind
-from engine.drafting.ngram import NgramSource
-from engine.forward.batch import MOST_AT_ONCE, Batch, Piece
+from engine.decoding.drafting.guesses import Guess, GuessSource, Kind
+from engine.decoding.drafting.ngram import NgramSource
+from engine.generation.paging.pool import OutOfPages
 from engine.generation.scheduling.drafts import Drafts
-from engine.paging.pool import OutOfPages
+from engine.model.forward.batch import MOST_AT_ONCE, Batch, Piece
 
 if TYPE_CHECKING:
-    from engine.config.load import LoadParams
     from engine.generation.scheduling.requests import Request
+    from engine.load_params import LoadParams
     from engine.runtime.interface import PagedRuntime
 
 MTP = Kind("mtp", first_share=0.7)

@@ -7,15 +7,15 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from engine.errors import ContextOverflow
-from engine.forward.batch import Batch, Piece
-from engine.paging.pool import OutOfPages
+from engine.generation.paging.pool import OutOfPages
+from engine.model.forward.batch import Batch, Piece
 
 if TYPE_CHECKING:
+    from engine.decoding.sampling.sampler import Sampler
+    from engine.decoding.sampling.token_source import Logits
     from engine.generation.scheduling.places import CachePlace, Places
     from engine.generation.scheduling.scheduler import Scheduler
     from engine.runtime.interface import PagedRuntime
-    from engine.sampling.sampler import Sampler
-    from engine.sampling.token_source import Logits
 
 
 @contextmanager

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from engine.forward.batch import MOST_AT_ONCE, Tables
-from engine.paging.checkpoints import Checkpoints
-from engine.paging.keys import PAGE, n_alike
-from engine.paging.pool import OutOfPages, PagePool
-from engine.paging.sequences import GONE, Group, PagedSequence, Sequences
+from engine.generation.paging.checkpoints import Checkpoints
+from engine.generation.paging.pool import OutOfPages, PagePool
+from engine.generation.paging.sequences import Group, PagedSequence, Sequences
+from engine.model.forward.batch import MOST_AT_ONCE, Tables
+from engine.model.forward.pages import GONE, PAGE, n_alike
 
 if TYPE_CHECKING:
     from engine.runtime.interface import PagedRuntime, SlotState

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from engine.generation.background import Background
 from engine.generation.results import Finished, GenerationEvent, PrefillProgress, Timings, Usage
 from engine.generation.work import Follow, Prefill
-from engine.pictures.placed import NO_PICTURES
-from engine.progress import IsCancelled, never
+from engine.util.progress import IsCancelled, never
+from engine.vision.images.placed import NO_PICTURES
 
 if TYPE_CHECKING:
     from engine.generation.scheduling.places import CachePlace

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from engine.forward.batch import Piece
 from engine.generation.work import Follow
+from engine.model.forward.batch import Piece
 
 if TYPE_CHECKING:
+    from engine.decoding.sampling.token_source import SamplingWish
     from engine.generation.scheduling.requests import Request
-    from engine.sampling.token_source import SamplingWish
 
 
 def pass_rows(

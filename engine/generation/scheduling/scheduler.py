@@ -15,7 +15,6 @@ from itertools import islice
 from typing import TYPE_CHECKING, TypeVar
 
 from engine.errors import Cancelled, OutOfDeviceMemory
-from engine.forward.batch import Batch, PictureRows, Piece
 from engine.generation.scheduling.ahead import Ahead
 from engine.generation.scheduling.delivery import Delivery
 from engine.generation.scheduling.drafts import Drafts
@@ -31,15 +30,16 @@ from engine.generation.scheduling.seeing import (
     with_text_alone,
 )
 from engine.generation.work import Follow, check_prompt
-from engine.paging.keys import PAGE
-from engine.pictures.placed import NO_PICTURES
+from engine.model.forward.batch import Batch, PictureRows, Piece
+from engine.model.forward.pages import PAGE
 from engine.runtime.timeline import timed
+from engine.vision.images.placed import NO_PICTURES
 
 if TYPE_CHECKING:
     from engine.generation.work import Found
-    from engine.pictures.placed import PlacedPictures
     from engine.runtime.interface import PagedRuntime
     from engine.runtime.timeline import TokenTimes
+    from engine.vision.images.placed import PlacedPictures
 
 T = TypeVar("T")
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from engine.generation.paging.pool import OutOfPages
 from engine.generation.scheduling.places import CachePlace, Places
-from engine.paging.pool import OutOfPages
 
 if TYPE_CHECKING:
     from engine.generation.scheduling.ahead import Ahead

@@ -12,15 +12,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from engine.forward.batch import PictureRows
-from engine.pictures.placed import FIRST_ID
+from engine.model.forward.batch import PictureRows
+from engine.vision.images.placed import FIRST_ID
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from engine.generation.scheduling.requests import Request
-    from engine.pictures.placed import Picture
-    from engine.progress import IsCancelled
+    from engine.util.progress import IsCancelled
+    from engine.vision.images.placed import Picture
 
 
 class PictureFeatures(Protocol):

@@ -10,7 +10,7 @@ from engine.errors import Cancelled
 from engine.generation.occupancy import POLL_S, Occupancy, Use
 from engine.generation.results import Finished, GenerationEvent, Timings, Usage
 from engine.generation.scheduling.requests import Request
-from engine.progress import IsCancelled, never
+from engine.util.progress import IsCancelled, never
 
 if TYPE_CHECKING:
     from engine.generation.scheduling.scheduler import Scheduler

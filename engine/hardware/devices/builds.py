@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from engine.devices.catalog import large_amd_gpus, nvidia_gpus, open_nvml
-from engine.devices.wheels import choose_wheel
+from engine.hardware.devices.catalog import large_amd_gpus, nvidia_gpus, open_nvml
+from engine.hardware.devices.wheels import choose_wheel
 
 __all__ = ["TorchKind", "suitable_torch"]
 

@@ -13,15 +13,22 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
-from engine.devices.drivers.adapters import Adapter, GpuMaker, find_adapters
-from engine.devices.drivers.amd import AmdGpu, access_problem, amd_driver, amd_gpus, amd_memory
-from engine.devices.drivers.nvml import NO_DRIVER, Gpu, Nvml
-from engine.devices.drivers.torch_gpus import TorchGpu, ask_torch
-from engine.devices.host import cpu_info
-from engine.devices.stopped import stopped_gpus
-from engine.devices.torch_build import TorchBuild, find_torch_build
-from engine.devices.types import DeviceInfo, Memory
-from engine.devices.visibility import (
+from engine.errors import DeviceError, DeviceStopped
+from engine.hardware.devices.drivers.adapters import Adapter, GpuMaker, find_adapters
+from engine.hardware.devices.drivers.amd import (
+    AmdGpu,
+    access_problem,
+    amd_driver,
+    amd_gpus,
+    amd_memory,
+)
+from engine.hardware.devices.drivers.nvml import NO_DRIVER, Gpu, Nvml
+from engine.hardware.devices.drivers.torch_gpus import TorchGpu, ask_torch
+from engine.hardware.devices.host import cpu_info
+from engine.hardware.devices.stopped import stopped_gpus
+from engine.hardware.devices.torch_build import TorchBuild, find_torch_build
+from engine.hardware.devices.types import DeviceInfo, Memory
+from engine.hardware.devices.visibility import (
     VISIBLE,
     hiding_variables,
     hip_visible,
@@ -30,8 +37,7 @@ from engine.devices.visibility import (
     visible,
     visible_problem,
 )
-from engine.devices.wheels import Advice, advise_amd, advise_nvidia
-from engine.errors import DeviceError, DeviceStopped
+from engine.hardware.devices.wheels import Advice, advise_amd, advise_nvidia
 
 __all__ = [
     "Source",

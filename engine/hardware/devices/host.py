@@ -11,8 +11,8 @@ from pathlib import Path
 
 import psutil
 
-from engine.devices.own_processes import LOOK_EVERY_S, OwnProcesses
-from engine.devices.types import DeviceInfo, DeviceSnapshot
+from engine.hardware.devices.own_processes import LOOK_EVERY_S, OwnProcesses
+from engine.hardware.devices.types import DeviceInfo, DeviceSnapshot
 
 __all__ = ["CpuReader", "cpu_info", "cpu_name", "usable_cores"]
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Literal
 
-from engine.devices.catalog import numbered_gpus
-from engine.devices.drivers.nvml import Gpu, Nvml
 from engine.errors import DeviceError
+from engine.hardware.devices.catalog import numbered_gpus
+from engine.hardware.devices.drivers.nvml import Gpu, Nvml
 
 __all__ = ["Link", "LinkKind", "Pcie", "Topology", "read_topology"]
 

@@ -6,16 +6,16 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 
-from engine.devices.catalog import cuda_status, find_gpus, nvidia_gpus
-from engine.devices.drivers.adapters import Adapter
-from engine.devices.drivers.amd import AmdGpu, read_amd
-from engine.devices.drivers.nvml import Gpu, Nvml
-from engine.devices.drivers.torch_gpus import TorchGpu, read_torch_gpu
-from engine.devices.host import CpuReader
-from engine.devices.own_processes import OwnProcesses
-from engine.devices.torch_build import find_torch_build
-from engine.devices.types import DeviceSnapshot
 from engine.errors import DeviceError, NoDevice
+from engine.hardware.devices.catalog import cuda_status, find_gpus, nvidia_gpus
+from engine.hardware.devices.drivers.adapters import Adapter
+from engine.hardware.devices.drivers.amd import AmdGpu, read_amd
+from engine.hardware.devices.drivers.nvml import Gpu, Nvml
+from engine.hardware.devices.drivers.torch_gpus import TorchGpu, read_torch_gpu
+from engine.hardware.devices.host import CpuReader
+from engine.hardware.devices.own_processes import OwnProcesses
+from engine.hardware.devices.torch_build import find_torch_build
+from engine.hardware.devices.types import DeviceSnapshot
 
 __all__ = ["DeviceMonitor"]
 

@@ -5,7 +5,7 @@ So "1/cuda:0" is the first GPU of the second machine.
 
 from __future__ import annotations
 
-from engine.devices.types import CPU
+from engine.hardware.devices.types import CPU
 
 __all__ = ["far_id", "is_cpu", "local_id", "machine_of"]
 

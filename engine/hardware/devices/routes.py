@@ -1,6 +1,6 @@
 """Routes by which the devices of a model reach each other, as proven on this machine.
 
-Nothing is taken for granted: a route that was not proven is not used (`engine.links.proof`).
+Nothing is taken for granted: a route that was not proven is not used (`interconnect.proof`).
 Without torch.
 """
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from engine.devices.catalog import cuda_status, list_devices
-from engine.devices.places import far_id
-from engine.devices.stopped import require_running
-from engine.devices.types import DeviceInfo
 from engine.errors import NoDevice
+from engine.hardware.devices.catalog import cuda_status, list_devices
+from engine.hardware.devices.places import far_id
+from engine.hardware.devices.stopped import require_running
+from engine.hardware.devices.types import DeviceInfo
 
 __all__ = ["parse_devices", "parse_target", "require_devices"]
 

@@ -21,7 +21,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from engine.devices.torch_build import TorchBuild
+from engine.hardware.devices.torch_build import TorchBuild
 
 __all__ = ["Advice", "CudaWheel", "advise_amd", "advise_nvidia", "choose_wheel", "runs_on"]
 

@@ -1,8 +1,8 @@
-"""The program that runs torchrun's agent for this machine: `python -m engine.machines.agent TASK`.
+"""Runs torchrun's agent for this machine: `python -m engine.hosts.machines.agent TASK`.
 
 TASK is the JSON of an `AgentTask`. Further arguments, if there are any, are the handle of a
 connection to this program's parent, which goes on to the worker, and the parent's id. It starts one
-worker (`engine.machines.worker`), watches it, and ends with it.
+worker (`engine.hosts.machines.worker`), watches it, and ends with it.
 
 On its output it writes a line of JSON for whatever the parent should know.
 """
@@ -25,8 +25,8 @@ from multiprocessing.connection import Connection, Listener
 
 import psutil
 
-from engine.machines.interfaces import listen_for_machines
-from engine.programs import program_command, tie_to_parent
+from engine.hosts.machines.interfaces import listen_for_machines
+from engine.util.programs import program_command, tie_to_parent
 
 VARIABLE = "TANDEM_MACHINE"
 """Environment variable of the worker with the task."""
@@ -49,7 +49,7 @@ CONNECT_S = 60
 FAULT_STATUS = 70
 """Exit status after a fault that was told."""
 
-FAULTS = "engine.machines.fault"
+FAULTS = "engine.hosts.machines.fault"
 """Name of the logger of faults."""
 
 
@@ -80,7 +80,7 @@ class AgentTask:
     @property
     def command(self) -> tuple[str, ...]:
         """Command line of the agent."""
-        return (*program_command("engine.machines.agent"), json.dumps(asdict(self)))
+        return (*program_command("engine.hosts.machines.agent"), json.dumps(asdict(self)))
 
     def network(self) -> dict[str, str]:
         """Return the variables by which gloo and NCCL choose the interface, and who ends them.
@@ -134,7 +134,7 @@ def _launch(task: AgentTask) -> int:
     )  # fmt: skip
     store = _own_store(task) if task.number == 0 else None
     try:
-        launch_agent(config, sys.executable, ["-P", "-m", "engine.machines.worker"])
+        launch_agent(config, sys.executable, ["-P", "-m", "engine.hosts.machines.worker"])
     except ChildFailedError as error:
         _, failure = error.get_first_failure()
         _tell_fault(_end_of(failure.exitcode))

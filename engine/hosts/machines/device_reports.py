@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
-from engine.devices.catalog import list_devices
-from engine.devices.types import DeviceInfo, DeviceSnapshot
+from engine.hardware.devices.catalog import list_devices
+from engine.hardware.devices.types import DeviceInfo, DeviceSnapshot
 
 REPORT_S = 2.0
 """Seconds between two reports."""

@@ -11,14 +11,14 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from engine.devices.places import far_id
-from engine.devices.selection import parse_devices
-from engine.devices.types import DeviceInfo, DeviceSnapshot
 from engine.errors import EngineError
-from engine.harmless import one_line
-from engine.machines.device_reports import devices_from, states_from
-from engine.machines.identity import difference, file_difference, file_facts, machine_facts
-from engine.machines.lines import BEAT_S, HANDSHAKE_S, MOST_SILENT, LineError, Lines, lead
+from engine.hardware.devices.places import far_id
+from engine.hardware.devices.selection import parse_devices
+from engine.hardware.devices.types import DeviceInfo, DeviceSnapshot
+from engine.hosts.machines.device_reports import devices_from, states_from
+from engine.hosts.machines.identity import difference, file_difference, file_facts, machine_facts
+from engine.hosts.machines.lines import BEAT_S, HANDSHAKE_S, MOST_SILENT, LineError, Lines, lead
+from engine.util.sanitize import one_line
 
 log = logging.getLogger(__name__)
 

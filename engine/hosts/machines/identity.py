@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from engine.errors import EngineError
-from engine.gguf.identity import model_hash
-from engine.gguf.reader import GGUFFile
-from engine.version import package_version
+from engine.formats.gguf.identity import model_hash
+from engine.formats.gguf.reader import GGUFFile
+from engine.util.version import package_version
 
 
 def machine_facts() -> dict[str, str]:

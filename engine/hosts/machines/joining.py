@@ -13,16 +13,16 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 from typing import Any
 
-from engine.devices.monitor import DeviceMonitor
-from engine.devices.types import DeviceSnapshot
 from engine.errors import EngineError
-from engine.harmless import one_line
-from engine.machines.agent import AgentTask
-from engine.machines.device_reports import REPORT_S, told_devices, told_states
-from engine.machines.identity import checked_path, file_facts, machine_facts
-from engine.machines.interfaces import connect, interface_of
-from engine.machines.lines import BEAT_S, MOST_SILENT, LineError, Lines, SilentError, join
-from engine.programs import NO_WINDOW, child_environment, tie_child
+from engine.hardware.devices.monitor import DeviceMonitor
+from engine.hardware.devices.types import DeviceSnapshot
+from engine.hosts.machines.agent import AgentTask
+from engine.hosts.machines.device_reports import REPORT_S, told_devices, told_states
+from engine.hosts.machines.identity import checked_path, file_facts, machine_facts
+from engine.hosts.machines.interfaces import connect, interface_of
+from engine.hosts.machines.lines import BEAT_S, MOST_SILENT, LineError, Lines, SilentError, join
+from engine.util.programs import NO_WINDOW, child_environment, tie_child
+from engine.util.sanitize import one_line
 
 log = logging.getLogger(__name__)
 

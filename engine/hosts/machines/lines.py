@@ -19,7 +19,7 @@ from contextlib import suppress
 from typing import Any
 
 from engine.errors import EngineError
-from engine.harmless import one_line
+from engine.util.sanitize import one_line
 
 PROTOCOL = 1
 """Version of what machines say to each other."""

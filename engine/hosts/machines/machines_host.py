@@ -9,13 +9,13 @@ from functools import partial
 
 from engine.errors import EngineError, MachineLost
 from engine.events import Command, Failed, HostEvent, ModelLoaded
-from engine.host import EventSink
-from engine.machines.agent import AgentTask, told_fault
-from engine.machines.gathering import Gathering
-from engine.machines.interfaces import free_port, interface_of
-from engine.remote.command_numbers import CommandNumbers
-from engine.remote.death import Death
-from engine.remote.process_host import CLOSING_EVENTS, ProcessHost
+from engine.hosts.machines.agent import AgentTask, told_fault
+from engine.hosts.machines.gathering import Gathering
+from engine.hosts.machines.interfaces import free_port, interface_of
+from engine.hosts.process.command_numbers import CommandNumbers
+from engine.hosts.process.death import Death
+from engine.hosts.process.process_host import CLOSING_EVENTS, ProcessHost
+from engine.hosts.thread_host import EventSink
 
 log = logging.getLogger(__name__)
 

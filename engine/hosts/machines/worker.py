@@ -1,7 +1,7 @@
-"""The program of a process that has the ranks of one machine: `python -m engine.machines.worker`.
+"""The process that has one machine's ranks: `python -m engine.hosts.machines.worker`.
 
-torchrun's agent starts it (`engine.machines.agent`). On machine 0 it is an engine like that of
-`engine.remote.program`, whose models the other machines compute as well; there it follows.
+torchrun's agent starts it (`machines.agent`). On machine 0 it is an engine like that of
+`engine.hosts.process.program`, whose models the other machines compute as well; there it follows.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from engine.distributed.wire import GlooWire
 from engine.distributed.wire_speed import measure_wires
 from engine.errors import EngineError
 from engine.events import WiresMeasured
-from engine.machines.agent import (
+from engine.hosts.machines.agent import (
     FAULT_STATUS,
     KEY_VARIABLE,
     PLACE_VARIABLE,
     task_of_environment,
 )
-from engine.programs import tie_to_parent
-from engine.remote.channel import Channel, inherited_connection
-from engine.remote.messages import FROM_ENGINE, TO_ENGINE
-from engine.remote.program import serve
+from engine.hosts.process.channel import Channel, inherited_connection
+from engine.hosts.process.messages import FROM_ENGINE, TO_ENGINE
+from engine.hosts.process.program import serve
 from engine.runtime.opening import open_on_machines_by
+from engine.util.programs import tie_to_parent
 
 BEAT_S = 1.0
 """Seconds between two signs of life."""

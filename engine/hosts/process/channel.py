@@ -7,7 +7,7 @@ import threading
 from multiprocessing.connection import Connection, Pipe
 from typing import Generic, TypeVar
 
-from engine.remote.codec import LARGEST_BYTES, Codec
+from engine.hosts.process.codec import LARGEST_BYTES, Codec
 
 Out = TypeVar("Out")
 In = TypeVar("In")

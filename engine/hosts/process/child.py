@@ -18,11 +18,11 @@ from typing import Any
 
 import psutil
 
-from engine.programs import NO_WINDOW, child_environment, tie_child
-from engine.remote.channel import Channel, connected_pair
-from engine.remote.codec import MessageError
-from engine.remote.death import FATAL, Death, oom_kills
-from engine.remote.messages import FROM_ENGINE, TO_ENGINE, FromEngine, ToEngine
+from engine.hosts.process.channel import Channel, connected_pair
+from engine.hosts.process.codec import MessageError
+from engine.hosts.process.death import FATAL, Death, oom_kills
+from engine.hosts.process.messages import FROM_ENGINE, TO_ENGINE, FromEngine, ToEngine
+from engine.util.programs import NO_WINDOW, child_environment, tie_child
 
 log = logging.getLogger(__name__)
 

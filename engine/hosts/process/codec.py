@@ -16,9 +16,9 @@ from typing import Any, Generic, Literal, TypeVar, Union, cast, get_args, get_or
 
 from engine import errors
 from engine.errors import EngineError
-from engine.pictures.sight import PictureSight
 from engine.planning.search.estimate import TuneEstimate
 from engine.planning.search.results import Trial, TuneResult
+from engine.vision.images.sight import PictureSight
 
 PROTOCOL = 1
 """Version of the format; a message of another version is refused."""

@@ -22,7 +22,13 @@ from engine.events import (
     SaveState,
     Tune,
 )
-from engine.inquiries.questions import ApplyTemplate, Detokenize, Embed, ScoreTokens, Tokenize
+from engine.generation.queries.questions import (
+    ApplyTemplate,
+    Detokenize,
+    Embed,
+    ScoreTokens,
+    Tokenize,
+)
 
 LOG_LINES = 3
 """Number of lines from the end of the process's log that are shown to a person."""

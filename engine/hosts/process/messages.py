@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from engine.events import Command, HostEvent
-from engine.remote.codec import Codec
+from engine.hosts.process.codec import Codec
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,20 +20,20 @@ from engine.events import (
     ModelUnloaded,
     Tuned,
 )
+from engine.generation.queries.questions import CountCache, CountTokens, Reply
 from engine.generation.results import Finished, StateLoaded, StateSaved
-from engine.host import EventSink
-from engine.inquiries.questions import CountCache, CountTokens, Reply
-from engine.programs import program_command
-from engine.remote.child import EngineProcess
-from engine.remote.codec import MessageError
-from engine.remote.death import Death, crash_of, doing_of, start_failure, stopped_hint
-from engine.remote.messages import (
+from engine.hosts.process.child import EngineProcess
+from engine.hosts.process.codec import MessageError
+from engine.hosts.process.death import Death, crash_of, doing_of, start_failure, stopped_hint
+from engine.hosts.process.messages import (
     CancelMessage,
     CloseMessage,
     EventsMessage,
     SubmitMessage,
     ToEngine,
 )
+from engine.hosts.thread_host import EventSink
+from engine.util.programs import program_command
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ CLOSING_EVENTS = (
 )  # fmt: skip
 """Events that end a command, see `engine.events`."""
 
-PROGRAM = program_command("engine.remote.program")
+PROGRAM = program_command("engine.hosts.process.program")
 """Command line of the engine's process."""
 
 

@@ -1,4 +1,4 @@
-"""The program of the engine's process: `python -m engine.remote.program HANDLE PARENT`.
+"""The program of the engine's process: `python -m engine.hosts.process.program HANDLE PARENT`.
 
 HANDLE is its inherited end of the connection, PARENT the id of the process that started it. It ends
 when it is told to, and when its parent has ended, however that happened.
@@ -16,11 +16,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from engine.events import Event, HostEvent
-from engine.host import ThreadHost
-from engine.programs import tie_to_parent
-from engine.remote.channel import Channel, inherited_connection
-from engine.remote.command_numbers import CommandNumbers
-from engine.remote.messages import (
+from engine.hosts.process.channel import Channel, inherited_connection
+from engine.hosts.process.command_numbers import CommandNumbers
+from engine.hosts.process.messages import (
     FROM_ENGINE,
     TO_ENGINE,
     CloseMessage,
@@ -28,7 +26,9 @@ from engine.remote.messages import (
     SubmitMessage,
     ToEngine,
 )
-from engine.remote.sender import EventSender
+from engine.hosts.process.sender import EventSender
+from engine.hosts.thread_host import ThreadHost
+from engine.util.programs import tie_to_parent
 
 CLOSE_S = 4.0
 """Seconds that the engine has to free its model."""

@@ -10,11 +10,11 @@ from collections.abc import Iterable
 from engine.errors import EngineCrashed
 from engine.events import Failed, HostEvent
 from engine.generation.results import PrefillProgress, TokenText, join_texts
-from engine.progress import LoadProgress, StateProgress
-from engine.remote.channel import Channel
-from engine.remote.codec import MessageError
-from engine.remote.messages import BeatMessage, EventsMessage, FromEngine, ToEngine
+from engine.hosts.process.channel import Channel
+from engine.hosts.process.codec import MessageError
+from engine.hosts.process.messages import BeatMessage, EventsMessage, FromEngine, ToEngine
 from engine.runtime.timeline import TokenTimes
+from engine.util.progress import LoadProgress, StateProgress
 
 log = logging.getLogger(__name__)
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from engine.layers.block import SandwichBlock
-from engine.layers.hparams import Traits
-from engine.layers.mixers.gated_attention import GatedAttention
-from engine.models.base import EachFourthNoPELM, SqrtScaledLM
-from engine.models.registry import register
+from engine.model.architectures.base import EachFourthNoPELM, SqrtScaledLM
+from engine.model.architectures.registry import register
+from engine.model.layers.block import SandwichBlock
+from engine.model.layers.hparams import Traits
+from engine.model.layers.mixers.gated_attention import GatedAttention
 
 
 class AfmoeBlock(SandwichBlock):

@@ -6,18 +6,18 @@ from dataclasses import dataclass
 from math import exp, log1p
 from typing import TYPE_CHECKING
 
-from engine.layers.block import TransformerBlock
-from engine.layers.ffn import FFN
-from engine.layers.hparams import HParams, Traits
-from engine.layers.mixers.attention import QKNormAttention
-from engine.models.base import CausalLM
-from engine.models.registry import register
-from engine.sharding.split import BlockSplit
+from engine.model.architectures.base import CausalLM
+from engine.model.architectures.registry import register
+from engine.model.layers.block import TransformerBlock
+from engine.model.layers.ffn import FFN
+from engine.model.layers.hparams import HParams, Traits
+from engine.model.layers.mixers.attention import QKNormAttention
+from engine.model.sharding.split import BlockSplit
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from engine.forward.context import Context
+    from engine.model.forward.context import Context
 
 
 @dataclass(frozen=True, slots=True)

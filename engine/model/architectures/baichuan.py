@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from engine.layers.block import Block, TransformerBlock
-from engine.layers.hparams import HParams
-from engine.layers.mixers.attention import AlibiAttention
-from engine.layers.rope import Rope
-from engine.models.base import CausalLM
-from engine.models.registry import register
+from engine.model.architectures.base import CausalLM
+from engine.model.architectures.registry import register
+from engine.model.layers.block import Block, TransformerBlock
+from engine.model.layers.hparams import HParams
+from engine.model.layers.mixers.attention import AlibiAttention
+from engine.model.layers.rope import Rope
 
 N_LAYER_13B = 40
 """Number of layers of the 13B model; no key tells the two models apart, for llama.cpp neither."""

@@ -11,22 +11,22 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, ClassVar
 
-from engine.forward.operands import RopeParams
-from engine.layers.block import Block
-from engine.layers.fused import separate_gate_up, separate_qkv
-from engine.layers.hparams import HParams, Traits
-from engine.layers.linear import CopiedHead, Embedding, Linear, TiedHead
-from engine.layers.module import Module, TensorSource
-from engine.layers.rope import Rope, choose_rope_factors
-from engine.layers.rope_keys import DEFAULT_BASE
-from engine.models.mtp import MTP
-from engine.sharding.placement import Replicate, Shard
-from engine.sharding.split import ModelSplit
+from engine.model.architectures.mtp import MTP
+from engine.model.forward.operands import RopeParams
+from engine.model.layers.block import Block
+from engine.model.layers.fused import separate_gate_up, separate_qkv
+from engine.model.layers.hparams import HParams, Traits
+from engine.model.layers.linear import CopiedHead, Embedding, Linear, TiedHead
+from engine.model.layers.module import Module, TensorSource
+from engine.model.layers.rope import Rope, choose_rope_factors
+from engine.model.layers.rope_keys import DEFAULT_BASE
+from engine.model.sharding.placement import Replicate, Shard
+from engine.model.sharding.split import ModelSplit
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from engine.forward.context import Context
+    from engine.model.forward.context import Context
 
 
 class CausalLM(Module):

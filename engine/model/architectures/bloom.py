@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from engine.layers.hparams import HParams, Traits
-from engine.layers.mixers.attention import AlibiAttention, ClampedAttention
-from engine.layers.norm import LayerNorm
-from engine.models.base import CausalLM
-from engine.models.gpt2 import GPT2Block
-from engine.models.registry import register
-from engine.sharding.placement import Replicate
-from engine.sharding.split import ModelSplit
+from engine.model.architectures.base import CausalLM
+from engine.model.architectures.gpt2 import GPT2Block
+from engine.model.architectures.registry import register
+from engine.model.layers.hparams import HParams, Traits
+from engine.model.layers.mixers.attention import AlibiAttention, ClampedAttention
+from engine.model.layers.norm import LayerNorm
+from engine.model.sharding.placement import Replicate
+from engine.model.sharding.split import ModelSplit
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from engine.forward.context import Context
+    from engine.model.forward.context import Context
 
 
 class BloomBlock(GPT2Block):

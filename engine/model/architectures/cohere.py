@@ -5,19 +5,19 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
-from engine.layers.block import Block, ParallelBlock
-from engine.layers.hparams import HParams, Traits
-from engine.layers.mixers.attention import HeadNormAttention
-from engine.layers.moe import MoE
-from engine.layers.norm import LayerNorm
-from engine.layers.rope import Rope
-from engine.models.base import ScaledLM, SwaOnlyRopeLM
-from engine.models.registry import register
+from engine.model.architectures.base import ScaledLM, SwaOnlyRopeLM
+from engine.model.architectures.registry import register
+from engine.model.layers.block import Block, ParallelBlock
+from engine.model.layers.hparams import HParams, Traits
+from engine.model.layers.mixers.attention import HeadNormAttention
+from engine.model.layers.moe import MoE
+from engine.model.layers.norm import LayerNorm
+from engine.model.layers.rope import Rope
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from engine.forward.context import Context
+    from engine.model.forward.context import Context
 
 
 class CommandRBlock(ParallelBlock):

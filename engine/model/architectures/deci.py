@@ -5,20 +5,20 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
-from engine.layers.block import Block, FFNBlock, MixerBlock, TransformerBlock
-from engine.layers.hparams import HParams, Traits
-from engine.layers.linear import Linear
-from engine.layers.mixers.mixer import Mixer
-from engine.layers.rope import Rope
-from engine.models.base import CausalLM
-from engine.models.registry import register
-from engine.sharding.placement import Shard
-from engine.sharding.split import BlockDims, BlockSplit
+from engine.model.architectures.base import CausalLM
+from engine.model.architectures.registry import register
+from engine.model.layers.block import Block, FFNBlock, MixerBlock, TransformerBlock
+from engine.model.layers.hparams import HParams, Traits
+from engine.model.layers.linear import Linear
+from engine.model.layers.mixers.mixer import Mixer
+from engine.model.layers.rope import Rope
+from engine.model.sharding.placement import Shard
+from engine.model.sharding.split import BlockDims, BlockSplit
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from engine.forward.context import Context
+    from engine.model.forward.context import Context
 
 MixerKind = Literal["attention", "linear", "none"]
 """Kind of the part of a block that stands in the place of attention."""

@@ -9,25 +9,25 @@ from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
-from engine.devices.types import CPU
 from engine.errors import EngineError, InvalidGGUF
-from engine.forward.state import State
-from engine.gguf.tensors import quote, split_name
-from engine.layers.hparams import HParams, n_trunk_blocks
-from engine.layers.keys import Keys
-from engine.layers.module import Module, Slot, TensorSource
-from engine.layers.mtp import JOINT
-from engine.layers.rope_keys import stretched
-from engine.models.draft_tokens import draft_tokens
-from engine.models.registry import model_class
-from engine.sharding.patterns import wanted_shares
-from engine.sharding.shares import Shares, share_table
-from engine.sharding.split import BlockDims, ModelSplit, cut_model
+from engine.formats.gguf.tensors import quote, split_name
+from engine.hardware.devices.types import CPU
+from engine.model.architectures.draft_tokens import draft_tokens
+from engine.model.architectures.registry import model_class
+from engine.model.forward.state import State
+from engine.model.layers.hparams import HParams, n_trunk_blocks
+from engine.model.layers.keys import Keys
+from engine.model.layers.module import Module, Slot, TensorSource
+from engine.model.layers.mtp import JOINT
+from engine.model.layers.rope_keys import stretched
+from engine.model.sharding.patterns import wanted_shares
+from engine.model.sharding.shares import Shares, share_table
+from engine.model.sharding.split import BlockDims, ModelSplit, cut_model
 
 if TYPE_CHECKING:
-    from engine.config.load import LoadParams
-    from engine.gguf.reader import GGUFFile
-    from engine.models.base import CausalLM
+    from engine.formats.gguf.reader import GGUFFile
+    from engine.load_params import LoadParams
+    from engine.model.architectures.base import CausalLM
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,21 +5,21 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from engine.forward.operands import Routing, Scores
-from engine.layers.block import TransformerBlock
-from engine.layers.hparams import HParams, Traits
-from engine.layers.mixers.mla import LatentAttention
-from engine.layers.mixers.temperature import Temperature
-from engine.layers.moe import read_routing
-from engine.layers.rope import Rope
-from engine.models.base import CausalLM
-from engine.models.registry import register
-from engine.sharding.split import BlockSplit
+from engine.model.architectures.base import CausalLM
+from engine.model.architectures.registry import register
+from engine.model.forward.operands import Routing, Scores
+from engine.model.layers.block import TransformerBlock
+from engine.model.layers.hparams import HParams, Traits
+from engine.model.layers.mixers.mla import LatentAttention
+from engine.model.layers.mixers.temperature import Temperature
+from engine.model.layers.moe import read_routing
+from engine.model.layers.rope import Rope
+from engine.model.sharding.split import BlockSplit
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from engine.forward.context import Context
+    from engine.model.forward.context import Context
 
 
 def mscale_of_all(hp: HParams) -> float:

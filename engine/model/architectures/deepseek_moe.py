@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from engine.layers.block import TransformerBlock
-from engine.layers.hparams import Traits
-from engine.layers.mixers.attention import QKNormAttention
-from engine.models.base import CausalLM
-from engine.models.registry import register
+from engine.model.architectures.base import CausalLM
+from engine.model.architectures.registry import register
+from engine.model.layers.block import TransformerBlock
+from engine.model.layers.hparams import Traits
+from engine.model.layers.mixers.attention import QKNormAttention
 
 
 class SigmoidRoutedBlock(TransformerBlock):

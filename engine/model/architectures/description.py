@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from engine.sharding.parts import SplitPart
+    from engine.model.sharding.parts import SplitPart
 
 
 @dataclass(frozen=True, slots=True)

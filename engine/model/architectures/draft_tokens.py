@@ -14,8 +14,8 @@ import numpy as np
 from engine.errors import InvalidGGUF
 
 if TYPE_CHECKING:
-    from engine.gguf.reader import GGUFFile
-    from engine.gguf.tensors import TensorInfo
+    from engine.formats.gguf.reader import GGUFFile
+    from engine.formats.gguf.tensors import TensorInfo
 
 MAP = "d2t"
 """Last part of the tensor's name, which some files follow by ".weight"."""

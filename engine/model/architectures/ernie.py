@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from engine.layers.block import TransformerBlock
-from engine.models.base import CausalLM
-from engine.models.registry import register
+from engine.model.architectures.base import CausalLM
+from engine.model.architectures.registry import register
+from engine.model.layers.block import TransformerBlock
 
 
 @register("ernie4_5", "ernie4_5-moe")

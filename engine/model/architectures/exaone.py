@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from engine.layers.block import PostNormBlock
-from engine.layers.hparams import HParams, Traits
-from engine.layers.mixers.attention import QKNormAttention
-from engine.layers.rope import Rope
-from engine.models.base import SwaOnlyRopeLM
-from engine.models.deepseek_moe import SigmoidRoutedBlock
-from engine.models.registry import register
+from engine.model.architectures.base import SwaOnlyRopeLM
+from engine.model.architectures.deepseek_moe import SigmoidRoutedBlock
+from engine.model.architectures.registry import register
+from engine.model.layers.block import PostNormBlock
+from engine.model.layers.hparams import HParams, Traits
+from engine.model.layers.mixers.attention import QKNormAttention
+from engine.model.layers.rope import Rope
 
 N_LAYER_WITH_WINDOWS = 64
 """Number of layers of the 32B model, the only one with windows; no key says so, as in llama.cpp."""

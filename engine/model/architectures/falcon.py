@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from engine.layers.block import Block, ParallelBlock, TwoNormParallelBlock
-from engine.layers.hparams import HParams, Traits
-from engine.models.base import CausalLM
-from engine.models.gpt2 import GPT2Block
-from engine.models.registry import register
+from engine.model.architectures.base import CausalLM
+from engine.model.architectures.gpt2 import GPT2Block
+from engine.model.architectures.registry import register
+from engine.model.layers.block import Block, ParallelBlock, TwoNormParallelBlock
+from engine.model.layers.hparams import HParams, Traits
 
 
 class FalconBlock(ParallelBlock, GPT2Block):

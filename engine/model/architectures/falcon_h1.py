@@ -5,21 +5,21 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from engine.layers.block import TransformerBlock
-from engine.layers.hparams import HParams, Traits
-from engine.layers.mixers.attention import Attention
-from engine.layers.mixers.mamba2 import Mamba2
-from engine.layers.mixers.mixer import Mixer
-from engine.layers.moe import add_parts
-from engine.layers.rope import Rope
-from engine.models.base import CausalLM
-from engine.models.registry import register
-from engine.sharding.split import BlockDims, BlockSplit
+from engine.model.architectures.base import CausalLM
+from engine.model.architectures.registry import register
+from engine.model.layers.block import TransformerBlock
+from engine.model.layers.hparams import HParams, Traits
+from engine.model.layers.mixers.attention import Attention
+from engine.model.layers.mixers.mamba2 import Mamba2
+from engine.model.layers.mixers.mixer import Mixer
+from engine.model.layers.moe import add_parts
+from engine.model.layers.rope import Rope
+from engine.model.sharding.split import BlockDims, BlockSplit
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from engine.forward.context import Context
+    from engine.model.forward.context import Context
 
 
 class FalconH1Mamba(Mamba2):

@@ -5,18 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
-from engine.forward.operands import GELU, RopeParams, Scores
-from engine.layers.block import SandwichBlock, TransformerBlock
-from engine.layers.hparams import HParams, Traits
-from engine.layers.mixers.attention import Attention, QKNormAttention
-from engine.models.base import SqrtScaledLM, SwaRopeLM
-from engine.models.registry import register
-from engine.sharding.split import ModelSplit
+from engine.model.architectures.base import SqrtScaledLM, SwaRopeLM
+from engine.model.architectures.registry import register
+from engine.model.forward.operands import GELU, RopeParams, Scores
+from engine.model.layers.block import SandwichBlock, TransformerBlock
+from engine.model.layers.hparams import HParams, Traits
+from engine.model.layers.mixers.attention import Attention, QKNormAttention
+from engine.model.sharding.split import ModelSplit
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from engine.forward.context import Context
+    from engine.model.forward.context import Context
 
 
 class GemmaLM(SwaRopeLM, SqrtScaledLM):

@@ -4,34 +4,34 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from engine.forward.operands import GELU
-from engine.forward.ops import Addend
-from engine.layers.block import Block, SandwichBlock
-from engine.layers.ffn import FFN
-from engine.layers.hparams import HParams, Traits
-from engine.layers.linear import Linear, Vector
-from engine.layers.mixers.mixer import Mixer
-from engine.layers.mixers.shared_kv import (
+from engine.model.architectures.gemma import GemmaLM
+from engine.model.architectures.registry import register
+from engine.model.forward.operands import GELU
+from engine.model.forward.ops import Addend
+from engine.model.layers.block import Block, SandwichBlock
+from engine.model.layers.ffn import FFN
+from engine.model.layers.hparams import HParams, Traits
+from engine.model.layers.linear import Linear, Vector
+from engine.model.layers.mixers.mixer import Mixer
+from engine.model.layers.mixers.shared_kv import (
     NormedAttention,
     SharedKVAttention,
     check_kv_sources,
     kv_source,
     share_caches,
 )
-from engine.layers.module import Slot, TensorSource
-from engine.layers.moe import MoE, read_routing
-from engine.layers.norm import RMSNorm
-from engine.layers.per_layer import SIDE, PerLayerEmbedding, PerLayerGate, per_layer_width
-from engine.layers.rope import Rope
-from engine.models.gemma import GemmaLM
-from engine.models.registry import register
-from engine.sharding.placement import Replicate
-from engine.sharding.split import BlockSplit, ModelSplit
+from engine.model.layers.module import Slot, TensorSource
+from engine.model.layers.moe import MoE, read_routing
+from engine.model.layers.norm import RMSNorm
+from engine.model.layers.per_layer import SIDE, PerLayerEmbedding, PerLayerGate, per_layer_width
+from engine.model.layers.rope import Rope
+from engine.model.sharding.placement import Replicate
+from engine.model.sharding.split import BlockSplit, ModelSplit
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from engine.forward.context import Context
+    from engine.model.forward.context import Context
 
 
 class ScaledRouter(Linear):

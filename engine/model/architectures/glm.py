@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import ClassVar
 
-from engine.layers.block import SandwichBlock
-from engine.layers.hparams import HParams, Traits
-from engine.models.base import CausalLM
-from engine.models.deepseek_moe import SigmoidRoutedBlock
-from engine.models.registry import register
+from engine.model.architectures.base import CausalLM
+from engine.model.architectures.deepseek_moe import SigmoidRoutedBlock
+from engine.model.architectures.registry import register
+from engine.model.layers.block import SandwichBlock
+from engine.model.layers.hparams import HParams, Traits
 
 
 @register("glm4")

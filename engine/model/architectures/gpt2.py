@@ -5,20 +5,20 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from engine.forward.operands import GELU
-from engine.layers.block import TransformerBlock
-from engine.layers.hparams import HParams, Traits
-from engine.layers.linear import Vector
-from engine.layers.norm import LayerNorm
-from engine.models.base import CausalLM
-from engine.models.registry import register
-from engine.sharding.placement import Replicate
-from engine.sharding.split import ModelSplit
+from engine.model.architectures.base import CausalLM
+from engine.model.architectures.registry import register
+from engine.model.forward.operands import GELU
+from engine.model.layers.block import TransformerBlock
+from engine.model.layers.hparams import HParams, Traits
+from engine.model.layers.linear import Vector
+from engine.model.layers.norm import LayerNorm
+from engine.model.sharding.placement import Replicate
+from engine.model.sharding.split import ModelSplit
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from engine.forward.context import Context
+    from engine.model.forward.context import Context
 
 
 class GPT2Block(TransformerBlock):

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from engine.forward.operands import Activation
-from engine.layers.block import TransformerBlock
-from engine.layers.hparams import Traits
-from engine.layers.mixers.attention import SinkAttention
-from engine.models.base import CausalLM
-from engine.models.registry import register
+from engine.model.architectures.base import CausalLM
+from engine.model.architectures.registry import register
+from engine.model.forward.operands import Activation
+from engine.model.layers.block import TransformerBlock
+from engine.model.layers.hparams import Traits
+from engine.model.layers.mixers.attention import SinkAttention
 
 
 class GptOssBlock(TransformerBlock):

@@ -5,22 +5,22 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
-from engine.forward.operands import Scores
-from engine.layers.block import TransformerBlock
-from engine.layers.hparams import HParams, Traits
-from engine.layers.mixers.attention import Attention, SinkAttention
-from engine.layers.mixers.mamba2 import Mamba2
-from engine.layers.mixers.mixer import Mixer
-from engine.layers.rope import Rope
-from engine.models.base import HybridLM, ScaledLM
-from engine.models.registry import register
-from engine.sharding.split import BlockSplit
+from engine.model.architectures.base import HybridLM, ScaledLM
+from engine.model.architectures.registry import register
+from engine.model.forward.operands import Scores
+from engine.model.layers.block import TransformerBlock
+from engine.model.layers.hparams import HParams, Traits
+from engine.model.layers.mixers.attention import Attention, SinkAttention
+from engine.model.layers.mixers.mamba2 import Mamba2
+from engine.model.layers.mixers.mixer import Mixer
+from engine.model.layers.rope import Rope
+from engine.model.sharding.split import BlockSplit
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from engine.forward.context import Context
-    from engine.forward.ops import Addend
+    from engine.model.forward.context import Context
+    from engine.model.forward.ops import Addend
 
 
 class GraniteAttention(Attention):

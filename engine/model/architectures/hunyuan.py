@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from engine.layers.block import TransformerBlock
-from engine.layers.hparams import HParams, Traits
-from engine.layers.mixers.attention import Attention, QKNormAttention
-from engine.models.base import CausalLM
-from engine.models.registry import register
+from engine.model.architectures.base import CausalLM
+from engine.model.architectures.registry import register
+from engine.model.layers.block import TransformerBlock
+from engine.model.layers.hparams import HParams, Traits
+from engine.model.layers.mixers.attention import Attention, QKNormAttention
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from engine.forward.context import Context
+    from engine.model.forward.context import Context
 
 
 class NormAfterRopeAttention(QKNormAttention):

@@ -7,11 +7,11 @@ from collections import Counter
 from pathlib import Path
 
 from engine.errors import EngineError, InvalidGGUF
-from engine.gguf.companions import MTP_MARK, files_beside
-from engine.gguf.reader import GGUFFile
-from engine.layers.mtp import JOINT
-from engine.models.description import Inspection, ModelInfo, TensorSummary
-from engine.sharding.parts import SplitPart, split_parts
+from engine.formats.gguf.companions import MTP_MARK, files_beside
+from engine.formats.gguf.reader import GGUFFile
+from engine.model.architectures.description import Inspection, ModelInfo, TensorSummary
+from engine.model.layers.mtp import JOINT
+from engine.model.sharding.parts import SplitPart, split_parts
 from engine.text.thinking import can_think, has_effort, thinking_marks
 
 FILE_TYPES = {
@@ -65,8 +65,8 @@ def inspect_model(path: str | Path) -> Inspection:
 
 def _parts(file: GGUFFile) -> tuple[str, tuple[SplitPart, ...]]:
     """Return what would stop a load, or else how finely the model can be cut."""
-    from engine.config.load import LoadParams
-    from engine.models.declare import declare
+    from engine.load_params import LoadParams
+    from engine.model.architectures.declare import declare
 
     try:
         declaration = declare(file, LoadParams(str(file.path)))
@@ -91,7 +91,7 @@ def describe(file: GGUFFile) -> ModelInfo:
 
     With that, a file that cannot be run can still be shown; loading it says what is wrong.
     """
-    from engine.models.registry import is_supported
+    from engine.model.architectures.registry import is_supported
 
     arch = _architecture(file)
     heads = _number(file, f"{arch}.attention.head_count")
@@ -135,7 +135,7 @@ def _template(file: GGUFFile) -> str:
 
 def _sampling(file: GGUFFile) -> tuple[tuple[str, float], ...]:
     """Return the recommended settings that can be used; others are as if they were not there."""
-    from engine.config.sampling import SamplingParams
+    from engine.sampling_params import SamplingParams
 
     found: list[tuple[str, float]] = []
     for name, key in SAMPLING_KEYS.items():

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from engine.layers.block import TransformerBlock
-from engine.layers.hparams import Traits
-from engine.layers.mixers.mamba import NormedMamba
-from engine.models.base import HybridLM
-from engine.models.registry import register
+from engine.model.architectures.base import HybridLM
+from engine.model.architectures.registry import register
+from engine.model.layers.block import TransformerBlock
+from engine.model.layers.hparams import Traits
+from engine.model.layers.mixers.mamba import NormedMamba
 
 
 class JambaBlock(TransformerBlock):

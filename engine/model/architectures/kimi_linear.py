@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from engine.layers.block import TransformerBlock
-from engine.layers.hparams import Traits
-from engine.layers.mixers.kda import KimiDeltaAttention
-from engine.layers.mixers.mixer import Mixer
-from engine.layers.mixers.mla import LatentAttention
-from engine.models.base import HybridLM
-from engine.models.registry import register
+from engine.model.architectures.base import HybridLM
+from engine.model.architectures.registry import register
+from engine.model.layers.block import TransformerBlock
+from engine.model.layers.hparams import Traits
+from engine.model.layers.mixers.kda import KimiDeltaAttention
+from engine.model.layers.mixers.mixer import Mixer
+from engine.model.layers.mixers.mla import LatentAttention
 
 
 class KimiBlock(TransformerBlock):

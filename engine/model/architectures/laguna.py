@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from engine.layers.hparams import Traits
-from engine.layers.mixers.gated_attention import SoftplusGatedAttention
-from engine.models.base import SwaRopeLM
-from engine.models.deepseek_moe import SigmoidRoutedBlock
-from engine.models.registry import register
+from engine.model.architectures.base import SwaRopeLM
+from engine.model.architectures.deepseek_moe import SigmoidRoutedBlock
+from engine.model.architectures.registry import register
+from engine.model.layers.hparams import Traits
+from engine.model.layers.mixers.gated_attention import SoftplusGatedAttention
 
 
 class LagunaBlock(SigmoidRoutedBlock):

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import ClassVar
 
-from engine.layers.block import TransformerBlock
-from engine.layers.hparams import HParams, Traits
-from engine.layers.mixers.attention import QKNormAttention
-from engine.layers.mixers.short_conv import ShortConv
-from engine.models.base import HybridLM
-from engine.models.registry import register
+from engine.model.architectures.base import HybridLM
+from engine.model.architectures.registry import register
+from engine.model.layers.block import TransformerBlock
+from engine.model.layers.hparams import HParams, Traits
+from engine.model.layers.mixers.attention import QKNormAttention
+from engine.model.layers.mixers.short_conv import ShortConv
 
 
 class LFM2Block(TransformerBlock):

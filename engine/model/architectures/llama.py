@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from engine.forward.operands import RELU2
-from engine.layers.block import TransformerBlock
-from engine.layers.hparams import Traits
-from engine.models.base import CausalLM
-from engine.models.registry import register
+from engine.model.architectures.base import CausalLM
+from engine.model.architectures.registry import register
+from engine.model.forward.operands import RELU2
+from engine.model.layers.block import TransformerBlock
+from engine.model.layers.hparams import Traits
 
 
 @register("llama", "internlm2")

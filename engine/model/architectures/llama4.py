@@ -5,21 +5,21 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from engine.forward.operands import Scores
-from engine.layers.block import TransformerBlock
-from engine.layers.hparams import HParams
-from engine.layers.mixers.attention import Attention
-from engine.layers.mixers.temperature import Temperature
-from engine.layers.moe import MoE
-from engine.layers.rope import Rope
-from engine.models.base import CausalLM, EachFourthNoPELM
-from engine.models.registry import register
+from engine.model.architectures.base import CausalLM, EachFourthNoPELM
+from engine.model.architectures.registry import register
+from engine.model.forward.operands import Scores
+from engine.model.layers.block import TransformerBlock
+from engine.model.layers.hparams import HParams
+from engine.model.layers.mixers.attention import Attention
+from engine.model.layers.mixers.temperature import Temperature
+from engine.model.layers.moe import MoE
+from engine.model.layers.rope import Rope
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from engine.forward.context import Context
-    from engine.forward.expert_rows import Groups
+    from engine.model.forward.context import Context
+    from engine.model.forward.expert_rows import Groups
 
 CHUNK = 8192
 """Tokens of a chunk; no key says so, but all models share it."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from engine.layers.block import Block, MixerBlock
-from engine.layers.hparams import Traits
-from engine.layers.mixers.mamba import Mamba
-from engine.layers.mixers.mamba2 import Mamba2
-from engine.models.base import CausalLM
-from engine.models.registry import register
+from engine.model.architectures.base import CausalLM
+from engine.model.architectures.registry import register
+from engine.model.layers.block import Block, MixerBlock
+from engine.model.layers.hparams import Traits
+from engine.model.layers.mixers.mamba import Mamba
+from engine.model.layers.mixers.mamba2 import Mamba2
 
 
 class MambaBlock(MixerBlock):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from engine.layers.hparams import Traits
-from engine.models.base import SwaRopeLM
-from engine.models.qwen import Qwen3Block
-from engine.models.registry import register
+from engine.model.architectures.base import SwaRopeLM
+from engine.model.architectures.qwen import Qwen3Block
+from engine.model.architectures.registry import register
+from engine.model.layers.hparams import Traits
 
 
 @register("mellum")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from engine.layers.hparams import HParams, Traits
-from engine.layers.mixers.mla import LatentAttention
-from engine.models.granite import MiniCPM, MiniCPMBlock
-from engine.models.registry import register
+from engine.model.architectures.granite import MiniCPM, MiniCPMBlock
+from engine.model.architectures.registry import register
+from engine.model.layers.hparams import HParams, Traits
+from engine.model.layers.mixers.mla import LatentAttention
 
 
 class MiniCPM3Block(MiniCPMBlock):

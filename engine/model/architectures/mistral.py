@@ -5,19 +5,19 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from engine.layers.block import TransformerBlock
-from engine.layers.hparams import HParams
-from engine.layers.mixers.attention import Attention
-from engine.layers.mixers.temperature import Temperature
-from engine.layers.rope import Rope
-from engine.models.base import CausalLM
-from engine.models.registry import register
-from engine.sharding.split import BlockSplit
+from engine.model.architectures.base import CausalLM
+from engine.model.architectures.registry import register
+from engine.model.layers.block import TransformerBlock
+from engine.model.layers.hparams import HParams
+from engine.model.layers.mixers.attention import Attention
+from engine.model.layers.mixers.temperature import Temperature
+from engine.model.layers.rope import Rope
+from engine.model.sharding.split import BlockSplit
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from engine.forward.context import Context
+    from engine.model.forward.context import Context
 
 
 class Mistral3Attention(Attention):

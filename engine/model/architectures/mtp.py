@@ -16,21 +16,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from engine.layers.block import MixerBlock
-from engine.layers.module import Module
-from engine.layers.mtp import MTPHead
+from engine.model.layers.block import MixerBlock
+from engine.model.layers.module import Module
+from engine.model.layers.mtp import MTPHead
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from torch import Tensor
 
-    from engine.forward.context import Context
-    from engine.layers.block import Block
-    from engine.layers.hparams import HParams
-    from engine.layers.mtp import MTPInput
-    from engine.layers.norm import Norm
-    from engine.sharding.split import ModelSplit
+    from engine.model.forward.context import Context
+    from engine.model.layers.block import Block
+    from engine.model.layers.hparams import HParams
+    from engine.model.layers.mtp import MTPInput
+    from engine.model.layers.norm import Norm
+    from engine.model.sharding.split import ModelSplit
 
 
 class Trunk(Protocol):

@@ -6,23 +6,23 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
-from engine.forward.operands import RELU2, Activation, Routing
-from engine.layers.block import Block, FFNBlock, MixerBlock, TransformerBlock
-from engine.layers.hparams import HParams, Traits
-from engine.layers.linear import Linear
-from engine.layers.mixers.mamba2 import Mamba2
-from engine.layers.module import TensorSource
-from engine.layers.moe import MoE
-from engine.models.base import CausalLM
-from engine.models.registry import register
-from engine.sharding.placement import Replicate, Shard
-from engine.sharding.ranges import Ranges
-from engine.sharding.split import BlockSplit
+from engine.model.architectures.base import CausalLM
+from engine.model.architectures.registry import register
+from engine.model.forward.operands import RELU2, Activation, Routing
+from engine.model.layers.block import Block, FFNBlock, MixerBlock, TransformerBlock
+from engine.model.layers.hparams import HParams, Traits
+from engine.model.layers.linear import Linear
+from engine.model.layers.mixers.mamba2 import Mamba2
+from engine.model.layers.module import TensorSource
+from engine.model.layers.moe import MoE
+from engine.model.sharding.placement import Replicate, Shard
+from engine.model.sharding.ranges import Ranges
+from engine.model.sharding.split import BlockSplit
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from engine.forward.context import Context
+    from engine.model.forward.context import Context
 
 
 class LatentMoE(MoE):

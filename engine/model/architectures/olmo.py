@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from engine.layers.block import PostNormBlock, TransformerBlock
-from engine.layers.hparams import Traits
-from engine.layers.mixers.attention import ClampedAttention, RowNormAttention
-from engine.layers.norm import LayerNorm
-from engine.models.base import CausalLM, SwaRopeLM
-from engine.models.registry import register
-from engine.sharding.placement import Placement
+from engine.model.architectures.base import CausalLM, SwaRopeLM
+from engine.model.architectures.registry import register
+from engine.model.layers.block import PostNormBlock, TransformerBlock
+from engine.model.layers.hparams import Traits
+from engine.model.layers.mixers.attention import ClampedAttention, RowNormAttention
+from engine.model.layers.norm import LayerNorm
+from engine.model.sharding.placement import Placement
 
 
 class BareLayerNorm(LayerNorm):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from engine.layers.block import ParallelBlock, TransformerBlock
-from engine.layers.hparams import Traits
-from engine.models.base import CausalLM
-from engine.models.gpt2 import GPT2Block
-from engine.models.registry import register
+from engine.model.architectures.base import CausalLM
+from engine.model.architectures.gpt2 import GPT2Block
+from engine.model.architectures.registry import register
+from engine.model.layers.block import ParallelBlock, TransformerBlock
+from engine.model.layers.hparams import Traits
 
 
 class Phi2Block(ParallelBlock, GPT2Block):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from engine.layers.block import TransformerBlock
-from engine.layers.hparams import HParams, Traits
-from engine.layers.mixers.attention import QKNormAttention
-from engine.models.base import CausalLM
-from engine.models.registry import register
+from engine.model.architectures.base import CausalLM
+from engine.model.architectures.registry import register
+from engine.model.layers.block import TransformerBlock
+from engine.model.layers.hparams import HParams, Traits
+from engine.model.layers.mixers.attention import QKNormAttention
 
 
 @register("qwen2")

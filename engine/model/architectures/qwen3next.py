@@ -4,24 +4,24 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from engine.forward.operands import SIGMOID
-from engine.layers.block import Block, TransformerBlock
-from engine.layers.hparams import HParams, Traits
-from engine.layers.linear import Linear
-from engine.layers.mixers.attention import QKNormAttention, split_heads
-from engine.layers.mixers.delta_net import GroupedDeltaNet, TiledDeltaNet
-from engine.layers.mixers.mixer import Mixer
-from engine.layers.rope import Rope
-from engine.models.base import HybridLM
-from engine.models.qwen import with_sections
-from engine.models.registry import register
-from engine.sharding.placement import Shard
-from engine.sharding.split import BlockSplit
+from engine.model.architectures.base import HybridLM
+from engine.model.architectures.qwen import with_sections
+from engine.model.architectures.registry import register
+from engine.model.forward.operands import SIGMOID
+from engine.model.layers.block import Block, TransformerBlock
+from engine.model.layers.hparams import HParams, Traits
+from engine.model.layers.linear import Linear
+from engine.model.layers.mixers.attention import QKNormAttention, split_heads
+from engine.model.layers.mixers.delta_net import GroupedDeltaNet, TiledDeltaNet
+from engine.model.layers.mixers.mixer import Mixer
+from engine.model.layers.rope import Rope
+from engine.model.sharding.placement import Shard
+from engine.model.sharding.split import BlockSplit
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from engine.forward.context import Context
+    from engine.model.forward.context import Context
 
 
 class QueryGatedAttention(QKNormAttention):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 from engine.errors import UnsupportedArchitecture
 
 if TYPE_CHECKING:
-    from engine.models.base import CausalLM
+    from engine.model.architectures.base import CausalLM
 
     ModelType = TypeVar("ModelType", bound=type[CausalLM])
 
@@ -32,9 +32,9 @@ def register(*architectures: str) -> Callable[[ModelType], ModelType]:
 
 @cache
 def _import_all() -> None:
-    package = import_module("engine.models")
+    package = import_module("engine.model.architectures")
     for module in iter_modules(package.__path__):
-        import_module(f"engine.models.{module.name}")
+        import_module(f"engine.model.architectures.{module.name}")
 
 
 def supported_architectures() -> list[str]:

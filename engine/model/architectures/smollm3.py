@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from engine.layers.block import TransformerBlock
-from engine.models.base import EachFourthNoPELM
-from engine.models.registry import register
+from engine.model.architectures.base import EachFourthNoPELM
+from engine.model.architectures.registry import register
+from engine.model.layers.block import TransformerBlock
 
 
 @register("smollm3")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from engine.layers.block import Block, ParallelBlock, TransformerBlock
-from engine.layers.hparams import HParams, Traits
-from engine.layers.mixers.attention import HeadNormAttention
-from engine.layers.norm import LayerNorm
-from engine.models.base import CausalLM
-from engine.models.registry import register
+from engine.model.architectures.base import CausalLM
+from engine.model.architectures.registry import register
+from engine.model.layers.block import Block, ParallelBlock, TransformerBlock
+from engine.model.layers.hparams import HParams, Traits
+from engine.model.layers.mixers.attention import HeadNormAttention
+from engine.model.layers.norm import LayerNorm
 
 
 class StableLMBlock(TransformerBlock):

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from engine.forward.operands import Activation, RopeParams
-from engine.layers.ffn import FFN
-from engine.layers.fused import separate
-from engine.layers.hparams import HParams, Traits
-from engine.layers.mixers.gated_attention import GatedAttention
-from engine.layers.module import TensorSource
-from engine.layers.moe import MoE
-from engine.models.base import SwaRopeLM
-from engine.models.deepseek_moe import SigmoidRoutedBlock
-from engine.models.registry import register
+from engine.model.architectures.base import SwaRopeLM
+from engine.model.architectures.deepseek_moe import SigmoidRoutedBlock
+from engine.model.architectures.registry import register
+from engine.model.forward.operands import Activation, RopeParams
+from engine.model.layers.ffn import FFN
+from engine.model.layers.fused import separate
+from engine.model.layers.hparams import HParams, Traits
+from engine.model.layers.mixers.gated_attention import GatedAttention
+from engine.model.layers.module import TensorSource
+from engine.model.layers.moe import MoE
 
 
 class Step35Block(SigmoidRoutedBlock):

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from engine.devices.host import usable_cores
-from engine.forward.batch import MOST_AT_ONCE
-from engine.forward.batch_sizes import SMALL_BATCH
-from engine.forward.state import (
+from engine.hardware.devices.host import usable_cores
+from engine.model.forward.batch import MOST_AT_ONCE
+from engine.model.forward.batch_sizes import SMALL_BATCH
+from engine.model.forward.pages import PAGE
+from engine.model.forward.state import (
     ATTENTION_BLOCK,
     ATTENTION_HEADS,
     ATTENTION_RESULTS_BYTES,
@@ -15,7 +16,6 @@ from engine.forward.state import (
     ATTENTION_VECTOR_BYTES,
     F32_BYTES,
 )
-from engine.paging.keys import PAGE
 
 SHARED_ROWS = 10 << 10
 """Most rows (tokens times heads) whose keys are shared out to several programs: 64 for each of
@@ -41,7 +41,7 @@ class AttentionSize(NamedTuple):
 def pieces_bytes(cache: AttentionSize, n_tokens: int, n_ctx: int, are_singles: bool = False) -> int:
     """Return the bytes of attention's partial results, one for each piece of the keys.
 
-    See `engine.gpu.attention`.
+    See `engine.backends.gpu.attention`.
     """
     n_rows, n_ctx = n_tokens * cache.heads, -(-n_ctx // PAGE) * PAGE
     if n_tokens <= SMALL_BATCH or are_singles:
@@ -58,7 +58,7 @@ def pages_bytes(cache: AttentionSize, n_ctx: int) -> int:
     """Return the bytes of attention on the CPU beside queries and results, at most.
 
     These are each thread's scratch memory for a tile, with the keys and values of a block, and the
-    results of few tokens for all pages; see `engine.cpu.kernels.cache.query_heads`.
+    results of few tokens for all pages; see `engine.backends.cpu.kernels.cache.query_heads`.
     """
     width = cache.row if cache.is_shared else cache.row // 2
     result = result_bytes(width)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from engine.paging.keys import PAGE
+from engine.model.forward.pages import PAGE
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from engine.config.load import MOST_PARALLEL
-from engine.paging.keys import PAGE
+from engine.load_params import MOST_PARALLEL
+from engine.model.forward.pages import PAGE
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,7 +28,7 @@ class Piece(NamedTuple):
     Attributes:
         n_past: number of the sequence's tokens that are cached already.
         n: number of tokens to compute.
-        tables: see `engine.paging.sequences.PagedSequence`; empty for a cache that one sequence has
+        tables: see `paging.sequences.PagedSequence`; empty for a cache that one sequence has
             alone, where page i is the i-th one.
         slot: place of the sequence's recurrent states behind the tokens.
         seat: number of the sequence among those that run, from 0; where its last hidden states lie.

@@ -6,13 +6,13 @@ Planning predicts memory and time by them.
 
 from functools import lru_cache
 
-from engine.quants.layout import TILE
+from engine.formats.quants.layout import TILE
 
 SMALL_BATCH = 8
 """Largest number of tokens for which GPUs use the kernels of a single one: GEMV kernels read each
 weight once, attention reads the cache in short pieces, and a token's bits do not depend on the
 other tokens. Above it they round otherwise, but for passes that check guesses: an answer shall be
-the one without guesses, see `engine.ops.few_rows`."""
+the one without guesses, see `engine.backends.reference.few_rows`."""
 
 BF16_BATCH = 32
 """Smallest number of tokens for which a backend may dequantise matrices to BF16 for a GEMM."""

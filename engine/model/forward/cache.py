@@ -8,20 +8,20 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from engine.forward.state import KV_INFO, KVState, RecurrentState, sights_of
-from engine.gguf.types import row_bytes
+from engine.formats.gguf.types import row_bytes
+from engine.formats.quants.dequantise import dequantise
+from engine.formats.quants.encode import quantise
 from engine.hardware.host_memory import HostTensor
-from engine.paging.keys import PAGE
-from engine.quants.dequantise import dequantise
-from engine.quants.encode import quantise
-from engine.sharding.split import head_groups
+from engine.model.forward.pages import PAGE
+from engine.model.forward.state import KV_INFO, KVState, RecurrentState, sights_of
+from engine.model.sharding.split import head_groups
 
 if TYPE_CHECKING:
-    from engine.forward.batch import Batch, Piece
-    from engine.forward.cache_size import CacheSize
-    from engine.forward.state import State
-    from engine.paging.sight import Sight
-    from engine.sharding.ranges import Ranges
+    from engine.model.forward.attention_window import Sight
+    from engine.model.forward.batch import Batch, Piece
+    from engine.model.forward.cache_size import CacheSize
+    from engine.model.forward.state import State
+    from engine.model.sharding.ranges import Ranges
 
 UNIT = 512
 """Bytes at whose multiples values begin behind keys, for aligned accesses."""

@@ -7,13 +7,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from engine.forward.batch import MOST_AT_ONCE
-from engine.forward.batch_sizes import PROMPT_BATCH
-from engine.paging.keys import PAGE
-from engine.paging.sight import Sight
+from engine.model.forward.attention_window import Sight
+from engine.model.forward.batch import MOST_AT_ONCE
+from engine.model.forward.batch_sizes import PROMPT_BATCH
+from engine.model.forward.pages import PAGE
 
 if TYPE_CHECKING:
-    from engine.config.load import LoadParams
+    from engine.load_params import LoadParams
 
 LEAST_SLOTS = 2
 """Least number of sequences whose recurrent states lie on the devices."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from engine.forward.ops import FusedAllReduce
+    from engine.model.forward.ops import FusedAllReduce
 
 Group = tuple[int, ...]
 """Ranks that take part in a collective, in ascending order."""

@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING, TypeVar
 import torch
 from torch import Tensor
 
-from engine.forward.batch import MOST_AT_ONCE, Batch
-from engine.forward.batch_sizes import SMALL_BATCH
-from engine.forward.communicator import Communicator, Group
-from engine.forward.hidden_states import HiddenStates
-from engine.forward.operands import PlacedStates
-from engine.sharding.ranges import Ranges
+from engine.model.forward.batch import MOST_AT_ONCE, Batch
+from engine.model.forward.batch_sizes import SMALL_BATCH
+from engine.model.forward.communicator import Communicator, Group
+from engine.model.forward.hidden_states import HiddenStates
+from engine.model.forward.operands import PlacedStates
+from engine.model.sharding.ranges import Ranges
 
 if TYPE_CHECKING:
-    from engine.forward.cache import Cache
-    from engine.forward.operands import Scores
-    from engine.forward.ops import Addend, NormLayer, Ops, RopeLayer
-    from engine.forward.recording import TokenRecorder
-    from engine.forward.state import KVState, RecurrentState
+    from engine.model.forward.cache import Cache
+    from engine.model.forward.operands import Scores
+    from engine.model.forward.ops import Addend, NormLayer, Ops, RopeLayer
+    from engine.model.forward.recording import TokenRecorder
+    from engine.model.forward.state import KVState, RecurrentState
 
 
 MaybeTensor = TypeVar("MaybeTensor", Tensor, Tensor | None)

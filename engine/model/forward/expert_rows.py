@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.forward.recording import refuse_replay
+from engine.model.forward.recording import refuse_replay
 
 
 @dataclass(frozen=True, slots=True)

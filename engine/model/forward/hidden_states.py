@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from engine.forward.batch import KEPT_STATES, MOST_AT_ONCE
+from engine.model.forward.batch import KEPT_STATES, MOST_AT_ONCE
 
 if TYPE_CHECKING:
-    from engine.forward.batch import Batch, Piece
+    from engine.model.forward.batch import Batch, Piece
 
 
 class HiddenStates:

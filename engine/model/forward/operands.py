@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 from math import ceil, floor, log, pi
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
-from engine.paging.sight import Sight
+from engine.model.forward.attention_window import Sight
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from engine.forward.batch import Batch
+    from engine.model.forward.batch import Batch
 
 Gating = Literal["softmax", "sigmoid", "softmax_chosen"]
 """Function from a router's logits to scores, see `Routing`."""

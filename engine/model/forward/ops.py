@@ -1,7 +1,7 @@
 """Interface to the arithmetic: operations that layers call, and the layers as operations use them.
 
-`engine.ops.reference` is the oracle in torch, `engine.cpu.ops` and `engine.gpu.ops` are the fast
-ones. None of them is below another: what all share is in `engine.ops.composite`.
+`reference.ops` is the oracle in torch, `cpu.ops` and `gpu.ops` are the fast
+ones. None of them is below another: what all share is in `engine.backends.reference.composite`.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from engine.forward.batch import Batch, Tables
-    from engine.forward.cache import LayerCache
-    from engine.forward.expert_rows import Groups
-    from engine.forward.operands import (
+    from engine.model.forward.batch import Batch, Tables
+    from engine.model.forward.cache import LayerCache
+    from engine.model.forward.expert_rows import Groups
+    from engine.model.forward.operands import (
         Activation,
         DeltaInputs,
         RopeParams,
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
         Scores,
         States,
     )
-    from engine.forward.weight import Weight
+    from engine.model.forward.weight import Weight
 
 
 class LinearLayer(Protocol):
-    """Interface of a linear map to operations; see `engine.layers.linear.Linear`."""
+    """Interface of a linear map to operations; see `engine.model.layers.linear.Linear`."""
 
     weight: Weight | None
     scale: Tensor | None
@@ -53,7 +53,7 @@ class LinearLayer(Protocol):
 
 
 class ExpertLayer(Protocol):
-    """Interface of one matrix per expert to operations; see `engine.layers.linear.ExpertLinear`."""
+    """Interface of one matrix per expert to operations; see `layers.linear.ExpertLinear`."""
 
     weight: Weight | None
     bias: Tensor | None
@@ -65,7 +65,7 @@ class ExpertLayer(Protocol):
 
 
 class NormLayer(Protocol):
-    """Interface of a norm to operations; see `engine.layers.norm.Norm`.
+    """Interface of a norm to operations; see `engine.model.layers.norm.Norm`.
 
     Attributes:
         eps: number added to the mean square or variance.
@@ -88,7 +88,7 @@ class NormLayer(Protocol):
 
 
 class RopeLayer(Protocol):
-    """Interface of a rotation to operations; see `engine.layers.rope.Rope`.
+    """Interface of a rotation to operations; see `engine.model.layers.rope.Rope`.
 
     Attributes:
         params: parameters of the map from positions to angles.
@@ -238,7 +238,7 @@ class Ops(Protocol):
         ...
 
     def xielu(self, x: Tensor, positive: float, negative: float, beta: float, eps: float) -> Tensor:
-        """Apply xIELU, element by element (see `engine.models.apertus.Xielu`)."""
+        """Apply xIELU, element by element (see `engine.model.architectures.apertus.Xielu`)."""
         ...
 
     def norm_gated(self, x: Tensor, norm: NormLayer, act: Activation, gate: Tensor) -> Tensor:
@@ -260,7 +260,7 @@ class Ops(Protocol):
         self, x: Tensor, state: States, weight: Tensor, bias: Tensor | None,
         act: Activation | None = None, gates: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor:  # fmt: skip
-        """Convolve over time (see `engine.ops.recurrent.causal_conv`), then activate.
+        """Convolve over time (see `reference.recurrent.causal_conv`), then activate.
 
         Args:
             state: inputs before x, (channels, K - 1) for each sequence, updated in place.
@@ -282,7 +282,7 @@ class Ops(Protocol):
         self, x: Tensor, step: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor, gate: Tensor,
         state: States,
     ) -> Tensor:  # fmt: skip
-        """Return `silu(gate) * y` with y of `engine.ops.recurrent.selective_scan` (Mamba 1).
+        """Return `silu(gate) * y` with y of `reference.recurrent.selective_scan` (Mamba 1).
 
         Args:
             step: step size Δ before the softplus, (T, channels).

@@ -9,6 +9,9 @@ from hashlib import blake2b
 PAGE = 256
 """Tokens of a page."""
 
+GONE = -1
+"""Entry of a page table in place of a page that no token will see again."""
+
 ROOT = b""
 """Key of what is before the first page."""
 

@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING
 
 from gguf.constants import GGMLQuantizationType
 
-from engine.config.kv_types import KV_TYPES, KVTypes, kv_types
 from engine.errors import EngineError
-from engine.gguf.types import TYPES, TypeInfo, row_bytes
-from engine.paging.sight import EVERYTHING, Sight, in_order
-from engine.sharding.ranges import Ranges
-from engine.sharding.recut import Segments
+from engine.formats.gguf.types import TYPES, TypeInfo, row_bytes
+from engine.load_params import KV_TYPES, KVTypes, kv_types
+from engine.model.forward.attention_window import EVERYTHING, Sight, in_order
+from engine.model.sharding.ranges import Ranges
+from engine.model.sharding.recut import Segments
 
 if TYPE_CHECKING:
-    from engine.forward.cache_size import CacheSize
+    from engine.model.forward.cache_size import CacheSize
 
 F32_BYTES = 4
 """Bytes of an F32 number."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from engine.forward.expert_rows import Groups
+    from engine.model.forward.expert_rows import Groups
 
 ALL = slice(None)
 """Slice of all rows."""

@@ -6,24 +6,24 @@ from abc import ABC, abstractmethod
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
-from engine.forward.operands import SILU, Activation, Gating, Routing
-from engine.forward.ops import Addend
-from engine.layers.ffn import FFN
-from engine.layers.mixers.attention import Attention
-from engine.layers.mixers.mixer import Mixer
-from engine.layers.module import Module
-from engine.layers.moe import MoE, add_parts, read_routing
-from engine.layers.mtp import MTPInput
-from engine.layers.norm import Norm, RMSNorm
-from engine.sharding.placement import Replicate
-from engine.sharding.split import BlockDims, BlockSplit
+from engine.model.forward.operands import SILU, Activation, Gating, Routing
+from engine.model.forward.ops import Addend
+from engine.model.layers.ffn import FFN
+from engine.model.layers.mixers.attention import Attention
+from engine.model.layers.mixers.mixer import Mixer
+from engine.model.layers.module import Module
+from engine.model.layers.moe import MoE, add_parts, read_routing
+from engine.model.layers.mtp import MTPInput
+from engine.model.layers.norm import Norm, RMSNorm
+from engine.model.sharding.placement import Replicate
+from engine.model.sharding.split import BlockDims, BlockSplit
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from engine.forward.context import Context
-    from engine.layers.hparams import HParams
-    from engine.layers.rope import Rope
+    from engine.model.forward.context import Context
+    from engine.model.layers.hparams import HParams
+    from engine.model.layers.rope import Rope
 
 
 class Block(Module, ABC):

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from engine.forward.operands import SILU
-from engine.layers.linear import Linear
-from engine.layers.module import Module
-from engine.sharding.placement import Shard
-from engine.sharding.ranges import Ranges
+from engine.model.forward.operands import SILU
+from engine.model.layers.linear import Linear
+from engine.model.layers.module import Module
+from engine.model.sharding.placement import Shard
+from engine.model.sharding.ranges import Ranges
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from engine.forward.context import Context
-    from engine.forward.operands import Activation
+    from engine.model.forward.context import Context
+    from engine.model.forward.operands import Activation
 
 Group = tuple[int, ...]
 

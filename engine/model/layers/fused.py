@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from engine.errors import InvalidGGUF
 
 if TYPE_CHECKING:
-    from engine.layers.hparams import HParams
-    from engine.layers.module import TensorSource
+    from engine.model.layers.hparams import HParams
+    from engine.model.layers.module import TensorSource
 
 Parts = tuple[tuple[str, int], ...]
 """Names and numbers of rows of a fused tensor's parts, in file order."""

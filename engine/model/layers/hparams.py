@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from engine.errors import InvalidGGUF
-from engine.forward.operands import RopeParams, RopeStyle
-from engine.gguf.tensors import split_name
-from engine.layers.keys import Keys
-from engine.layers.rope_keys import read_rope
+from engine.formats.gguf.tensors import split_name
+from engine.model.forward.operands import RopeParams, RopeStyle
+from engine.model.layers.keys import Keys
+from engine.model.layers.rope_keys import read_rope
 
 if TYPE_CHECKING:
-    from engine.gguf.reader import GGUFFile
+    from engine.formats.gguf.reader import GGUFFile
 
 Flags = tuple[bool, ...]
 Ints = tuple[int, ...]

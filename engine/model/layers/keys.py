@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from engine.errors import InvalidGGUF
 
 if TYPE_CHECKING:
-    from engine.gguf.metadata import Metadata
+    from engine.formats.gguf.metadata import Metadata
 
 T = TypeVar("T")
 

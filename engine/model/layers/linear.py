@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from engine.forward.weight import ALL
-from engine.layers.module import Module, Slot, TensorSource
-from engine.sharding.placement import Placement, Replicate, Shard
+from engine.model.forward.weight import ALL
+from engine.model.layers.module import Module, Slot, TensorSource
+from engine.model.sharding.placement import Placement, Replicate, Shard
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from engine.forward.context import Context
-    from engine.forward.expert_rows import Groups
-    from engine.forward.weight import Weight
+    from engine.model.forward.context import Context
+    from engine.model.forward.expert_rows import Groups
+    from engine.model.forward.weight import Weight
 
 EMBEDDING = "token_embd.weight"
 """Name of the embedding."""

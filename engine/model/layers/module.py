@@ -14,12 +14,12 @@ from itertools import dropwhile
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from engine.errors import InvalidGGUF
-from engine.forward.state import KVState, RecurrentState, State
-from engine.quants.layout import LAYOUTS
-from engine.sharding.placement import Placement
+from engine.formats.quants.layout import LAYOUTS
+from engine.model.forward.state import KVState, RecurrentState, State
+from engine.model.sharding.placement import Placement
 
 if TYPE_CHECKING:
-    from engine.gguf.tensors import TensorInfo
+    from engine.formats.gguf.tensors import TensorInfo
 
 Shape = tuple[int, ...]
 

@@ -5,19 +5,19 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
-from engine.forward.operands import SILU, Activation, Gating, Routing
-from engine.layers.ffn import FFN
-from engine.layers.linear import ExpertLinear, Linear, Vector
-from engine.layers.module import Module
-from engine.sharding.placement import Replicate, Shard
-from engine.sharding.split import BlockSplit
+from engine.model.forward.operands import SILU, Activation, Gating, Routing
+from engine.model.layers.ffn import FFN
+from engine.model.layers.linear import ExpertLinear, Linear, Vector
+from engine.model.layers.module import Module
+from engine.model.sharding.placement import Replicate, Shard
+from engine.model.sharding.split import BlockSplit
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from engine.forward.context import Context
-    from engine.forward.expert_rows import Groups
-    from engine.layers.hparams import HParams
+    from engine.model.forward.context import Context
+    from engine.model.forward.expert_rows import Groups
+    from engine.model.layers.hparams import HParams
 
 GATINGS: dict[int, Gating] = {1: "softmax", 2: "sigmoid", 3: "softmax_chosen"}
 """Gatings by their number in the key `expert_gating_func`; 0 or no key means the architecture's."""

@@ -7,17 +7,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from engine.layers.linear import Embedding, Linear
-from engine.layers.module import Module, Slot, TensorSource
-from engine.sharding.placement import Placement, Replicate, Shard
+from engine.model.layers.linear import Embedding, Linear
+from engine.model.layers.module import Module, Slot, TensorSource
+from engine.model.sharding.placement import Placement, Replicate, Shard
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from engine.forward.context import Context
-    from engine.layers.hparams import HParams
-    from engine.layers.norm import Norm
-    from engine.sharding.split import ModelSplit
+    from engine.model.forward.context import Context
+    from engine.model.layers.hparams import HParams
+    from engine.model.layers.norm import Norm
+    from engine.model.sharding.split import ModelSplit
 
 JOINT = "nextn.eh_proj.weight"
 """Name within its block of the matrix that every MTP block has."""
@@ -52,7 +52,7 @@ class MTPHead(Module):
 
     They are cut like those of the trunk, which stand in for what is missing. If guesses are made
     from some tokens alone (`HParams.n_guessed`), the rows of these are held once more, as they are
-    in the file. A file's own head may have few rows, see `engine.models.draft_tokens`.
+    in the file. A file's own head may have few rows, see `engine.model.architectures.draft_tokens`.
 
     Attributes:
         output: head of the block, with all its rows or some; None for the trunk's.

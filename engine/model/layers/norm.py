@@ -5,14 +5,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from engine.layers.module import Module, Slot, TensorSource
-from engine.sharding.placement import Placement, Shard
+from engine.model.layers.module import Module, Slot, TensorSource
+from engine.model.sharding.placement import Placement, Shard
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from engine.forward.context import Context
-    from engine.forward.ops import Ops
+    from engine.model.forward.context import Context
+    from engine.model.forward.ops import Ops
 
 
 class Norm(Module, ABC):

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from engine.forward.operands import GELU
-from engine.forward.ops import Addend
-from engine.layers.linear import Embedding, Linear
-from engine.layers.module import Module
-from engine.layers.norm import RMSNorm
-from engine.sharding.placement import Replicate, Shard
-from engine.sharding.ranges import Ranges
-from engine.sharding.split import BlockSplit
+from engine.model.forward.operands import GELU
+from engine.model.forward.ops import Addend
+from engine.model.layers.linear import Embedding, Linear
+from engine.model.layers.module import Module
+from engine.model.layers.norm import RMSNorm
+from engine.model.sharding.placement import Replicate, Shard
+from engine.model.sharding.ranges import Ranges
+from engine.model.sharding.split import BlockSplit
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from engine.forward.context import Context
-    from engine.layers.hparams import HParams
+    from engine.model.forward.context import Context
+    from engine.model.layers.hparams import HParams
 
 SIDE = "per_layer"
 """Key of `Context.side` under which all ranks hold the per-layer inputs, (T, n_layer × n)."""

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from engine.forward.operands import RopeParams
-from engine.layers.module import Module, Slot, TensorSource
-from engine.sharding.placement import Replicate
+from engine.model.forward.operands import RopeParams
+from engine.model.layers.module import Module, Slot, TensorSource
+from engine.model.sharding.placement import Replicate
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from engine.layers.hparams import HParams
+    from engine.model.layers.hparams import HParams
 
 
 class Rope(Module):

@@ -6,11 +6,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from engine.errors import ModelFileError
-from engine.forward.operands import RopeParams, RopeStyle
+from engine.model.forward.operands import RopeParams, RopeStyle
 
 if TYPE_CHECKING:
-    from engine.config.load import LoadParams
-    from engine.layers.keys import Keys
+    from engine.load_params import LoadParams
+    from engine.model.layers.keys import Keys
 
 SCALING_TYPES = ("none", "linear", "yarn", "longrope")
 """Supported values of `rope.scaling.type`."""

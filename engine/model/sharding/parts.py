@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from engine.sharding.split import COLUMN_UNIT, BlockDims
+from engine.model.sharding.split import COLUMN_UNIT, BlockDims
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from engine.errors import SplitError
-from engine.sharding.shares import (
+from engine.model.sharding.shares import (
     BlockShares,
     Shares,
     ShareTable,
@@ -22,7 +22,7 @@ from engine.sharding.shares import (
 )
 
 if TYPE_CHECKING:
-    from engine.config.load import LoadParams
+    from engine.load_params import LoadParams
 
 EXPERTS = "_exps"
 """Pattern that the names of routed experts' tensors contain, and no others."""

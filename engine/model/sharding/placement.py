@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from engine.sharding.ranges import Ranges
+from engine.model.sharding.ranges import Ranges
 
 Slices = tuple[slice, ...]
 """One slice per dimension of a tensor."""

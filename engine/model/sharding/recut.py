@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from engine.sharding.ranges import Ranges
+from engine.model.sharding.ranges import Ranges
 
 Segments = tuple[Ranges, ...]
 """Cuts of several segments; a rank holds its interval of the first, then of the second, ..."""

@@ -16,8 +16,8 @@ from functools import lru_cache
 from itertools import accumulate
 
 from engine.errors import SplitError
-from engine.gguf.tensors import split_name
-from engine.sharding.ranges import Apportioner
+from engine.formats.gguf.tensors import split_name
+from engine.model.sharding.ranges import Apportioner
 
 Shares = tuple[float, ...]
 """Share of each rank; the sum is 1."""

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from engine.sharding.ranges import Apportioner, Ranges, empty_ranges
-from engine.sharding.shares import Shares, ShareTable
+from engine.model.sharding.ranges import Apportioner, Ranges, empty_ranges
+from engine.model.sharding.shares import Shares, ShareTable
 
 COLUMN_UNIT = 32
 """Number of columns at whose multiples every quantised format can be cut."""

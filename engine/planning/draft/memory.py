@@ -7,19 +7,19 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from engine.config.load import LoadParams
 from engine.errors import EngineError
-from engine.forward.batch_sizes import PROMPT_BATCH
-from engine.forward.state import RecurrentState
-from engine.gguf.companions import Stamp, stamp_of
-from engine.gguf.reader import GGUFFile
+from engine.formats.gguf.companions import Stamp, stamp_of
+from engine.formats.gguf.reader import GGUFFile
 from engine.hardware.backend_choice import uses_kernels
-from engine.models.declare import declare, read_sizes
+from engine.load_params import LoadParams
+from engine.model.architectures.declare import declare, read_sizes
+from engine.model.forward.batch_sizes import PROMPT_BATCH
+from engine.model.forward.state import RecurrentState
 from engine.planning.draft.mtp_file import draft_model_path
 from engine.planning.rank_size import rank_memory, rank_size
 
 if TYPE_CHECKING:
-    from engine.models.declare import Declaration
+    from engine.model.architectures.declare import Declaration
 
 MOST_KEPT = 8
 """Number of draft models' sizes that are remembered: a plan is made for each move of the mouse."""

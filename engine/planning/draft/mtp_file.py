@@ -13,20 +13,20 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from engine.devices.types import CPU
 from engine.errors import EngineError, ModelFileError
-from engine.gguf.companions import MTP_MARK, Stamp, files_beside, stamp_of, with_blocks_of
-from engine.gguf.reader import GGUFFile
-from engine.gguf.tensors import quote, split_name
-from engine.layers.hparams import n_trunk_blocks
-from engine.layers.keys import Keys
-from engine.layers.mtp import HEAD
-from engine.models.declare import IGNORED, n_mtp_blocks
-from engine.models.draft_tokens import MAP, draft_map, draft_tokens, is_named
+from engine.formats.gguf.companions import MTP_MARK, Stamp, files_beside, stamp_of, with_blocks_of
+from engine.formats.gguf.reader import GGUFFile
+from engine.formats.gguf.tensors import quote, split_name
+from engine.hardware.devices.types import CPU
+from engine.model.architectures.declare import IGNORED, n_mtp_blocks
+from engine.model.architectures.draft_tokens import MAP, draft_map, draft_tokens, is_named
+from engine.model.layers.hparams import n_trunk_blocks
+from engine.model.layers.keys import Keys
+from engine.model.layers.mtp import HEAD
 
 if TYPE_CHECKING:
-    from engine.config.load import LoadParams
-    from engine.gguf.tensors import TensorInfo
+    from engine.formats.gguf.tensors import TensorInfo
+    from engine.load_params import LoadParams
 
 SHARED = ("token_embd.weight", "output_norm.weight", "output.weight")
 """Tensors that they share with the model, whose own are used."""

@@ -13,7 +13,7 @@ from engine.text.support import has_vocabulary, tokenizer_model
 from engine.text.vocabulary import Vocabulary, read_vocabulary
 
 if TYPE_CHECKING:
-    from engine.gguf.reader import GGUFFile
+    from engine.formats.gguf.reader import GGUFFile
 
 MOST_OTHER_SIZE = 128
 """Largest difference of the numbers of tokens: padding, or special tokens that were added."""

@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple
 
-from engine.forward.state import State
-from engine.layers.linear import ExpertLinear
-from engine.layers.mixers.attention import Attention
-from engine.layers.mixers.mla import LatentAttention
+from engine.model.forward.state import State
+from engine.model.layers.linear import ExpertLinear
+from engine.model.layers.mixers.attention import Attention
+from engine.model.layers.mixers.mla import LatentAttention
 from engine.planning.evaluation.part_probe import (
     FIELDS,
     MEMBERS,
@@ -37,11 +37,11 @@ from engine.planning.footprint import (
 from engine.planning.rank_size import LayerCacheBytes
 
 if TYPE_CHECKING:
-    from engine.layers.block import Block
-    from engine.layers.module import Module, Slot, TensorSource
-    from engine.models.base import CausalLM
-    from engine.sharding.ranges import Ranges
-    from engine.sharding.split import BlockDims, BlockSplit
+    from engine.model.architectures.base import CausalLM
+    from engine.model.layers.block import Block
+    from engine.model.layers.module import Module, Slot, TensorSource
+    from engine.model.sharding.ranges import Ranges
+    from engine.model.sharding.split import BlockDims, BlockSplit
 
 MIXER, FEED = ("attention", "recurrent"), ("ffn", "experts", "shared")
 """Parts of a block between two all-reduces."""

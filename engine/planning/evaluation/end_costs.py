@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from engine.gguf.tensors import split_name
-from engine.layers.linear import Embedding
+from engine.formats.gguf.tensors import split_name
+from engine.model.layers.linear import Embedding
+from engine.model.sharding.placement import Replicate, Shard
+from engine.model.sharding.ranges import Ranges
 from engine.planning.evaluation.block_costs import (
     NO_COST,
     NO_WORK,
@@ -20,13 +22,11 @@ from engine.planning.evaluation.block_costs import (
 from engine.planning.evaluation.part_probe import EMBEDDING, MEMBERS, OUTPUT, SEEN, Span, owner_of
 from engine.planning.evaluation.workload import RankWorkload
 from engine.planning.footprint import WorkingSizes
-from engine.sharding.placement import Replicate, Shard
-from engine.sharding.ranges import Ranges
 
 if TYPE_CHECKING:
-    from engine.layers.module import Slot
-    from engine.models.base import CausalLM
-    from engine.sharding.split import ModelSplit
+    from engine.model.architectures.base import CausalLM
+    from engine.model.layers.module import Slot
+    from engine.model.sharding.split import ModelSplit
 
 MAX_KNOWN = 1 << 12
 """Most costs that are kept; each position of a drag cuts the vocabulary elsewhere."""

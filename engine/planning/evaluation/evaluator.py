@@ -11,8 +11,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from engine.forward.state import KVState, sights_of
-from engine.models.declare import bind_model, block_dims, copies_head, read_sizes, with_context
+from engine.model.architectures.declare import (
+    bind_model,
+    block_dims,
+    copies_head,
+    read_sizes,
+    with_context,
+)
+from engine.model.forward.state import KVState, sights_of
+from engine.model.sharding.patterns import wanted_shares
+from engine.model.sharding.split import cut_model
 from engine.planning.evaluation.block_costs import NO_WORK, BlockKind, Cost, Formats, Stage
 from engine.planning.evaluation.end_costs import EndCost, Ends
 from engine.planning.evaluation.part_probe import NOTHING, Spans, owner_of, probe_split
@@ -20,16 +28,14 @@ from engine.planning.evaluation.workload import BlockWorkload, ModelWorkload, Ra
 from engine.planning.footprint import WorkingSizes
 from engine.planning.plan import Plan, choose_plan, with_held_types
 from engine.planning.rank_size import RankSize
-from engine.sharding.patterns import wanted_shares
-from engine.sharding.split import cut_model
 
 if TYPE_CHECKING:
-    from engine.config.load import LoadParams
-    from engine.gguf.reader import GGUFFile
-    from engine.layers.hparams import HParams
-    from engine.models.base import CausalLM
-    from engine.sharding.ranges import Ranges
-    from engine.sharding.split import BlockDims, ModelSplit
+    from engine.formats.gguf.reader import GGUFFile
+    from engine.load_params import LoadParams
+    from engine.model.architectures.base import CausalLM
+    from engine.model.layers.hparams import HParams
+    from engine.model.sharding.ranges import Ranges
+    from engine.model.sharding.split import BlockDims, ModelSplit
 
     StageCuts = tuple[Stage, Ranges | tuple[Ranges, ...], bool]
 

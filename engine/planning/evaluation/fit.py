@@ -9,14 +9,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
-from engine.config.kv_types import KVTypes, kv_types
-from engine.devices.types import CPU
 from engine.errors import EngineError
-from engine.forward.state import KV_INFO
+from engine.hardware.devices.types import CPU
+from engine.load_params import KVTypes, kv_types
+from engine.model.forward.state import KV_INFO
 from engine.planning.plan import beside_reserve
 
 if TYPE_CHECKING:
-    from engine.config.load import LoadParams
+    from engine.load_params import LoadParams
     from engine.planning.plan import Plan
 
 COMFORT = 0.75

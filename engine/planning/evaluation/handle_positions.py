@@ -11,14 +11,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from engine.sharding.ranges import Apportioner
-from engine.sharding.shares import normalise
-from engine.sharding.split import COLUMN_UNIT
+from engine.model.sharding.ranges import Apportioner
+from engine.model.sharding.shares import normalise
+from engine.model.sharding.split import COLUMN_UNIT
 
 if TYPE_CHECKING:
-    from engine.config.load import LoadParams
+    from engine.load_params import LoadParams
+    from engine.model.sharding.split import BlockDims
     from engine.planning.plan import Plan
-    from engine.sharding.split import BlockDims
 
 MAX_STEPS = 400
 """Most positions of a handle; more could not be told apart on a screen."""

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
-from engine.sharding.ranges import Ranges
-from engine.sharding.split import BlockDims, BlockSplit, ModelSplit
+from engine.model.sharding.ranges import Ranges
+from engine.model.sharding.split import BlockDims, BlockSplit, ModelSplit
 
 Span = tuple[int, int]
 Spans = tuple[Span, ...]

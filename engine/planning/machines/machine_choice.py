@@ -7,15 +7,15 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from engine.devices.places import far_id, local_id, machine_of
 from engine.errors import EngineError
+from engine.hardware.devices.places import far_id, local_id, machine_of
 from engine.planning.choice import Choice, choose
 from engine.planning.evaluation.fit import Fit
 from engine.planning.search.alternative import Alternative
 from engine.planning.search.results import GOALS, Goal, Speeds
 
 if TYPE_CHECKING:
-    from engine.config.load import LoadParams
+    from engine.load_params import LoadParams
     from engine.planning.choice import PlanEvaluator
     from engine.planning.speed.forecast import Forecaster
 

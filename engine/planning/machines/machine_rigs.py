@@ -6,9 +6,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from engine.devices.links import Topology
-from engine.devices.places import far_id
 from engine.errors import EngineError
+from engine.hardware.devices.links import Topology
+from engine.hardware.devices.places import far_id
 from engine.planning.speed.facts import MESSAGE_BYTES, LinkFacts
 from engine.planning.speed.machine_links import Links
 from engine.planning.speed.rigs import Rig

@@ -6,15 +6,15 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from engine.gguf.companions import Stamp, stamp_of
-from engine.gguf.reader import GGUFFile
+from engine.formats.gguf.companions import Stamp, stamp_of
+from engine.formats.gguf.reader import GGUFFile
 from engine.planning.footprint import held_bytes
-from engine.towers.file import declare_tower, find_tower
-from engine.towers.footprint import STORAGE, work_bytes
+from engine.vision.encoders.file import declare_tower, find_tower
+from engine.vision.encoders.footprint import STORAGE, work_bytes
 
 if TYPE_CHECKING:
-    from engine.config.load import LoadParams
-    from engine.towers.base import TextModel
+    from engine.load_params import LoadParams
+    from engine.vision.encoders.base import TextModel
 
 MOST_KEPT = 8
 """Most files whose sizes are remembered: a plan is made for each move of the mouse."""

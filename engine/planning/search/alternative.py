@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from engine.config.load import LoadParams
+    from engine.load_params import LoadParams
     from engine.planning.search.results import Speeds
 
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from engine.config.load import SPLIT_MODES, LoadParams
 from engine.errors import EngineError
+from engine.load_params import SPLIT_MODES, LoadParams
 from engine.planning.search.model_space import ModelSpace
 from engine.planning.search.results import GOALS, Goal
 from engine.planning.search.split_search import expected_trials

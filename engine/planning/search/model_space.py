@@ -12,15 +12,15 @@ from itertools import combinations
 from math import inf
 from typing import TYPE_CHECKING
 
-from engine.config.load import SPLIT_MODES, LoadParams
-from engine.devices.selection import require_devices
 from engine.errors import EngineError
+from engine.hardware.devices.selection import require_devices
+from engine.load_params import SPLIT_MODES, LoadParams
 from engine.planning.search.line_search import minimise, ranges
 from engine.planning.search.results import Goal, Region, Speeds
 from engine.planning.search.split_search import Candidate, Family, Handle, Split, balanced
 
 if TYPE_CHECKING:
-    from engine.devices.types import DeviceInfo
+    from engine.hardware.devices.types import DeviceInfo
     from engine.planning.evaluation.evaluator import Evaluation
     from engine.planning.evaluation.handle_positions import Positions
     from engine.planning.planner import Planner

@@ -8,8 +8,8 @@ from math import inf
 from statistics import median
 from types import MappingProxyType
 
-from engine.config.load import LoadParams
 from engine.hardware.fallbacks import Fallback
+from engine.load_params import LoadParams
 from engine.planning.search.draft_results import DraftTrial
 from engine.planning.speed.prediction import device_name, rank_name
 
@@ -165,7 +165,7 @@ class TuneResult:
 
     Attributes:
         model_name: name that the model's file gives.
-        model_hash: hash of the model, see `engine.gguf.identity`.
+        model_hash: hash of the model, see `engine.formats.gguf.identity`.
         n_ctx: context of the trials, in tokens.
         device_set: key of the devices, see `engine.planning.speed.calibration.device_set`.
         goal: request that was to be fast.

@@ -18,8 +18,8 @@ from math import inf
 from statistics import median
 from typing import NamedTuple, Protocol
 
-from engine.config.load import LoadParams
 from engine.errors import Cancelled
+from engine.load_params import LoadParams
 from engine.planning.search.line_search import minimise
 from engine.planning.search.results import Goal, Sample, Speeds, Trial, difference
 

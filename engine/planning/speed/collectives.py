@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from engine.forward.batch_sizes import MOST_IN_F32, MOST_ONE_SHOT
+from engine.model.forward.batch_sizes import MOST_IN_F32, MOST_ONE_SHOT
 
 if TYPE_CHECKING:
     from engine.planning.speed.facts import LinkFacts

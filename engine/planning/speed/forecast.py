@@ -8,13 +8,13 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 from zlib import crc32
 
-from engine.config.load import PEER_MODES, PeerMode
-from engine.devices.catalog import list_devices
-from engine.devices.links import read_topology
-from engine.devices.places import far_id, is_cpu, local_id, machine_of
-from engine.devices.types import CPU, DeviceInfo
 from engine.hardware.backend_choice import simulate_gpus
 from engine.hardware.cuda_overhead import use_overheads
+from engine.hardware.devices.catalog import list_devices
+from engine.hardware.devices.links import read_topology
+from engine.hardware.devices.places import far_id, is_cpu, local_id, machine_of
+from engine.hardware.devices.types import CPU, DeviceInfo
+from engine.load_params import PEER_MODES, PeerMode
 from engine.planning.evaluation.fit import Room
 from engine.planning.speed.calibration import DECODE, PREFILL, Calibration, Subject, device_kind
 from engine.planning.speed.facts import CACHE, DeviceFacts, WeightRate
@@ -29,7 +29,7 @@ from engine.planning.speed.prediction import Prediction
 from engine.planning.speed.speed_model import SpeedModel
 
 if TYPE_CHECKING:
-    from engine.config.load import LoadParams
+    from engine.load_params import LoadParams
     from engine.planning.evaluation.evaluator import Evaluation
     from engine.planning.speed.rigs import Rig
 

@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from engine.devices.links import Link, Pcie, Topology
-from engine.devices.types import CPU
+from engine.hardware.devices.links import Link, Pcie, Topology
+from engine.hardware.devices.types import CPU
 from engine.planning.speed.device_specs import pcie_bytes_per_s
 from engine.planning.speed.facts import LinkFacts
 from engine.planning.speed.machine_links import SHARED_MEMORY, Links

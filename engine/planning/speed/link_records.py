@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from engine.config.load import PeerMode
-from engine.devices.routes import Place, Way
+from engine.hardware.devices.routes import Place, Way
+from engine.load_params import PeerMode
 from engine.planning.speed.facts import LinkFacts
 
 Verdict = Literal["passed", "lost", "wrong", "hung", "crashed", "refused"]

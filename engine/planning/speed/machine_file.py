@@ -14,12 +14,11 @@ from itertools import permutations
 from pathlib import Path
 from typing import Any, TypeVar
 
-from engine.config.load import PeerMode
-from engine.devices.links import Link, Topology
-from engine.devices.torch_build import find_torch_build
-from engine.devices.types import DeviceInfo
 from engine.hardware.cuda_overhead import is_overhead, use_overheads
-from engine.json_file import cache_folder, read_json, write_json
+from engine.hardware.devices.links import Link, Topology
+from engine.hardware.devices.torch_build import find_torch_build
+from engine.hardware.devices.types import DeviceInfo
+from engine.load_params import PeerMode
 from engine.planning.speed.device_specs import (
     GIB,
     GPU_SPECS,
@@ -38,7 +37,8 @@ from engine.planning.speed.link_records import (
 )
 from engine.planning.speed.machine_links import Links
 from engine.planning.speed.rigs import spec_from_driver
-from engine.version import package_version
+from engine.util.json_file import cache_folder, read_json, write_json
+from engine.util.version import package_version
 
 FILE_NAME = "machine.json"
 MOST_ENTRIES = 64

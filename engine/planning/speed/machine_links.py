@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from itertools import combinations
 from typing import TypeVar
 
-from engine.devices.places import far_id, is_cpu, local_id, machine_of
+from engine.hardware.devices.places import far_id, is_cpu, local_id, machine_of
 from engine.planning.speed.collectives import AllReduceTime, LinkGroup, all_reduce_times, by_route
 from engine.planning.speed.facts import LinkFacts
 from engine.planning.speed.wires import Wires

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Literal, TypeVar
 
-from engine.devices.places import is_cpu, local_id, machine_of
+from engine.hardware.devices.places import is_cpu, local_id, machine_of
 
 Cause = Literal["memory", "compute", "fixed", "wait", "link", "idle"]
 

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from engine.devices.places import far_id, is_cpu, machine_of
-from engine.devices.types import CPU
-from engine.forward.batch_sizes import SMALL_BATCH
+from engine.hardware.devices.places import far_id, is_cpu, machine_of
+from engine.hardware.devices.types import CPU
+from engine.model.forward.batch_sizes import SMALL_BATCH
 from engine.planning.evaluation.workload import (
     DEQUANTISED,
     BlockWorkload,

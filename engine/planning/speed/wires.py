@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
 
-from engine.devices.places import machine_of
+from engine.hardware.devices.places import machine_of
 from engine.planning.speed.facts import LinkFacts, WireSpeed
 
 MOST_AT_ONCE_BYTES = 4 << 14

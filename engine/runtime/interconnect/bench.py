@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 from torch.cuda import nccl
 
-from engine.devices.links import read_topology
-from engine.devices.routes import Place
+from engine.backends.gpu.comm.slots import PacketSlot, new_slot
 from engine.errors import EngineError
-from engine.gpu.comm.slots import PacketSlot, new_slot
+from engine.hardware.devices.links import read_topology
+from engine.hardware.devices.routes import Place
 from engine.hardware.host_memory import HostTensor
-from engine.links.exchange import warm_up
+from engine.runtime.interconnect.exchange import warm_up
 
 CHUNK_BYTES = 1 << 20
 """Bytes of a chunk of a copy through host memory: it goes up, then down."""
@@ -25,7 +25,7 @@ POLL_S = 20e-6
 
 
 class GpuBench:
-    """Two GPUs of this process; see `engine.links.exchange.LinkBench`.
+    """Two GPUs of this process; see `engine.runtime.interconnect.exchange.LinkBench`.
 
     Args:
         numbers: CUDA numbers of the GPUs.

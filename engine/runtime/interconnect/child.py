@@ -1,7 +1,7 @@
 """Trials of links in a child process, which is killed when it does not answer.
 
 On some machines the first use of a route between GPUs never returns, or ends the program. The child
-(`engine.links.child_program`) writes a line of JSON before each trial and one with its results; the
+(`interconnect.child_program`) writes a line of JSON before each trial and one with its results; the
 trial it had begun when it fell silent is the one that failed.
 """
 
@@ -11,12 +11,12 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from engine.devices.routes import Pair, Place
-from engine.devices.torch_build import find_torch_build
-from engine.devices.visibility import variables_for
+from engine.hardware.devices.routes import Pair, Place
+from engine.hardware.devices.torch_build import find_torch_build
+from engine.hardware.devices.visibility import variables_for
 from engine.hardware.trial_process import HUNG, TrialProcess
 from engine.planning.speed.link_records import Means, TrialRecord, trial_from
-from engine.programs import program_command
+from engine.util.programs import program_command
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +26,7 @@ START_S = 120.0
 STEP_S = 40.0
 """Seconds for one trial, which gives up by itself before; NCCL starts slowly."""
 
-COMMAND = program_command("engine.links.child_program")
+COMMAND = program_command("engine.runtime.interconnect.child_program")
 """Command of the child."""
 
 

@@ -1,4 +1,4 @@
-"""Program of the child process that tries links between GPUs; `engine.links.child` starts it.
+"""Program of the child process that tries links between GPUs; `interconnect.child` starts it.
 
 It sees only the GPUs that it is to try, numbered from 0.
 """
@@ -14,12 +14,12 @@ import engine.hardware.environment  # noqa: F401 before torch, which reads it
 # isort: split
 import torch
 
-from engine.devices.routes import Place
 from engine.errors import EngineError
-from engine.links.bench import GpuBench
-from engine.links.trial import FULL, BothDirections, failed_trials, try_route
+from engine.hardware.devices.routes import Place
 from engine.planning.speed.link_records import Means, trial_document
-from engine.programs import tie_to_parent
+from engine.runtime.interconnect.bench import GpuBench
+from engine.runtime.interconnect.trial import FULL, BothDirections, failed_trials, try_route
+from engine.util.programs import tie_to_parent
 
 
 def run(requests: TextIO, replies: TextIO) -> None:

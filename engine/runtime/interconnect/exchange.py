@@ -10,11 +10,11 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from engine.devices.routes import Place
-from engine.gpu.comm.slots import PacketSlot
-from engine.gpu.kernels import link_trial
-from engine.gpu.launch.kernel_launch import launch
-from engine.gpu.launch.target import target_of
+from engine.backends.gpu.comm.slots import PacketSlot
+from engine.backends.gpu.kernels import link_trial
+from engine.backends.gpu.launch.kernel_launch import launch
+from engine.backends.gpu.launch.target import target_of
+from engine.hardware.devices.routes import Place
 from engine.planning.speed.link_records import TrialRecord
 
 N_PROGRAMS = 8

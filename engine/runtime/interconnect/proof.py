@@ -13,10 +13,10 @@ from datetime import date
 from itertools import combinations, permutations
 from typing import TYPE_CHECKING, Protocol
 
-from engine.config.load import PeerMode
-from engine.devices.routes import Pair, Place, Routes, Way
-from engine.devices.types import DeviceInfo
 from engine.errors import EngineError
+from engine.hardware.devices.routes import Pair, Place, Routes, Way
+from engine.hardware.devices.types import DeviceInfo
+from engine.load_params import PeerMode
 from engine.planning.speed.link_records import (
     LinkRecord,
     Means,
@@ -28,8 +28,8 @@ from engine.planning.speed.link_records import (
 from engine.planning.speed.machine_file import MachineFile
 
 if TYPE_CHECKING:
-    from engine.links.exchange import LinkBench
-    from engine.links.trial import Effort
+    from engine.runtime.interconnect.exchange import LinkBench
+    from engine.runtime.interconnect.trial import Effort
 
 __all__ = ["Found", "TrialMachine", "find_routes", "prove_links"]
 
@@ -142,7 +142,7 @@ def _gpus(devices: Sequence[str]) -> list[str]:
 
 
 def _this_machine() -> TrialMachine:
-    from engine.links.this_machine import ThisMachine  # with torch and Triton
+    from engine.runtime.interconnect.this_machine import ThisMachine  # with torch and Triton
 
     return ThisMachine()
 
@@ -216,7 +216,7 @@ class Prover:
         Returns:
             A sentence for each route that fails.
         """
-        from engine.links.trial import QUICK
+        from engine.runtime.interconnect.trial import QUICK
 
         notes: list[str] = []
         done: set[tuple[Means, Place]] = set()
@@ -249,7 +249,7 @@ class Prover:
 
     def _tried_here(self, pair: Pair, place: Place) -> Found:
         """Try a place with full effort in this process."""
-        from engine.links.trial import FULL
+        from engine.runtime.interconnect.trial import FULL
 
         a, b = pair
         found: dict[Pair, Trials] = {(a, b): {}, (b, a): {}}
@@ -264,7 +264,7 @@ class Prover:
         import torch
 
         from engine.hardware.faults import stopped_error
-        from engine.links.trial import failed_trials, try_route
+        from engine.runtime.interconnect.trial import failed_trials, try_route
 
         try:
             there, back = try_route(self._machine.bench(a, b), means, place, effort)

@@ -6,22 +6,22 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from engine.devices.catalog import list_devices
-from engine.devices.links import read_topology
-from engine.devices.routes import Pair, Place
-from engine.devices.types import DeviceInfo
 from engine.hardware.backend_choice import kernels_for
+from engine.hardware.devices.catalog import list_devices
+from engine.hardware.devices.links import read_topology
+from engine.hardware.devices.routes import Pair, Place
+from engine.hardware.devices.types import DeviceInfo
 from engine.hardware.torch_devices import release_cached_memory, torch_device
-from engine.links.bench import GpuBench
-from engine.links.child import TrialStep, try_steps
 from engine.planning.speed.link_records import MEANS, NCCL, Means, TrialRecord
+from engine.runtime.interconnect.bench import GpuBench
+from engine.runtime.interconnect.child import TrialStep, try_steps
 
 UNKNOWN = "the driver does not allow it"
 """Why peer access is forbidden, where the driver gives no reason."""
 
 
 class ThisMachine:
-    """The GPUs of this machine, as `engine.links.proof.TrialMachine`."""
+    """The GPUs of this machine, as `engine.runtime.interconnect.proof.TrialMachine`."""
 
     def __init__(self) -> None:
         self._infos = {info.id: info for info in list_devices() if info.kind != "cpu"}

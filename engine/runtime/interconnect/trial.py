@@ -15,12 +15,13 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from engine.devices.routes import Place
+from engine.backends.gpu.comm.slots import PacketSlot
 from engine.errors import EngineError
-from engine.gpu.comm.slots import PacketSlot
+from engine.hardware.devices.routes import Place
 from engine.hardware.torch_devices import is_out_of_memory
-from engine.links import exchange
-from engine.links.exchange import (
+from engine.planning.speed.link_records import Means, TrialRecord
+from engine.runtime.interconnect import exchange
+from engine.runtime.interconnect.exchange import (
     PASSED,
     PATIENCE_S,
     Exchange,
@@ -33,7 +34,6 @@ from engine.links.exchange import (
     store_pairs,
     with_figures,
 )
-from engine.planning.speed.link_records import Means, TrialRecord
 
 __all__ = [
     "FULL",

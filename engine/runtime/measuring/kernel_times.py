@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from engine.forward.batch import Batch, Piece
+from engine.model.forward.batch import Batch, Piece
 from engine.runtime.timeline import GpuTimes, KernelTime
 
 if TYPE_CHECKING:

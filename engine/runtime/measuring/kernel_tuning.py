@@ -7,17 +7,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import engine.hardware.environment  # noqa: F401 before torch, which reads it
-from engine.devices.catalog import list_devices
-from engine.devices.selection import parse_devices
 from engine.errors import EngineError
+from engine.hardware.devices.catalog import list_devices
+from engine.hardware.devices.selection import parse_devices
 from engine.hardware.faults import explain_faults
 from engine.hardware.gpu_path import find_gpu_path
 from engine.hardware.torch_devices import torch_device
-from engine.progress import never
+from engine.util.progress import never
 
 if TYPE_CHECKING:
-    from engine.gpu.matmul.tuning_report import KernelTuning, TuningProgress
-    from engine.progress import IsCancelled
+    from engine.backends.gpu.matmul.tuning_report import KernelTuning, TuningProgress
+    from engine.util.progress import IsCancelled
 
 
 def tune_kernels(
@@ -42,7 +42,7 @@ def tune_kernels(
         Cancelled: it was cancelled; the results of finished searches are kept.
     """
     found = tunable(devices)
-    from engine.gpu.matmul.config_search import tune  # Triton is not everywhere
+    from engine.backends.gpu.matmul.config_search import tune  # Triton is not everywhere
 
     with explain_faults([torch_device(name) for name in found]):
         return tune(path, found, on_progress, is_cancelled)

@@ -12,15 +12,15 @@ import engine.hardware.environment  # noqa: F401 before torch, which reads it
 # isort: split
 import torch
 
+from engine.backends.cpu.thread_comm import ThreadGroup
 from engine.errors import EngineError
 from engine.hardware.backend_choice import kernels_for, uses_kernels
 from engine.hardware.fallbacks import Fallbacks
 from engine.hardware.faults import explain_faults
 from engine.hardware.torch_devices import is_out_of_memory, release_cached_memory, torch_device
-from engine.links.proof import find_routes
 from engine.parallel.rank_threads import RankThreads
-from engine.parallel.thread_comm import ThreadGroup
 from engine.planning.speed.facts import LinkFacts
+from engine.runtime.interconnect.proof import find_routes
 
 SMALL_BYTES = (8 << 10, 16 << 10, 32 << 10)
 """Sizes in bytes of an all-reduce in decode: 2048 to 8192 numbers in F32."""
@@ -110,7 +110,7 @@ def _group(a: str, b: str, devices: list[torch.device]) -> ThreadGroup:
     """Return the group of ranks that a model would have on these devices."""
     if "cpu" in (a, b) or {kernels_for(a), kernels_for(b)} != {"gpu"}:
         return ThreadGroup(spins=uses_kernels(a) and uses_kernels(b))
-    from engine.gpu.comm.communicator import device_group  # Triton is not for the CPU
+    from engine.backends.gpu.comm.communicator import device_group  # Triton is not for the CPU
 
     return device_group(devices, find_routes([a, b]), Fallbacks())
 

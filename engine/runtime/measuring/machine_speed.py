@@ -15,9 +15,9 @@ import engine.hardware.environment  # noqa: F401 before torch, which reads it
 import torch
 from torch import Tensor
 
-from engine.devices.host import usable_cores
-from engine.devices.types import DeviceInfo
 from engine.errors import EngineError
+from engine.hardware.devices.host import usable_cores
+from engine.hardware.devices.types import DeviceInfo
 from engine.hardware.faults import explain_faults
 from engine.hardware.torch_devices import (
     free_bytes,
@@ -25,11 +25,11 @@ from engine.hardware.torch_devices import (
     release_cached_memory,
     torch_device,
 )
-from engine.measuring.weight_speed import measurable, measure_weights
 from engine.planning.speed.device_specs import CORES_PER_BANDWIDTH
 from engine.planning.speed.facts import DeviceFacts, WeightRate
 from engine.planning.speed.machine_file import MachineFile, expected_facts
 from engine.planning.speed.rigs import spec_from_driver
+from engine.runtime.measuring.weight_speed import measurable, measure_weights
 
 READ_BYTES = 512 << 20
 """Bytes to read at a time: more than any cache holds."""

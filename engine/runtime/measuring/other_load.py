@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from engine.devices.monitor import DeviceMonitor
 from engine.errors import EngineError
+from engine.hardware.devices.monitor import DeviceMonitor
 
 WATCHED_S = 0.25
 """Seconds for which devices are watched."""

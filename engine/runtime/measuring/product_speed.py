@@ -11,11 +11,11 @@ from statistics import median
 import torch
 from torch import Tensor
 
-from engine.cpu.kernels.language.isa import chosen
-from engine.devices.host import usable_cores
-from engine.gguf.types import TYPES
-from engine.measuring.weight_speed import READ_BYTES, Probe, measurable
-from engine.quants.layout import LAYOUTS
+from engine.backends.cpu.kernels.language.isa import chosen
+from engine.formats.gguf.types import TYPES
+from engine.formats.quants.layout import LAYOUTS
+from engine.hardware.devices.host import usable_cores
+from engine.runtime.measuring.weight_speed import READ_BYTES, Probe, measurable
 
 FEW, MANY = 8, 512
 """Numbers of tokens that are multiplied at once, beside one."""

@@ -13,17 +13,17 @@ from statistics import median
 import torch
 from torch import Tensor
 
-from engine.cpu.large_pages import weight_memory
-from engine.cpu.packing import DTYPES
-from engine.cpu.plain_weights import BF16_BATCH, PlainWeight
-from engine.cpu.weights import PlaneWeight
-from engine.cpu.word_weights import WordWeight
-from engine.cpu.worker import Worker
-from engine.forward.weight import Weight
-from engine.gguf.types import TYPES
+from engine.backends.cpu.large_pages import weight_memory
+from engine.backends.cpu.packing import DTYPES
+from engine.backends.cpu.plain_weights import BF16_BATCH, PlainWeight
+from engine.backends.cpu.weights import PlaneWeight
+from engine.backends.cpu.word_weights import WordWeight
+from engine.backends.cpu.worker import Worker
+from engine.formats.gguf.types import TYPES
+from engine.formats.quants.extent import Extent, word_tile_bytes
+from engine.formats.quants.layout import BLOCK, LAYOUTS, TILE
+from engine.model.forward.weight import Weight
 from engine.planning.speed.facts import WeightRate
-from engine.quants.extent import Extent, word_tile_bytes
-from engine.quants.layout import BLOCK, LAYOUTS, TILE
 
 N_ROWS, N_COLUMNS = 32768, 2048
 """Number of rows and columns of a matrix for gemv: large, so that Python's time hardly counts."""

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from engine.forward.state import RecurrentState
-from engine.sharding.recut import as_one, runs
+from engine.model.forward.state import RecurrentState
+from engine.model.sharding.recut import as_one, runs
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from engine.parallel.executor import RankExecutor
+    from engine.backends.executor import RankExecutor
     from engine.runtime.interface import Guard, SlotState
     from engine.runtime.memory.cached_rows import CachedRows
     from engine.runtime.rank import Rank

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from engine.devices.catalog import list_devices
+from engine.hardware.devices.catalog import list_devices
 from engine.hardware.torch_devices import taken_overhead
 from engine.planning.speed.machine_file import MachineFile, use_measured_overheads
 

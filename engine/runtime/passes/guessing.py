@@ -24,14 +24,14 @@ from engine.runtime.recording.sizes import are_captured, n_until_recorded, padde
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from engine.forward.batch import Batch
-    from engine.gpu.decode.rank_capture import CaptureTask
-    from engine.parallel.executor import RankExecutor
+    from engine.backends.executor import RankExecutor
+    from engine.backends.gpu.decode.rank_capture import CaptureTask
+    from engine.decoding.sampling.token_source import Logits
+    from engine.model.forward.batch import Batch
     from engine.runtime.interface import Guard, TokenSource
     from engine.runtime.passes.unread import Reading
     from engine.runtime.rank import GuessSize, Rank
     from engine.runtime.recording.sizes import RecordedSizes
-    from engine.sampling.token_source import Logits
 
 T = TypeVar("T")
 
@@ -162,7 +162,7 @@ class GuessPasses(ABC):
         replays = [replay for replay in found if isinstance(replay, Replay)]
         if len(replays) == len(ranks):
             return self._repeated(replays, ids, batch)
-        from engine.gpu.launch.graph import NotRepeatable
+        from engine.backends.gpu.launch.graph import NotRepeatable
 
         try:
             made, logits = self._captured(lambda rank: rank.guess_capture_task(ids, batch, block))

@@ -20,9 +20,9 @@ from torch import Tensor
 from engine.parallel.turns import Turns
 
 if TYPE_CHECKING:
-    from engine.forward.batch import Batch
-    from engine.forward.context import Context
-    from engine.models.base import CausalLM
+    from engine.model.architectures.base import CausalLM
+    from engine.model.forward.batch import Batch
+    from engine.model.forward.context import Context
 
 LEAST_ROWS = 128
 """Smallest number of tokens of a batch that is split; all-reduces of fewer take microseconds."""

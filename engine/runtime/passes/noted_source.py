@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from engine.forward.batch import Batch
+from engine.model.forward.batch import Batch
 
 if TYPE_CHECKING:
-    from engine.forward.batch import Piece
+    from engine.decoding.sampling.sampler import Sampler
+    from engine.decoding.sampling.token_source import Logits
+    from engine.model.forward.batch import Piece
     from engine.runtime.interface import TokenSource
     from engine.runtime.passes.unread import UnreadTokens
-    from engine.sampling.sampler import Sampler
-    from engine.sampling.token_source import Logits
 
 MOST_AHEAD = 8
 """Number of tokens that a source runs ahead of its reader, at most, and one that it cannot undo:

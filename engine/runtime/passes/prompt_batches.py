@@ -12,8 +12,8 @@ from torch import Tensor
 from engine.runtime.passes import micro_batches
 
 if TYPE_CHECKING:
-    from engine.forward.batch import Batch
-    from engine.parallel.executor import RankExecutor, WorkMark
+    from engine.backends.executor import RankExecutor, WorkMark
+    from engine.model.forward.batch import Batch
     from engine.runtime.rank import Rank
 
 MOST_AHEAD = 2

@@ -7,18 +7,18 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from engine.backends.executor import RankOutOfMemory
 from engine.errors import EngineError
-from engine.forward.batch_sizes import captured_rows
 from engine.hardware.backend_choice import captures_tokens
-from engine.parallel.executor import RankOutOfMemory
+from engine.model.forward.batch_sizes import captured_rows
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from engine.gpu.decode.row_sampler import RowSampler, SampledRow
-    from engine.parallel.executor import RankExecutor
+    from engine.backends.executor import RankExecutor
+    from engine.backends.gpu.decode.row_sampler import RowSampler, SampledRow
+    from engine.decoding.sampling.token_source import Logits, SamplingWish
     from engine.runtime.rank import Rank
-    from engine.sampling.token_source import Logits, SamplingWish
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ class RowSampling:
         """
         if not self._is_possible or not any(wishes):
             return list(logits.cpu().numpy())
-        from engine.gpu.decode.row_sampler import SampledRow
+        from engine.backends.gpu.decode.row_sampler import SampledRow
 
         rows = list[SampledRow]()
         for row, (token, wish) in enumerate(zip(ids, wishes, strict=True)):
@@ -77,7 +77,7 @@ class RowSampling:
     def _sampler_for(self, n: int) -> RowSampler | None:
         """Return a sampler with at least n slots; None if there is no memory for it."""
         if self._sampler is None or self._sampler.n_slot < n:
-            from engine.gpu.decode.row_sampler import RowSampler
+            from engine.backends.gpu.decode.row_sampler import RowSampler
 
             self._sampler = None  # its memory is free before there is more
             device, n_slot = self._executor.devices[self._rank], captured_rows(n)

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from engine.forward.batch import KEPT_STATES, MOST_AT_ONCE, Batch, Piece
-from engine.paging.keys import PAGE
-from engine.paging.sequences import GONE
+from engine.model.forward.batch import KEPT_STATES, MOST_AT_ONCE, Batch, Piece
+from engine.model.forward.pages import GONE, PAGE
 
 Rows = tuple[Sequence[int], Batch]
 """Tokens, and the pass that reads them."""

@@ -10,9 +10,9 @@ from engine.runtime.rank import Rank, Replay
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from engine.forward.batch import Batch
-    from engine.gpu.decode.rank_capture import CaptureTask
-    from engine.parallel.executor import RankExecutor
+    from engine.backends.executor import RankExecutor
+    from engine.backends.gpu.decode.rank_capture import CaptureTask
+    from engine.model.forward.batch import Batch
     from engine.runtime.recording.one_shot_use import OneShotUse
 
 
@@ -23,9 +23,9 @@ def captured_on(
     """Compute each rank's task and capture it; return the captures, and what was computed.
 
     Raises:
-        NotRepeatable: see `engine.gpu.decode.rank_capture.capture_on_all`.
+        NotRepeatable: see `engine.backends.gpu.decode.rank_capture.capture_on_all`.
     """
-    from engine.gpu.decode.rank_capture import Unproven, capture_on_all
+    from engine.backends.gpu.decode.rank_capture import Unproven, capture_on_all
 
     while True:
         tasks = [task(rank) for rank in ranks]

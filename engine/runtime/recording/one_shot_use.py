@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from engine.gpu.decode.rank_capture import OneShotControl
+    from engine.backends.gpu.decode.rank_capture import OneShotControl
 
 log = logging.getLogger(__name__)
 

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from engine.forward.batch import MOST_AT_ONCE, PassSize
-from engine.forward.batch_sizes import (
+from engine.model.forward.batch import MOST_AT_ONCE, PassSize
+from engine.model.forward.batch_sizes import (
     CAPTURED_ROWS,
     GUESSING_ROWS,
     MOST_GUESSES_CAPTURED,
@@ -17,7 +17,7 @@ from engine.forward.batch_sizes import (
 from engine.runtime.rank import Captures
 
 if TYPE_CHECKING:
-    from engine.forward.batch import Batch
+    from engine.model.forward.batch import Batch
     from engine.runtime.rank import GuessSize, Rank
 
 
@@ -140,7 +140,7 @@ def padded(ids: Sequence[int], batch: Batch, ranks: Sequence[Rank]) -> tuple[Seq
     """Return single tokens as a size that is captured, by computing the last one repeatedly.
 
     Its keys and values are written to the same place again; recurrent states change once, see
-    `engine.gpu.state_chains`.
+    `engine.backends.gpu.state_chains`.
     """
     n_more = captured_rows(len(ids)) - len(ids) if are_captured(ranks) else 0
     if not n_more:

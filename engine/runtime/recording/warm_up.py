@@ -6,17 +6,17 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from engine.errors import CommError
-from engine.forward.batch import Batch
+from engine.model.forward.batch import Batch
 from engine.runtime.passes import micro_batches
 from engine.runtime.rank import FEW_ROWS, rehearsed_rows
 from engine.runtime.recording.sizes import n_until_recorded
 
 if TYPE_CHECKING:
-    from engine.parallel.executor import RankExecutor
+    from engine.backends.executor import RankExecutor
+    from engine.decoding.sampling.token_source import Logits
     from engine.runtime.passes.prompt_batches import PromptBatches
     from engine.runtime.rank import Rank
     from engine.runtime.recording.one_shot_use import OneShotUse
-    from engine.sampling.token_source import Logits
 
 
 class ColdRunner(Protocol):

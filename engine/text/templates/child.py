@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from engine.limited.child import ChildEnded, Excess, LimitedChild
-from engine.programs import program_command
-from engine.progress import IsCancelled, never
-from engine.templates.limits import GRACE_S, MAX_MEMORY
+from engine.text.templates.limits import GRACE_S, MAX_MEMORY
+from engine.util.programs import program_command
+from engine.util.progress import IsCancelled, never
+from engine.util.sandbox.child import ChildEnded, Excess, LimitedChild
 
-COMMAND = program_command("engine.templates.program")
+COMMAND = program_command("engine.text.templates.program")
 """Command of the child."""
 
 NEEDS_MEMORY = f"it needs more than {MAX_MEMORY >> 20} MiB of memory"

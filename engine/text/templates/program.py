@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from datetime import datetime
 
-from engine.limited.answering import answer_lines, ending_after
-from engine.templates.limits import GRACE_S, MAX_ADDED, MAX_MEMORY
-from engine.templates.rendering import render
+from engine.text.templates.limits import GRACE_S, MAX_ADDED, MAX_MEMORY
+from engine.text.templates.rendering import render
+from engine.util.sandbox.answering import answer_lines, ending_after
 
 
 def _answer(line: bytes) -> dict[str, str]:

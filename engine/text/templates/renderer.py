@@ -11,8 +11,8 @@ from datetime import datetime
 from typing import Any
 
 from engine.errors import ANOTHER_TEMPLATE, TemplateError
-from engine.templates.child import TemplateChild, TemplateChildEnded
-from engine.templates.limits import MAX_REQUEST, MAX_SECONDS, MAX_SOURCE
+from engine.text.templates.child import TemplateChild, TemplateChildEnded
+from engine.text.templates.limits import MAX_REQUEST, MAX_SECONDS, MAX_SOURCE
 
 
 class TemplateRenderer:

@@ -10,7 +10,7 @@ from typing import Any
 
 import jinja2
 
-from engine.templates.sandbox import BoundedEnvironment, Budget, limited
+from engine.text.templates.sandbox import BoundedEnvironment, Budget, limited
 
 N_KEPT = 4
 """Number of compiled templates that are kept."""

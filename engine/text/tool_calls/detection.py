@@ -10,16 +10,16 @@ from itertools import product
 from os.path import commonprefix
 from typing import Any, Protocol
 
-from engine.answer_forms.formats.base import AnswerFormat, filled
-from engine.answer_forms.formats.listed import HERMES
-from engine.answer_forms.formats.named import KIMI
-from engine.answer_forms.known import KNOWN_FORMS
-from engine.answer_forms.parser import AnswerParser
-from engine.answer_forms.parts import CallBegun, CallEnded, CallText, PartText
-from engine.answer_forms.turns import THOUGHT_KEYS, TemplateUse, ThoughtKey, as_functions
 from engine.errors import TemplateError
 from engine.text.messages import ChatMessage, Tool, ToolCall
 from engine.text.thinking import THINKING_MARKS
+from engine.text.tool_calls.formats.base import AnswerFormat, filled
+from engine.text.tool_calls.formats.listed import HERMES
+from engine.text.tool_calls.formats.named import KIMI
+from engine.text.tool_calls.known import KNOWN_FORMS
+from engine.text.tool_calls.parser import AnswerParser
+from engine.text.tool_calls.parts import CallBegun, CallEnded, CallText, PartText
+from engine.text.tool_calls.turns import THOUGHT_KEYS, TemplateUse, ThoughtKey, as_functions
 
 QUESTION = "What is the weather like?"
 RESULT = "It rains in the probe."

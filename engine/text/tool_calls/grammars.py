@@ -11,11 +11,11 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from engine.answer_forms.formats.base import NAME, AnswerFormat
-from engine.answer_forms.schemas import types_of
-from engine.answer_forms.turns import NO_PARAMETERS, read_object
-from engine.config.grammar import Grammar
+from engine.sampling_params import Grammar
 from engine.text.messages import Tool
+from engine.text.tool_calls.formats.base import NAME, AnswerFormat
+from engine.text.tool_calls.schemas import types_of
+from engine.text.tool_calls.turns import NO_PARAMETERS, read_object
 
 JSON_OPTIONS = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
 """How JSON may be spaced: as most models write it in a line."""

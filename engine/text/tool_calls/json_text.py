@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from engine.answer_forms.source import BrokenForm, IncomingText, Reading
+from engine.text.tool_calls.source import BrokenForm, IncomingText, Reading
 
 Tell = Callable[[str], None]
 """Receiver of a piece of JSON."""

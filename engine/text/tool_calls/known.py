@@ -7,7 +7,7 @@ for long.
 
 from __future__ import annotations
 
-from engine.answer_forms.formats.listed import (
+from engine.text.tool_calls.formats.listed import (
     APRIEL,
     COHERE,
     GIGACHAT,
@@ -16,7 +16,7 @@ from engine.answer_forms.formats.listed import (
     MISTRAL,
     NEMOTRON,
 )
-from engine.answer_forms.formats.named import (
+from engine.text.tool_calls.formats.named import (
     DEEPSEEK,
     DEEPSEEK_V31,
     FUNCTION_GEMMA,
@@ -27,7 +27,7 @@ from engine.answer_forms.formats.named import (
     LLAMA,
     MISTRAL_ARGS,
 )
-from engine.answer_forms.formats.tagged import (
+from engine.text.tool_calls.formats.tagged import (
     DEEPSEEK_V4,
     DEEPSEEK_V32,
     GLM,

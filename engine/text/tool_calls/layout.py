@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from engine.answer_forms.json_text import JSON, Dialect
-from engine.answer_forms.marks import AnswerMark
+from engine.text.tool_calls.json_text import JSON, Dialect
+from engine.text.tool_calls.marks import AnswerMark
 
 VALUE = "(?P<value>.*?)"
 """Group of a `tag_pattern` that stands for the value of an argument.

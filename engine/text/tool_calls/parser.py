@@ -8,18 +8,18 @@ from contextlib import ExitStack, suppress
 from dataclasses import replace
 from itertools import groupby
 
-from engine.answer_forms.call_reader import CallReader, Types
-from engine.answer_forms.formats.base import AnswerFormat
-from engine.answer_forms.layout import AnswerRegion
-from engine.answer_forms.marks import AnswerMark
-from engine.answer_forms.parts import (
+from engine.text.tool_calls.call_reader import CallReader, Types
+from engine.text.tool_calls.formats.base import AnswerFormat
+from engine.text.tool_calls.layout import AnswerRegion
+from engine.text.tool_calls.marks import AnswerMark
+from engine.text.tool_calls.parts import (
     AnswerPartEvent,
     CallBegun,
     CallEnded,
     CallText,
     PartText,
 )
-from engine.answer_forms.source import BrokenForm, IncomingText, Reading
+from engine.text.tool_calls.source import BrokenForm, IncomingText, Reading
 
 Watched = tuple[AnswerMark, AnswerRegion | None]
 """A mark that may come next, and the region that it opens or closes; None for a mark of noise."""

@@ -7,7 +7,7 @@ import json
 import math
 from collections.abc import Callable, Mapping
 
-from engine.answer_forms.json_text import escaped
+from engine.text.tool_calls.json_text import escaped
 
 
 def types_of(schema: object) -> tuple[str, ...]:

@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
-from engine.answer_forms.formats.base import AnswerFormat, filled
-from engine.answer_forms.formats.listed import HERMES
 from engine.errors import PromptError
 from engine.text.messages import ChatMessage, Tool, ToolCall
+from engine.text.tool_calls.formats.base import AnswerFormat, filled
+from engine.text.tool_calls.formats.listed import HERMES
 
 Turn = dict[str, Any]
 

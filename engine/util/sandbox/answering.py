@@ -1,6 +1,6 @@
 """The loop of a child that answers lines with lines, within limits that it sets for itself.
 
-`engine.limited.child` is its other side, whose limits are the firm ones; those here hold where that
+`sandbox.child` is its other side, whose limits are the firm ones; those here hold where that
 process is gone or has no memory for its looks. This module imports little, so that a child starts
 at once.
 """

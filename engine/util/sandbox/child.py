@@ -18,10 +18,10 @@ from typing import Any
 
 import psutil
 
-from engine.limited.answering import OUT_OF_MEMORY, PIPE_BUFFER
-from engine.pack import VARIABLE
-from engine.programs import NO_WINDOW, child_environment, tie_child
-from engine.progress import IsCancelled, never
+from engine.util.pack import VARIABLE
+from engine.util.programs import NO_WINDOW, child_environment, tie_child
+from engine.util.progress import IsCancelled, never
+from engine.util.sandbox.answering import OUT_OF_MEMORY, PIPE_BUFFER
 
 LOOK_S = 0.01
 """Seconds between two looks at the memory of the process."""
@@ -166,7 +166,7 @@ class AnswerWatch:
     A thread rather than timeouts of reads: a process that is stopped does not read either, and
     pipes have no timeouts on Windows. Nobody waits for the thread: without memory for its first
     step it ends unseen, and `threading.Thread.start` would wait for that step for ever. Then the
-    process ends by itself, later, see `engine.limited.answering`.
+    process ends by itself, later, see `engine.util.sandbox.answering`.
 
     Args:
         seconds: time that the block may take.

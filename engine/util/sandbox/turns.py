@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 
-from engine.progress import IsCancelled
+from engine.util.progress import IsCancelled
 
 POLL_S = 0.05
 """Seconds between two looks of a waiting thread at what nobody tells it."""

@@ -6,20 +6,20 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, Self
 
-from engine.forward.operands import GELU, SILU
-from engine.layers.fused import separate
-from engine.layers.module import Module, TensorSource
-from engine.layers.per_layer import per_layer_width
-from engine.sharding.placement import Replicate
+from engine.model.forward.operands import GELU, SILU
+from engine.model.layers.fused import separate
+from engine.model.layers.module import Module, TensorSource
+from engine.model.layers.per_layer import per_layer_width
+from engine.model.sharding.placement import Replicate
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from engine.forward.operands import Activation
-    from engine.layers.hparams import HParams
-    from engine.layers.keys import Keys
-    from engine.pictures.rule import Channels, PictureRule
-    from engine.towers.operations import PictureOps
+    from engine.model.forward.operands import Activation
+    from engine.model.layers.hparams import HParams
+    from engine.model.layers.keys import Keys
+    from engine.vision.encoders.operations import PictureOps
+    from engine.vision.images.rule import Channels, PictureRule
 
 WHOLE = Replicate((0,))
 """Placement of all tensors of a tower: whole on the one rank that encodes."""

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
-from engine.forward.operands import RopeParams, RopeStyle
-from engine.layers.linear import Linear
-from engine.layers.module import Module, Slot, TensorSource
-from engine.layers.norm import LayerNorm, Norm, RMSNorm
-from engine.towers.base import WHOLE, TowerSizes
+from engine.model.forward.operands import RopeParams, RopeStyle
+from engine.model.layers.linear import Linear
+from engine.model.layers.module import Module, Slot, TensorSource
+from engine.model.layers.norm import LayerNorm, Norm, RMSNorm
+from engine.vision.encoders.base import WHOLE, TowerSizes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from torch import Tensor
 
-    from engine.towers.operations import PictureOps
+    from engine.vision.encoders.operations import PictureOps
 
 N_CHANNELS = 3
 

@@ -7,16 +7,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from engine.errors import EngineError, InvalidGGUF, ModelFileError
-from engine.gguf.companions import files_beside
-from engine.gguf.reader import GGUFFile
-from engine.gguf.tensors import quote
-from engine.layers.keys import Keys
-from engine.layers.module import Slot, TensorSource
-from engine.pictures.placed import MOST_TOKENS
-from engine.towers.registry import tower_class
+from engine.formats.gguf.companions import files_beside
+from engine.formats.gguf.reader import GGUFFile
+from engine.formats.gguf.tensors import quote
+from engine.model.layers.keys import Keys
+from engine.model.layers.module import Slot, TensorSource
+from engine.vision.encoders.registry import tower_class
+from engine.vision.images.placed import MOST_TOKENS
 
 if TYPE_CHECKING:
-    from engine.towers.base import TextModel, Tower
+    from engine.vision.encoders.base import TextModel, Tower
 
 MARK = "mmproj"
 """Part of the names of towers' files."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from engine.towers.base import Tower
+    from engine.vision.encoders.base import Tower
 
 MOST_SCORES = 1 << 25
 """Largest number of attention scores that exist at once."""

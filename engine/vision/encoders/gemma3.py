@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from engine.layers.linear import HeadLinear
-from engine.layers.module import Module
-from engine.layers.norm import RMSNorm
-from engine.pictures.resizing import Resizing
-from engine.pictures.rule import PictureRule
-from engine.sharding.placement import Shard
-from engine.sharding.ranges import Ranges
-from engine.towers.base import WHOLE, TextModel, Tower, TowerSizes
-from engine.towers.siglip import SigLIP
+from engine.model.layers.linear import HeadLinear
+from engine.model.layers.module import Module
+from engine.model.layers.norm import RMSNorm
+from engine.model.sharding.placement import Shard
+from engine.model.sharding.ranges import Ranges
+from engine.vision.encoders.base import WHOLE, TextModel, Tower, TowerSizes
+from engine.vision.encoders.siglip import SigLIP
+from engine.vision.images.resizing import Resizing
+from engine.vision.images.rule import PictureRule
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from engine.layers.keys import Keys
-    from engine.towers.operations import PictureOps
+    from engine.model.layers.keys import Keys
+    from engine.vision.encoders.operations import PictureOps
 
 POOL = 4
 """Number of patches along each side of the square that a token stands for."""

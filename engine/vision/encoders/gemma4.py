@@ -5,14 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
-from engine.forward.operands import RopeParams
-from engine.layers.linear import Linear, Vector
-from engine.layers.module import Module, Slot, TensorSource
-from engine.layers.norm import LayerNorm, RMSNorm
-from engine.pictures.resizing import Resizing
-from engine.pictures.rule import PictureRule
-from engine.towers.base import WHOLE, TextModel, Tower, TowerSizes
-from engine.towers.blocks import (
+from engine.model.forward.operands import RopeParams
+from engine.model.layers.linear import Linear, Vector
+from engine.model.layers.module import Module, Slot, TensorSource
+from engine.model.layers.norm import LayerNorm, RMSNorm
+from engine.vision.encoders.base import WHOLE, TextModel, Tower, TowerSizes
+from engine.vision.encoders.blocks import (
     N_CHANNELS,
     GatedBlock,
     PatchEmbedding,
@@ -21,14 +19,16 @@ from engine.towers.blocks import (
     patches,
     rotation,
 )
+from engine.vision.images.resizing import Resizing
+from engine.vision.images.rule import PictureRule
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from torch import Tensor
 
-    from engine.layers.keys import Keys
-    from engine.towers.operations import PictureOps
+    from engine.model.layers.keys import Keys
+    from engine.vision.encoders.operations import PictureOps
 
 THETA = 100.0
 """Base of the frequencies of the tower's RoPE."""

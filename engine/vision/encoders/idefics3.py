@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from engine.layers.linear import Linear
-from engine.layers.module import Module
-from engine.pictures.resizing import Resizing
-from engine.pictures.rule import PictureRule, TileTexts
-from engine.towers.base import WHOLE, TextModel, Tower, TowerSizes
-from engine.towers.blocks import in_blocks
-from engine.towers.siglip import SigLIP
+from engine.model.layers.linear import Linear
+from engine.model.layers.module import Module
+from engine.vision.encoders.base import WHOLE, TextModel, Tower, TowerSizes
+from engine.vision.encoders.blocks import in_blocks
+from engine.vision.encoders.siglip import SigLIP
+from engine.vision.images.resizing import Resizing
+from engine.vision.images.rule import PictureRule, TileTexts
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from engine.layers.keys import Keys
-    from engine.towers.operations import PictureOps
+    from engine.model.layers.keys import Keys
+    from engine.vision.encoders.operations import PictureOps
 
 AROUND, WHOLE_PICTURE = "<fake_token_around_image>", "<global-img>"
 

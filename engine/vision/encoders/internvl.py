@@ -4,22 +4,29 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from engine.layers.linear import Vector
-from engine.layers.module import Module, Slot, TensorSource
-from engine.layers.norm import LayerNorm, RMSNorm
-from engine.pictures.resizing import Resizing
-from engine.pictures.rule import PictureRule, TileTexts
-from engine.towers.base import WHOLE, TextModel, Tower, TowerSizes
-from engine.towers.blocks import MLP, PatchEmbedding, Rotation, TowerBlock, in_blocks, patches
+from engine.model.layers.linear import Vector
+from engine.model.layers.module import Module, Slot, TensorSource
+from engine.model.layers.norm import LayerNorm, RMSNorm
+from engine.vision.encoders.base import WHOLE, TextModel, Tower, TowerSizes
+from engine.vision.encoders.blocks import (
+    MLP,
+    PatchEmbedding,
+    Rotation,
+    TowerBlock,
+    in_blocks,
+    patches,
+)
+from engine.vision.images.resizing import Resizing
+from engine.vision.images.rule import PictureRule, TileTexts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from torch import Tensor
 
-    from engine.forward.ops import Ops
-    from engine.layers.keys import Keys
-    from engine.towers.operations import PictureOps
+    from engine.model.forward.ops import Ops
+    from engine.model.layers.keys import Keys
+    from engine.vision.encoders.operations import PictureOps
 
 MOST_TILES = 12
 """Most tiles of a picture unless a file has its own number."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from engine.forward.ops import Ops
+from engine.model.forward.ops import Ops
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

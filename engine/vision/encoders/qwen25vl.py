@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from engine.layers.module import Module
-from engine.layers.norm import RMSNorm
-from engine.towers.base import WHOLE, TextModel, Tower, TowerSizes
-from engine.towers.blocks import GatedBlock, Rotation, TwoFramePatches, in_blocks, patches
-from engine.towers.qwen3vl import Merger, qwen_rule, rotation_in_blocks
+from engine.model.layers.module import Module
+from engine.model.layers.norm import RMSNorm
+from engine.vision.encoders.base import WHOLE, TextModel, Tower, TowerSizes
+from engine.vision.encoders.blocks import GatedBlock, Rotation, TwoFramePatches, in_blocks, patches
+from engine.vision.encoders.qwen3vl import Merger, qwen_rule, rotation_in_blocks
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from engine.layers.keys import Keys
-    from engine.towers.operations import PictureOps
+    from engine.model.layers.keys import Keys
+    from engine.vision.encoders.operations import PictureOps
 
 WINDOW = 112
 """Side of a window unless a file has its own, in pixels."""

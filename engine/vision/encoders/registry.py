@@ -5,18 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from engine.errors import ModelFileError
-from engine.gguf.tensors import quote
-from engine.towers.gemma3 import Gemma3Tower
-from engine.towers.gemma4 import Gemma4Tower, Gemma4UnifiedTower
-from engine.towers.idefics3 import Idefics3Tower
-from engine.towers.internvl import InternVLTower
-from engine.towers.pixtral import PixtralTower
-from engine.towers.qwen3vl import Qwen3VLTower
-from engine.towers.qwen25vl import Qwen25VLTower
+from engine.formats.gguf.tensors import quote
+from engine.vision.encoders.gemma3 import Gemma3Tower
+from engine.vision.encoders.gemma4 import Gemma4Tower, Gemma4UnifiedTower
+from engine.vision.encoders.idefics3 import Idefics3Tower
+from engine.vision.encoders.internvl import InternVLTower
+from engine.vision.encoders.pixtral import PixtralTower
+from engine.vision.encoders.qwen3vl import Qwen3VLTower
+from engine.vision.encoders.qwen25vl import Qwen25VLTower
 
 if TYPE_CHECKING:
-    from engine.gguf.metadata import Metadata
-    from engine.towers.base import Tower
+    from engine.formats.gguf.metadata import Metadata
+    from engine.vision.encoders.base import Tower
 
 TOWERS: dict[str, type[Tower]] = {
     "gemma3": Gemma3Tower,

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from engine.layers.linear import Vector
-from engine.layers.module import Module
-from engine.layers.norm import LayerNorm
-from engine.towers.base import WHOLE, TowerSizes
-from engine.towers.blocks import PatchEmbedding, TowerBlock, patches
+from engine.model.layers.linear import Vector
+from engine.model.layers.module import Module
+from engine.model.layers.norm import LayerNorm
+from engine.vision.encoders.base import WHOLE, TowerSizes
+from engine.vision.encoders.blocks import PatchEmbedding, TowerBlock, patches
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from engine.towers.operations import PictureOps
+    from engine.vision.encoders.operations import PictureOps
 
 
 class SigLIP(Module):

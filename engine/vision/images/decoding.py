@@ -8,8 +8,8 @@ from io import BytesIO
 
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from engine.pictures.limits import FORMATS, MOST_PIXELS
-from engine.pictures.resizing import Resizing, TooNarrow, Views
+from engine.vision.images.limits import FORMATS, MOST_PIXELS
+from engine.vision.images.resizing import Resizing, TooNarrow, Views
 
 FILTERS = {
     "bilinear": Image.Resampling.BILINEAR,

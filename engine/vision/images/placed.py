@@ -14,7 +14,7 @@ from hashlib import blake2b
 from itertools import takewhile
 from typing import TYPE_CHECKING, NamedTuple
 
-from engine.pictures.rule import PictureRule
+from engine.vision.images.rule import PictureRule
 
 if TYPE_CHECKING:
     import numpy as np

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 
-from engine.limited.answering import answer_lines, ending_after
-from engine.pictures.decoding import Answer, prepared
-from engine.pictures.limits import GRACE_S, MAX_MEMORY, MAX_SECONDS
-from engine.pictures.resizing import Resizing
+from engine.util.sandbox.answering import answer_lines, ending_after
+from engine.vision.images.decoding import Answer, prepared
+from engine.vision.images.limits import GRACE_S, MAX_MEMORY, MAX_SECONDS
+from engine.vision.images.resizing import Resizing
 
 
 def _answer(line: bytes) -> Answer:

@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 import numpy as np
 
 from engine.errors import Cancelled, PictureError
-from engine.limited.child import ChildEnded, Excess, LimitedChild
-from engine.limited.turns import FairSemaphore
-from engine.pictures.limits import (
+from engine.util.programs import program_command
+from engine.util.progress import IsCancelled, never
+from engine.util.sandbox.child import ChildEnded, Excess, LimitedChild
+from engine.util.sandbox.turns import FairSemaphore
+from engine.vision.images.limits import (
     GRACE_S,
     MAX_AT_ONCE,
     MAX_MEMORY,
@@ -22,16 +24,14 @@ from engine.pictures.limits import (
     MORE_SECONDS,
     MOST_FILE_BYTES,
 )
-from engine.programs import program_command
-from engine.progress import IsCancelled, never
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from engine.pictures.resizing import Resizing
-    from engine.pictures.tiling import Size
+    from engine.vision.images.resizing import Resizing
+    from engine.vision.images.tiling import Size
 
-COMMAND = program_command("engine.pictures.program")
+COMMAND = program_command("engine.vision.images.program")
 """Command of the child."""
 
 _turns = FairSemaphore(MAX_AT_ONCE)

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from engine.pictures.tiling import Size, best_grid, in_tiles, with_longest
+from engine.vision.images.tiling import Size, best_grid, in_tiles, with_longest
 
 Resample = Literal["bilinear", "bicubic", "lanczos"]
 

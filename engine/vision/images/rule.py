@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from engine.pictures.resizing import Resizing
+from engine.vision.images.resizing import Resizing
 
 Channels = tuple[float, float, float]
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Self
 
-from engine.pictures.resizing import Resizing
-from engine.pictures.rule import PictureRule
+from engine.vision.images.resizing import Resizing
+from engine.vision.images.rule import PictureRule
 
 MOST_PIXELS: Final = 1 << 28
 """Largest number of pixels, and of anything else, in sizes that another program tells."""

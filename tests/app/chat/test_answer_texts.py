@@ -4,7 +4,7 @@ import pytest
 
 from app.chat.message import AnswerStats, Message
 from app.chat.views.answer_texts import fitting_text, footer_parts, problem_of
-from app.translation import use_language
+from app.core.translation import use_language
 from engine import ContextOverflow, Finished, Timings, Usage
 
 

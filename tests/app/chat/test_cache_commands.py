@@ -6,8 +6,8 @@ import pytest
 from pytestqt.qtbot import QtBot
 
 from app.chat import cache
+from app.core.paths import chat_caches_dir
 from app.main import Shell
-from app.paths import chat_caches_dir
 from engine import EngineError, Generate, LoadState, SaveState, StateFileError, Unload
 from tests.helpers.fake_host import Script
 from tests.helpers.shell_driver import MODEL, MakeShell, ask, host_of, running

@@ -218,7 +218,7 @@ def test_a_failed_save_keeps_the_old_file_and_says_why(
     def full(fd: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("engine.files.os.fsync", full)
+    monkeypatch.setattr("engine.util.files.os.fsync", full)
     with pytest.raises(ChatStoreError, match="No space left on device"):
         store.save(chat)
     assert [len(c.messages) for c in store.load()] == [2]

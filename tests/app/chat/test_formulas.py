@@ -20,7 +20,7 @@ from app.chat.views.message_body import MessageBody
 from app.chat.views.prose_view import ProseView
 from app.chat.views.text_block import MONOSPACE, TextBlock
 from app.main import Shell
-from app.theme import apply_theme, theme
+from app.widgets.theme import apply_theme, theme
 from tests.helpers.fake_host import Script
 from tests.helpers.shell_driver import MODEL, MakeShell, ask, shown
 from tests.helpers.tiers import swept

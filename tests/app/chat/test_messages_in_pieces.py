@@ -21,7 +21,7 @@ from app.chat.views.message_body import MessageBody
 from app.chat.views.message_view import MOST_SHEET, UserView, sheets
 from app.chat.views.prose_view import ProseView
 from app.chat.views.table_view import GRID_ROWS, TableView
-from app.process import spare_time as spare
+from app.core.process import spare_time as spare
 
 STEP_S = 0.1
 """Bar of the processor time of one step: ten times what it takes, as tests share the machine."""
@@ -206,7 +206,7 @@ class Clock:
 def test_a_turn_has_few_steps(qtbot: QtBot, monkeypatch: pytest.MonkeyPatch) -> None:
     """However long the messages are; what is seen comes at once, and its place stays."""
     clock = Clock()
-    for module in ("app.chat.views.chat_view", "app.process.spare_time"):
+    for module in ("app.chat.views.chat_view", "app.core.process.spare_time"):
         monkeypatch.setattr(f"{module}.time.thread_time", clock.thread_time)
     chat = Conversation()
     for number in range(6):
@@ -244,7 +244,7 @@ def counted(step: object, counts: list[int]) -> object:
 def test_what_is_read_stays_while_the_message_grows_above_it(
     qtbot: QtBot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.process.spare_time.SLICE_S", 0.0)  # one step at a time
+    monkeypatch.setattr("app.core.process.spare_time.SLICE_S", 0.0)  # one step at a time
     monkeypatch.setattr("app.chat.views.chat_view.AT_ONCE_S", 0.0)
     chat = Conversation()
     chat.add(Message("user", "Hi"))

@@ -9,10 +9,10 @@ from PySide6.QtGui import QAccessible, QAccessibleInterface
 from PySide6.QtWidgets import QWidget
 from pytestqt.qtbot import QtBot
 
-from app import paths
 from app.chat.conversation import Conversation
 from app.chat.message import Message
 from app.chat.store import ChatStore
+from app.core import paths
 from app.main import Shell
 from tests.helpers.fake_host import Script
 from tests.helpers.shell_driver import MODEL, MakeShell, ask

@@ -14,7 +14,7 @@ from app.chat import saving, store
 from app.chat.conversation import Conversation
 from app.chat.message import Message
 from app.chat.store import ChatStore
-from app.paths import chats_dir
+from app.core.paths import chats_dir
 from tests.helpers.fake_host import Script
 from tests.helpers.shell_driver import MODEL, MakeShell, ask, banner, click_row
 

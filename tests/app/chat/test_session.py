@@ -6,8 +6,8 @@ from pytestqt.qtbot import QtBot
 
 from app.chat.message import Message
 from app.chat.store import ChatStore
-from app.engine_client import EngineState, RunningAnswer
-from app.paths import chats_dir
+from app.core.engine_client import EngineState, RunningAnswer
+from app.core.paths import chats_dir
 from engine import EngineError
 from tests.helpers.fake_host import Script
 from tests.helpers.shell_driver import MODEL, MakeShell, ask, banner, host_of, prompts, shown

@@ -10,8 +10,8 @@ from pytestqt.qtbot import QtBot
 from app.chat.conversation import Conversation
 from app.chat.store import ChatStore
 from app.chat.views.message_view import UserView
-from app.notice import Notice
-from app.paths import chats_dir
+from app.core.notice import Notice
+from app.core.paths import chats_dir
 from engine import ContextOverflow, EngineError, Generate, OutOfDeviceMemory, TokenText
 from tests.helpers.fake_host import Script, model_info
 from tests.helpers.shell_driver import MODEL, MakeShell, ask, banner, host_of, prompts, shown

@@ -262,9 +262,9 @@ def test_csv_has_a_row_for_each_line(run: Run, model: Path) -> None:
 
 def test_the_machine_is_measured(run: Run, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
-    monkeypatch.setattr("engine.measuring.machine_speed.READ_BYTES", 1 << 20)
-    monkeypatch.setattr("engine.measuring.machine_speed.MATMUL_SIZES", {"cpu": (8, 64, 64)})
-    monkeypatch.setattr("engine.measuring.machine_speed.MIN_SECONDS", 0.001)
+    monkeypatch.setattr("engine.runtime.measuring.machine_speed.READ_BYTES", 1 << 20)
+    monkeypatch.setattr("engine.runtime.measuring.machine_speed.MATMUL_SIZES", {"cpu": (8, 64, 64)})
+    monkeypatch.setattr("engine.runtime.measuring.machine_speed.MIN_SECONDS", 0.001)
     (machine,) = run("bench", model, *FAST, "--json").document["machine"]
     assert machine["name"]
     assert machine["bytes_per_s"] > 1e7

@@ -13,8 +13,8 @@ import pytest
 from app.cli import engine as command
 from app.cli import remedy
 from app.cli.remedy import remedy_here
-from app.engine_pack import backends, existing, installation
-from app.engine_pack.store import PackStore
+from app.setup.engine_pack import backends, existing, installation
+from app.setup.engine_pack.store import PackStore
 from tests.helpers.command_line import Run, assert_refused
 from tests.helpers.fake_pack import FakePack, adopt_pack, fake_attempt, make_pack
 

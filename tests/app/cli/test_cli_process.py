@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from app.__main__ import main
-from app.process.interruption import importing
+from app.core.process.interruption import importing
 from tests.helpers.command_line import GREEDY, Outcome, Run, assert_refused
 
 REPO = Path(__file__).resolve().parents[3]
@@ -29,7 +29,7 @@ def test_a_command_that_only_reads_its_options_imports_no_heavy_module(command: 
         except SystemExit:
             pass
         heavy = ("torch", "numpy", "psutil", "gguf", "tokenizers", "llvmlite", "PySide6",
-                 "engine.api", "engine.devices.catalog", "engine.planning.plan")
+                 "engine.api", "engine.hardware.devices.catalog", "engine.planning.plan")
         sys.exit(" ".join(name for name in heavy if name in sys.modules) or 0)
     """
     found = subprocess.run(

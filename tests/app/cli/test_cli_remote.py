@@ -9,10 +9,10 @@ from types import FrameType
 
 import pytest
 
-from app import paths
 from app.cli.talk import Interrupt
-from app.remote_models.address import parse_url
-from app.remote_models.keys import KeyStore
+from app.core import paths
+from app.remote.client.address import parse_url
+from app.remote.client.keys import KeyStore
 from tests.helpers.command_line import Run, assert_refused
 from tests.helpers.fake_openai import DONE, Asked, FakeOpenAI, Reply, ended, fake_openai, said
 
@@ -66,7 +66,7 @@ def test_an_error_ends_a_turn_and_not_the_chat(run: Run, server: FakeOpenAI) -> 
 def test_a_key_comes_from_a_file_or_from_the_window(
     run: Run, server: FakeOpenAI, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.system_keyring.keep_secret", lambda *_: False)
+    monkeypatch.setattr("app.core.system_keyring.keep_secret", lambda *_: False)
     KeyStore(paths.api_keys_file()).put(parse_url(server.url), "sk-window")
     run("generate", "--url", server.url, "-p", "Hi")
     assert server.asked[-1].headers["authorization"] == "Bearer sk-window"

@@ -5,7 +5,7 @@ import threading
 import pytest
 from pytestqt.qtbot import QtBot
 
-from app.background import KeptChild, KeyedJobs, LatestJob
+from app.core.background import KeptChild, KeyedJobs, LatestJob
 from engine import ChildEnded, EngineError
 
 

@@ -6,7 +6,7 @@ import pytest
 from PySide6.QtCore import QObject
 from pytestqt.qtbot import QtBot
 
-from app.engine_client import AnswerStage, EngineClient, EngineState, RunningAnswer
+from app.core.engine_client import AnswerStage, EngineClient, EngineState, RunningAnswer
 from engine import (
     ChatMessage,
     EngineCrashed,

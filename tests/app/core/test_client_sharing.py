@@ -9,8 +9,8 @@ import pytest
 from PySide6.QtCore import QObject
 from pytestqt.qtbot import QtBot
 
-from app.engine_client import EngineClient
-from app.engine_client.sharing import EngineSharing
+from app.core.engine_client import EngineClient
+from app.core.engine_client.sharing import EngineSharing
 from engine import (
     CacheCounted,
     ChatMessage,

@@ -7,7 +7,7 @@ import pytest
 from PySide6.QtCore import QObject, QThread
 from pytestqt.qtbot import QtBot
 
-from app.engine_client import EngineClient, EngineState, RunningAnswer
+from app.core.engine_client import EngineClient, EngineState, RunningAnswer
 from engine import (
     Cancelled,
     ChatMessage,

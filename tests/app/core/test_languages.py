@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from babel.messages.catalog import Catalog
 
-from app import translation
+from app.core import translation
 from tests.helpers import languages
 from tests.helpers.languages import ROOT, UPDATE, catalogs, problems, sources
 from tests.helpers.shown_texts import bad_lookups, forgotten_texts

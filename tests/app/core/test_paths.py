@@ -7,7 +7,7 @@ import pytest
 from PySide6.QtCore import QCoreApplication, QStandardPaths
 from PySide6.QtWidgets import QApplication
 
-from app import paths
+from app.core import paths
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from app.settings import MAX_RECENT, Settings, SettingsStore, changed_sampling
+from app.core.settings import MAX_RECENT, Settings, SettingsStore, changed_sampling
 from engine import SamplingParams
 from tests.helpers.odd_files import make_odd_file, odd_files
 

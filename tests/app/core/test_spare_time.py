@@ -7,7 +7,7 @@ from PySide6.QtCore import QObject
 from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
 
-from app.process.spare_time import LaterSteps, SpareTime, spare_time
+from app.core.process.spare_time import LaterSteps, SpareTime, spare_time
 
 
 class Noted:
@@ -41,7 +41,7 @@ def test_one_work_is_done_after_the_other(qtbot: QtBot, spare: SpareTime) -> Non
 
 
 def test_a_turn_ends_with_its_slice(spare: SpareTime, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("app.process.spare_time.SLICE_S", 0.0)
+    monkeypatch.setattr("app.core.process.spare_time.SLICE_S", 0.0)
     notes: list[str] = []
     owner = QObject()
     spare.do(owner, Noted("step", 3, notes).steps())

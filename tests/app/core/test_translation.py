@@ -7,8 +7,8 @@ import pytest
 from babel.messages.catalog import Catalog
 from babel.messages.mofile import write_mo
 
-from app import translation
-from app.translation import language, languages, tr, tr_later, tr_n, use_language
+from app.core import translation
+from app.core.translation import language, languages, tr, tr_later, tr_n, use_language
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 from openai import OpenAI
 
-from app.paths import demo_model
+from app.core.paths import demo_model
 from engine import ChatMessage, Finished, Generate, Model, SamplingParams, TokenText, load_model
 from tests.helpers.served import EngineOnThread
 

@@ -6,7 +6,7 @@ import httpx2
 import pytest
 from openai import BadRequestError, OpenAI
 
-from app.paths import demo_model
+from app.core.paths import demo_model
 from engine import load_tokenizer
 
 PROMPT = "Tensor parallelism splits"

@@ -25,10 +25,10 @@ from engine import (
     ToolCallText,
     Usage,
 )
-from engine.answer_forms.formats.base import AnswerFormat
-from engine.answer_forms.known import KNOWN_FORMS
-from engine.answer_forms.parser import AnswerParser
 from engine.generation.parts.part_events import in_parts
+from engine.text.tool_calls.formats.base import AnswerFormat
+from engine.text.tool_calls.known import KNOWN_FORMS
+from engine.text.tool_calls.parser import AnswerParser
 from tests.helpers.answer_texts import ANSWERS, TYPES
 
 Calls = list[tuple[str, Any]]

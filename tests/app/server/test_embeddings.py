@@ -7,7 +7,7 @@ from array import array
 import pytest
 from openai import BadRequestError, OpenAI
 
-from app.paths import demo_model
+from app.core.paths import demo_model
 from engine import load_tokenizer
 
 TEXTS = ["Tensor parallelism", "A rank is one device"]

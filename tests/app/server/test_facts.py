@@ -9,7 +9,7 @@ import httpx2
 import pytest
 from openai import OpenAI
 
-from app.remote_models.figures import ServerFigures, parse_figures
+from app.remote.client.figures import ServerFigures, parse_figures
 from app.server.cache_gauge import CacheGauge
 from app.server.link import EngineLink
 from app.server.models import capabilities_of
@@ -25,7 +25,7 @@ from engine import (
     LoadParams,
     SamplingParams,
 )
-from engine.drafting.control import MOST_BETWEEN, DraftControl
+from engine.decoding.drafting.control import MOST_BETWEEN, DraftControl
 from tests.helpers.fake_host import FakeHost, Script, model_info, model_loaded
 from tests.helpers.prophet import always
 from tests.helpers.served import EngineOnThread, Served

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from app.paths import demo_model
+from app.core.paths import demo_model
 from app.server.library import LibraryModels, ModelShelf
 from app.server.link import EngineLink
 from app.server.models import SingleModel, find_model

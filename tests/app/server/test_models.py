@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from app.paths import demo_model
+from app.core.paths import demo_model
 from app.server.link import EngineLink
 from app.server.models import SingleModel, find_model
 from app.server.refusal import Refusal

@@ -9,7 +9,7 @@ import httpx2
 import pytest
 from openai import OpenAI
 
-from app.paths import demo_model
+from app.core.paths import demo_model
 from app.server.models import Spell
 from app.server.openai.logprobs import TokenPlaces, completion_logprobs, prompt_logprobs
 from app.server.openai.texts.completion_request import CompletionRequest

@@ -11,7 +11,7 @@ from pathlib import Path
 import keyring.errors
 import pytest
 
-from app.system_keyring import SecretStore
+from app.core.system_keyring import SecretStore
 from app.tools.command_line import join_command, split_command
 from app.tools.server_json import servers_in, servers_json
 from app.tools.server_store import ToolServerStore

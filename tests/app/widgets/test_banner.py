@@ -3,9 +3,9 @@
 from PySide6.QtWidgets import QApplication, QLabel, QPushButton, QVBoxLayout, QWidget
 from pytestqt.qtbot import QtBot
 
-from app.notice import Notice
-from app.theme import apply_theme
+from app.core.notice import Notice
 from app.widgets.banner import NARROW, Banner
+from app.widgets.theme import apply_theme
 
 ERROR = Notice("The model needs 9.3 GiB.", "Close other programs.", "error", "Load again", print)
 

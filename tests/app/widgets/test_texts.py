@@ -15,11 +15,11 @@ from app.chat.views.answer_view import AnswerView
 from app.chat.views.code_view import CodeView
 from app.chat.views.message_view import UserView
 from app.chat.views.prose_view import ProseView
+from app.core.notice import Notice
+from app.devices.map.grid import grid_of
+from app.devices.map.views.placement_table import Look, PlacementTable
+from app.devices.split.views.device_row import DeviceRow
 from app.main import Shell
-from app.notice import Notice
-from app.placement.grid import grid_of
-from app.placement.views.placement_table import Look, PlacementTable
-from app.split.views.device_row import DeviceRow
 from app.widgets.banner import Banner
 from app.widgets.text import (
     ElidedLabel,

@@ -10,7 +10,7 @@ from PySide6.QtGui import QColor, QFontInfo, QImage
 from PySide6.QtWidgets import QApplication, QLabel, QPushButton
 from pytestqt.qtbot import QtBot
 
-from app.theme import (
+from app.widgets.theme import (
     RESOURCES,
     THEMES,
     Theme,

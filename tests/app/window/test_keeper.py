@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 from pytestqt.qtbot import QtBot
 
-from app.paths import settings_file
-from app.settings import SettingsStore
+from app.core.paths import settings_file
+from app.core.settings import SettingsStore
 from tests.helpers.shell_driver import MakeShell
 
 

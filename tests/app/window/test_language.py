@@ -10,10 +10,10 @@ from pytestqt.qtbot import QtBot
 
 from app.chat.message import AnswerStats
 from app.chat.views.answer_texts import footer_parts
-from app.settings import Settings, SettingsStore, parse_settings
-from app.shell.language import chosen_language, start_language
-from app.translation import languages, tr
-from app.units import GIB, percent_text, rate_text, signed_percent_text, size_text
+from app.core.settings import Settings, SettingsStore, parse_settings
+from app.core.translation import languages, tr
+from app.core.units import GIB, percent_text, rate_text, signed_percent_text, size_text
+from app.window.language import chosen_language, start_language
 from tests.helpers.shell_driver import MakeShell
 
 

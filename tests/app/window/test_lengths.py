@@ -9,19 +9,19 @@ from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QApplication, QToolButton, QVBoxLayout, QWidget
 from pytestqt.qtbot import QtBot
 
-from app import paths
 from app.chat.conversation import Conversation
 from app.chat.message import AnswerStats, Message
+from app.core import paths
+from app.core.notice import Notice
+from app.core.settings import Settings, SettingsStore
+from app.core.translation import languages, tr
 from app.main import Shell
-from app.notice import Notice
-from app.preferences.page import SettingsPage
-from app.serving.views.server_panel import state_text
-from app.settings import Settings, SettingsStore
-from app.shell.language import start_language
+from app.server.page.views.server_panel import state_text
 from app.tools.tool_server import ToolServer
-from app.translation import languages, tr
 from app.widgets.buttons import button
 from app.widgets.text import label
+from app.window.language import start_language
+from app.window.preferences.page import SettingsPage
 from engine import parse_rig
 from tests.helpers.clipped import clipped
 from tests.helpers.fake_host import FakeHost, Script

@@ -10,8 +10,8 @@ from PySide6.QtGui import QEnterEvent
 from PySide6.QtWidgets import QApplication, QWidget
 from pytestqt.qtbot import QtBot
 
+from app.core.notice import Notice
 from app.main import Shell
-from app.notice import Notice
 from app.widgets.banner import FloatingBanner
 from engine import EngineError
 from tests.helpers.fake_host import Script

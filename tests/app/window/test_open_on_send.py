@@ -9,9 +9,9 @@ import pytest
 from PySide6.QtCore import Qt
 from pytestqt.qtbot import QtBot
 
-from app.engine_client import EngineState
+from app.core.engine_client import EngineState
+from app.core.notice import Notice
 from app.main import Shell
-from app.notice import Notice
 from engine import EngineError
 from tests.helpers.fake_host import Script
 from tests.helpers.shell_driver import MODEL, MakeShell, banner, prompts

@@ -11,10 +11,10 @@ from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
 
-from app.engine_client import EngineState
+from app.core.engine_client import EngineState
+from app.core.paths import demo_model
 from app.main import Shell
-from app.paths import demo_model
-from app.theme import apply_theme
+from app.widgets.theme import apply_theme
 from engine import (
     DeviceError,
     EngineCrashed,

@@ -10,8 +10,8 @@ from PySide6.QtCore import QEvent, QObject
 from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
 
+from app.core.paths import models_dir
 from app.main import Shell
-from app.paths import models_dir
 from tests.helpers.shell_driver import MODEL, MakeShell, ask
 from tests.helpers.tiny_gguf import tiny_gguf
 

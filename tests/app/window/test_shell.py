@@ -13,9 +13,9 @@ from PySide6.QtGui import QDragLeaveEvent, QDropEvent
 from PySide6.QtWidgets import QApplication, QLabel
 from pytestqt.qtbot import QtBot
 
-from app.engine_client import EngineState
-from app.paths import chats_dir, settings_file
-from app.process.interpreter import SWITCH_S
+from app.core.engine_client import EngineState
+from app.core.paths import chats_dir, settings_file
+from app.core.process.interpreter import SWITCH_S
 from app.widgets.dock import Dock
 from engine import EngineError, Failed, InvalidGGUF, Load, OutOfDeviceMemory
 from tests.helpers.drags import drag_enter
@@ -168,7 +168,7 @@ def test_ctrl_o_asks_for_a_file_and_loads_it(
     qtbot: QtBot, make_shell: MakeShell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "app.shell.main_window.QFileDialog.getOpenFileName", lambda *a, **k: (MODEL, "")
+        "app.window.main_window.QFileDialog.getOpenFileName", lambda *a, **k: (MODEL, "")
     )
     shell = make_shell()
     shell.window.activateWindow()

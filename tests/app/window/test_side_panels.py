@@ -9,8 +9,8 @@ import pytest
 from PySide6.QtWidgets import QTabBar
 from pytestqt.qtbot import QtBot
 
-from app.paths import settings_file
-from app.placement.pins import pins_of
+from app.core.paths import settings_file
+from app.devices.map.pins import pins_of
 from app.widgets.buttons import IconButton
 from engine import DeviceInfo, RankTimes, TokenTimes, parse_rig
 from tests.helpers.shell_driver import MakeShell

@@ -9,7 +9,7 @@ from PySide6.QtWidgets import QDockWidget
 from pytestqt.qtbot import QtBot
 
 from app.chat.views.message_view import UserView
-from app.engine_client import EngineState
+from app.core.engine_client import EngineState
 from app.main import Shell
 from engine import EngineError, PrefillProgress
 from tests.helpers.fake_host import Script

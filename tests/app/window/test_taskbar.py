@@ -10,15 +10,15 @@ import sys
 import pytest
 from pytestqt.qtbot import QtBot
 
-from app.engine_client import EngineState
-from app.shell.taskbar import windows
-from app.shell.taskbar.progress import TaskbarProgress
+from app.core.engine_client import EngineState
+from app.window.taskbar import windows
+from app.window.taskbar.progress import TaskbarProgress
 from tests.helpers.shell_driver import MODEL, MakeShell
 
 SENDER = """
 from PySide6.QtCore import QCoreApplication
 from PySide6.QtGui import QGuiApplication
-from app.shell.taskbar.unity import unity_painter
+from app.window.taskbar.unity import unity_painter
 app = QCoreApplication([])
 QGuiApplication.setDesktopFileName("tandem")
 paint = unity_painter()
@@ -69,7 +69,7 @@ def test_the_window_shows_its_loads(
     make_shell: MakeShell, qtbot: QtBot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shown: list[float | None] = []
-    monkeypatch.setattr("app.shell.parts.painter_for", lambda window: shown.append)
+    monkeypatch.setattr("app.window.parts.painter_for", lambda window: shown.append)
     shell = make_shell(model=MODEL)
     shell.client.state_changed.emit(EngineState.LOADING)
     shell.client.load_progress.emit(0.5)

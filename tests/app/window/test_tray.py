@@ -8,8 +8,8 @@ import pytest
 from PySide6.QtWidgets import QSystemTrayIcon
 from pytestqt.qtbot import QtBot
 
+from app.core.notice import Notice
 from app.main import Shell
-from app.notice import Notice
 from app.widgets.text import TrayIcon
 from tests.helpers.shell_driver import MODEL, MakeShell, ask
 

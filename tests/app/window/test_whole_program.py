@@ -12,10 +12,10 @@ from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
 from torch import Tensor
 
-from app.engine_client import EngineState
+from app.core.engine_client import EngineState
+from app.core.paths import demo_model
 from app.main import Shell
-from app.paths import demo_model
-from app.theme import apply_theme
+from app.widgets.theme import apply_theme
 from engine import LoadParams, ProcessHost, SamplingParams, ThreadHost
 from tests.helpers.faults import Fault, quicken
 from tests.helpers.shell_driver import ask, banner, shown

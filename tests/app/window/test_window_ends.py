@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from app.chat.store import ChatStore
-from app.paths import chats_dir
+from app.core.paths import chats_dir
 from tests.helpers.tiers import swept
 from tests.helpers.window_process import ANSWER, read_notes
 
-REPO = Path(__file__).resolve().parents[2]
+REPO = Path(__file__).resolve().parents[3]
 WAIT_S = 60
 LOST_S = 1.0
 """Age of text, in seconds, that may be lost with a killed process."""

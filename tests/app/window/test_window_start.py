@@ -8,8 +8,8 @@ from pytestqt.qtbot import QtBot
 from app.chat.conversation import Conversation
 from app.chat.message import Message
 from app.chat.views.chat_view import N_AT_ONCE, N_SHOWN, ChatView
-from app.model.views.model_bar import ModelBar
-from app.theme import apply_theme
+from app.models.current.views.model_bar import ModelBar
+from app.widgets.theme import apply_theme
 from tests.helpers.fake_host import Script, model_info
 from tests.helpers.shell_driver import MODEL, MakeShell
 from tests.helpers.stall_watch import StallWatch
@@ -201,7 +201,7 @@ def test_what_is_seen_stays_while_earlier_turns_are_made(
     qtbot: QtBot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A chat opens at its end, and more turns at its top do not move what somebody reads."""
-    monkeypatch.setattr("app.process.spare_time.SLICE_S", 0.0)  # one step at a time
+    monkeypatch.setattr("app.core.process.spare_time.SLICE_S", 0.0)  # one step at a time
     view = ChatView()
     qtbot.addWidget(view)
     view.resize(600, 400)
@@ -260,6 +260,6 @@ def test_scrolling_up_stops_following_the_answer(
 
 @pytest.mark.parametrize("n_bytes", [0, 999, 668_000_000, 18_600_000_000])
 def test_sizes_are_short(n_bytes: int) -> None:
-    from app.units import decimal_size
+    from app.core.units import decimal_size
 
     assert decimal_size(n_bytes) in {"0 B", "999 B", "668.0 MB", "18.6 GB"}

@@ -11,17 +11,17 @@ from PySide6.QtCore import QPoint, QSize, Qt
 from PySide6.QtWidgets import QApplication, QLabel, QWidget
 from pytestqt.qtbot import QtBot
 
-from app import scale
 from app.chat.views.prose_view import ProseView
+from app.core import scale
+from app.core.paths import settings_file
+from app.core.scale import px
 from app.main import Shell
-from app.paths import settings_file
-from app.scale import px
-from app.shell.main_window import SIDEBAR_WIDTH, SPLIT_WIDTH
-from app.shell.zoom import STEPS, next_zoom
-from app.theme import apply_theme
 from app.widgets.buttons import IconButton
 from app.widgets.controls import Switch
 from app.widgets.rail import Rail
+from app.widgets.theme import apply_theme
+from app.window.main_window import SIDEBAR_WIDTH, SPLIT_WIDTH
+from app.window.zoom import STEPS, next_zoom
 from tests.helpers.fake_host import Script
 from tests.helpers.shell_driver import MODEL, MakeShell, ask
 from tests.helpers.wheel import wheel
@@ -174,7 +174,7 @@ def test_panels_give_way_on_a_small_screen(
 ) -> None:
     """The window is not wider than its screen, whatever is opened."""
     room = QSize(800, 560)
-    monkeypatch.setattr("app.shell.dock_fit.room_on_screen", lambda _: room)
+    monkeypatch.setattr("app.window.dock_fit.room_on_screen", lambda _: room)
     window = make_shell().window
     left, right = window.chats_dock, (window.split_dock, window.sampling_dock)
 

@@ -11,7 +11,7 @@ from engine import ChatMessage, EngineError, Finished, Generate, LoadParams, Mod
 from engine.generation.scheduling.drafts import Drafts
 from engine.generation.scheduling.mtp_source import MTPSource
 from tests.engine.generation.scheduling.test_drafts import answers
-from tests.engine.models.test_file_variants import with_drafting_block
+from tests.engine.model.architectures.test_file_variants import with_drafting_block
 from tests.helpers.answers import ids_of, n_cached
 from tests.helpers.hf_models.seeing import SEEING
 from tests.helpers.machine_threads import machines, model_on

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from engine.backends.cpu.thread_comm import ThreadGroup
 from engine.distributed.process_comm import LEAST_SLICED, MOST_AT_ONCE, ProcessCommunicator
 from engine.errors import CommError
-from engine.forward.communicator import Communicator
+from engine.model.forward.communicator import Communicator
 from engine.parallel.rank_threads import RankThreads
-from engine.parallel.thread_comm import ThreadGroup
 from tests.helpers.queue_wires import Queues, QueueWire
 
 CPU = torch.device("cpu")

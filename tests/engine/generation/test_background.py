@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from app.paths import demo_model
+from app.core.paths import demo_model
 from engine import (
     Cancelled,
     Failed,
@@ -22,7 +22,7 @@ from engine import (
 )
 from engine.events import Load
 from engine.generation.background import end_threads
-from engine.progress import IsCancelled, never
+from engine.util.progress import IsCancelled, never
 from tests.helpers.desk import Desk
 
 FORM = Grammar("regex", "[0-9]{4}")

@@ -20,8 +20,8 @@ from engine import (
     TokenText,
     load_model,
 )
+from engine.decoding.sampling.sampler import Sampler
 from engine.generation.banned import BannedStrings, Said
-from engine.sampling.sampler import Sampler
 from tests.helpers.ahead import AheadSource
 from tests.helpers.hf_models import FAMILIES
 from tests.helpers.tiny_gguf import tiny_gguf

@@ -5,9 +5,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from engine import ChatMessage, Tool, ToolCall
+from engine.formats.gguf.reader import GGUFFile
 from engine.generation.dropping import droppable
 from engine.generation.prompts import Prompts
-from engine.gguf.reader import GGUFFile
 from engine.text.chat_template import ChatTemplate
 from tests.helpers.tiny_gguf import tiny_gguf
 

@@ -25,8 +25,8 @@ from engine import (
     StateProgress,
     load_model,
 )
-from engine.forward.batch import Piece
 from engine.generation import state_strips
+from engine.model.forward.batch import Piece
 from tests.helpers.answers import ask
 from tests.helpers.control_vector import write_control_vector
 from tests.helpers.hf_models import FAMILIES

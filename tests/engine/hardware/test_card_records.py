@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from engine.devices.types import DeviceInfo
 from engine.hardware import card_records
 from engine.hardware.card_records import CardRecords, CardVerdict, card_key, gpu_code_hash
+from engine.hardware.devices.types import DeviceInfo
 
 GIB = 1 << 30
 GPU = DeviceInfo(

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from engine import LoadParams, Planner
-from engine.devices.types import DeviceInfo, DeviceSnapshot
 from engine.errors import NoDevice
 from engine.hardware import cuda_overhead, torch_devices
 from engine.hardware.cuda_overhead import CUDA_OVERHEAD_BYTES, overhead_bytes, use_overheads
+from engine.hardware.devices.types import DeviceInfo, DeviceSnapshot
 from engine.planning.memory import MemoryUse
 from engine.planning.speed.forecast import Forecaster
 from engine.planning.speed.machine_file import MachineFile, use_measured_overheads

@@ -2,10 +2,10 @@
 
 import pytest
 
-from engine.devices.catalog import list_devices
-from engine.devices.torch_build import TorchBuild
 from engine.errors import EngineError
 from engine.hardware import gpu_path
+from engine.hardware.devices.catalog import list_devices
+from engine.hardware.devices.torch_build import TorchBuild
 from engine.hardware.gpu_path import find_gpu_path
 from tests.helpers.fake_nvml import FakeDriver, install, no_gpus, three_gpus, use_build
 

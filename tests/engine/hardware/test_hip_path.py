@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.devices.catalog import list_devices
-from engine.devices.torch_build import TorchBuild
-from engine.devices.types import DeviceInfo
+from engine.backends.gpu.launch import launcher_choice, target
 from engine.errors import NoDevice
-from engine.gpu.launch import launcher_choice, target
 from engine.hardware import backend_choice, gpu_path
 from engine.hardware.card_records import CardVerdict
+from engine.hardware.devices.catalog import list_devices
+from engine.hardware.devices.torch_build import TorchBuild
+from engine.hardware.devices.types import DeviceInfo
 from engine.hardware.gpu_path import find_gpu_path
 from engine.hardware.torch_devices import torch_device
 from engine.runtime import card_trial

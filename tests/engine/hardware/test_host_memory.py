@@ -8,17 +8,17 @@ from typing import Any
 import pytest
 import torch
 
-from engine.config.kv_types import KV_TYPES
-from engine.forward.batch import Batch
-from engine.forward.cache import Cache, HostLayerCache, LayerCache
-from engine.forward.cache_size import CacheSize
-from engine.forward.operands import Scores
-from engine.forward.state import KVState, RecurrentState
+from engine.backends.reference.ops import ReferenceOps
 from engine.hardware import host_memory
 from engine.hardware.fallbacks import Fallbacks
 from engine.hardware.host_memory import HostTensor
-from engine.ops.reference import ReferenceOps
-from engine.sharding.ranges import Ranges
+from engine.load_params import KV_TYPES
+from engine.model.forward.batch import Batch
+from engine.model.forward.cache import Cache, HostLayerCache, LayerCache
+from engine.model.forward.cache_size import CacheSize
+from engine.model.forward.operands import Scores
+from engine.model.forward.state import KVState, RecurrentState
+from engine.model.sharding.ranges import Ranges
 
 CPU = torch.device("cpu")
 

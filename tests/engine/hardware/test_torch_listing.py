@@ -5,7 +5,7 @@ import types
 import pytest
 import torch
 
-from engine.devices.drivers.torch_gpus import TorchGpu
+from engine.hardware.devices.drivers.torch_gpus import TorchGpu
 from engine.hardware.torch_listing import has_code_for, list_gpus
 
 CUDA = types.SimpleNamespace(

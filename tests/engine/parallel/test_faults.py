@@ -23,7 +23,7 @@ from engine import (
     SamplingParams,
     load_model,
 )
-from engine.parallel.thread_comm import ThreadCommunicator
+from engine.backends.cpu.thread_comm import ThreadCommunicator
 from tests.helpers.desk import ASK, SHORT, Desk
 from tests.helpers.faults import Fault, flipped, quicken
 from tests.helpers.passes import forward_alone

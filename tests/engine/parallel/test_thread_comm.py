@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from engine.backends.cpu.thread_comm import ThreadCommunicator, ThreadGroup
+from engine.backends.executor import RankExecutor
 from engine.errors import CommError
-from engine.parallel.executor import RankExecutor
 from engine.parallel.rank_threads import RankThreads
-from engine.parallel.thread_comm import ThreadCommunicator, ThreadGroup
 from tests.helpers.thread_ranks import Ranks
 
 

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from engine.backends.cpu.thread_comm import ThreadCommunicator, ThreadGroup
 from engine.errors import CommError
 from engine.parallel.liveness import Life
 from engine.parallel.rank_threads import _Job
-from engine.parallel.thread_comm import ThreadCommunicator, ThreadGroup
 from tests.helpers.faults import quicken
 from tests.helpers.thread_ranks import CPU, Ranks
 

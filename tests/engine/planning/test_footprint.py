@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from engine.config.load import LoadParams
-from engine.cpu.kernels.cache import attention_page
-from engine.forward import attention_sizes
-from engine.gguf.reader import GGUFFile
-from engine.models.declare import Declaration, declare
+from engine.backends.cpu.kernels.cache import attention_page
+from engine.formats.gguf.reader import GGUFFile
+from engine.load_params import LoadParams
+from engine.model.architectures.declare import Declaration, declare
+from engine.model.forward import attention_sizes
 from engine.planning import plan as plans
 from engine.planning.buffers import LOADING_BYTES, link_bytes
 from engine.planning.evaluation.evaluator import Evaluator

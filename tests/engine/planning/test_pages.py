@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.config.load import LoadParams
-from engine.forward.cache import Cache
-from engine.forward.state import sights_of
-from engine.gguf.reader import GGUFFile
-from engine.models.declare import declare
-from engine.paging.sight import EVERYTHING, Sight
+from engine.formats.gguf.reader import GGUFFile
+from engine.load_params import LoadParams
+from engine.model.architectures.declare import declare
+from engine.model.forward.attention_window import EVERYTHING, Sight
+from engine.model.forward.cache import Cache
+from engine.model.forward.state import sights_of
 from engine.planning.plan import Plan, make_plan
 from engine.planning.planner import Planner
 from tests.helpers.hollow import hollow_gemma3, hollow_llama, hollow_llama4

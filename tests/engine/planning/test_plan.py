@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from engine import LoadParams, OutOfDeviceMemory, Planner, load_model
-from engine.gguf.reader import GGUFFile
+from engine.formats.gguf.reader import GGUFFile
 from engine.hardware.cuda_overhead import CUDA_OVERHEAD_BYTES
 from tests.helpers.tiny_gguf import tiny_gguf
 

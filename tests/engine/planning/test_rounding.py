@@ -2,7 +2,7 @@
 
 import pytest
 
-from engine.gpu.comm.one_shot import SLOT
+from engine.backends.gpu.comm.one_shot import SLOT
 from engine.planning.buffers import (
     GATHER_BYTES,
     LOAD_BUFFER_BYTES,

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from engine import LoadParams, Planner, SplitError
-from engine.gguf.reader import GGUFFile
-from engine.models.declare import declare
+from engine.formats.gguf.reader import GGUFFile
+from engine.model.architectures.declare import declare
 from engine.planning.footprint import packed_bytes, slot_pieces
 from engine.planning.tensor_map import PlacementMap, TensorPlace
 from tests.helpers.hollow import hollow_moe

@@ -31,22 +31,22 @@ from engine import (
     measure_device,
     measure_link,
 )
-from engine.cpu.backend import CpuBackend
-from engine.devices.routes import Routes
-from engine.devices.stopped import mark_stopped, stopped_gpus
+from engine.backends.cpu.backend import CpuBackend
+from engine.backends.cpu.thread_comm import ThreadGroup
+from engine.backends.executor import RankExecutor, RankOutOfMemory
+from engine.backends.gpu.comm.communicator import DeviceGroup
+from engine.backends.gpu.decode.token_stream import TokenStream
+from engine.backends.gpu.launch import compiling, launcher_choice
+from engine.backends.gpu.launch.graph import NotRepeatable
 from engine.errors import DeviceStopped
 from engine.generation.state_file import StateFiles
-from engine.gpu.comm.communicator import DeviceGroup
-from engine.gpu.decode.token_stream import TokenStream
-from engine.gpu.launch import compiling, launcher_choice
-from engine.gpu.launch.graph import NotRepeatable
 from engine.hardware import backend_choice
 from engine.hardware.card_records import CardVerdict
 from engine.hardware.cuda_api import OUT_OF_MEMORY, CudaCallError
+from engine.hardware.devices.routes import Routes
+from engine.hardware.devices.stopped import mark_stopped, stopped_gpus
 from engine.hardware.faults import call_all
-from engine.parallel.executor import RankExecutor, RankOutOfMemory
 from engine.parallel.rank_threads import RankThreads
-from engine.parallel.thread_comm import ThreadGroup
 from engine.runtime import card_trial, thread_runtime
 from engine.runtime.model_runner import ModelRunner
 from engine.runtime.rank import Rank
@@ -115,7 +115,7 @@ def test_measuring_a_gpu_that_died_is_one_sentence(
 ) -> None:
     with pytest.raises(DeviceStopped, match=SENTENCE):
         measure_device("cuda:0")
-    monkeypatch.setattr("engine.measuring.link_speed._seconds", failing(fault()))
+    monkeypatch.setattr("engine.runtime.measuring.link_speed._seconds", failing(fault()))
     with pytest.raises(DeviceStopped, match="cuda:1 has stopped working"):
         measure_link("cpu", "cuda:1")
     assert set(stopped_gpus()) == {"cuda:0", "cuda:1"}

@@ -12,14 +12,14 @@ import psutil
 import pytest
 import torch
 
-from engine.devices.selection import require_devices
-from engine.devices.types import DeviceInfo
+from engine.backends.gpu import self_test, self_test_program
+from engine.backends.gpu.launch import launcher_choice
 from engine.errors import OutOfDeviceMemory
-from engine.gpu import self_test, self_test_program
-from engine.gpu.launch import launcher_choice
 from engine.hardware import backend_choice
 from engine.hardware.card_records import WHOLE_CARD, CardRecords, CardVerdict, card_key
 from engine.hardware.card_records import card_problems as problems_on_disk
+from engine.hardware.devices.selection import require_devices
+from engine.hardware.devices.types import DeviceInfo
 from engine.runtime import card_trial, kernel_proof
 from engine.runtime.card_trial import only_shown, try_card
 from engine.runtime.kernel_proof import prove_cards, prove_kernels

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from engine.forward.batch import Batch, Piece
+from engine.model.forward.batch import Batch, Piece
 from engine.runtime.rank import NO_RANKS, Captures
 from engine.runtime.recording.sizes import captures_of, may_repeat, padded_guesses
 

@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from engine import Cancelled, EngineError, Model, SamplingParams, load_model
+from engine.backends.cpu.thread_comm import ThreadCommunicator, ThreadGroup
+from engine.backends.reference.weights import DenseWeight
 from engine.hardware.torch_devices import trim_heap
-from engine.ops.weights import DenseWeight
 from engine.parallel.rank_threads import RankThreads
-from engine.parallel.thread_comm import ThreadCommunicator, ThreadGroup
 from engine.runtime.loader import ByteProgress
 from tests.helpers.prepared_templates import wait_for_templates
 from tests.helpers.tiny_gguf import tiny_gguf

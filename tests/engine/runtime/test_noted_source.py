@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 
-from engine.config.sampling import SamplingParams
-from engine.forward.batch import KEPT_STATES, Batch, Piece
+from engine.decoding.sampling.sampler import Sampler
+from engine.model.forward.batch import KEPT_STATES, Batch, Piece
 from engine.runtime.passes.noted_source import MOST_AHEAD, NotedSource
 from engine.runtime.passes.unread import UnreadTokens
-from engine.sampling.sampler import Sampler
+from engine.sampling_params import SamplingParams
 
 
 class Counting:

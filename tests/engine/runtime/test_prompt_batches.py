@@ -20,12 +20,12 @@ from engine import (
     SamplingParams,
     load_model,
 )
-from engine.forward.context import Context
+from engine.backends import executor as executor_module
+from engine.backends.cpu.thread_comm import ThreadGroup
+from engine.backends.executor import RankExecutor, WorkMark
 from engine.generation.scheduling.scheduler import Scheduler
-from engine.models.base import CausalLM
-from engine.parallel import executor as executor_module
-from engine.parallel.executor import RankExecutor, WorkMark
-from engine.parallel.thread_comm import ThreadGroup
+from engine.model.architectures.base import CausalLM
+from engine.model.forward.context import Context
 from engine.runtime.rank import Rank
 from tests.helpers.passes import forward_alone
 from tests.helpers.reading import read

@@ -25,12 +25,12 @@ from engine import (
     SplitError,
     load_model,
 )
-from engine.cpu.backend import CpuBackend
-from engine.forward.cache import Cache
-from engine.forward.cache_size import CacheSize
-from engine.forward.state import KVState
+from engine.backends.cpu.backend import CpuBackend
+from engine.model.forward.cache import Cache
+from engine.model.forward.cache_size import CacheSize
+from engine.model.forward.state import KVState
+from engine.model.sharding.ranges import Ranges
 from engine.runtime import resplit as resplit_module
-from engine.sharding.ranges import Ranges
 from tests.helpers.answers import ask
 from tests.helpers.control_vector import write_control_vector
 from tests.helpers.hf_models import FAMILIES

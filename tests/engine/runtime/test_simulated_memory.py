@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from engine.config.load import LoadParams
-from engine.gguf.reader import GGUFFile
+from engine.formats.gguf.reader import GGUFFile
 from engine.hardware.cuda_overhead import CUDA_OVERHEAD_BYTES
-from engine.models.declare import declare
+from engine.load_params import LoadParams
+from engine.model.architectures.declare import declare
 from engine.planning.buffers import copying_bytes, link_bytes
 from engine.planning.evaluation.fit import Fit, Room
 from engine.planning.plan import Plan, make_plan

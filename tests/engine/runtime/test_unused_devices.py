@@ -9,7 +9,7 @@ import torch
 
 from engine import LoadParams, Model, NoDevice, OutOfDeviceMemory, Planner, load_model
 from engine.hardware import torch_devices
-from engine.layers.module import Module
+from engine.model.layers.module import Module
 from tests.helpers.fake_nvml import install, three_gpus
 from tests.helpers.tiny_gguf import tiny_gguf
 

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from engine import ChatMessage, read_model_info
+from engine.formats.gguf.reader import GGUFFile
 from engine.generation.prompts import Prompts
 from engine.generation.wishes import PromptWishes
-from engine.gguf.reader import GGUFFile
 from engine.text.thinking import (
     ThoughtMarker,
     can_think,

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from engine.files import atomic_write, read_file, sweep_temporaries, temporary_folder
+from engine.util.files import atomic_write, read_file, sweep_temporaries, temporary_folder
 from tests.helpers.odd_files import make_odd_file, odd_files
 
 WRITER = """
 import sys, time
 from pathlib import Path
-from engine.files import atomic_write, temporary_folder
+from engine.util.files import atomic_write, temporary_folder
 base = Path(sys.argv[1])
 with temporary_folder(base) as folder, atomic_write(base / "a.json") as file:
     (folder / "state").write_bytes(b"many gigabytes")

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.harmless import (
+from engine.util.sanitize import (
     MOST_ERROR,
     MOST_HINT,
     REPLACEMENT,

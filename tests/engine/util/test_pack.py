@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 import engine
-from engine.pack import LIBRARIES, VARIABLE
-from engine.programs import child_environment, program_command
+from engine.util.pack import LIBRARIES, VARIABLE
+from engine.util.programs import child_environment, program_command
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from engine import programs
-from engine.programs import (
+from engine.util.programs import (
     KILL_ON_JOB_CLOSE,
     ExtendedLimits,
     JobObject,
@@ -109,21 +109,22 @@ def test_children_are_tied_on_windows_and_nowhere_else(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize(
-    "module", ["engine.remote.child", "engine.limited.child", "engine.hardware.trial_process"]
+    "module",
+    ["engine.hosts.process.child", "engine.util.sandbox.child", "engine.hardware.trial_process"],
 )
 def test_every_kind_of_child_is_tied(monkeypatch: pytest.MonkeyPatch, module: str) -> None:
     from engine.hardware.trial_process import TrialProcess
-    from engine.remote.child import EngineProcess
-    from engine.templates.child import TemplateChild
+    from engine.hosts.process.child import EngineProcess
+    from engine.text.templates.child import TemplateChild
 
     tied: list[int] = []
     monkeypatch.setattr(f"{module}.tie_child", tied.append)
     ends_at_once = sys.executable, "-c", "pass"
-    if module == "engine.remote.child":
+    if module == "engine.hosts.process.child":
         process = EngineProcess(ends_at_once, lambda message, error: None)
         assert tied == [process.pid]
         process.bury()
-    elif module == "engine.limited.child":
+    elif module == "engine.util.sandbox.child":
         child = TemplateChild()
         assert tied == [child.pid]
         child.close()
@@ -134,7 +135,7 @@ def test_every_kind_of_child_is_tied(monkeypatch: pytest.MonkeyPatch, module: st
 
 DEAF_CHILD = """
 import time
-from engine.programs import tie_to_parent
+from engine.util.programs import tie_to_parent
 tie_to_parent()
 print(0, flush=True)
 time.sleep(600)
@@ -167,7 +168,7 @@ def test_nothing_in_the_working_directory_is_imported(tmp_path: Path) -> None:
     for name in ("json.py", "jinja2.py", "logging.py", "engine.py"):
         (tmp_path / name).write_text("raise SystemExit(3)")
     ended = subprocess.run(
-        program_command("engine.templates.program"),
+        program_command("engine.text.templates.program"),
         cwd=tmp_path, env=child_environment(), input=b"", check=False, timeout=60,
     )  # fmt: skip
     assert ended.returncode == 0

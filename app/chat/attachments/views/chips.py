@@ -10,12 +10,12 @@ from PySide6.QtWidgets import QFrame, QHBoxLayout, QMenu, QWidget
 
 from app.chat.attachments.attachment import Attachment
 from app.chat.attachments.draft import DraftFile, FilePart
-from app.theme import set_role
-from app.translation import tr, tr_n
-from app.units import decimal_size
+from app.core.translation import tr, tr_n
+from app.core.units import decimal_size
 from app.widgets.buttons import IconButton, button
 from app.widgets.flow import FlowBox
 from app.widgets.text import ElidedLabel, caption_text, label, set_tip
+from app.widgets.theme import set_role
 from engine import one_line
 
 MOST_NAME: Final = 36

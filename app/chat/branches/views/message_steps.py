@@ -7,7 +7,7 @@ from enum import Enum
 
 from PySide6.QtWidgets import QMenu, QWidget
 
-from app.translation import tr
+from app.core.translation import tr
 from app.widgets.text import caption_text
 
 

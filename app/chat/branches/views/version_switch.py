@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from PySide6.QtCore import Signal
 from PySide6.QtWidgets import QHBoxLayout, QWidget
 
-from app.translation import tr
+from app.core.translation import tr
 from app.widgets.buttons import IconButton
 from app.widgets.text import label
 

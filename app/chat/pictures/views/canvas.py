@@ -6,8 +6,8 @@ from PySide6.QtCore import QRectF, QSize, Qt
 from PySide6.QtGui import QColor, QImage, QPainter, QPainterPath, QPaintEvent
 from PySide6.QtWidgets import QWidget
 
-from app.scale import px
-from app.theme import theme
+from app.core.scale import px
+from app.widgets.theme import theme
 
 RADIUS = 6
 

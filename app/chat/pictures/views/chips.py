@@ -13,10 +13,10 @@ from app.chat.attachments.views.chips import FileChip
 from app.chat.pictures.album import PictureAlbum
 from app.chat.pictures.picture import ChatPicture
 from app.chat.pictures.views.canvas import PictureCanvas, fitting
-from app.scale import px
-from app.theme import set_role
-from app.translation import tr, tr_n
+from app.core.scale import px
+from app.core.translation import tr, tr_n
 from app.widgets.buttons import IconButton, button
+from app.widgets.theme import set_role
 from engine import EngineError
 
 BOX: Final = QSize(64, 44)

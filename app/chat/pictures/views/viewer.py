@@ -20,8 +20,8 @@ from shiboken6 import isValid
 
 from app.chat.pictures.album import MOST_SIDE, PictureAlbum
 from app.chat.pictures.picture import ChatPicture
-from app.scale import px
-from app.translation import tr
+from app.core.scale import px
+from app.core.translation import tr
 from app.widgets.buttons import IconButton, button
 from app.widgets.files import ask_where_to_save
 from app.widgets.shortcuts import make_local_shortcut

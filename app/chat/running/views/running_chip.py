@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from PySide6.QtCore import Qt, Signal, Slot
 from PySide6.QtWidgets import QGridLayout, QSizePolicy, QWidget
 
-from app.theme import set_role
-from app.translation import tr, tr_n
-from app.units import decimal
+from app.core.translation import tr, tr_n
+from app.core.units import decimal
 from app.widgets.buttons import Chip, ElidedButton, IconButton
 from app.widgets.controls import Sheet
 from app.widgets.text import label, set_tip
+from app.widgets.theme import set_role
 from engine import one_line
 
 

@@ -16,7 +16,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from app.translation import tr
+from app.core.translation import tr
 from app.widgets.controls import ignore_wheel
 
 INT_MAX = 2**31 - 1

@@ -8,9 +8,9 @@ from PySide6.QtCore import Qt, Slot
 from PySide6.QtWidgets import QGridLayout, QToolButton, QVBoxLayout, QWidget
 
 from app.chat.sampling.views.field_row import FieldRow
-from app.theme import icon, theme, theme_signals
-from app.translation import tr_n
+from app.core.translation import tr_n
 from app.widgets.text import caption_text
+from app.widgets.theme import icon, theme, theme_signals
 
 
 class FieldGroup(QWidget):

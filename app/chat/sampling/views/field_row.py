@@ -12,11 +12,11 @@ from PySide6.QtWidgets import QGridLayout, QWidget
 
 from app.chat.sampling.views.editors import OnChange, Setter, is_wide, make_editor
 from app.chat.sampling.views.order_editor import OrderEditor
-from app.theme import set_role
-from app.translation import tr
+from app.core.translation import tr
 from app.widgets.buttons import IconButton
 from app.widgets.sizes import scaled
 from app.widgets.text import label, set_tip
+from app.widgets.theme import set_role
 
 EDITOR_WIDTH = 124
 """Width of an editor beside its title, in pixels."""

@@ -16,7 +16,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from app.translation import tr, tr_later
+from app.core.translation import tr, tr_later
 from app.widgets.buttons import IconButton
 from app.widgets.shortcuts import is_pressed
 from app.widgets.text import list_item, set_tip

@@ -9,7 +9,7 @@ from PySide6.QtCore import Signal
 from PySide6.QtWidgets import QInputDialog, QLineEdit, QMenu, QPushButton, QSizePolicy, QWidget
 
 from app.chat.sampling.presets import Preset
-from app.translation import tr
+from app.core.translation import tr
 from app.widgets.text import caption_text, set_tip
 
 MOST_SHOWN = 18

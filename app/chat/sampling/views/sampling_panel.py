@@ -16,8 +16,8 @@ from PySide6.QtWidgets import QCheckBox, QFrame, QHBoxLayout, QScrollArea, QVBox
 from app.chat.sampling.presets import Chosen, params_of
 from app.chat.sampling.views.preset_menu import PresetMenu
 from app.chat.sampling.views.prompt_editor import PromptEditor
-from app.settings import changed_sampling
-from app.translation import tr, tr_later
+from app.core.settings import changed_sampling
+from app.core.translation import tr, tr_later
 from app.widgets.buttons import button
 from app.widgets.controls import keep_margin
 from app.widgets.text import caption_text, label, set_tip

@@ -9,8 +9,8 @@ from PySide6.QtWidgets import QFrame, QHBoxLayout, QPushButton, QVBoxLayout, QWi
 
 from app.chat.tools.tool_use import CallState, CallStep, ToolUse
 from app.chat.tools.views.call_details import CallDetails
-from app.translation import tr, tr_later, tr_n
-from app.units import decimal_size
+from app.core.translation import tr, tr_later, tr_n
+from app.core.units import decimal_size
 from app.widgets.buttons import ElidedButton, button
 from app.widgets.text import label
 from engine import one_line

@@ -11,7 +11,7 @@ from PySide6.QtWidgets import QPlainTextEdit, QVBoxLayout, QWidget
 from app.chat.markdown import TextLine, TextSpan
 from app.chat.tools.tool_use import ToolUse, read_arguments
 from app.chat.views.prose_view import ProseView
-from app.translation import tr
+from app.core.translation import tr
 from app.widgets.sizes import scaled
 from app.widgets.text import label
 from engine import one_line, printable

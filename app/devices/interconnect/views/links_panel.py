@@ -9,14 +9,20 @@ from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QShowEvent, QStandardItem, QStandardItemModel
 from PySide6.QtWidgets import QHBoxLayout, QHeaderView, QTableView, QVBoxLayout, QWidget
 
-from app.links.links import Edge, LinksPicture, Node
-from app.links.views.links_graph import LinksGraph, latency_text, looks_of, rate_text, slot_line
-from app.theme import set_role
-from app.translation import tr, tr_later, tr_n
-from app.units import decimal
+from app.core.translation import tr, tr_later, tr_n
+from app.core.units import decimal
+from app.devices.interconnect.links import Edge, LinksPicture, Node
+from app.devices.interconnect.views.links_graph import (
+    LinksGraph,
+    latency_text,
+    looks_of,
+    rate_text,
+    slot_line,
+)
 from app.widgets.buttons import button
 from app.widgets.sizes import scaled
 from app.widgets.text import label, plain_tip, row_item, set_tip
+from app.widgets.theme import set_role
 
 if TYPE_CHECKING:
     from engine import Prediction

@@ -17,11 +17,11 @@ from PySide6.QtGui import (
 )
 from PySide6.QtWidgets import QGridLayout, QPushButton, QWidget
 
-from app.placement.views.placement_table import dragged_parts
-from app.scale import px
-from app.theme import theme, theme_signals
-from app.translation import tr
+from app.core.scale import px
+from app.core.translation import tr
+from app.devices.map.views.placement_table import dragged_parts
 from app.widgets.text import caption_text, set_tip
+from app.widgets.theme import theme, theme_signals
 
 PER_ROW = 4
 """Number of buttons in a row."""

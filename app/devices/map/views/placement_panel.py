@@ -9,15 +9,15 @@ from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QShowEvent
 from PySide6.QtWidgets import QHBoxLayout, QVBoxLayout, QWidget
 
-from app.placement.grid import Cell, cell_lines, grid_of, parts_text, ranks_text
-from app.placement.pins import Overrides
-from app.placement.views.device_chips import DeviceChips, PinTarget
-from app.placement.views.placement_table import Look
-from app.placement.views.placement_view import PlacementView
-from app.theme import set_role
-from app.translation import tr, tr_later
+from app.core.translation import tr, tr_later
+from app.devices.map.grid import Cell, cell_lines, grid_of, parts_text, ranks_text
+from app.devices.map.pins import Overrides
+from app.devices.map.views.device_chips import DeviceChips, PinTarget
+from app.devices.map.views.placement_table import Look
+from app.devices.map.views.placement_view import PlacementView
 from app.widgets.buttons import button
 from app.widgets.text import label, set_tip
+from app.widgets.theme import set_role
 
 if TYPE_CHECKING:
     from engine import PlacementMap

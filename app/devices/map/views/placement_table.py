@@ -27,11 +27,11 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from app.placement.grid import Cell, Grid, cell_lines, ranks_text, spoken_text
-from app.placement.pins import Part
-from app.theme import mix, theme
+from app.devices.map.grid import Cell, Grid, cell_lines, ranks_text, spoken_text
+from app.devices.map.pins import Part
 from app.widgets.sizes import scaled
 from app.widgets.text import plain_tip
+from app.widgets.theme import mix, theme
 from engine import one_line
 
 PARTS_MIME: Final = "application/x-tandem-parts"

@@ -18,19 +18,19 @@ from PySide6.QtGui import (
 )
 from PySide6.QtWidgets import QAbstractItemView, QMenu, QTableView, QWidget
 
-from app.placement.grid import Cell, Grid
-from app.placement.pins import Part
-from app.placement.views.device_chips import PinTarget
-from app.placement.views.placement_table import (
+from app.core.translation import tr
+from app.devices.map.grid import Cell, Grid
+from app.devices.map.pins import Part
+from app.devices.map.views.device_chips import PinTarget
+from app.devices.map.views.placement_table import (
     CellPainter,
     Index,
     Look,
     NarrowHeader,
     PlacementTable,
 )
-from app.theme import theme_signals
-from app.translation import tr
 from app.widgets.shortcuts import is_pressed
+from app.widgets.theme import theme_signals
 
 ZOOM_STEP = 1.25
 MAX_ZOOM = 12

@@ -12,11 +12,11 @@ from PySide6.QtCore import QEvent, QPointF, QRectF, QSize, Qt
 from PySide6.QtGui import QColor, QHelpEvent, QPainter, QPaintEvent, QPen
 from PySide6.QtWidgets import QSizePolicy, QWidget
 
-from app.scale import px
-from app.theme import mix, theme
-from app.translation import tr
-from app.units import decimal
+from app.core.scale import px
+from app.core.translation import tr
+from app.core.units import decimal
 from app.widgets.text import show_tip
+from app.widgets.theme import mix, theme
 
 WINDOW_S: Final = 120.0
 AXIS_WIDTH: Final = 44

@@ -10,14 +10,14 @@ from PySide6.QtCore import Qt
 from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import QHBoxLayout, QSizePolicy, QVBoxLayout, QWidget
 
-from app.monitor.history import SeriesHistory
-from app.monitor.views.graph import AXIS_WIDTH, WINDOW_S, Curve, Graph
-from app.scale import px
-from app.theme import theme
-from app.translation import tr
+from app.core.scale import px
+from app.core.translation import tr
+from app.devices.monitor.history import SeriesHistory
+from app.devices.monitor.views.graph import AXIS_WIDTH, WINDOW_S, Curve, Graph
 from app.widgets.axis import nice_top
 from app.widgets.sizes import scaled
 from app.widgets.text import LegendLabel, Sign, label, set_tip
+from app.widgets.theme import theme
 
 MANY: Final = 4
 """Number of values from which on they have no dots."""

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from PySide6.QtCore import Signal, Slot
 from PySide6.QtWidgets import QHBoxLayout, QMenu, QPushButton, QWidget
 
-from app.monitor.figures import FIGURES, RATE
-from app.translation import tr
+from app.core.translation import tr
+from app.devices.monitor.figures import FIGURES, RATE
 from app.widgets.buttons import IconButton, button
 from app.widgets.text import set_tip
 

@@ -22,20 +22,20 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from app.engine_client.guesses import guesses_text
-from app.monitor.figures import DEFAULT_GRAPHS, FIGURES, RATE
-from app.monitor.record import MonitorRecord
-from app.monitor.views.graph import WINDOW_S
-from app.monitor.views.history_plot import HistoryPlot
-from app.monitor.views.monitor_head import graph_names
-from app.monitor.views.overview import DeviceState, Overview
-from app.monitor.views.timeline_plot import TimelinePlot
-from app.split.figures import rank_labels, short_name
-from app.theme import theme_signals
-from app.translation import tr, tr_n
-from app.units import GIB, decimal
+from app.core.engine_client.guesses import guesses_text
+from app.core.translation import tr, tr_n
+from app.core.units import GIB, decimal
+from app.devices.monitor.figures import DEFAULT_GRAPHS, FIGURES, RATE
+from app.devices.monitor.record import MonitorRecord
+from app.devices.monitor.views.graph import WINDOW_S
+from app.devices.monitor.views.history_plot import HistoryPlot
+from app.devices.monitor.views.monitor_head import graph_names
+from app.devices.monitor.views.overview import DeviceState, Overview
+from app.devices.monitor.views.timeline_plot import TimelinePlot
+from app.devices.split.figures import rank_labels, short_name
 from app.widgets.sizes import scaled
 from app.widgets.text import ElidedLabel
+from app.widgets.theme import theme_signals
 from engine import DeviceInfo, DeviceSnapshot, Finished, TokenTimes
 
 MOST_IN_LINE: Final = 4

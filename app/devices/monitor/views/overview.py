@@ -13,7 +13,9 @@ from PySide6.QtCore import QEvent, QPointF, QRectF, QSize, Qt
 from PySide6.QtGui import QColor, QHelpEvent, QPainter, QPaintEvent
 from PySide6.QtWidgets import QSizePolicy, QWidget
 
-from app.monitor.figures import (
+from app.core.scale import px
+from app.core.translation import tr, tr_later
+from app.devices.monitor.figures import (
     clock_text,
     memory_text,
     others_text,
@@ -21,10 +23,8 @@ from app.monitor.figures import (
     spoken_state,
     traffic_text,
 )
-from app.scale import px
-from app.theme import mix, theme
-from app.translation import tr, tr_later
 from app.widgets.text import set_tip, show_tip
+from app.widgets.theme import mix, theme
 from engine import DeviceSnapshot
 
 ROW: Final = 24

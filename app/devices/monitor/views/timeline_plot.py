@@ -13,14 +13,14 @@ from PySide6.QtCore import QRectF, QSize, Qt
 from PySide6.QtGui import QBrush, QColor, QPainter, QPaintEvent
 from PySide6.QtWidgets import QSizePolicy, QWidget
 
-from app.monitor.history import SeriesHistory
-from app.monitor.views.graph import AXIS_WIDTH, WINDOW_S
-from app.monitor.views.history_plot import lay_out
-from app.scale import px
-from app.theme import mix, theme
-from app.translation import tr
-from app.units import decimal
+from app.core.scale import px
+from app.core.translation import tr
+from app.core.units import decimal
+from app.devices.monitor.history import SeriesHistory
+from app.devices.monitor.views.graph import AXIS_WIDTH, WINDOW_S
+from app.devices.monitor.views.history_plot import lay_out
 from app.widgets.text import LegendLabel, Sign, set_tip
+from app.widgets.theme import mix, theme
 from engine import TokenTimes
 
 CAPACITY: Final = 4096

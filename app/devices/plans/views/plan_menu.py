@@ -20,8 +20,8 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from app.translation import tr, tr_later
-from app.units import decimal
+from app.core.translation import tr, tr_later
+from app.core.units import decimal
 from app.widgets.files import ask_where_to_save
 from app.widgets.text import caption_text, label, set_tip
 

@@ -16,10 +16,10 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from app.scale import px
-from app.split.figures import rank_labels
-from app.split.settings import GGUF_SUFFIX
-from app.translation import tr, tr_later
+from app.core.scale import px
+from app.core.translation import tr, tr_later
+from app.devices.split.figures import rank_labels
+from app.devices.split.settings import GGUF_SUFFIX
 from app.widgets.text import plain_tip
 from engine import KV_TYPES
 

@@ -10,8 +10,8 @@ from PySide6.QtCore import QRectF, Qt
 from PySide6.QtGui import QColor, QPainter, QPaintEvent
 from PySide6.QtWidgets import QSlider, QWidget
 
-from app.scale import px
-from app.theme import theme
+from app.core.scale import px
+from app.widgets.theme import theme
 
 HANDLE = 14
 """Width in pixels of the style sheet's handle, whose middle stands for the value."""

@@ -5,15 +5,15 @@ from __future__ import annotations
 from PySide6.QtCore import QSignalBlocker, Signal
 from PySide6.QtWidgets import QHBoxLayout, QSpinBox, QVBoxLayout, QWidget
 
-from app.split.figures import RowFigures, kinds_of
-from app.split.views.memory_bar import GUEST_TONE, TONES
-from app.theme import mix, theme, theme_signals
-from app.translation import tr
-from app.units import MIB, size_text
+from app.core.translation import tr
+from app.core.units import MIB, size_text
+from app.devices.split.figures import RowFigures, kinds_of
+from app.devices.split.views.memory_bar import GUEST_TONE, TONES
 from app.widgets.buttons import IconButton
 from app.widgets.controls import ignore_wheel, show_number
 from app.widgets.sizes import scaled
 from app.widgets.text import LegendLabel, Sign, label, set_tip
+from app.widgets.theme import mix, theme, theme_signals
 
 RESERVE_STEP_MIB = 256
 OWN_KINDS = ("weights", "KV cache", "compute", "overhead")

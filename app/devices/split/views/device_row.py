@@ -5,16 +5,16 @@ from __future__ import annotations
 from PySide6.QtCore import QSignalBlocker, Qt, Signal
 from PySide6.QtWidgets import QCheckBox, QDoubleSpinBox, QHBoxLayout, QSlider, QVBoxLayout, QWidget
 
-from app.split.figures import RowFigures, share_text
-from app.split.views.device_details import DeviceDetails
-from app.split.views.memory_bar import MemoryBar
-from app.theme import set_role, theme
-from app.translation import tr
-from app.units import use_text
+from app.core.translation import tr
+from app.core.units import use_text
+from app.devices.split.figures import RowFigures, share_text
+from app.devices.split.views.device_details import DeviceDetails
+from app.devices.split.views.memory_bar import MemoryBar
 from app.widgets.buttons import IconButton
 from app.widgets.controls import ColourDot, Switch, ignore_wheel, line, show_number
 from app.widgets.sizes import scaled
 from app.widgets.text import ElidedLabel, label
+from app.widgets.theme import set_role, theme
 
 SLIDER_STEPS = 1000
 

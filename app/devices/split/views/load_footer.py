@@ -13,8 +13,8 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from app.split.picture import SplitPicture
-from app.translation import tr
+from app.core.translation import tr
+from app.devices.split.picture import SplitPicture
 from app.widgets.shortcuts import with_keys
 from app.widgets.text import set_tip
 

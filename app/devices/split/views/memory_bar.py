@@ -8,12 +8,12 @@ from PySide6.QtCore import QRectF, QSize, Qt
 from PySide6.QtGui import QBrush, QColor, QPainter, QPaintEvent
 from PySide6.QtWidgets import QSizePolicy, QWidget
 
-from app.scale import px
-from app.split.figures import RowFigures, kinds_of
-from app.theme import mix, theme
-from app.translation import tr, tr_later
-from app.units import size_text
+from app.core.scale import px
+from app.core.translation import tr, tr_later
+from app.core.units import size_text
+from app.devices.split.figures import RowFigures, kinds_of
 from app.widgets.text import set_tip
+from app.widgets.theme import mix, theme
 
 TONES = (0.0, 0.42, 0.62, 0.74)
 """Fade into the background of weights, KV cache, compute buffers and overhead, 0 to 1."""

@@ -13,7 +13,9 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from app.split.settings import (
+from app.core.translation import tr, tr_later
+from app.core.units import MIB
+from app.devices.split.settings import (
     MAX_BATCH,
     MAX_DRAFT_VOCAB,
     MAX_PARALLEL,
@@ -22,19 +24,17 @@ from app.split.settings import (
     OWN_BLOCK,
     SplitSettings,
 )
-from app.split.views.choice_fields import (
+from app.devices.split.views.choice_fields import (
     EncoderDeviceField,
     GgufField,
     choice_box,
     kv_type_entries,
 )
-from app.theme import icon, theme, theme_signals
-from app.translation import tr, tr_later
-from app.units import MIB
 from app.widgets.buttons import button
 from app.widgets.controls import ignore_wheel, show_number
 from app.widgets.sizes import scaled
 from app.widgets.text import label, set_tip
+from app.widgets.theme import icon, theme, theme_signals
 from engine import DEFAULT_DRAFTED, LEAST_DRAFT_VOCAB, MOST_DRAFTED, kv_types
 
 MAX_STATES = 1 << 20

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from PySide6.QtCore import Signal
 from PySide6.QtWidgets import QPushButton, QWidget
 
-from app.translation import tr, tr_n
-from app.units import tokens_text
+from app.core.translation import tr, tr_n
+from app.core.units import tokens_text
 from app.widgets.flow import FlowBox
 from app.widgets.text import caption_text, set_tip
 

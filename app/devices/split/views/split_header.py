@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtWidgets import QButtonGroup, QHBoxLayout, QPushButton, QVBoxLayout, QWidget
 
-from app.split.figures import RowFigures
-from app.split.settings import MODES, Mode
-from app.split.views.split_bar import Segment, ShareBar
-from app.translation import tr, tr_later
+from app.core.translation import tr, tr_later
+from app.devices.split.figures import RowFigures
+from app.devices.split.settings import MODES, Mode
+from app.devices.split.views.split_bar import Segment, ShareBar
 from app.widgets.text import ElidedLabel, set_tip
 
 MODE_TEXTS: dict[Mode, tuple[str, str]] = {

@@ -5,13 +5,13 @@ from __future__ import annotations
 from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QHBoxLayout, QScrollArea, QSpinBox, QVBoxLayout, QWidget
 
-from app.split.settings import MAX_CPU_RANKS
-from app.split.views.load_footer import LoadFooter
-from app.split.views.load_options import LoadOptions
-from app.split.views.remedies import RemedyButtons
-from app.split.views.split_header import SplitHeader
-from app.split.views.split_summary import MemoryComparison, SplitSummary
-from app.translation import tr
+from app.core.translation import tr
+from app.devices.split.settings import MAX_CPU_RANKS
+from app.devices.split.views.load_footer import LoadFooter
+from app.devices.split.views.load_options import LoadOptions
+from app.devices.split.views.remedies import RemedyButtons
+from app.devices.split.views.split_header import SplitHeader
+from app.devices.split.views.split_summary import MemoryComparison, SplitSummary
 from app.widgets.controls import ignore_wheel, keep_margin, line
 from app.widgets.sizes import scaled
 from app.widgets.text import label, set_tip

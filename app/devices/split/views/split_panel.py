@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from PySide6.QtCore import Signal, Slot
 from PySide6.QtWidgets import QWidget
 
-from app.split.figures import rank_labels, short_name
-from app.split.picture import LoadState, SplitPicture
-from app.split.views.device_row import DeviceRow
-from app.split.views.split_layout import SplitLayout
+from app.devices.split.figures import rank_labels, short_name
+from app.devices.split.picture import LoadState, SplitPicture
+from app.devices.split.views.device_row import DeviceRow
+from app.devices.split.views.split_layout import SplitLayout
 from app.widgets.controls import show_number
 from app.widgets.shortcuts import make_local_shortcut
 from engine import DeviceInfo

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QGridLayout, QHBoxLayout, QVBoxLayout, QWidget
 
-from app.engine_sentences import translated
-from app.split.picture import SpeedFigures
-from app.translation import tr, tr_later
-from app.units import rate_text, signed_percent_text, size_text, tokens_text
+from app.core.engine_sentences import translated
+from app.core.translation import tr, tr_later
+from app.core.units import rate_text, signed_percent_text, size_text, tokens_text
+from app.devices.split.picture import SpeedFigures
 from app.widgets.text import ElidedLabel, label, set_tip, unbroken
 from engine import DeviceMemory, ModelLoaded
 

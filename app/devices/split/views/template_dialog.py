@@ -6,11 +6,11 @@ from PySide6.QtCore import QSignalBlocker, QTimer, Signal, Slot
 from PySide6.QtGui import QFontDatabase
 from PySide6.QtWidgets import QDialog, QHBoxLayout, QPlainTextEdit, QVBoxLayout, QWidget
 
-from app.split.template_preview import TemplatePreview
-from app.theme import set_role
-from app.translation import tr
+from app.core.translation import tr
+from app.devices.split.template_preview import TemplatePreview
 from app.widgets.buttons import button
 from app.widgets.text import label
+from app.widgets.theme import set_role
 
 TYPED_MS = 400
 """Milliseconds after the last key until a template is rendered."""

@@ -20,18 +20,25 @@ from PySide6.QtWidgets import (
 )
 
 import engine
-from app.engine_sentences import translated
-from app.notice import Notice
-from app.scale import px
-from app.split.figures import rank_labels
-from app.theme import set_role
-from app.translation import tr, tr_later
-from app.tune.results import GOAL_TEXTS, Point, estimate_text, point_of, request_rate, result_text
-from app.tune.views.tune_plot import TunePlot
-from app.units import decimal
+from app.core.engine_sentences import translated
+from app.core.notice import Notice
+from app.core.scale import px
+from app.core.translation import tr, tr_later
+from app.core.units import decimal
+from app.devices.split.figures import rank_labels
+from app.devices.tune.results import (
+    GOAL_TEXTS,
+    Point,
+    estimate_text,
+    point_of,
+    request_rate,
+    result_text,
+)
+from app.devices.tune.views.tune_plot import TunePlot
 from app.widgets.banner import Banner
 from app.widgets.buttons import button
 from app.widgets.text import label, plain_tip, row_item, unbroken
+from app.widgets.theme import set_role
 from engine import EngineError
 
 if TYPE_CHECKING:

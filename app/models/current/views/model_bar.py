@@ -8,15 +8,15 @@ from PySide6.QtCore import QPoint, QSize, Qt, Signal, Slot
 from PySide6.QtGui import QAction, QResizeEvent, QShowEvent
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QMenu, QProgressBar, QToolButton, QWidget
 
-from app.model.views.slower_chip import SlowerChip
-from app.remote_models.address import is_remote, model_caption, split_path
-from app.scale import px
-from app.theme import icon, set_role, theme, theme_signals
-from app.translation import tr, tr_n
-from app.units import context_text, decimal_size
+from app.core.scale import px
+from app.core.translation import tr, tr_n
+from app.core.units import context_text, decimal_size
+from app.models.current.views.slower_chip import SlowerChip
+from app.remote.client.address import is_remote, model_caption, split_path
 from app.widgets.buttons import Chip, button
 from app.widgets.sizes import scaled
 from app.widgets.text import caption_text, label, set_tip
+from app.widgets.theme import icon, set_role, theme, theme_signals
 from engine import Fallback, LoadParams, ModelInfo, ModelLoaded, one_line
 
 HEIGHT, MARGINS, SPACING = 52, 44, 8

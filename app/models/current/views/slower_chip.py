@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from PySide6.QtCore import Qt, Slot
 from PySide6.QtWidgets import QWidget
 
-from app.split.views.remedies import named
-from app.theme import mix, theme, theme_signals
-from app.translation import tr, tr_later
+from app.core.translation import tr, tr_later
+from app.devices.split.views.remedies import named
 from app.widgets.buttons import Chip
 from app.widgets.controls import Sheet, line
 from app.widgets.text import label, set_tip
+from app.widgets.theme import mix, theme, theme_signals
 from engine import Fallback
 
 TEXT, SHORT = tr_later("Slower than it could be"), tr_later("Slower")

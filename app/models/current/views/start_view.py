@@ -5,9 +5,9 @@ from __future__ import annotations
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtWidgets import QFrame, QScrollArea, QVBoxLayout, QWidget
 
-from app.remote_models.address import model_caption
-from app.scale import px
-from app.translation import tr
+from app.core.scale import px
+from app.core.translation import tr
+from app.remote.client.address import model_caption
 from app.widgets.buttons import button
 from app.widgets.sizes import scaled
 from app.widgets.text import PlainLabel, caption_text, label, set_tip

@@ -12,10 +12,10 @@ from urllib.parse import quote
 
 import httpx2
 
-from app.downloads.hub.address import is_offline
-from app.downloads.transfer.remote_file import RemoteFile
-from app.downloads.transfer.source import BUSY, Denied
-from app.translation import tr, tr_later
+from app.core.translation import tr, tr_later
+from app.models.downloads.hub.address import is_offline
+from app.models.downloads.transfer.remote_file import RemoteFile
+from app.models.downloads.transfer.source import BUSY, Denied
 from engine import EngineError, one_line, package_version
 
 if TYPE_CHECKING:

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import engine
-from app.downloads.transfer.remote_file import RemoteFile
-from app.downloads.transfer.source import Source, TryLater
-from app.translation import tr
+from app.core.translation import tr
+from app.models.downloads.transfer.remote_file import RemoteFile
+from app.models.downloads.transfer.source import Source, TryLater
 from engine import Cancelled, EngineError
 
 FIRST_BYTES = 1 << 20

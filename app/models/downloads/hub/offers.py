@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from app.downloads.transfer.remote_file import RemoteFile
+from app.models.downloads.transfer.remote_file import RemoteFile
 
 SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.IGNORECASE)
 QUANT = re.compile(

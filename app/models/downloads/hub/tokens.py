@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from app.system_keyring import keep_secret, read_secret
+from app.core.system_keyring import keep_secret, read_secret
 
 
 class TokenStore:

@@ -18,10 +18,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import BinaryIO
 
-from app.downloads.transfer.ranges import Range, Ranges, gaps, merged, n_bytes
-from app.downloads.transfer.remote_file import RemoteFile
-from app.translation import tr
-from app.units import decimal
+from app.core.translation import tr
+from app.core.units import decimal
+from app.models.downloads.transfer.ranges import Range, Ranges, gaps, merged, n_bytes
+from app.models.downloads.transfer.remote_file import RemoteFile
 from engine import Cancelled, EngineError, replace_json
 
 SPARE = 64 << 20

@@ -10,8 +10,8 @@ import unicodedata
 from dataclasses import dataclass
 from pathlib import Path
 
-from app.paths import is_device_name
-from app.translation import tr
+from app.core.paths import is_device_name
+from app.core.translation import tr
 from engine import EngineError, one_line
 
 MOST_NAME = 200

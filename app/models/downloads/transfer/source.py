@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import httpx2
 
-from app.downloads.transfer.remote_file import RemoteFile
-from app.translation import tr
+from app.core.translation import tr
+from app.models.downloads.transfer.remote_file import RemoteFile
 from engine import Cancelled, EngineError, one_line, package_version
 
 CONNECT_S = 10.0

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
-from app.downloads.transfer.part_file import PartFile, WrongBytes
-from app.downloads.transfer.ranges import Range, gaps, merged, n_bytes
-from app.downloads.transfer.source import FileChanged, Source, TryLater
-from app.translation import tr
+from app.core.translation import tr
+from app.models.downloads.transfer.part_file import PartFile, WrongBytes
+from app.models.downloads.transfer.ranges import Range, gaps, merged, n_bytes
+from app.models.downloads.transfer.source import FileChanged, Source, TryLater
 from engine import Cancelled, EngineError
 
 PIECE_BYTES = 32 << 20

@@ -6,10 +6,10 @@ from PySide6.QtCore import Qt, Signal, Slot
 from PySide6.QtGui import QKeyEvent
 from PySide6.QtWidgets import QHBoxLayout, QLineEdit, QStackedWidget, QVBoxLayout, QWidget
 
-from app.downloads.views.offers_view import OffersView
-from app.downloads.views.results_view import ResultsView
-from app.downloads.views.transfers_view import TransfersView
-from app.translation import tr
+from app.core.translation import tr
+from app.models.downloads.views.offers_view import OffersView
+from app.models.downloads.views.results_view import ResultsView
+from app.models.downloads.views.transfers_view import TransfersView
 from app.widgets.buttons import button
 from app.widgets.shortcuts import is_pressed
 from app.widgets.text import ElidedLabel, PlainLabel, label, set_tip

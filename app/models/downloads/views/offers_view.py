@@ -8,13 +8,13 @@ from PySide6.QtCore import QModelIndex, Signal, Slot
 from PySide6.QtGui import QStandardItemModel
 from PySide6.QtWidgets import QHBoxLayout, QVBoxLayout, QWidget
 
-from app.downloads.hub.client import Repository
-from app.downloads.hub.offers import ModelOffer
-from app.downloads.texts import repository_facts
-from app.downloads.views.results_view import row_of
-from app.library.texts import LibraryCell
-from app.translation import tr, tr_n
-from app.units import decimal_size
+from app.core.translation import tr, tr_n
+from app.core.units import decimal_size
+from app.models.downloads.hub.client import Repository
+from app.models.downloads.hub.offers import ModelOffer
+from app.models.downloads.texts import repository_facts
+from app.models.downloads.views.results_view import row_of
+from app.models.library.texts import LibraryCell
 from app.widgets.buttons import button
 from app.widgets.row_table import RowTable
 from app.widgets.text import ElidedLabel, set_tip

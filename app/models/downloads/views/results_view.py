@@ -8,10 +8,10 @@ from PySide6.QtCore import QModelIndex, QSortFilterProxyModel, Qt, Signal, Slot
 from PySide6.QtGui import QStandardItem, QStandardItemModel
 from PySide6.QtWidgets import QVBoxLayout, QWidget
 
-from app.downloads.hub.client import FoundRepo
-from app.downloads.texts import result_cells, result_headers
-from app.library.texts import LibraryCell
-from app.translation import tr
+from app.core.translation import tr
+from app.models.downloads.hub.client import FoundRepo
+from app.models.downloads.texts import result_cells, result_headers
+from app.models.library.texts import LibraryCell
 from app.widgets.row_table import RowTable
 from app.widgets.text import row_item
 

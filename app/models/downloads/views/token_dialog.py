@@ -5,7 +5,7 @@ from __future__ import annotations
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtWidgets import QDialog, QHBoxLayout, QLineEdit, QVBoxLayout, QWidget
 
-from app.translation import tr
+from app.core.translation import tr
 from app.widgets.buttons import button
 from app.widgets.text import label
 

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtWidgets import QHBoxLayout, QProgressBar, QScrollArea, QVBoxLayout, QWidget
 
-from app.downloads.jobs import DownloadJob
-from app.downloads.texts import state_text
-from app.scale import px
-from app.transfer_progress import TransferProgress
-from app.translation import tr
+from app.core.scale import px
+from app.core.transfer_progress import TransferProgress
+from app.core.translation import tr
+from app.models.downloads.jobs import DownloadJob
+from app.models.downloads.texts import state_text
 from app.widgets.buttons import button
 from app.widgets.text import ElidedLabel, label
 

@@ -17,8 +17,8 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from app.engine_sentences import translated
-from app.translation import tr, tr_n
+from app.core.engine_sentences import translated
+from app.core.translation import tr, tr_n
 from app.widgets.text import label, row_item
 from engine import one_line
 

@@ -26,19 +26,19 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from app.library.entries import LibraryEntry
-from app.library.last_use import LastUse
-from app.library.places import OPENED, YOUR_FOLDERS
-from app.library.running import Mark, RunningModel
-from app.library.scan import file_identity
-from app.library.texts import HEADERS, cells
-from app.theme import theme, theme_signals
-from app.translation import tr, tr_n
+from app.core.translation import tr, tr_n
+from app.models.library.entries import LibraryEntry
+from app.models.library.last_use import LastUse
+from app.models.library.places import OPENED, YOUR_FOLDERS
+from app.models.library.running import Mark, RunningModel
+from app.models.library.scan import file_identity
+from app.models.library.texts import HEADERS, cells
 from app.widgets.buttons import button
 from app.widgets.row_table import RowTable
 from app.widgets.shortcuts import is_pressed
 from app.widgets.sizes import scaled
 from app.widgets.text import caption_text, label, row_item
+from app.widgets.theme import theme, theme_signals
 
 ORDER: Final = Qt.ItemDataRole.UserRole
 PIN: Final = Qt.ItemDataRole.UserRole + 1

@@ -19,10 +19,10 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from app.theme import set_role
-from app.translation import tr, tr_later
+from app.core.translation import tr, tr_later
 from app.widgets.buttons import IconButton, button
 from app.widgets.text import label, row_item
+from app.widgets.theme import set_role
 
 MOST_MACHINES = 16
 HEADERS = (

@@ -18,13 +18,13 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from app.remote_models.address import EXAMPLE
-from app.remote_models.models import ListedModel
-from app.theme import set_role
-from app.translation import tr
-from app.units import context_text
+from app.core.translation import tr
+from app.core.units import context_text
+from app.remote.client.address import EXAMPLE
+from app.remote.client.models import ListedModel
 from app.widgets.buttons import button
 from app.widgets.text import label, row_item
+from app.widgets.theme import set_role
 
 NAME = Qt.ItemDataRole.UserRole
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from PySide6.QtCore import Signal, Slot
 from PySide6.QtWidgets import QLineEdit, QVBoxLayout, QWidget
 
-from app.serving.choices import pages_text, read_pages
-from app.serving.views.parts import CopiedText, SwitchRow
-from app.settings import Settings
-from app.translation import tr
+from app.core.settings import Settings
+from app.core.translation import tr
+from app.server.page.choices import pages_text, read_pages
+from app.server.page.views.parts import CopiedText, SwitchRow
 from app.widgets.buttons import button
 from app.widgets.text import label, set_tip
 from engine import EngineError

@@ -6,10 +6,10 @@ from PySide6.QtCore import Qt, Signal, Slot
 from PySide6.QtGui import QGuiApplication
 from PySide6.QtWidgets import QFrame, QGridLayout, QHBoxLayout, QLineEdit, QVBoxLayout, QWidget
 
-from app.theme import set_role
 from app.widgets.buttons import IconButton
 from app.widgets.controls import Switch
 from app.widgets.text import label
+from app.widgets.theme import set_role
 
 
 class SwitchRow(QWidget):

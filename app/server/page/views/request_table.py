@@ -9,13 +9,13 @@ from PySide6.QtCore import QAbstractTableModel, QModelIndex, QPersistentModelInd
 from PySide6.QtGui import QColor, QResizeEvent
 from PySide6.QtWidgets import QHeaderView, QTableView
 
-from app.scale import px
-from app.serving.ledger_view import ShownRequest
-from app.theme import theme, theme_signals
-from app.translation import tr, tr_later
-from app.units import decimal
+from app.core.scale import px
+from app.core.translation import tr, tr_later
+from app.core.units import decimal
+from app.server.page.ledger_view import ShownRequest
 from app.widgets.sizes import scaled
 from app.widgets.text import plain_tip
+from app.widgets.theme import theme, theme_signals
 from engine import one_line
 
 HEADERS: Final = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from PySide6.QtWidgets import QWidget
 
-from app.translation import tr
+from app.core.translation import tr
 from app.widgets.buttons import Chip
 from app.widgets.text import set_tip
 

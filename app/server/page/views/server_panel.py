@@ -8,12 +8,12 @@ from PySide6.QtCore import Qt, Signal, Slot
 from PySide6.QtGui import QHideEvent, QShowEvent
 from PySide6.QtWidgets import QCheckBox, QHBoxLayout, QSpinBox, QVBoxLayout, QWidget
 
-from app.serving.ledger_view import ClientSpeed, LedgerView
-from app.serving.views.access import AccessSettings
-from app.serving.views.parts import CopiedText, ExampleText, SwitchRow
-from app.serving.views.request_table import RequestTable, rate_text
-from app.settings import Settings
-from app.translation import tr, tr_n
+from app.core.settings import Settings
+from app.core.translation import tr, tr_n
+from app.server.page.ledger_view import ClientSpeed, LedgerView
+from app.server.page.views.access import AccessSettings
+from app.server.page.views.parts import CopiedText, ExampleText, SwitchRow
+from app.server.page.views.request_table import RequestTable, rate_text
 from app.widgets.controls import ignore_wheel, line, page_scroll, show_number
 from app.widgets.text import caption_text, label
 from engine import one_line

@@ -10,7 +10,7 @@ from importlib.metadata import version
 from importlib.util import find_spec
 
 import engine
-from app.paths import demo_model
+from app.core.paths import demo_model
 from engine import EngineError, SamplingParams, TokenText, error_line
 
 PROMPT = "What is tensor parallelism?"

@@ -6,16 +6,16 @@ from PySide6.QtCore import Qt, Signal, Slot
 from PySide6.QtGui import QHideEvent, QKeyEvent
 from PySide6.QtWidgets import QApplication, QHBoxLayout, QScrollArea, QVBoxLayout, QWidget
 
-from app.engine_page.views.choice_list import EngineChoices
-from app.engine_page.views.install_panel import InstallPanel
-from app.theme import set_role
-from app.translation import tr
+from app.core.translation import tr
+from app.setup.page.views.choice_list import EngineChoices
+from app.setup.page.views.install_panel import InstallPanel
 from app.widgets.buttons import back_button, button
 from app.widgets.controls import page_scroll
 from app.widgets.flow import FlowBox
 from app.widgets.shortcuts import is_pressed
 from app.widgets.sizes import scaled
 from app.widgets.text import label
+from app.widgets.theme import set_role
 
 WIDTH = 620
 """Largest width of what the page shows, in pixels."""

@@ -6,10 +6,10 @@ from PySide6.QtCore import QUrl, Slot
 from PySide6.QtGui import QDesktopServices
 from PySide6.QtWidgets import QWidget
 
-from app.help.views.page_dialog import PageDialog, plain_page
-from app.translation import tr
-from app.updates.release import Release, is_web_page
+from app.core.translation import tr
+from app.setup.updates.release import Release, is_web_page
 from app.widgets.buttons import button
+from app.widgets.page_dialog import PageDialog, plain_page
 from app.widgets.text import label
 
 

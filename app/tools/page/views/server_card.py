@@ -5,13 +5,13 @@ from __future__ import annotations
 from PySide6.QtCore import Qt, Signal, Slot
 from PySide6.QtWidgets import QCheckBox, QGridLayout, QHBoxLayout, QToolButton, QVBoxLayout, QWidget
 
-from app.theme import icon, set_role, theme, theme_signals
+from app.core.translation import tr, tr_n
 from app.tools.command_line import join_command
 from app.tools.states import ServerTool, ToolServerState
-from app.translation import tr, tr_n
 from app.widgets.buttons import IconButton
 from app.widgets.controls import Switch
 from app.widgets.text import ElidedLabel, caption_text, label, set_tip
+from app.widgets.theme import icon, set_role, theme, theme_signals
 
 ROLES = {"off": "muted", "starting": "muted", "ready": "ok", "failed": "shortage"}
 

@@ -16,12 +16,12 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from app.theme import set_role
+from app.core.translation import tr
 from app.tools.command_line import join_command
 from app.tools.tool_server import LONGEST_NAME, ToolServer
-from app.translation import tr
 from app.widgets.buttons import button
 from app.widgets.text import label
+from app.widgets.theme import set_role
 
 PROGRAM, ADDRESS, JSON = range(3)
 """Tabs of the form."""

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtWidgets import QDialog, QHBoxLayout, QVBoxLayout, QWidget
 
-from app.theme import set_role
-from app.tool_page.views.server_card import ServerCard
+from app.core.translation import tr
+from app.tools.page.views.server_card import ServerCard
 from app.tools.states import ToolServerState
-from app.translation import tr
 from app.widgets.buttons import button
 from app.widgets.controls import page_scroll
 from app.widgets.text import label
+from app.widgets.theme import set_role
 
 
 class ToolDialog(QDialog):

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from PySide6.QtWidgets import QHBoxLayout, QWidget
 
+from app.core.translation import tr, tr_n
 from app.tools.states import ToolServerState
-from app.translation import tr, tr_n
 from app.widgets.buttons import button
 from app.widgets.text import label
 

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from PySide6.QtCore import Qt, Signal, Slot
 from PySide6.QtWidgets import QHBoxLayout, QListWidget, QSplitter, QVBoxLayout, QWidget
 
-from app.help.licences import Component
-from app.help.views.page_dialog import PageDialog, plain_page, search_field
-from app.scale import px
-from app.translation import tr
+from app.core.scale import px
+from app.core.translation import tr
 from app.widgets.buttons import button
+from app.widgets.page_dialog import PageDialog, plain_page, search_field
 from app.widgets.text import label, list_item
+from app.window.help.licences import Component
 
 
 class AboutDialog(PageDialog):

@@ -9,9 +9,9 @@ from typing import Final
 from PySide6.QtCore import Signal, Slot
 from PySide6.QtWidgets import QComboBox, QWidget
 
-from app.help.views.page_dialog import PageDialog, plain_page, search_field
-from app.translation import tr
+from app.core.translation import tr
 from app.widgets.buttons import button
+from app.widgets.page_dialog import PageDialog, plain_page, search_field
 from app.widgets.text import label, set_tip
 from engine import printable
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from PySide6.QtCore import Qt, Slot
 from PySide6.QtWidgets import QFrame, QGridLayout, QScrollArea, QWidget
 
-from app.help.views.page_dialog import PageDialog, search_field
-from app.translation import tr
+from app.core.translation import tr
+from app.widgets.page_dialog import PageDialog, search_field
 from app.widgets.shortcuts import SHORTCUTS, shown_keys
 from app.widgets.text import PlainLabel, label
 

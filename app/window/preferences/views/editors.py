@@ -20,8 +20,8 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from app.settings import ShownSetting
-from app.translation import tr
+from app.core.settings import ShownSetting
+from app.core.translation import tr
 from app.widgets.buttons import button
 from app.widgets.controls import ignore_wheel
 from app.widgets.text import list_item

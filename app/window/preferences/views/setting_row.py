@@ -7,12 +7,12 @@ from typing import Any
 from PySide6.QtCore import Qt, Signal, Slot
 from PySide6.QtWidgets import QHBoxLayout, QVBoxLayout, QWidget
 
-from app.preferences.views.editors import make_editor
-from app.settings import ShownSetting
-from app.translation import tr
+from app.core.settings import ShownSetting
+from app.core.translation import tr
 from app.widgets.buttons import IconButton
 from app.widgets.sizes import scaled
 from app.widgets.text import label
+from app.window.preferences.views.editors import make_editor
 
 EDITOR_WIDTH = 150
 """Least width of an editor beside its title, in pixels."""

@@ -9,14 +9,14 @@ from PySide6.QtCore import Signal, Slot
 from PySide6.QtGui import QKeyEvent
 from PySide6.QtWidgets import QHBoxLayout, QLineEdit, QScrollArea, QVBoxLayout, QWidget
 
-from app.preferences.views.setting_row import SettingRow
-from app.settings import SECTIONS, Settings, shown_settings
-from app.translation import tr
+from app.core.settings import SECTIONS, Settings, shown_settings
+from app.core.translation import tr
 from app.widgets.buttons import back_button, button
 from app.widgets.controls import page_scroll
 from app.widgets.shortcuts import is_pressed, with_keys
 from app.widgets.sizes import scaled
 from app.widgets.text import PlainLabel, label
+from app.window.preferences.views.setting_row import SettingRow
 
 WIDTH = 720
 """Largest width of a row, in pixels."""

@@ -11,9 +11,9 @@ from functools import cache
 
 from llvmlite import ir
 
-from engine.cpu.kernels.language.isa import chosen
-from engine.cpu.kernels.packing import dequantise, file_pack, file_read, pack
-from engine.cpu.kernels.products import (
+from engine.backends.cpu.kernels.language.isa import chosen
+from engine.backends.cpu.kernels.packing import dequantise, file_pack, file_read, pack
+from engine.backends.cpu.kernels.products import (
     expert_ffn,
     experts,
     float_gemm,
@@ -21,10 +21,10 @@ from engine.cpu.kernels.products import (
     panel_packing,
     quantised_gemm,
 )
-from engine.cpu.kernels.running import jit
-from engine.cpu.kernels.running.fastcall import Kernel, bind
-from engine.cpu.kernels.words import seven_products, word_gemm, words
-from engine.quants.layout import LAYOUTS
+from engine.backends.cpu.kernels.running import jit
+from engine.backends.cpu.kernels.running.fastcall import Kernel, bind
+from engine.backends.cpu.kernels.words import seven_products, word_gemm, words
+from engine.formats.quants.layout import LAYOUTS
 
 
 def callable_at(address: int, arguments: Iterable[str]) -> Kernel:

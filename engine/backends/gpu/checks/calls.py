@@ -14,18 +14,18 @@ from typing import TYPE_CHECKING, Any, cast
 
 from torch import Tensor
 
-from engine.cpu.weights import JoinedColumns
-from engine.forward.expert_rows import Groups
-from engine.gguf.types import TYPES
-from engine.gpu.launch.compiling import variant_key
-from engine.gpu.launch.kernel_launch import ALIGNMENT, KernelLaunch
-from engine.gpu.matmul.weights import GpuPlain, GpuPlanes
-from engine.ops.weights import DenseWeight, PackedWeight
+from engine.backends.cpu.weights import JoinedColumns
+from engine.backends.gpu.launch.compiling import variant_key
+from engine.backends.gpu.launch.kernel_launch import ALIGNMENT, KernelLaunch
+from engine.backends.gpu.matmul.weights import GpuPlain, GpuPlanes
+from engine.backends.reference.weights import DenseWeight, PackedWeight
+from engine.formats.gguf.types import TYPES
+from engine.model.forward.expert_rows import Groups
 
 if TYPE_CHECKING:
-    from engine.forward.context import Context
-    from engine.forward.ops import Ops
-    from engine.gpu.launch.refusals import Key
+    from engine.backends.gpu.launch.refusals import Key
+    from engine.model.forward.context import Context
+    from engine.model.forward.ops import Ops
 
 LOGGED = (
     "linears", "gated_linears", "rms_norm", "layer_norm", "l2_norm", "add_norm", "activate",

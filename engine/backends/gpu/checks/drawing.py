@@ -15,11 +15,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.config.sampling import SamplingParams
-from engine.gpu.checks.comparison import EXACT, Pair
-from engine.gpu.decode.sampling import DeviceSampler, RingEntry, WordExchange
-from engine.gpu.launch.refusals import allows
-from engine.sampling.sampler import Sampler
+from engine.backends.gpu.checks.comparison import EXACT, Pair
+from engine.backends.gpu.decode.sampling import DeviceSampler, RingEntry, WordExchange
+from engine.backends.gpu.launch.refusals import allows
+from engine.decoding.sampling.sampler import Sampler
+from engine.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -12,16 +12,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.cpu.weights import JoinedColumns
-from engine.gpu.matmul.weights import GpuPlain, GpuPlanes
+from engine.backends.cpu.weights import JoinedColumns
+from engine.backends.gpu.matmul.weights import GpuPlain, GpuPlanes
+from engine.formats.quants.dequantise import dequantise
+from engine.formats.quants.layout import TILE
+from engine.model.sharding.placement import Shard, Slices
 from engine.planning.footprint import slot_pieces
-from engine.quants.dequantise import dequantise
-from engine.quants.layout import TILE
-from engine.sharding.placement import Shard, Slices
 
 if TYPE_CHECKING:
-    from engine.gguf.reader import GGUFFile
-    from engine.layers.module import Slot
+    from engine.formats.gguf.reader import GGUFFile
+    from engine.model.layers.module import Slot
 
 Part = GpuPlanes | GpuPlain
 """Matrix that kernels read, or one per expert or head."""

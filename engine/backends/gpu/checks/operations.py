@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from engine.forward.batch import Batch
-from engine.gpu.checks.comparison import (
+from engine.backends.gpu.checks.comparison import (
     EXACT,
     IN_F32,
     KV_BARS,
@@ -16,15 +15,16 @@ from engine.gpu.checks.comparison import (
     Bar,
     Pair,
 )
-from engine.gpu.checks.products import attached_rows
-from engine.gpu.routing import DeviceGroups
-from engine.ops.reference import REFERENCE
+from engine.backends.gpu.checks.products import attached_rows
+from engine.backends.gpu.routing import DeviceGroups
+from engine.backends.reference.ops import REFERENCE
+from engine.model.forward.batch import Batch
 
 if TYPE_CHECKING:
-    from engine.forward.cache import LayerCache
-    from engine.forward.expert_rows import Groups
-    from engine.forward.operands import PlacedStates, Routing, Scores
-    from engine.gpu.ops import GpuOps
+    from engine.backends.gpu.ops import GpuOps
+    from engine.model.forward.cache import LayerCache
+    from engine.model.forward.expert_rows import Groups
+    from engine.model.forward.operands import PlacedStates, Routing, Scores
 
 STATE_AT = {"causal_conv": 1, "delta_net": 1, "selective_scan": 7, "state_space_scan": 1}
 """Index of the argument that is updated in place, by the name of the operation."""

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.cpu.weights import JoinedColumns
-from engine.gpu.checks.comparison import (
+from engine.backends.cpu.weights import JoinedColumns
+from engine.backends.gpu.checks.comparison import (
     EXACT,
     IN_F32,
     OF_ROUNDED,
@@ -22,17 +22,17 @@ from engine.gpu.checks.comparison import (
     Bar,
     Pair,
 )
-from engine.gpu.checks.file_rows import FileRows, Part
-from engine.gpu.matmul import gemv
-from engine.gpu.matmul.weights import GpuPlain, GpuPlanes
-from engine.gpu.quantise import attached
-from engine.ops.reference import REFERENCE
-from engine.quants.layout import BLOCK
+from engine.backends.gpu.checks.file_rows import FileRows, Part
+from engine.backends.gpu.matmul import gemv
+from engine.backends.gpu.matmul.weights import GpuPlain, GpuPlanes
+from engine.backends.gpu.quantise import attached
+from engine.backends.reference.ops import REFERENCE
+from engine.formats.quants.layout import BLOCK
 
 if TYPE_CHECKING:
-    from engine.forward.expert_rows import Groups
-    from engine.forward.operands import Activation
-    from engine.forward.ops import ExpertLayer, LinearLayer, Ops
+    from engine.model.forward.expert_rows import Groups
+    from engine.model.forward.operands import Activation
+    from engine.model.forward.ops import ExpertLayer, LinearLayer, Ops
 
 AS_BYTES = Bar(0.005, 0.003)
 """Bar of activations as bytes, relative to the largest of 16: half a step is 1/254 of it."""

@@ -12,21 +12,21 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from engine.devices.catalog import list_devices
-from engine.gpu.checks.calls import OpCallLog
-from engine.gpu.checks.drawing import Drawing, drawn_tokens
-from engine.gpu.checks.file_rows import FileRows
-from engine.gpu.checks.stand_ins import StandIns
-from engine.gpu.checks.weight_check import Verdicts, WeightCheck, report
-from engine.gpu.ops import GpuOps
+from engine.backends.gpu.checks.calls import OpCallLog
+from engine.backends.gpu.checks.drawing import Drawing, drawn_tokens
+from engine.backends.gpu.checks.file_rows import FileRows
+from engine.backends.gpu.checks.stand_ins import StandIns
+from engine.backends.gpu.checks.weight_check import Verdicts, WeightCheck, report
+from engine.backends.gpu.ops import GpuOps
 from engine.hardware.card_records import CardRecords, card_key
+from engine.hardware.devices.catalog import list_devices
 
 if TYPE_CHECKING:
-    from engine.forward.cache import Cache
-    from engine.gguf.reader import GGUFFile
+    from engine.formats.gguf.reader import GGUFFile
     from engine.hardware.fallbacks import Fallbacks
-    from engine.layers.module import Slot
-    from engine.models.declare import Declaration
+    from engine.model.architectures.declare import Declaration
+    from engine.model.forward.cache import Cache
+    from engine.model.layers.module import Slot
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from engine.cpu.weights import JoinedColumns
-from engine.forward.cache import LayerCache
-from engine.forward.expert_rows import Groups
+from engine.backends.cpu.weights import JoinedColumns
+from engine.model.forward.cache import LayerCache
+from engine.model.forward.expert_rows import Groups
 
 if TYPE_CHECKING:
-    from engine.forward.ops import Ops
-    from engine.gpu.checks.calls import OpCall, OpCallLog
-    from engine.layers.module import Slot
+    from engine.backends.gpu.checks.calls import OpCall, OpCallLog
+    from engine.model.forward.ops import Ops
+    from engine.model.layers.module import Slot
 
 UNIT = 64
 """Divisor of whole random numbers, which brings them to a mean square near one."""

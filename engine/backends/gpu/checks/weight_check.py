@@ -14,19 +14,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from engine.backends.gpu.checks import operations
+from engine.backends.gpu.checks.comparison import Pair, all_agree
+from engine.backends.gpu.checks.file_rows import FileRows
+from engine.backends.gpu.checks.products import ProductChecks
+from engine.backends.gpu.checks.stand_ins import StandIns
+from engine.backends.gpu.launch.refusals import Key, refuse, refused, watched
+from engine.backends.gpu.ops import GpuOps
 from engine.errors import EngineError
-from engine.gguf.types import TYPES
-from engine.gpu.checks import operations
-from engine.gpu.checks.comparison import Pair, all_agree
-from engine.gpu.checks.file_rows import FileRows
-from engine.gpu.checks.products import ProductChecks
-from engine.gpu.checks.stand_ins import StandIns
-from engine.gpu.launch.refusals import Key, refuse, refused, watched
-from engine.gpu.ops import GpuOps
+from engine.formats.gguf.types import TYPES
 from engine.hardware.card_records import CardVerdict
 
 if TYPE_CHECKING:
-    from engine.gpu.checks.calls import OpCall, OpCallLog
+    from engine.backends.gpu.checks.calls import OpCall, OpCallLog
     from engine.hardware.card_records import CardRecords
     from engine.hardware.fallbacks import Fallbacks
 

@@ -16,25 +16,25 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor
 
+from engine.backends.cpu.thread_comm import ThreadGroup
+from engine.backends.gpu.comm.copies import CopyCollectives, Seat, is_rounded
+from engine.backends.gpu.comm.gather_buffer import GatherBuffer, GatherSlice
+from engine.backends.gpu.comm.nccl import N_RANKS, Nccl, NcclSums, prove
+from engine.backends.gpu.comm.one_shot import OneShotGroups
+from engine.backends.gpu.comm.streams import WAKING_S, DeviceEvent, Marks, Queues, queues_of
+from engine.backends.gpu.launch.graph import host_step_value
+from engine.backends.reference.few_rows import is_checking
 from engine.errors import EngineError, LeftAlone
-from engine.forward.batch_sizes import MOST_IN_F32
-from engine.gpu.comm.copies import CopyCollectives, Seat, is_rounded
-from engine.gpu.comm.gather_buffer import GatherBuffer, GatherSlice
-from engine.gpu.comm.nccl import N_RANKS, Nccl, NcclSums, prove
-from engine.gpu.comm.one_shot import OneShotGroups
-from engine.gpu.comm.streams import WAKING_S, DeviceEvent, Marks, Queues, queues_of
-from engine.gpu.launch.graph import host_step_value
 from engine.hardware.faults import call_all
 from engine.hardware.torch_devices import kind_of
-from engine.ops.few_rows import is_checking
+from engine.model.forward.batch_sizes import MOST_IN_F32
 from engine.parallel.agreement import check_alike, check_fit
-from engine.parallel.thread_comm import ThreadGroup
 
 if TYPE_CHECKING:
-    from engine.devices.routes import Routes
-    from engine.forward.communicator import Group
-    from engine.gpu.comm.one_shot import OneShot
+    from engine.backends.gpu.comm.one_shot import OneShot
+    from engine.hardware.devices.routes import Routes
     from engine.hardware.fallbacks import Fallbacks
+    from engine.model.forward.communicator import Group
     from engine.parallel.turns import Turns
 
 log = logging.getLogger(__name__)

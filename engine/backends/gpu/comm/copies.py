@@ -25,9 +25,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from engine.devices.routes import Place
-from engine.forward.batch_sizes import MOST_COPIED_WHOLE
-from engine.gpu.comm.streams import DeviceEvent, Queues
+from engine.backends.gpu.comm.streams import DeviceEvent, Queues
+from engine.hardware.devices.routes import Place
+from engine.model.forward.batch_sizes import MOST_COPIED_WHOLE
 from engine.planning.buffers import LINK_ROUND_BYTES as ROUND_BYTES
 from engine.planning.buffers import LINK_SETS, shown_bytes
 

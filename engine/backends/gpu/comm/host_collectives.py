@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from engine.gpu.launch.graph import host_step_value
+from engine.backends.gpu.launch.graph import host_step_value
 
 if TYPE_CHECKING:
-    from engine.forward.communicator import Communicator, Group
-    from engine.forward.ops import FusedAllReduce
+    from engine.model.forward.communicator import Communicator, Group
+    from engine.model.forward.ops import FusedAllReduce
 
 
 class HostCollectives:
     """A communicator whose collectives become host steps between the graphs of a captured token.
 
     Args:
-        inner: makes the collectives; see `engine.gpu.launch.graph.host_step`.
+        inner: makes the collectives; see `engine.backends.gpu.launch.graph.host_step`.
     """
 
     def __init__(self, inner: Communicator) -> None:

@@ -19,8 +19,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from engine.gpu.comm.copies import add
-from engine.gpu.comm.streams import CudaQueue, DeviceEvent, Queue, Queues, new_stream
+from engine.backends.gpu.comm.copies import add
+from engine.backends.gpu.comm.streams import CudaQueue, DeviceEvent, Queue, Queues, new_stream
 from engine.hardware.fallbacks import Fallbacks
 from engine.planning.buffers import LINK_ROUND_BYTES
 
@@ -132,7 +132,7 @@ class NcclSums:
         self._memory: Tensor | None = None
 
     def all_reduce(self, x: Tensor | None, out: Tensor) -> DeviceEvent | None:
-        """Sum both values in rank order, rounded to BF16 as in `engine.gpu.comm.copies`.
+        """Sum both values in rank order, rounded to BF16 as in `engine.backends.gpu.comm.copies`.
 
         Args:
             x: this rank's value, F32, without gaps; None if it has none.

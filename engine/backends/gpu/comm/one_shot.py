@@ -1,7 +1,7 @@
 """One-shot all-reduce: small values are summed over ranks inside a kernel, without any host.
 
 So a CUDA graph can hold it. Each rank's kernel writes its values for all others and waits for
-theirs (`engine.gpu.kernels.one_shot`). Interpreted kernels run one at a time, so none could wait:
+theirs (`gpu.kernels.one_shot`). Interpreted kernels run one at a time, so none could wait:
 there one kernel writes, the ranks' threads meet, and a second kernel reads.
 """
 
@@ -18,9 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from engine.errors import CommError, EngineError
-from engine.forward.batch_sizes import MOST_IN_F32, MOST_ONE_SHOT
-from engine.gpu.comm.slots import (
+from engine.backends.gpu.comm.slots import (
     FIRST_ROUND,
     End,
     finish,
@@ -31,19 +29,21 @@ from engine.gpu.comm.slots import (
     patience_of,
     why_not_together,
 )
-from engine.gpu.elementwise import add_norm_launch, power_of_two, warps_of
-from engine.gpu.kernels import one_shot
-from engine.gpu.launch.graph import host_step, refuse_capture
-from engine.gpu.launch.kernel_launch import launch
-from engine.gpu.launch.target import target_of
+from engine.backends.gpu.elementwise import add_norm_launch, power_of_two, warps_of
+from engine.backends.gpu.kernels import one_shot
+from engine.backends.gpu.launch.graph import host_step, refuse_capture
+from engine.backends.gpu.launch.kernel_launch import launch
+from engine.backends.gpu.launch.target import target_of
+from engine.backends.reference.few_rows import is_checking
+from engine.errors import CommError, EngineError
 from engine.hardware.fallbacks import Fallbacks
-from engine.ops.few_rows import is_checking
+from engine.model.forward.batch_sizes import MOST_IN_F32, MOST_ONE_SHOT
 
 if TYPE_CHECKING:
-    from engine.devices.routes import Routes
-    from engine.forward.communicator import Group
-    from engine.forward.ops import Addend, NormLayer
+    from engine.hardware.devices.routes import Routes
     from engine.hardware.host_memory import HostTensor
+    from engine.model.forward.communicator import Group
+    from engine.model.forward.ops import Addend, NormLayer
 
 log = logging.getLogger(__name__)
 
@@ -352,7 +352,7 @@ class OneShot:
 
         Args:
             addend: its `partial` is this rank's partial sum, or None.
-            x_bytes: see `engine.gpu.elementwise.add_norm`.
+            x_bytes: see `engine.backends.gpu.elementwise.add_norm`.
 
         Returns:
             None, on all members alike, where the kernel does not support the arguments.

@@ -1,6 +1,6 @@
 """Packet slots: memory into which one rank's kernels write packets for another rank's kernels.
 
-Used by the one-shot all-reduce (`engine.gpu.comm.one_shot`) and by the trials of links.
+Used by the one-shot all-reduce (`engine.backends.gpu.comm.one_shot`) and by the trials of links.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
+from engine.backends.gpu.launch.target import target_of
 from engine.errors import EngineError
-from engine.gpu.launch.target import target_of
 from engine.hardware.cuda_api import CudaApi
 from engine.hardware.environment import launches_block, loads_kernels_lazily
 from engine.hardware.faults import call_all
 from engine.hardware.host_memory import HostTensor
 
 if TYPE_CHECKING:
-    from engine.devices.routes import Place, Routes
-    from engine.forward.communicator import Group
+    from engine.hardware.devices.routes import Place, Routes
+    from engine.model.forward.communicator import Group
 
 
 FIRST_ROUND = 1
@@ -85,11 +85,11 @@ class End:
     """Memory and limits of one rank's end of a one-shot all-reduce.
 
     Attributes:
-        table, flags, patience: see `engine.gpu.kernels.one_shot`.
+        table, flags, patience: see `engine.backends.gpu.kernels.one_shot`.
         slots: slots that this rank reads.
         statuses: status words of all members, by seat.
         most_programs: most programs of one kernel.
-        meet: see `engine.gpu.comm.one_shot.OneShotGroups`.
+        meet: see `engine.backends.gpu.comm.one_shot.OneShotGroups`.
     """
 
     table: Tensor
@@ -182,7 +182,7 @@ def host_words(n: int, device: torch.device) -> HostTensor:
 
 
 def patience_of(device: torch.device, timeout_s: float) -> int:
-    """Return the timeout of `engine.gpu.kernels.one_shot` in clock ticks, or polls without one."""
+    """Return the timeout of `gpu.kernels.one_shot` in clock ticks, or polls without one."""
     target = target_of(device)
     if target.maker == "interpreter":
         return INTERPRETED_POLLS

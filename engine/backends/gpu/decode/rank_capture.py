@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
+from engine.backends.executor import RankOutOfMemory
+from engine.backends.gpu.launch.graph import Captured, NotRepeatable
 from engine.errors import CommError
-from engine.gpu.launch.graph import Captured, NotRepeatable
-from engine.parallel.executor import RankOutOfMemory
 
 if TYPE_CHECKING:
-    from engine.forward.communicator import Group
-    from engine.gpu.decode.sampling import WordExchange
-    from engine.parallel.executor import RankExecutor
+    from engine.backends.executor import RankExecutor
+    from engine.backends.gpu.decode.sampling import WordExchange
+    from engine.model.forward.communicator import Group
 
 
 class Unproven(NotRepeatable):
@@ -32,7 +32,7 @@ class Unproven(NotRepeatable):
 
 
 class OneShotControl(Protocol):
-    """Interface of the one-shot all-reduces for a capture, see `engine.gpu.comm.one_shot`."""
+    """Interface of the one-shot all-reduces for a capture, see `gpu.comm.one_shot`."""
 
     def without_waiting(self) -> AbstractContextManager[object]:
         """Let kernels started meanwhile not wait for other ranks; their results are meaningless."""

@@ -20,10 +20,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.gpu.decode.sampler_settings import settings_of
-from engine.gpu.decode.sampler_slots import RING, SamplerSlots
-from engine.gpu.decode.sampling import RingEntry
-from engine.sampling.sampler import Sampler
+from engine.backends.gpu.decode.sampler_settings import settings_of
+from engine.backends.gpu.decode.sampler_slots import RING, SamplerSlots
+from engine.backends.gpu.decode.sampling import RingEntry
+from engine.decoding.sampling.sampler import Sampler
 
 
 class SampledRow(NamedTuple):

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from engine.sampling.on_device import most_sent, why_on_host
-from engine.sampling.sampler import Sampler, penalises
+from engine.decoding.sampling.on_device import most_sent, why_on_host
+from engine.decoding.sampling.sampler import Sampler, penalises
 
 
 def settings_of(sampler: Sampler, n_vocab: int, n_rank: int = 1) -> Sequence[float] | None:

@@ -2,7 +2,7 @@
 
 A slot holds what one sampler needs from token to token: settings, history, counts of its tokens,
 and the results for the host. A start of the kernels samples one row of logits for each of some
-slots; see `engine.gpu.kernels.sampling`.
+slots; see `engine.backends.gpu.kernels.sampling`.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.config.sampling import SamplingParams
-from engine.gpu.decode.sampler_settings import settings_of
-from engine.gpu.elementwise import power_of_two
-from engine.gpu.kernels import sample_token
-from engine.gpu.kernels import sampling as kernels
-from engine.gpu.launch.kernel_launch import launch
-from engine.sampling.on_device import N_HISTORY, ROOM
-from engine.sampling.sampler import Sampler, penalises
+from engine.backends.gpu.decode.sampler_settings import settings_of
+from engine.backends.gpu.elementwise import power_of_two
+from engine.backends.gpu.kernels import sample_token
+from engine.backends.gpu.kernels import sampling as kernels
+from engine.backends.gpu.launch.kernel_launch import launch
+from engine.decoding.sampling.on_device import N_HISTORY, ROOM
+from engine.decoding.sampling.sampler import Sampler, penalises
+from engine.sampling_params import SamplingParams
 
 FEW = 128
 """Number of candidates up to which a smaller sort is enough."""

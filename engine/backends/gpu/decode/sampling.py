@@ -1,4 +1,4 @@
-"""Sampling on the device, with the results of `engine.sampling.sampler.Sampler`.
+"""Sampling on the device, with the results of `engine.decoding.sampling.sampler.Sampler`.
 
 The random numbers are the host's, uploaded before they are used, so a seed gives the same text.
 Probabilities are F64 as on the host; results differ only where sums in another order round to
@@ -26,16 +26,16 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from engine.devices.routes import Routes
-from engine.gpu.comm.one_shot import OneShotGroups
-from engine.gpu.decode.sampler_settings import settings_of
-from engine.gpu.decode.sampler_slots import FEW, RING, SamplerSlots
-from engine.gpu.elementwise import power_of_two
-from engine.gpu.kernels import sample_token, sharded_sampling
-from engine.gpu.launch.kernel_launch import KernelLaunch, intercept_launches, launch
+from engine.backends.gpu.comm.one_shot import OneShotGroups
+from engine.backends.gpu.decode.sampler_settings import settings_of
+from engine.backends.gpu.decode.sampler_slots import FEW, RING, SamplerSlots
+from engine.backends.gpu.elementwise import power_of_two
+from engine.backends.gpu.kernels import sample_token, sharded_sampling
+from engine.backends.gpu.launch.kernel_launch import KernelLaunch, intercept_launches, launch
+from engine.decoding.sampling.on_device import ROOM, most_sent
+from engine.decoding.sampling.sampler import Sampler
+from engine.hardware.devices.routes import Routes
 from engine.hardware.host_memory import HostTensor
-from engine.sampling.on_device import ROOM, most_sent
-from engine.sampling.sampler import Sampler
 
 FEW_SENT = 64
 """Number of candidates per rank up to which a smaller sort is enough."""

@@ -6,7 +6,7 @@ that it has read, so the device never waits for it; tokens behind the end of an 
 discarded. Several ranks take a step together, and each samples the same token from the same
 numbers; the host reads what one of them wrote.
 
-Where a step cannot sample (see `engine.gpu.kernels.sampling`), it and those behind it change
+Where a step cannot sample (see `gpu.kernels.sampling`), it and those behind it change
 nothing, and the host samples from the logits, which are still there.
 """
 
@@ -22,23 +22,23 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from engine.backends.gpu.decode.rank_capture import CaptureTask, Recomputed, Replays, capture_on_all
+from engine.backends.gpu.decode.sampler_slots import RING
+from engine.backends.gpu.decode.sampling import DeviceSampler, RingEntry, WordExchange
+from engine.backends.gpu.launch.graph import Captured, capture
 from engine.errors import CommError, EngineError
-from engine.forward.batch import FIRST_TOKEN, Piece, Tables
-from engine.gpu.decode.rank_capture import CaptureTask, Recomputed, Replays, capture_on_all
-from engine.gpu.decode.sampler_slots import RING
-from engine.gpu.decode.sampling import DeviceSampler, RingEntry, WordExchange
-from engine.gpu.launch.graph import Captured, capture
 from engine.hardware.fallbacks import Fallbacks
 from engine.hardware.host_memory import HostTensor
+from engine.model.forward.batch import FIRST_TOKEN, Piece, Tables
 
 if TYPE_CHECKING:
-    from engine.config.sampling import SamplingParams
-    from engine.forward.batch import Tables
-    from engine.gpu.decode.rank_capture import OneShotControl
-    from engine.parallel.executor import RankExecutor
-    from engine.sampling.token_source import Logits
-from engine.sampling.on_device import why_on_host
-from engine.sampling.sampler import Sampler
+    from engine.backends.executor import RankExecutor
+    from engine.backends.gpu.decode.rank_capture import OneShotControl
+    from engine.decoding.sampling.token_source import Logits
+    from engine.model.forward.batch import Tables
+    from engine.sampling_params import SamplingParams
+from engine.decoding.sampling.on_device import why_on_host
+from engine.decoding.sampling.sampler import Sampler
 
 AHEAD = 3
 """Steps enqueued beyond the token that the host waits for, where states can be rewound: while a

@@ -10,7 +10,7 @@ Blocks are multiplied without their scales, as F16. Weights are 2 to the power o
 import triton
 import triton.language as tl
 
-from engine.gpu.kernels.kv_cells import (
+from engine.backends.gpu.kernels.kv_cells import (
     BLOCK,
     PAGE,
     element,

@@ -3,8 +3,13 @@
 import triton
 import triton.language as tl
 
-from engine.gpu.kernels.elementwise import activated
-from engine.gpu.kernels.recurrent import n_in_chain, state_before, state_behind, store_repeats
+from engine.backends.gpu.kernels.elementwise import activated
+from engine.backends.gpu.kernels.recurrent import (
+    n_in_chain,
+    state_before,
+    state_behind,
+    store_repeats,
+)
 
 
 @triton.jit(do_not_specialize=["n_token", "n_channel", "stride"])
@@ -59,7 +64,7 @@ def causal_conv(x, before, after, state, weight, bias, y, n_token, n_channel, st
 def causal_conv_of_chains(x, before, after, state, chains, weight, bias, y, slot_size, n_channel,
                           stride, TAPS: tl.constexpr, ACT: tl.constexpr, HAS_BIAS: tl.constexpr,
                           HAS_GATES: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
-    """Convolve BLOCK channels of the chain that begins at a row, see `engine.gpu.state_chains`.
+    """Convolve BLOCK channels of the chain that begins at a row, see `gpu.state_chains`.
 
     The last row comes first: the first row may overwrite the state before it, which others read.
     Sums have the order of `causal_conv`. Rows that repeat one get its result.

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from engine.gpu.kernels.planes import weights
+from engine.backends.gpu.kernels.planes import weights
 
 
 @triton.jit(do_not_specialize=["n_blocks", "skip", "lead", "n_columns", "n_rows", "first"])

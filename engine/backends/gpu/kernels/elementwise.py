@@ -6,7 +6,7 @@ The elements of a row are contiguous; sizes and strides are in units of UNIT ele
 import triton
 import triton.language as tl
 
-from engine.forward.operands import OAI_ALPHA
+from engine.model.forward.operands import OAI_ALPHA
 
 ALPHA = tl.constexpr(OAI_ALPHA)
 TANH = tl.constexpr(2 * (2 / 3.141592653589793) ** 0.5)
@@ -22,7 +22,7 @@ def sigmoid(x):
 
 @triton.jit
 def activated(x, KIND: tl.constexpr):
-    """Return the activation of x, see `engine.forward.operands.Activation`; "none" changes nothing.
+    """Return the activation of x, see `forward.operands.Activation`; "none" changes nothing.
 
     "oai" needs `gate`.
     """
@@ -115,7 +115,7 @@ def gated(x, up, y, n_head, n, x_stride, x_head, up_stride, up_head, limit, KIND
 @triton.jit(do_not_specialize=["n", "x_stride"])
 def xielu(x, y, n, x_stride, positive, negative, beta, eps, UNIT: tl.constexpr,
           BLOCK: tl.constexpr):  # fmt: skip
-    """Compute xIELU (`engine.models.apertus.Xielu`) of x (n_row, n); see `gated` for the rest."""
+    """Compute xIELU (`architectures.apertus.Xielu`) of x (n_row, n); see `gated` for the rest."""
     n *= UNIT
     row, at = place(n, BLOCK)
     inside = at < n

@@ -1,6 +1,6 @@
 """Grouped GEMM kernels of routed experts, on the tensor cores.
 
-A program multiplies the rows of one block (see `engine.gpu.routing.DeviceGroups.table`) with
+A program multiplies the rows of one block (see `gpu.routing.DeviceGroups.table`) with
 COLUMNS rows of its expert's matrix, and returns at once where the table has no block. Programs are
 (parts of n_rows, blocks, matrices): up to two matrices of each expert are multiplied in one launch.
 Weights are dequantised to F16 or BF16; sums are F32.
@@ -9,8 +9,8 @@ Weights are dequantised to F16 or BF16; sums are F32.
 import triton
 import triton.language as tl
 
-from engine.gpu.kernels.expert_gemv import finished
-from engine.gpu.kernels.planes import (
+from engine.backends.gpu.kernels.expert_gemv import finished
+from engine.backends.gpu.kernels.planes import (
     has_minimum,
     high_words,
     joined,

@@ -1,15 +1,15 @@
 """Gemv kernels of routed experts: each row is multiplied separately, by its expert's matrix.
 
 A program reads the expert of its row from device memory. Weights in planes are multiplied as in
-`engine.gpu.kernels.gemv`, so that a row has the same bits whatever other rows there are.
+`engine.backends.gpu.kernels.gemv`, so that a row has the same bits whatever other rows there are.
 """
 
 import triton
 import triton.language as tl
 
-from engine.gpu.kernels import elementwise
-from engine.gpu.kernels.gemv_tile import tile_sums
-from engine.gpu.kernels.quantise import write_bytes, write_numbers
+from engine.backends.gpu.kernels import elementwise
+from engine.backends.gpu.kernels.gemv_tile import tile_sums
+from engine.backends.gpu.kernels.quantise import write_bytes, write_numbers
 
 
 @triton.jit

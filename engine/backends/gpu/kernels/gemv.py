@@ -9,10 +9,10 @@ them in order.
 import triton
 import triton.language as tl
 
-from engine.gpu.kernels import elementwise
-from engine.gpu.kernels.asm import atomic_add
-from engine.gpu.kernels.gemv_tile import tile_sums
-from engine.gpu.kernels.quantise import write_bytes, write_numbers
+from engine.backends.gpu.kernels import elementwise
+from engine.backends.gpu.kernels.asm import atomic_add
+from engine.backends.gpu.kernels.gemv_tile import tile_sums
+from engine.backends.gpu.kernels.quantise import write_bytes, write_numbers
 
 FULL = tl.constexpr(8)
 """Most rows of a program, whose sums registers hold."""

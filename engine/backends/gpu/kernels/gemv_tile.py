@@ -4,15 +4,15 @@ A program walks the tile's blocks of 32 columns: each thread takes one block of 
 and accumulates its sums; in the end the threads' sums are added. So a row's result is summed in the
 same order for any number of rows, and whatever else is multiplied in the same launch.
 
-Rows x come from `engine.gpu.kernels.quantise`: as bytes (`X_BYTES` for each number), which are
+Rows x come from `gpu.kernels.quantise`: as bytes (`X_BYTES` for each number), which are
 multiplied four at a time as integers, or as F32 (`X_BYTES` is 0).
 """
 
 import triton
 import triton.language as tl
 
-from engine.gpu.kernels.asm import dot_of_bytes, four_shared_words
-from engine.gpu.kernels.plane_words import (
+from engine.backends.gpu.kernels.asm import dot_of_bytes, four_shared_words
+from engine.backends.gpu.kernels.plane_words import (
     block_words,
     has_high_halves,
     has_signed_quads,
@@ -20,10 +20,10 @@ from engine.gpu.kernels.plane_words import (
     row_scales,
     table_bias,
 )
-from engine.gpu.kernels.planes import byte_of, has_minimum, joined
+from engine.backends.gpu.kernels.planes import byte_of, has_minimum, joined
 
 BASE = tl.constexpr(255)
-"""Weight of the first of two bytes of a number, see `engine.cpu.kernels.products.panels`."""
+"""Weight of the first of two bytes of a number, see `cpu.kernels.products.panels`."""
 
 
 @triton.jit
@@ -42,7 +42,7 @@ def tile_sums(tile, x, facts, rows, first, last, n_blocks, skip, ITEMS: tl.const
         ITEMS: number of threads of a program, which takes ITEMS / 4 blocks at a time.
         UNROLL: number of blocks that each thread prefetches before it works on the first of them.
             Loads of an earlier iteration are not delayed until their use, as compilers like to do.
-        X_BYTES: see above; other constants as in `engine.gpu.matmul.planes`.
+        X_BYTES: see above; other constants as in `engine.backends.gpu.matmul.planes`.
     """
     BLOCKS: tl.constexpr = ITEMS // 4
     item = tl.arange(0, ITEMS)

@@ -9,7 +9,7 @@ Blocks have an even number of bytes, so they are read as 16-bit units.
 import triton
 import triton.language as tl
 
-from engine.paging import keys
+from engine.model.forward import pages as keys
 
 PAGE = tl.constexpr(keys.PAGE)
 """Number of positions whose slots lie side by side."""

@@ -8,7 +8,7 @@ round r - 2.
 import triton
 import triton.language as tl
 
-from engine.gpu.kernels.one_shot import read_pair, time_now, write_pair
+from engine.backends.gpu.kernels.one_shot import read_pair, time_now, write_pair
 
 WAITING, TOO_LATE = tl.constexpr(1), tl.constexpr(2)
 """States of a program: it waits for packets, or its time is over."""

@@ -7,8 +7,8 @@ compiler knows a factor of them and uses wide loads.
 import triton
 import triton.language as tl
 
-from engine.gpu.kernels.elementwise import activated
-from engine.gpu.kernels.quantise import clear, write_bytes, write_numbers
+from engine.backends.gpu.kernels.elementwise import activated
+from engine.backends.gpu.kernels.quantise import clear, write_bytes, write_numbers
 
 
 @triton.jit

@@ -7,7 +7,7 @@ has the same bits alone and among others. Matrices are small and stay in the cac
 import triton
 import triton.language as tl
 
-from engine.gpu.kernels.tile_gemm import stored_words, weights_at
+from engine.backends.gpu.kernels.tile_gemm import stored_words, weights_at
 
 
 @triton.jit

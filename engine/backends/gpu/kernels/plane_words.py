@@ -2,15 +2,15 @@
 
 A thread loads all stored words of its block first, so that many loads are in flight, and then
 decodes them. Every tensor here has one element for each thread. The constants are those of
-`engine.gpu.matmul.planes.constants_of`; a *quad* is defined in `planes`. With `ASM` the inline PTX
+`gpu.matmul.planes.constants_of`; a *quad* is defined in `planes`. With `ASM` the inline PTX
 of `asm` is used; products have the same bits without.
 """
 
 import triton
 import triton.language as tl
 
-from engine.gpu.kernels.asm import chosen_bytes, four_words, one_word, two_words
-from engine.gpu.kernels.planes import (
+from engine.backends.gpu.kernels.asm import chosen_bytes, four_words, one_word, two_words
+from engine.backends.gpu.kernels.planes import (
     byte_of,
     half_power,
     has_minimum,

@@ -1,10 +1,10 @@
-"""Device functions that read planes; see `engine.quants.layout` for their format.
+"""Device functions that read planes; see `engine.formats.quants.layout` for their format.
 
 All functions work element by element on tensors of any shape, with one element for each pair of a
 block of 32 columns and a row of a tile: `block` and `row` are broadcast against each other, `tile`
 is the address of the tile (a pointer to bytes, or one for each element), and `mask` says which
 elements exist; others are read as 0. The constants are those of
-`engine.gpu.matmul.planes.constants_of`.
+`engine.backends.gpu.matmul.planes.constants_of`.
 
 A *quad* is a 32-bit word with four neighbouring columns of a row, the first one in the lowest byte:
 quad i of a block has columns 4i … 4i+3. Its bytes are unsigned codes; or signed numbers, where the
@@ -239,7 +239,7 @@ def factors(tile, supers, block, row, mask, skip, SCALE: tl.constexpr):
 @triton.jit
 def scales_of(tile, scales, supers, block, row, mask, skip, SCALE: tl.constexpr, SUB: tl.constexpr,
               SIGNED: tl.constexpr):  # fmt: skip
-    """Return the scales of codes and the minima added then, with the roundings of `engine.quants`.
+    """Return the scales of codes and the minima added then, with the roundings of `formats.quants`.
 
     Returns:
         A tuple of F32 scales, one for each sub-block of the block, and a tuple of as many minima,

@@ -1,7 +1,7 @@
-"""Quantised activations, as `engine.gpu.kernels.gemv` reads them.
+"""Quantised activations, as `engine.backends.gpu.kernels.gemv` reads them.
 
 Blocks of 32 columns are those of a matrix' extent; columns before or behind those of the matrix are
-zeros. Bytes are rounded as in `engine.cpu.kernels.products.panels`; 16 columns share a scale.
+zeros. Bytes are rounded as in `cpu.kernels.products.panels`; 16 columns share a scale.
 """
 
 import triton

@@ -6,14 +6,14 @@ head. Sizes of heads are constants; strides are those between tokens.
 
 The tokens go on from one state, which is written once, in place. If PLACED, they are rows of
 several sequences, with a program for the chain that begins at each row, see
-`engine.gpu.state_chains`: `state` has `slot_size` elements for each place, a chain reads that of
+`gpu.state_chains`: `state` has `slot_size` elements for each place, a chain reads that of
 its first row once, and the state behind each row is written. Rows that repeat one get its result.
 """
 
 import triton
 import triton.language as tl
 
-from engine.gpu.kernels.elementwise import activated, sigmoid, softplus
+from engine.backends.gpu.kernels.elementwise import activated, sigmoid, softplus
 
 CHAIN_WORDS = tl.constexpr(4)
 """Number of int64 words of each row: rows of the chain that begins there, place of the state before
@@ -262,7 +262,7 @@ def scan_chunks(q, k, v, products, from_start, to_end, inverse, state, y, n_chun
                 N_KEY: tl.constexpr, N_VALUE: tl.constexpr, CHUNK: tl.constexpr,
                 PARTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
                 PRECISION: tl.constexpr):  # fmt: skip
-    """Compute `engine.ops.recurrent.scan_chunks`, COLUMNS columns of a head's state per program.
+    """Compute `reference.recurrent.scan_chunks`, COLUMNS columns of a head's state per program.
 
     They are held as PARTS matrices of ROWS rows, so that no operand takes all registers.
 

@@ -1,7 +1,7 @@
 """Kernels of expert routing: choice of experts, order of rows by expert, sum of experts' results.
 
 Numbers are compared as integers of the same order, so that NaNs choose distinct experts, too; of
-equal ones the first wins, as in `engine.cpu.kernels.small.routing`.
+equal ones the first wins, as in `engine.backends.cpu.kernels.small.routing`.
 """
 
 import triton

@@ -8,7 +8,7 @@ kernel.
 import triton
 import triton.language as tl
 
-from engine.gpu.kernels.asm import atomic_add
+from engine.backends.gpu.kernels.asm import atomic_add
 
 REPEAT, FREQUENCY, PRESENCE = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 IS_PENALISED = tl.constexpr(3)

@@ -1,4 +1,4 @@
-"""Four small kernels that sample a token from logits as `engine.sampling.sampler` does.
+"""Four small kernels that sample a token from logits as `engine.decoding.sampling.sampler` does.
 
 `survey` reads all logits, applies the penalties and finds the largest of each group of neighbours.
 `bound` finds from those a threshold that enough tokens reach, `gather` the tokens that reach it, in
@@ -15,8 +15,8 @@ tensors, which are dense with the slots first; and the index of its mask, -1 wit
 import triton
 import triton.language as tl
 
-from engine.gpu.kernels.asm import atomic_add
-from engine.gpu.kernels.sample_token import (
+from engine.backends.gpu.kernels.asm import atomic_add
+from engine.backends.gpu.kernels.sample_token import (
     BEST,
     BOUND,
     CHECK,

@@ -11,8 +11,8 @@ in `sampling.gather`.
 import triton
 import triton.language as tl
 
-from engine.gpu.kernels.asm import atomic_add
-from engine.gpu.kernels.sample_token import (
+from engine.backends.gpu.kernels.asm import atomic_add
+from engine.backends.gpu.kernels.sample_token import (
     BEST,
     CHECK,
     DRAWN,
@@ -34,7 +34,7 @@ from engine.gpu.kernels.sample_token import (
     number_of,
     sort,
 )  # fmt: skip
-from engine.gpu.kernels.sampling import candidates_of, total_of
+from engine.backends.gpu.kernels.sampling import candidates_of, total_of
 
 MARK = tl.constexpr(0)
 """Index of the step's number and, in the lower half, the token before the sampled one."""

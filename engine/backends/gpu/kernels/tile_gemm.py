@@ -1,7 +1,7 @@
 """Tile GEMM of up to some hundred rows with weights in planes, on the tensor cores.
 
 Weights are dequantised to F16 or BF16 where they are multiplied. A 32-bit word of the plane `low`
-has four neighbouring columns of each of several quads (see `engine.gpu.kernels.planes`). So byte c
+has four neighbouring columns of each of several quads (see `gpu.kernels.planes`). So byte c
 of part p of all words in a step is one matrix (rows, words), and the activations that it is
 multiplied with are stored together, too (`shorten`). Only stored words move between threads.
 """
@@ -9,9 +9,16 @@ multiplied with are stored together, too (`shorten`). Only stored words move bet
 import triton
 import triton.language as tl
 
-from engine.gpu.kernels.asm import chosen_bytes
-from engine.gpu.kernels.plane_words import is_narrow, looked_up_eight, looked_up_halves
-from engine.gpu.kernels.planes import half_power, has_minimum, looked_up, splat, starts, super_bytes
+from engine.backends.gpu.kernels.asm import chosen_bytes
+from engine.backends.gpu.kernels.plane_words import is_narrow, looked_up_eight, looked_up_halves
+from engine.backends.gpu.kernels.planes import (
+    half_power,
+    has_minimum,
+    looked_up,
+    splat,
+    starts,
+    super_bytes,
+)
 
 
 @triton.constexpr_function
@@ -139,7 +146,7 @@ def codes_of(low, highs, shift, LOW: tl.constexpr, HIGH: tl.constexpr, TABLE: tl
     """Return a tuple with the codes of each part of words of the plane `low`, four bytes in a word.
 
     Args:
-        highs: words with the codes' upper bits, one or two (see `engine.gpu.kernels.planes`).
+        highs: words with the codes' upper bits, one or two (see `gpu.kernels.planes`).
         shift: line of each word in its block.
     """
     codes = ()

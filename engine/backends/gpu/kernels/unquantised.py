@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from engine.gpu.kernels.gemv import place_of
+from engine.backends.gpu.kernels.gemv import place_of
 
 
 @triton.jit(do_not_specialize=["n_row", "n_rows", "x_stride", "n_columns"])
@@ -19,7 +19,7 @@ def product(x, data, y, n_row, n_rows, x_stride, n_columns, M: tl.constexpr, ROW
         x: rows (n_row, n_columns), F32, `x_stride` apart.
         data: contiguous W (n_rows, n_columns).
         y: output, F32 (n_row, n_rows).
-        M: see `engine.gpu.kernels.gemv.products`.
+        M: see `engine.backends.gpu.kernels.gemv.products`.
         STEP: number of columns at a time.
         x_stride, n_columns: divided by ALIGNED, so that the compiler knows a factor of them.
     """

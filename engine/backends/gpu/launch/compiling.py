@@ -19,10 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engine.devices.host import usable_cores
-from engine.errors import Cancelled, EngineError
-from engine.gpu.launch.kernel_cache import cache_in_use, is_full, leave_cache
-from engine.gpu.launch.kernel_launch import (
+from engine.backends.gpu.launch.kernel_cache import cache_in_use, is_full, leave_cache
+from engine.backends.gpu.launch.kernel_launch import (
     ALIGNMENT,
     MOST_INT32,
     Argument,
@@ -30,7 +28,9 @@ from engine.gpu.launch.kernel_launch import (
     is_far,
     is_interpreted,
 )
-from engine.gpu.launch.launcher_choice import prepare
+from engine.backends.gpu.launch.launcher_choice import prepare
+from engine.errors import Cancelled, EngineError
+from engine.hardware.devices.host import usable_cores
 from engine.hardware.torch_devices import is_out_of_memory
 
 log = logging.getLogger(__name__)

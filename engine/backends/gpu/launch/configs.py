@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from engine.gpu.launch.target import KernelTarget
-from engine.quants.layout import TILE
+from engine.backends.gpu.launch.target import KernelTarget
+from engine.formats.quants.layout import TILE
 
 Config = Mapping[str, int]
 Rule = Callable[..., Config]
@@ -51,7 +51,7 @@ def gemv_parts_config(
 
 
 def tile_gemm_config(target: KernelTarget, *, n_token: int, low: int) -> Config:
-    """Return the tile sizes of a tile GEMM; see `engine.gpu.kernels.tile_gemm.product`.
+    """Return the tile sizes of a tile GEMM; see `engine.backends.gpu.kernels.tile_gemm.product`.
 
     A tile has as many rows of x as registers and shared memory allow, so that weights are decoded
     once. Few sizes are used, since each is compiled for each type. Hopper's tensor cores read x

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from engine.gpu.launch.configs import RULES, Config, Key
-from engine.json_file import cache_folder, read_json, write_json
-from engine.version import package_version
+from engine.backends.gpu.launch.configs import RULES, Config, Key
+from engine.util.json_file import cache_folder, read_json, write_json
+from engine.util.version import package_version
 
 FILE_NAME = "kernels.json"
 

@@ -17,10 +17,16 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from engine.gpu.launch.kernel_launch import KernelLaunch, intercept_launches
+from engine.backends.gpu.launch.kernel_launch import KernelLaunch, intercept_launches
+from engine.backends.reference.replay import (
+    DispatchMode,
+    ReplayedOp,
+    is_allocation,
+    is_fit,
+    is_view,
+)
 from engine.hardware.garbage import hold_garbage
 from engine.hardware.torch_devices import stream_of_rank
-from engine.ops.replay import DispatchMode, ReplayedOp, is_allocation, is_fit, is_view
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)

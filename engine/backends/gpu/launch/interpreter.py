@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from engine.gpu.launch.interpreter_types import share_shapes, shorten_checks
+from engine.backends.gpu.launch.interpreter_types import share_shapes, shorten_checks
 
 _lock = threading.RLock()
 

@@ -20,10 +20,10 @@ import time
 from pathlib import Path
 
 from engine.errors import EngineError
-from engine.files import exposure, make_private, temporary_folder
 from engine.hardware.fallbacks import OF_THIS_PROCESS
-from engine.json_file import cache_folder
-from engine.version import package_version
+from engine.util.files import exposure, make_private, temporary_folder
+from engine.util.json_file import cache_folder
+from engine.util.version import package_version
 
 log = logging.getLogger(__name__)
 

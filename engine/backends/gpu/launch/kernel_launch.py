@@ -18,9 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engine.gpu.launch.interpreter import interpret
-from engine.gpu.launch.launcher_choice import prepare
-from engine.gpu.launch.own_launcher import OwnLauncher, Start
+from engine.backends.gpu.launch.interpreter import interpret
+from engine.backends.gpu.launch.launcher_choice import prepare
+from engine.backends.gpu.launch.own_launcher import OwnLauncher, Start
 
 Grid = tuple[int, ...]
 Argument = Tensor | int | float

@@ -14,11 +14,11 @@ from typing import Any, Literal
 
 import torch
 
+from engine.backends.gpu.launch import configs
+from engine.backends.gpu.launch.found_configs import configs_file, read_configs
+from engine.backends.gpu.launch.kernel_cache import use_cache
+from engine.backends.gpu.launch.own_launcher import OwnDriver
 from engine.errors import EngineError
-from engine.gpu.launch import configs
-from engine.gpu.launch.found_configs import configs_file, read_configs
-from engine.gpu.launch.kernel_cache import use_cache
-from engine.gpu.launch.own_launcher import OwnDriver
 from engine.hardware.cuda_api import CudaApi
 from engine.hardware.fallbacks import OF_THIS_PROCESS
 from engine.hardware.gpu_path import LAUNCHER_VARIABLE, launcher_problem, triton_version

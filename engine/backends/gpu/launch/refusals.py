@@ -1,6 +1,6 @@
 """Kernels whose results were found wrong on a kind of GPU, which other code replaces there.
 
-`engine.gpu.checks` finds them. Where a function decides whether its kernel serves, it asks `allows`
+`gpu.checks` finds them. Where a function decides whether its kernel serves, it asks `allows`
 or is `refusable`; its callers have another way already. The choice is one for all cards of a kind,
 so that they go on computing the same bits.
 """
@@ -16,7 +16,7 @@ from typing import ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
-from engine.gpu.launch.target import KernelTarget, target_of
+from engine.backends.gpu.launch.target import KernelTarget, target_of
 
 Key = tuple[str | int, ...]
 """Name of a kernel, and what its variants differ by: type of the weights, number of rows."""

@@ -17,7 +17,7 @@ from engine.planning.footprint import arena_key, sizes_of_pieces, slot_pieces
 from engine.planning.rounding import aligned_bytes, is_arena
 
 if TYPE_CHECKING:
-    from engine.layers.module import Slot
+    from engine.model.layers.module import Slot
 
 STORAGE = "kernels"
 """Storage of the matrices, see `engine.planning.plan.DevicePlan`."""

@@ -13,33 +13,33 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from engine.cpu.weights import JoinedColumns
-from engine.devices.routes import Routes
-from engine.forward.batch import Batch
-from engine.forward.batch_sizes import MOST_IN_F32, SMALL_BATCH
-from engine.forward.cache import Cache
-from engine.forward.cache_size import CacheSize
-from engine.forward.context import Context
-from engine.forward.weight import Weight
-from engine.gpu.comm.one_shot import OneShotGroups
-from engine.gpu.launch.kernel_launch import KernelLaunch, intercept_launches
-from engine.gpu.launch.refusals import watched
-from engine.gpu.launch.target import KernelTarget, use_target
-from engine.gpu.matmul.weights import GpuPlain, GpuPlanes
-from engine.gpu.ops import GpuOps
-from engine.ops.weights import DenseWeight, PackedWeight
+from engine.backends.cpu.weights import JoinedColumns
+from engine.backends.gpu.comm.one_shot import OneShotGroups
+from engine.backends.gpu.launch.kernel_launch import KernelLaunch, intercept_launches
+from engine.backends.gpu.launch.refusals import watched
+from engine.backends.gpu.launch.target import KernelTarget, use_target
+from engine.backends.gpu.matmul.weights import GpuPlain, GpuPlanes
+from engine.backends.gpu.ops import GpuOps
+from engine.backends.reference.weights import DenseWeight, PackedWeight
+from engine.formats.quants.extent import Extent, n_tiles
+from engine.formats.quants.layout import LAYOUTS
+from engine.hardware.devices.routes import Routes
+from engine.model.forward.batch import Batch
+from engine.model.forward.batch_sizes import MOST_IN_F32, SMALL_BATCH
+from engine.model.forward.cache import Cache
+from engine.model.forward.cache_size import CacheSize
+from engine.model.forward.context import Context
+from engine.model.forward.weight import Weight
+from engine.model.sharding.placement import Shard, Slices
 from engine.planning.footprint import plane_parts, slot_pieces, x_bytes
-from engine.quants.extent import Extent, n_tiles
-from engine.quants.layout import LAYOUTS
-from engine.sharding.placement import Shard, Slices
 
 if TYPE_CHECKING:
-    from engine.config.load import LoadParams
-    from engine.forward.communicator import Group
-    from engine.forward.ops import FusedAllReduce, Ops
-    from engine.gpu.checks.calls import OpCallLog
-    from engine.layers.module import Slot
-    from engine.models.declare import Declaration
+    from engine.backends.gpu.checks.calls import OpCallLog
+    from engine.load_params import LoadParams
+    from engine.model.architectures.declare import Declaration
+    from engine.model.forward.communicator import Group
+    from engine.model.forward.ops import FusedAllReduce, Ops
+    from engine.model.layers.module import Slot
 
 META = torch.device("meta")
 PLAIN = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32}

@@ -1,7 +1,7 @@
 """Packs blocks of the file into planes, on the device: the same bits in another order.
 
 It does with torch, and so on every device, what the CPU's packer does
-(`engine.cpu.kernels.packing.pack`). It packs some rows at a time: beside input and output it takes
+(`cpu.kernels.packing.pack`). It packs some rows at a time: beside input and output it takes
 `PACK_BYTES` of memory.
 """
 
@@ -16,16 +16,16 @@ import torch
 from gguf.constants import GGMLQuantizationType as Kind
 from torch import Tensor
 
+from engine.formats.quants import iquants, kquants
+from engine.formats.quants.bits import read_field, unpack_planes
+from engine.formats.quants.codes import codes_and_scales
+from engine.formats.quants.dequantise import QUANTS, Quant
+from engine.formats.quants.layout import BLOCK, CODED, LAYOUTS, TILE, Layout
+from engine.formats.quants.legacy import five_bits
 from engine.planning.buffers import PACK_BYTES
-from engine.quants import iquants, kquants
-from engine.quants.bits import read_field, unpack_planes
-from engine.quants.codes import codes_and_scales
-from engine.quants.dequantise import QUANTS, Quant
-from engine.quants.layout import BLOCK, CODED, LAYOUTS, TILE, Layout
-from engine.quants.legacy import five_bits
 
 if TYPE_CHECKING:
-    from engine.quants.extent import Extent
+    from engine.formats.quants.extent import Extent
 
 WEIGHT_BYTES = 8
 """Largest number of bytes that packing needs per weight, of any type."""

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Protocol, Self
 import torch
 from torch import Tensor
 
-from engine.devices.host import usable_cores
 from engine.errors import DeviceError
+from engine.hardware.devices.host import usable_cores
 from engine.hardware.host_memory import HostTensor
 from engine.planning.buffers import LOAD_BUFFER_BYTES, LOAD_BUFFERS
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from engine.gguf.tensor_bytes import TensorBytes
+    from engine.formats.gguf.tensor_bytes import TensorBytes
 
     Bytes = NDArray[np.uint8]
 

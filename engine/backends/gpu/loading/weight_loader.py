@@ -1,6 +1,6 @@
 """Loads weights into a GPU: parts of the file are copied there and packed into planes there.
 
-The host never holds more of a model than a few buffers; see `engine.gpu.loading.staging`.
+The host never holds more of a model than a few buffers; see `engine.backends.gpu.loading.staging`.
 """
 
 from __future__ import annotations
@@ -12,23 +12,23 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from engine.cpu.packing import DTYPES, in_parts, joined_shape, stacks
-from engine.gpu.loading.pack import pack
-from engine.gpu.loading.staging import Staging
-from engine.gpu.matmul.weights import GpuPlain, GpuPlanes
+from engine.backends.cpu.packing import DTYPES, in_parts, joined_shape, stacks
+from engine.backends.gpu.loading.pack import pack
+from engine.backends.gpu.loading.staging import Staging
+from engine.backends.gpu.matmul.weights import GpuPlain, GpuPlanes
+from engine.formats.quants.extent import Extent, file_blocks, n_tiles
+from engine.formats.quants.layout import LAYOUTS, TILE
 from engine.planning.buffers import staging_bytes
 from engine.planning.footprint import packed_bytes, slot_pieces
-from engine.quants.extent import Extent, file_blocks, n_tiles
-from engine.quants.layout import LAYOUTS, TILE
 
 if TYPE_CHECKING:
-    from engine.forward.weight import Weight
-    from engine.gguf.reader import GGUFFile
-    from engine.gguf.tensor_bytes import TensorBytes
-    from engine.gguf.tensors import TensorInfo
-    from engine.gpu.loading.arenas import Arenas
-    from engine.layers.module import Slot
-    from engine.sharding.placement import Slices
+    from engine.backends.gpu.loading.arenas import Arenas
+    from engine.formats.gguf.reader import GGUFFile
+    from engine.formats.gguf.tensor_bytes import TensorBytes
+    from engine.formats.gguf.tensors import TensorInfo
+    from engine.model.forward.weight import Weight
+    from engine.model.layers.module import Slot
+    from engine.model.sharding.placement import Slices
 
 Zeros = Callable[[Sequence[int], torch.dtype], Tensor]
 """Function that returns memory of a shape and type on the device, filled with zeros."""
@@ -122,7 +122,7 @@ def send_rows(
     """Send matrices to the device, several at a time, or some rows of one.
 
     Args:
-        source: stacks of matrices, see `engine.cpu.packing.stacks`; a later stack of the same
+        source: stacks of matrices, see `cpu.packing.stacks`; a later stack of the same
             matrix holds more of its rows.
         n_matrix: number of all matrices.
         columns: range of bytes of each row to send.

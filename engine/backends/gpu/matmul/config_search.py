@@ -18,25 +18,25 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from engine.backends.gpu.launch import configs
+from engine.backends.gpu.launch.configs import RULES, Config, Key, config_of, key_of
+from engine.backends.gpu.launch.found_configs import configs_file, read_configs, save_configs
+from engine.backends.gpu.launch.graph import capture
+from engine.backends.gpu.launch.launcher_choice import prepare
+from engine.backends.gpu.launch.target import KernelTarget, target_of
+from engine.backends.gpu.matmul import experts, gemv, tile_gemm, unquantised
+from engine.backends.gpu.matmul.tuning_report import KernelTuning, TuningProgress
+from engine.backends.gpu.matmul.weights import GpuPlanes
+from engine.backends.gpu.routing import DeviceGroups, assign
 from engine.errors import Cancelled, EngineError
-from engine.forward.operands import Routing
-from engine.gguf.reader import GGUFFile
-from engine.gpu.launch import configs
-from engine.gpu.launch.configs import RULES, Config, Key, config_of, key_of
-from engine.gpu.launch.found_configs import configs_file, read_configs, save_configs
-from engine.gpu.launch.graph import capture
-from engine.gpu.launch.launcher_choice import prepare
-from engine.gpu.launch.target import KernelTarget, target_of
-from engine.gpu.matmul import experts, gemv, tile_gemm, unquantised
-from engine.gpu.matmul.tuning_report import KernelTuning, TuningProgress
-from engine.gpu.matmul.weights import GpuPlanes
-from engine.gpu.routing import DeviceGroups, assign
+from engine.formats.gguf.reader import GGUFFile
+from engine.formats.quants.extent import Extent, n_tiles
+from engine.formats.quants.layout import LAYOUTS
 from engine.hardware.faults import fault_of
-from engine.quants.extent import Extent, n_tiles
-from engine.quants.layout import LAYOUTS
+from engine.model.forward.operands import Routing
 
 if TYPE_CHECKING:
-    from engine.progress import IsCancelled
+    from engine.util.progress import IsCancelled
 
 log = logging.getLogger(__name__)
 
@@ -144,7 +144,7 @@ class GraphTimer:
 def tune(
     path: str | Path, devices: Sequence[str], on_progress: TuningProgress, is_cancelled: IsCancelled
 ) -> list[KernelTuning]:
-    """Tune kernels as `engine.measuring.kernel_tuning.tune_kernels` says; the devices are GPUs."""
+    """Tune kernels as `measuring.kernel_tuning.tune_kernels` says; the devices are GPUs."""
     prepare()
     with GGUFFile.open(path) as file:
         matrices = matrices_of(file)

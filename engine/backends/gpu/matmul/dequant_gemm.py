@@ -1,7 +1,7 @@
 """GEMM of many rows by the vendor's library, on weights dequantised to F16 or BF16.
 
 Sums are F32. Some rows of weights are dequantised at a time, into a scratch buffer that is reused:
-as many as keep the whole card busy (`engine.forward.batch_sizes.chunk_rows`).
+as many as keep the whole card busy (`engine.model.forward.batch_sizes.chunk_rows`).
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from engine.forward.batch_sizes import chunk_rows
-from engine.gpu.launch.refusals import allows
-from engine.gpu.launch.target import target_of
-from engine.gpu.matmul import dequantise
+from engine.backends.gpu.launch.refusals import allows
+from engine.backends.gpu.launch.target import target_of
+from engine.backends.gpu.matmul import dequantise
+from engine.model.forward.batch_sizes import chunk_rows
 
 if TYPE_CHECKING:
-    from engine.gpu.matmul.planes import QuantisedMatrix
+    from engine.backends.gpu.matmul.planes import QuantisedMatrix
 
 
 def product(x: Tensor, weight: QuantisedMatrix | Tensor) -> Tensor:

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from engine.gpu.kernels import dequantise as kernels
-from engine.gpu.launch.kernel_launch import FixedConstants, launch
-from engine.gpu.launch.refusals import allows
-from engine.gpu.matmul.planes import constants_of
-from engine.quants.extent import DEVICE_CHUNK
-from engine.quants.layout import TILE
+from engine.backends.gpu.kernels import dequantise as kernels
+from engine.backends.gpu.launch.kernel_launch import FixedConstants, launch
+from engine.backends.gpu.launch.refusals import allows
+from engine.backends.gpu.matmul.planes import constants_of
+from engine.formats.quants.extent import DEVICE_CHUNK
+from engine.formats.quants.layout import TILE
 
 if TYPE_CHECKING:
-    from engine.quants.extent import Extent
+    from engine.formats.quants.extent import Extent
 
 BLOCKS = 8
 """Number of blocks of 32 columns that a program dequantises, of 16 rows each."""

@@ -13,24 +13,24 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from engine.gpu import elementwise
-from engine.gpu.kernels import expert_gemm, expert_gemv
-from engine.gpu.launch.configs import WARP, config_of
-from engine.gpu.launch.graph import refuse_capture
-from engine.gpu.launch.kernel_launch import launch
-from engine.gpu.launch.refusals import allows
-from engine.gpu.launch.target import target_of
-from engine.gpu.matmul.dequant_gemm import f16_row_scale, half_dtype
-from engine.gpu.matmul.planes import QuantisedMatrix, constants_of
-from engine.gpu.quantise import BLOCKS, QuantisedRows, allocate_rows, quantise
-from engine.gpu.routing import DeviceGroups, assign, sum_of_experts
-from engine.quants.extent import n_tiles
-from engine.quants.layout import BLOCK
+from engine.backends.gpu import elementwise
+from engine.backends.gpu.kernels import expert_gemm, expert_gemv
+from engine.backends.gpu.launch.configs import WARP, config_of
+from engine.backends.gpu.launch.graph import refuse_capture
+from engine.backends.gpu.launch.kernel_launch import launch
+from engine.backends.gpu.launch.refusals import allows
+from engine.backends.gpu.launch.target import target_of
+from engine.backends.gpu.matmul.dequant_gemm import f16_row_scale, half_dtype
+from engine.backends.gpu.matmul.planes import QuantisedMatrix, constants_of
+from engine.backends.gpu.quantise import BLOCKS, QuantisedRows, allocate_rows, quantise
+from engine.backends.gpu.routing import DeviceGroups, assign, sum_of_experts
+from engine.formats.quants.extent import n_tiles
+from engine.formats.quants.layout import BLOCK
 
 if TYPE_CHECKING:
-    from engine.forward.expert_rows import Groups
-    from engine.forward.operands import Activation
-    from engine.forward.ops import ExpertLayer
+    from engine.model.forward.expert_rows import Groups
+    from engine.model.forward.operands import Activation
+    from engine.model.forward.ops import ExpertLayer
 
 __all__ = ["assign", "ffn", "grouped", "sum_of_experts"]
 
@@ -114,7 +114,7 @@ class ExpertInput(NamedTuple):
 
 
 def grouped(weight: object, x: Tensor, groups: Groups) -> Tensor | None:
-    """Compute `engine.forward.weight.Weight.grouped`; return None where no kernel serves."""
+    """Compute `engine.model.forward.weight.Weight.grouped`; return None where no kernel serves."""
     matrix = ExpertMatrices.of(weight)
     if matrix is None or not isinstance(groups, DeviceGroups) or x.dtype != torch.float32:
         return None

@@ -11,27 +11,27 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor
 
-from engine.forward.batch_sizes import SMALL_BATCH
-from engine.gpu.elementwise import is_plain, rows_at_once
-from engine.gpu.kernels import gemv
-from engine.gpu.launch.configs import WARP, Config, config_of
-from engine.gpu.launch.kernel_launch import launch
-from engine.gpu.launch.refusals import allows
-from engine.gpu.launch.target import target_of
-from engine.gpu.matmul.planes import QuantisedMatrix, constants_of
-from engine.gpu.quantise import (
+from engine.backends.gpu.elementwise import is_plain, rows_at_once
+from engine.backends.gpu.kernels import gemv
+from engine.backends.gpu.launch.configs import WARP, Config, config_of
+from engine.backends.gpu.launch.kernel_launch import launch
+from engine.backends.gpu.launch.refusals import allows
+from engine.backends.gpu.launch.target import target_of
+from engine.backends.gpu.matmul.planes import QuantisedMatrix, constants_of
+from engine.backends.gpu.quantise import (
     N_COUNTERS,
     QuantisedRows,
     allocate_rows,
     attach_rows,
     quantise,
 )
-from engine.ops.few_rows import most_few_rows
-from engine.quants.extent import Extent, n_tiles
-from engine.quants.layout import LAYOUTS, TILE
+from engine.backends.reference.few_rows import most_few_rows
+from engine.formats.quants.extent import Extent, n_tiles
+from engine.formats.quants.layout import LAYOUTS, TILE
+from engine.model.forward.batch_sizes import SMALL_BATCH
 
 if TYPE_CHECKING:
-    from engine.forward.operands import Activation
+    from engine.model.forward.operands import Activation
 
 T = TypeVar("T")
 

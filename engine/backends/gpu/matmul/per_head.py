@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from engine.gpu.kernels import per_head as kernels
-from engine.gpu.launch.kernel_launch import launch
-from engine.gpu.launch.refusals import allows
-from engine.gpu.launch.target import target_of
-from engine.gpu.matmul import dequant_gemm, dequantise
-from engine.gpu.matmul.planes import constants_of
-from engine.ops.few_rows import most_few_rows
-from engine.quants.extent import DEVICE_CHUNK, Extent
-from engine.quants.layout import LAYOUTS, TILE
+from engine.backends.gpu.kernels import per_head as kernels
+from engine.backends.gpu.launch.kernel_launch import launch
+from engine.backends.gpu.launch.refusals import allows
+from engine.backends.gpu.launch.target import target_of
+from engine.backends.gpu.matmul import dequant_gemm, dequantise
+from engine.backends.gpu.matmul.planes import constants_of
+from engine.backends.reference.few_rows import most_few_rows
+from engine.formats.quants.extent import DEVICE_CHUNK, Extent
+from engine.formats.quants.layout import LAYOUTS, TILE
 
 if TYPE_CHECKING:
-    from engine.gpu.matmul.planes import QuantisedMatrix
+    from engine.backends.gpu.matmul.planes import QuantisedMatrix
 
 WORDS = 64
 """Number of words of the plane `low` that a program of `x Wᵀ` reads at a time, of each row."""
@@ -86,7 +86,7 @@ class HeadMatrices:
 
 
 def product(x: Tensor, held: HeadMatrices, *, is_transposed: bool) -> Tensor:
-    """Return `x Wᵀ` of each head, or `x W`; see `engine.forward.weight.Weight.per_head`.
+    """Return `x Wᵀ` of each head, or `x W`; see `engine.model.forward.weight.Weight.per_head`.
 
     Args:
         x: F32 (T, n_head, n); few rows have the bits of each alone.

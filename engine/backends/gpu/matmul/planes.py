@@ -1,7 +1,7 @@
 """Quantised matrices as products take them, and the kernel constants of their types.
 
 A kernel that reads planes takes the names in `constants_of` as `tl.constexpr` parameters and passes
-them to the functions in `engine.gpu.kernels.planes`; so one kernel serves all types.
+them to the functions in `engine.backends.gpu.kernels.planes`; so one kernel serves all types.
 """
 
 from __future__ import annotations
@@ -9,19 +9,19 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol
 
-from engine.quants.layout import LAYOUTS
+from engine.formats.quants.layout import LAYOUTS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from torch import Tensor
 
-    from engine.quants.extent import Extent
-    from engine.quants.layout import Layout
+    from engine.formats.quants.extent import Extent
+    from engine.formats.quants.layout import Layout
 
 
 class QuantisedMatrix(Protocol):
-    """A matrix (n_rows, extent.n_columns) in planes, see `engine.quants.layout`.
+    """A matrix (n_rows, extent.n_columns) in planes, see `engine.formats.quants.layout`.
 
     Attributes:
         planes: uint8 (n_tile, tile_bytes).

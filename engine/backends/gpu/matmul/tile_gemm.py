@@ -13,20 +13,20 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from engine.gpu.elementwise import power_of_two
-from engine.gpu.kernels import tile_gemm
-from engine.gpu.launch.configs import config_of
-from engine.gpu.launch.kernel_launch import launch
-from engine.gpu.launch.refusals import allows
-from engine.gpu.launch.target import KernelTarget, target_of
-from engine.gpu.matmul.dequant_gemm import f16_row_scale, half_dtype
-from engine.gpu.matmul.planes import constants_of
-from engine.quants.layout import BLOCK, LAYOUTS
+from engine.backends.gpu.elementwise import power_of_two
+from engine.backends.gpu.kernels import tile_gemm
+from engine.backends.gpu.launch.configs import config_of
+from engine.backends.gpu.launch.kernel_launch import launch
+from engine.backends.gpu.launch.refusals import allows
+from engine.backends.gpu.launch.target import KernelTarget, target_of
+from engine.backends.gpu.matmul.dequant_gemm import f16_row_scale, half_dtype
+from engine.backends.gpu.matmul.planes import constants_of
+from engine.formats.quants.layout import BLOCK, LAYOUTS
 
 if TYPE_CHECKING:
-    from engine.gpu.launch.configs import Config
-    from engine.gpu.matmul.planes import QuantisedMatrix
-    from engine.quants.extent import Extent
+    from engine.backends.gpu.launch.configs import Config
+    from engine.backends.gpu.matmul.planes import QuantisedMatrix
+    from engine.formats.quants.extent import Extent
 
 MOST_ROWS = 256
 """Largest number of rows x."""
@@ -45,7 +45,7 @@ class ShortRows(NamedTuple):
     """Rows x in F16 or BF16, ordered as the kernel reads them.
 
     Attributes:
-        numbers: see `engine.gpu.kernels.tile_gemm.shorten`.
+        numbers: see `engine.backends.gpu.kernels.tile_gemm.shorten`.
         scale: factors on the products, (T, 1), or None.
     """
 
@@ -131,7 +131,7 @@ def _multiply(
 
 @cache
 def _ramp(device: torch.device) -> Tensor:
-    """Return the constant words `ramp` of `engine.gpu.kernels.tile_gemm.product`."""
+    """Return the constant words `ramp` of `engine.backends.gpu.kernels.tile_gemm.product`."""
     words = torch.arange(16, dtype=torch.int32, device=device)
     words[8:] = ONE
     return words

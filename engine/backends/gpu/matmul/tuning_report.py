@@ -16,7 +16,7 @@ class KernelTuning:
 
     Attributes:
         device: name of the GPU, such as "cuda:0".
-        kernel: name of the kernel's rule, a key of `engine.gpu.launch.configs.RULES`.
+        kernel: name of the kernel's rule, a key of `engine.backends.gpu.launch.configs.RULES`.
         facts: sizes of the product that the configuration is for, by name.
         rule_s: time of one product with the rule's configuration, in seconds.
         best_s: time of one product with the best configuration, in seconds.

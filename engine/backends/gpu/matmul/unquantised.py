@@ -5,14 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from engine.gpu.elementwise import rows_at_once
-from engine.gpu.kernels import unquantised as kernels
-from engine.gpu.launch.configs import config_of
-from engine.gpu.launch.kernel_launch import launch
-from engine.gpu.launch.refusals import allows
-from engine.gpu.launch.target import target_of
-from engine.ops.few_rows import most_few_rows
-from engine.ops.weights import gathered_rows
+from engine.backends.gpu.elementwise import rows_at_once
+from engine.backends.gpu.kernels import unquantised as kernels
+from engine.backends.gpu.launch.configs import config_of
+from engine.backends.gpu.launch.kernel_launch import launch
+from engine.backends.gpu.launch.refusals import allows
+from engine.backends.gpu.launch.target import target_of
+from engine.backends.reference.few_rows import most_few_rows
+from engine.backends.reference.weights import gathered_rows
 
 
 def product(x: Tensor, data: Tensor) -> Tensor | None:

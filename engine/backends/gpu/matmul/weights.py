@@ -1,7 +1,7 @@
 """Weights of a GPU: quantised matrices in planes, others as in the file.
 
 The number of rows x decides how they are multiplied: few by gemv, which reads each weight once for
-all rows (`engine.ops.few_rows`); up to some hundred by a tile GEMM, which converts weights to
+all rows (`reference.few_rows`); up to some hundred by a tile GEMM, which converts weights to
 F16 or BF16 on their way to the tensor cores; more by the vendor's library, from weights converted
 in memory.
 """
@@ -13,12 +13,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from engine.errors import EngineError
-from engine.forward.batch_sizes import SMALL_BATCH
-from engine.forward.weight import ALL
-from engine.gguf.types import TYPES
-from engine.gpu.launch.target import target_of
-from engine.gpu.matmul import (
+from engine.backends.gpu.launch.target import target_of
+from engine.backends.gpu.matmul import (
     dequant_gemm,
     dequantise,
     experts,
@@ -27,14 +23,18 @@ from engine.gpu.matmul import (
     tile_gemm,
     unquantised,
 )
+from engine.errors import EngineError
+from engine.formats.gguf.types import TYPES
+from engine.model.forward.batch_sizes import SMALL_BATCH
+from engine.model.forward.weight import ALL
 
 if TYPE_CHECKING:
-    from engine.forward.expert_rows import Groups
-    from engine.quants.extent import Extent
+    from engine.formats.quants.extent import Extent
+    from engine.model.forward.expert_rows import Groups
 
 
 class GpuPlanes:
-    """A quantised matrix, or one per expert or head, in planes (`engine.quants.layout`).
+    """A quantised matrix, or one per expert or head, in planes (`engine.formats.quants.layout`).
 
     Args:
         planes: uint8, (n_tile, tile_bytes) or (n, n_tile, tile_bytes).

@@ -17,8 +17,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.devices.types import DeviceSnapshot, Memory
 from engine.errors import DeviceError
+from engine.hardware.devices.types import DeviceSnapshot, Memory
 
 __all__ = ["AmdGpu", "amd_driver", "amd_gpus", "amd_memory", "read_amd"]
 

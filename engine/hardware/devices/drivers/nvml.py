@@ -16,8 +16,8 @@ from typing import Any
 
 import psutil
 
-from engine.devices.types import ClockLimit, DeviceSnapshot, Memory
 from engine.errors import DeviceError
+from engine.hardware.devices.types import ClockLimit, DeviceSnapshot, Memory
 
 __all__ = ["NO_DRIVER", "Gpu", "Nvml"]
 

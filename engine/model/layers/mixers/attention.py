@@ -5,20 +5,20 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from engine.forward.operands import Scores
-from engine.forward.state import KVState
-from engine.layers.linear import Linear, Vector
-from engine.layers.mixers.mixer import Mixer
-from engine.layers.norm import LayerNorm, RMSNorm
-from engine.sharding.placement import Replicate, Shard
-from engine.sharding.split import BlockDims, BlockSplit
+from engine.model.forward.operands import Scores
+from engine.model.forward.state import KVState
+from engine.model.layers.linear import Linear, Vector
+from engine.model.layers.mixers.mixer import Mixer
+from engine.model.layers.norm import LayerNorm, RMSNorm
+from engine.model.sharding.placement import Replicate, Shard
+from engine.model.sharding.split import BlockDims, BlockSplit
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from engine.forward.context import Context
-    from engine.layers.hparams import HParams
-    from engine.layers.rope import Rope
+    from engine.model.forward.context import Context
+    from engine.model.layers.hparams import HParams
+    from engine.model.layers.rope import Rope
 
 
 class Attention(Mixer):
@@ -36,7 +36,7 @@ class Attention(Mixer):
         self.head_dim_k, self.head_dim_v = hp.head_dim_k[layer], hp.head_dim_v[layer]
         n_head, n_head_kv = hp.n_head[layer], hp.n_head_kv[layer]
         self.scores = self.make_scores()
-        if layer >= hp.n_trunk:  # MTP: see `engine.models.mtp`
+        if layer >= hp.n_trunk:  # MTP: see `engine.model.architectures.mtp`
             self.scores = replace(self.scores, first=layer - hp.n_trunk + 1)
         self.attn_q = Linear(hp.n_embd, n_head * self.head_dim_k, Shard(0, split.heads))
         self.attn_k = Linear(hp.n_embd, n_head_kv * self.head_dim_k, Shard(0, split.kv_heads))

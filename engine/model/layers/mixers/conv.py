@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from engine.layers.module import Module, Slot, TensorSource
-from engine.sharding.placement import Shard
-from engine.sharding.ranges import Ranges
+from engine.model.layers.module import Module, Slot, TensorSource
+from engine.model.sharding.placement import Shard
+from engine.model.sharding.ranges import Ranges
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from engine.forward.context import Context
-    from engine.forward.operands import Activation
-    from engine.forward.state import RecurrentState
+    from engine.model.forward.context import Context
+    from engine.model.forward.operands import Activation
+    from engine.model.forward.state import RecurrentState
 
 
 class CausalConv(Module):

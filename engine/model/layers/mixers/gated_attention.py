@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from engine.forward.operands import SIGMOID
-from engine.layers.linear import Linear
-from engine.layers.mixers.attention import QKNormAttention, split_heads
-from engine.layers.module import Slot, TensorSource
-from engine.sharding.placement import Shard
-from engine.sharding.split import BlockSplit
+from engine.model.forward.operands import SIGMOID
+from engine.model.layers.linear import Linear
+from engine.model.layers.mixers.attention import QKNormAttention, split_heads
+from engine.model.layers.module import Slot, TensorSource
+from engine.model.sharding.placement import Shard
+from engine.model.sharding.split import BlockSplit
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from engine.forward.context import Context
-    from engine.layers.hparams import HParams
-    from engine.layers.rope import Rope
+    from engine.model.forward.context import Context
+    from engine.model.layers.hparams import HParams
+    from engine.model.layers.rope import Rope
 
 
 class HeadGate(Linear):

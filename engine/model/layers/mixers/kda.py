@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from engine.forward.operands import SIGMOID, SILU, DeltaInputs
-from engine.forward.state import RecurrentState
-from engine.layers.linear import Linear, Vector
-from engine.layers.mixers.attention import split_heads
-from engine.layers.mixers.conv import CausalConv
-from engine.layers.mixers.delta_net import DeltaNet, DeltaSizes
-from engine.sharding.placement import Replicate, Shard
-from engine.sharding.split import BlockSplit
+from engine.model.forward.operands import SIGMOID, SILU, DeltaInputs
+from engine.model.forward.state import RecurrentState
+from engine.model.layers.linear import Linear, Vector
+from engine.model.layers.mixers.attention import split_heads
+from engine.model.layers.mixers.conv import CausalConv
+from engine.model.layers.mixers.delta_net import DeltaNet, DeltaSizes
+from engine.model.sharding.placement import Replicate, Shard
+from engine.model.sharding.split import BlockSplit
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from engine.forward.context import Context
-    from engine.layers.hparams import HParams
-    from engine.layers.rope import Rope
+    from engine.model.forward.context import Context
+    from engine.model.layers.hparams import HParams
+    from engine.model.layers.rope import Rope
 
 
 class KimiDeltaAttention(DeltaNet):

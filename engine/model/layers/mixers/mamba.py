@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from engine.forward.operands import SILU
-from engine.forward.state import RecurrentState
-from engine.layers.linear import Linear, Vector
-from engine.layers.mixers.conv import CausalConv
-from engine.layers.mixers.mixer import Mixer, split_last
-from engine.layers.norm import RMSNorm
-from engine.sharding.placement import Replicate, Shard
-from engine.sharding.split import COLUMN_UNIT, BlockDims, BlockSplit
+from engine.model.forward.operands import SILU
+from engine.model.forward.state import RecurrentState
+from engine.model.layers.linear import Linear, Vector
+from engine.model.layers.mixers.conv import CausalConv
+from engine.model.layers.mixers.mixer import Mixer, split_last
+from engine.model.layers.norm import RMSNorm
+from engine.model.sharding.placement import Replicate, Shard
+from engine.model.sharding.split import COLUMN_UNIT, BlockDims, BlockSplit
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from engine.forward.context import Context
-    from engine.layers.hparams import HParams
-    from engine.layers.rope import Rope
+    from engine.model.forward.context import Context
+    from engine.model.layers.hparams import HParams
+    from engine.model.layers.rope import Rope
 
 
 class Mamba(Mixer):

@@ -5,22 +5,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from engine.forward.operands import SILU, ScanInputs
-from engine.forward.state import RecurrentState
-from engine.layers.linear import Linear, Vector
-from engine.layers.mixers.attention import split_heads
-from engine.layers.mixers.conv import CausalConv
-from engine.layers.mixers.head_groups import GroupedRMSNorm, HeadGroups
-from engine.layers.mixers.mixer import Mixer, split_last
-from engine.sharding.placement import Shard
-from engine.sharding.split import BlockDims, BlockSplit
+from engine.model.forward.operands import SILU, ScanInputs
+from engine.model.forward.state import RecurrentState
+from engine.model.layers.linear import Linear, Vector
+from engine.model.layers.mixers.attention import split_heads
+from engine.model.layers.mixers.conv import CausalConv
+from engine.model.layers.mixers.head_groups import GroupedRMSNorm, HeadGroups
+from engine.model.layers.mixers.mixer import Mixer, split_last
+from engine.model.sharding.placement import Shard
+from engine.model.sharding.split import BlockDims, BlockSplit
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from engine.forward.context import Context
-    from engine.layers.hparams import HParams
-    from engine.layers.rope import Rope
+    from engine.model.forward.context import Context
+    from engine.model.layers.hparams import HParams
+    from engine.model.layers.rope import Rope
 
 
 @dataclass(frozen=True, slots=True)

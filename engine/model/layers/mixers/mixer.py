@@ -6,15 +6,15 @@ from abc import ABC, abstractmethod
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
-from engine.layers.module import Module
-from engine.layers.rope import Rope
-from engine.sharding.split import BlockDims, BlockSplit
+from engine.model.layers.module import Module
+from engine.model.layers.rope import Rope
+from engine.model.sharding.split import BlockDims, BlockSplit
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from engine.forward.context import Context
-    from engine.layers.hparams import HParams
+    from engine.model.forward.context import Context
+    from engine.model.layers.hparams import HParams
 
 
 class Mixer(Module, ABC):

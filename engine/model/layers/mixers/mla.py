@@ -5,22 +5,22 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from engine.forward.operands import Scores
-from engine.forward.state import KVState
-from engine.layers.linear import HeadLinear, Linear
-from engine.layers.mixers.attention import split_heads
-from engine.layers.mixers.mixer import Mixer
-from engine.layers.module import Slot, TensorSource
-from engine.layers.norm import RMSNorm
-from engine.sharding.placement import Replicate, Shard
-from engine.sharding.split import BlockDims, BlockSplit
+from engine.model.forward.operands import Scores
+from engine.model.forward.state import KVState
+from engine.model.layers.linear import HeadLinear, Linear
+from engine.model.layers.mixers.attention import split_heads
+from engine.model.layers.mixers.mixer import Mixer
+from engine.model.layers.module import Slot, TensorSource
+from engine.model.layers.norm import RMSNorm
+from engine.model.sharding.placement import Replicate, Shard
+from engine.model.sharding.split import BlockDims, BlockSplit
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from engine.forward.context import Context
-    from engine.layers.hparams import HParams
-    from engine.layers.rope import Rope
+    from engine.model.forward.context import Context
+    from engine.model.layers.hparams import HParams
+    from engine.model.layers.rope import Rope
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class LatentAttention(Mixer):
         heads, owners = Shard(0, split.heads), Replicate(split.heads.owners())
         self.sizes = sizes
         self.scores = self.make_scores()
-        if layer >= hp.n_trunk:  # MTP: see `engine.models.mtp`
+        if layer >= hp.n_trunk:  # MTP: see `engine.model.architectures.mtp`
             self.scores = replace(self.scores, first=layer - hp.n_trunk + 1)
         self.has_query_latent = hp.has(layer, "attn_q_a.weight") or (
             "attention.q_lora_rank" in hp.keys and not hp.has(layer, "attn_q.weight")

@@ -6,20 +6,20 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from engine.forward.operands import Scores
-from engine.forward.state import KVState
-from engine.layers.mixers.attention import Attention, split_heads
-from engine.layers.mixers.mixer import Mixer
-from engine.layers.norm import RMSNorm
-from engine.layers.rope import Rope
-from engine.sharding.placement import Replicate
-from engine.sharding.split import BlockDims, BlockSplit
+from engine.model.forward.operands import Scores
+from engine.model.forward.state import KVState
+from engine.model.layers.mixers.attention import Attention, split_heads
+from engine.model.layers.mixers.mixer import Mixer
+from engine.model.layers.norm import RMSNorm
+from engine.model.layers.rope import Rope
+from engine.model.sharding.placement import Replicate
+from engine.model.sharding.split import BlockDims, BlockSplit
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from engine.forward.context import Context
-    from engine.layers.hparams import HParams
+    from engine.model.forward.context import Context
+    from engine.model.layers.hparams import HParams
 
 
 def kv_source(hp: HParams, layer: int) -> int:

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from engine.forward.state import RecurrentState
-from engine.layers.linear import Linear
-from engine.layers.mixers.conv import CausalConv
-from engine.layers.mixers.mixer import Mixer
-from engine.sharding.placement import Shard
-from engine.sharding.split import COLUMN_UNIT, BlockDims, BlockSplit
+from engine.model.forward.state import RecurrentState
+from engine.model.layers.linear import Linear
+from engine.model.layers.mixers.conv import CausalConv
+from engine.model.layers.mixers.mixer import Mixer
+from engine.model.sharding.placement import Shard
+from engine.model.sharding.split import COLUMN_UNIT, BlockDims, BlockSplit
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from engine.forward.context import Context
-    from engine.layers.hparams import HParams
-    from engine.layers.rope import Rope
+    from engine.model.forward.context import Context
+    from engine.model.layers.hparams import HParams
+    from engine.model.layers.rope import Rope
 
 
 class ShortConv(Mixer):

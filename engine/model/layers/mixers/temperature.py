@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from engine.forward.context import Context
-    from engine.layers.hparams import HParams
+    from engine.model.forward.context import Context
+    from engine.model.layers.hparams import HParams
 
 
 @dataclass(frozen=True, slots=True)

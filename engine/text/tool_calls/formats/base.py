@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from engine.answer_forms.layout import AnswerLayout, read_layout
 from engine.text.thinking import THINK_CLOSE, THINK_OPEN, ThinkingMarks
+from engine.text.tool_calls.layout import AnswerLayout, read_layout
 
 NAME = r"(?P<name>[\w./:-]{1,128})"
 KEY = r"(?P<key>[\w./:-]{1,128})"

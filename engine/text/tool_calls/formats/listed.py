@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.answer_forms.formats.base import LISTED, OBJECT, TEXT, AnswerFormat, described
+from engine.text.tool_calls.formats.base import LISTED, OBJECT, TEXT, AnswerFormat, described
 
 HERMES = AnswerFormat(
     "hermes",

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from engine.answer_forms.formats.base import JSON_BEHIND_NAME, NAME, TEXT, AnswerFormat, described
+from engine.text.tool_calls.formats.base import (
+    JSON_BEHIND_NAME,
+    NAME,
+    TEXT,
+    AnswerFormat,
+    described,
+)
 
 _S = r"[ \t\r\n]{0,40}"
 _LLAMA_LEAD = rf'\{{{_S}(?:"type"{_S}:{_S}"function"{_S},{_S})?"name"{_S}:{_S}"'

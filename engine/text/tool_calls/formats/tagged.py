@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.answer_forms.formats.base import (
+from engine.text.tool_calls.formats.base import (
     KEY,
     NAME,
     TAGS_BEHIND_NAME,

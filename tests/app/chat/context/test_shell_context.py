@@ -6,8 +6,8 @@ import pytest
 from pytestqt.qtbot import QtBot
 
 from app.chat.context.usage import ContextUsage
+from app.core.notice import Notice
 from app.main import Shell
-from app.notice import Notice
 from app.widgets.text import label
 from engine import CountTokens, EngineError, Failed, Generate
 from tests.helpers.fake_host import Script, model_loaded

@@ -19,7 +19,7 @@ from app.chat.export import FORMATS
 from app.chat.formulas.pictures import MAX_LATEX
 from app.chat.message import Message
 from app.chat.pictures.folder import PictureFolder
-from app.theme import apply_theme
+from app.widgets.theme import apply_theme
 
 ANSWER = (
     "<think>secret</think>Some *words*, `code` and \\(x^2\\).\n\n# Head\n\n1. first\n   - inner\n\n"

@@ -19,13 +19,13 @@ from PySide6.QtWidgets import (
 )
 from pytestqt.qtbot import QtBot
 
-from app import paths
 from app.chat.conversation import Conversation
 from app.chat.listing.rows import RowKind
 from app.chat.message import Message
 from app.chat.search.finder import ChatFinder
 from app.chat.store import ChatStore
 from app.chat.views.chat_rows_view import ChatRowsView
+from app.core import paths
 from app.main import Shell
 from tests.helpers.fake_host import Script
 from tests.helpers.shell_driver import MODEL, MakeShell, ask, banner, click_row, shown

@@ -15,7 +15,7 @@ from pytestqt.qtbot import QtBot
 
 from app.chat.listing import folders as folders_module
 from app.chat.listing.folders import Shelf, ShelfStore
-from app.notice import Notice
+from app.core.notice import Notice
 from tests.helpers.odd_files import make_odd_file, odd_files
 
 MakeStore = Callable[[], ShelfStore]

@@ -7,7 +7,7 @@ from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
 
 from app.chat.conversation import Conversation
-from app.engine_client import EngineState
+from app.core.engine_client import EngineState
 from app.main import Shell
 from engine import EngineError
 from tests.helpers.fake_host import Script

@@ -8,7 +8,7 @@ from PySide6.QtWidgets import QFileDialog
 from pytestqt.qtbot import QtBot
 
 from app.chat.conversation import Conversation
-from app.engine_client import EngineState
+from app.core.engine_client import EngineState
 from app.main import Shell
 from engine import (
     ContextOverflow,

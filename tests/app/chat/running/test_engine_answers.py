@@ -6,10 +6,10 @@ import pytest
 from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
 
-from app import paths
 from app.chat.conversation import Conversation
+from app.core import paths
 from app.main import Shell
-from app.theme import apply_theme
+from app.widgets.theme import apply_theme
 from engine import ProcessHost, SamplingParams
 from tests.helpers.shell_driver import ask
 

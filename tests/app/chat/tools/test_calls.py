@@ -12,8 +12,8 @@ from app.chat.message import Message
 from app.chat.tools.tool_use import CallStep
 from app.chat.tools.views.call_card import CallCard
 from app.chat.views.answer_view import AnswerView
+from app.core.paths import chats_dir
 from app.main import Shell
-from app.paths import chats_dir
 from engine import EngineError, Generate
 from tests.helpers.fake_host import Script
 from tests.helpers.fake_tools import FakeToolHub

@@ -11,12 +11,12 @@ from dataclasses import replace
 
 import pytest
 
-from app.engine_sentences import reason_of, translated
-from app.engine_sentences.problem_forms import PROBLEM_FORMS, SYSTEM_FORMS
-from app.engine_sentences.translating import FORMS, SENTENCE_END, pattern
-from app.notice import Notice
+from app.core.engine_sentences import reason_of, translated
+from app.core.engine_sentences.problem_forms import PROBLEM_FORMS, SYSTEM_FORMS
+from app.core.engine_sentences.translating import FORMS, SENTENCE_END, pattern
+from app.core.notice import Notice
+from app.core.translation import use_language
 from app.server.web.running import _not_listening
-from app.translation import use_language
 from engine import GOALS, EngineError, LoadParams, Sample, Trial, TuneResult
 from engine.errors import (
     ANOTHER_TEMPLATE,
@@ -32,12 +32,12 @@ from engine.errors import (
     UnsupportedArchitecture,
     UnsupportedQuant,
 )
+from engine.hosts.process.death import Death, crash_of
 from engine.planning.choice_reason import reason_for_choice
 from engine.planning.machines.machine_choice import MachineSpeed, reason_for_machines
 from engine.planning.search.draft_results import DraftTrial, reason_for_drafts
 from engine.planning.search.results import _note_on_others, _note_on_rounds, reason_for_best
 from engine.planning.speed.prediction import REASONS
-from engine.remote.death import Death, crash_of
 from tests.engine.planning.test_choice_reason import FOUR, ONE, TWO, split, told
 from tests.helpers.engine_errors import LISTED, all_texts, untranslated
 
@@ -205,7 +205,7 @@ def test_each_form_is_one_that_the_engine_makes() -> None:
 
 
 def test_sentences_of_errors_that_stay_english_are_listed() -> None:
-    """A new error needs a form in `app/engine_sentences`, or a line in the list."""
+    """A new error needs a form in `app/core/engine_sentences`, or a line in the list."""
     listed = LISTED.read_text("utf-8").splitlines()
     new = sorted(set(untranslated()) - set(listed))
     gone = sorted(set(listed) - set(untranslated()))

@@ -12,11 +12,11 @@ import pytest
 from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
 
-from app.engine_client import EngineState
+from app.core.engine_client import EngineState
+from app.core.paths import demo_model
+from app.core.process.engine_place import VARIABLE, chosen_host
 from app.main import Shell
-from app.paths import demo_model
-from app.process.engine_place import VARIABLE, chosen_host
-from app.theme import apply_theme
+from app.widgets.theme import apply_theme
 from engine import EngineError, ProcessHost, SamplingParams, ThreadHost
 from tests.helpers.shell_driver import ask, banner, engine_of, shown, until_idle
 from tests.helpers.tiers import swept
@@ -44,7 +44,9 @@ def test_the_program_has_a_child_with_the_engine_which_ends_with_it(number: int)
     with subprocess.Popen(command) as window:
         known = psutil.Process(window.pid)
         deadline = time.monotonic() + WAIT_MS / 1000
-        while not any("engine.remote.program" in child.cmdline() for child in known.children()):
+        while not any(
+            "engine.hosts.process.program" in child.cmdline() for child in known.children()
+        ):
             assert window.poll() is None
             assert time.monotonic() < deadline
             time.sleep(0.02)

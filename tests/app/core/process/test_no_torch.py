@@ -10,7 +10,7 @@ from collections.abc import Callable
 from PySide6.QtWidgets import QApplication
 
 from app.main import Shell
-from app.paths import demo_model
+from app.core.paths import demo_model
 from engine import LoadParams, ProcessHost
 
 app = QApplication([])

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from app.process.qt_libraries import DEBIAN_PACKAGES, missing_qt_library
+from app.core.process.qt_libraries import DEBIAN_PACKAGES, missing_qt_library
 
-REPO = Path(__file__).resolve().parents[3]
+REPO = Path(__file__).resolve().parents[4]
 PROBLEM = "libEGL.so.1: cannot open shared object file: No such file or directory"
 SENTENCE = "The window needs Qt, and Qt needs the system library libEGL.so.1, which is missing."
 HINT = f"Install it with: apt-get install {DEBIAN_PACKAGES}"
@@ -44,7 +44,9 @@ def test_the_window_names_the_library(without_egl: dict[str, str]) -> None:
     assert found.stderr == f"{SENTENCE} {HINT}\n"
 
 
-@pytest.mark.parametrize("path", ["tests", "tests/app/test_paths.py", "tests/engine/gguf"])
+@pytest.mark.parametrize(
+    "path", ["tests", "tests/app/core/test_paths.py", "tests/engine/formats/gguf"]
+)
 def test_so_does_a_run_of_the_tests(without_egl: dict[str, str], path: str) -> None:
     found = run(["-m", "pytest", "-p", "no:cacheprovider", path], without_egl)
     assert (found.returncode, found.stdout) == (1, "")

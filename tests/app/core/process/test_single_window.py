@@ -17,9 +17,9 @@ from PySide6.QtNetwork import QLocalSocket
 from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
 
-from app.paths import settings_file
-from app.process import single_window
-from app.process.single_window import (
+from app.core.paths import settings_file
+from app.core.process import single_window
+from app.core.process.single_window import (
     OpenRequest,
     SecondStarts,
     hand_over,
@@ -55,7 +55,7 @@ def handed(qtbot: QtBot) -> Callable[..., bool]:
 
     def hand(model: str | None = None, *, demo: bool = False) -> bool:
         code = f"import sys; sys.exit(not hand_over({model!r}, demo={demo}))"
-        code = f"from app.process.single_window import hand_over; {code}"
+        code = f"from app.core.process.single_window import hand_over; {code}"
         process = subprocess.Popen([sys.executable, "-c", code])
         qtbot.waitUntil(lambda: process.poll() is not None, timeout=30_000)
         return process.returncode == 0
@@ -121,7 +121,7 @@ def test_a_killed_window_is_followed_by_another(
 ) -> None:
     code = (
         "import os\nfrom PySide6.QtCore import QCoreApplication\n"
-        "from app.process.single_window import SecondStarts\n"
+        "from app.core.process.single_window import SecondStarts\n"
         "app = QCoreApplication([])\nstarts = SecondStarts(app)\n"
         "assert starts.claim()\nstarts.listen()\n"
         "os.kill(os.getpid(), 9)\n"

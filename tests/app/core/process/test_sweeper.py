@@ -6,13 +6,13 @@ from pathlib import Path
 
 from pytestqt.qtbot import QtBot
 
-from app.paths import chat_caches_dir, settings_file
+from app.core.paths import chat_caches_dir, settings_file
 from tests.helpers.shell_driver import MODEL, MakeShell
 
 LEAVE = """
 import os, sys
 from pathlib import Path
-from engine.files import atomic_write
+from engine.util.files import atomic_write
 with atomic_write(Path(sys.argv[1])) as file:
     file.write(b"x" * 100)
     file.flush()

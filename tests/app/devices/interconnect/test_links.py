@@ -12,7 +12,7 @@ from PySide6.QtGui import QColor
 from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
 
-from app.links.links import (
+from app.devices.interconnect.links import (
     Edge,
     LinksPicture,
     Node,
@@ -21,9 +21,9 @@ from app.links.links import (
     measure_links,
     read_links,
 )
-from app.links.presenter import LinksPresenter
-from app.links.views.links_panel import LinksPanel
-from app.theme import apply_theme, theme
+from app.devices.interconnect.presenter import LinksPresenter
+from app.devices.interconnect.views.links_panel import LinksPanel
+from app.widgets.theme import apply_theme, theme
 from engine import (
     DeviceInfo,
     EngineError,
@@ -42,7 +42,7 @@ from engine import (
     known_links,
     parse_rig,
 )
-from engine.devices.routes import Routes
+from engine.hardware.devices.routes import Routes
 from engine.planning.speed.link_records import TrialRecord
 from engine.planning.speed.prediction import Path, RankTime
 

@@ -5,9 +5,9 @@ import sys
 import psutil
 import pytest
 
-from app.links import measuring
-from app.links.measuring import measure_apart
-from app.translation import use_language
+from app.core.translation import use_language
+from app.devices.interconnect import measuring
+from app.devices.interconnect.measuring import measure_apart
 from engine import DeviceInfo, EngineError, MachineFile, list_devices
 
 
@@ -39,7 +39,9 @@ def test_a_stop_ends_the_process() -> None:
     measure_apart(cpu(), said.append, lambda: True)
     assert said == []
     children = psutil.Process().children()
-    assert not any("app.links.measuring_program" in child.cmdline() for child in children)
+    assert not any(
+        "app.devices.interconnect.measuring_program" in child.cmdline() for child in children
+    )
 
 
 BEGIN = 'print(\'{"said": "Measuring cuda:0"}\', flush=True);'

@@ -12,11 +12,11 @@ from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
 
-from app.placement.pins import Overrides, pins_of
-from app.placement.presenter import PlacementPresenter, look_of, targets_of
-from app.placement.views.placement_panel import PlacementPanel
-from app.split.settings import RankSettings, SplitSettings
-from app.theme import apply_theme
+from app.devices.map.pins import Overrides, pins_of
+from app.devices.map.presenter import PlacementPresenter, look_of, targets_of
+from app.devices.map.views.placement_panel import PlacementPanel
+from app.devices.split.settings import RankSettings, SplitSettings
+from app.widgets.theme import apply_theme
 from engine import LoadParams, PlacementMap, Planner
 from tests.helpers.hollow import hollow_moe
 

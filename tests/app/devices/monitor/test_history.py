@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.monitor.history import SeriesHistory
+from app.devices.monitor.history import SeriesHistory
 
 entries = st.lists(
     st.tuples(

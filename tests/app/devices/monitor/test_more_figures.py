@@ -14,13 +14,13 @@ from PySide6.QtGui import QHelpEvent, QImage
 from PySide6.QtWidgets import QApplication, QToolTip
 from pytestqt.qtbot import QtBot
 
+from app.core.paths import settings_file
+from app.core.settings import Settings
+from app.devices.monitor.figures import FIGURES, spoken_state
+from app.devices.monitor.views.monitor_head import MonitorHead, graph_names
+from app.devices.monitor.views.monitor_panel import MonitorPanel
+from app.devices.monitor.views.overview import GAP, LEAST_BAR, Overview
 from app.main import Shell
-from app.monitor.figures import FIGURES, spoken_state
-from app.monitor.views.monitor_head import MonitorHead, graph_names
-from app.monitor.views.monitor_panel import MonitorPanel
-from app.monitor.views.overview import GAP, LEAST_BAR, Overview
-from app.paths import settings_file
-from app.settings import Settings
 from engine import DeviceInfo, DeviceSnapshot
 from tests.helpers.shell_driver import MODEL, MakeShell, ask
 

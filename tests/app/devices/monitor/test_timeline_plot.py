@@ -10,10 +10,10 @@ from PySide6.QtGui import QColor
 from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
 
-from app.monitor.views.graph import AXIS_WIDTH
-from app.monitor.views.monitor_panel import MonitorPanel
-from app.monitor.views.timeline_plot import WAIT_FADE, TimelinePlot, binned
-from app.theme import apply_theme, mix, theme
+from app.devices.monitor.views.graph import AXIS_WIDTH
+from app.devices.monitor.views.monitor_panel import MonitorPanel
+from app.devices.monitor.views.timeline_plot import WAIT_FADE, TimelinePlot, binned
+from app.widgets.theme import apply_theme, mix, theme
 from engine import DeviceSnapshot, RankTimes, TokenTimes
 
 GIB = 1 << 30

@@ -12,9 +12,9 @@ from PySide6.QtGui import QAction
 from PySide6.QtWidgets import QApplication, QFileDialog, QInputDialog
 from pytestqt.qtbot import QtBot
 
-from app.notice import Notice
-from app.plans.presenter import PlansPresenter
-from app.plans.views.plan_menu import PlanEntry, PlanMenu
+from app.core.notice import Notice
+from app.devices.plans.presenter import PlansPresenter
+from app.devices.plans.views.plan_menu import PlanEntry, PlanMenu
 from engine import (
     DeviceInfo,
     Finished,

@@ -7,9 +7,9 @@ import pytest
 from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QFileDialog
 
-from app.split.loads import resplit_params, settings_for
-from app.split.saving import from_dict, to_dict
-from app.split.settings import SplitSettings
+from app.devices.split.loads import resplit_params, settings_for
+from app.devices.split.saving import from_dict, to_dict
+from app.devices.split.settings import SplitSettings
 from tests.app.conftest import MakePanel
 from tests.helpers.fake_planner import CPU, INFO
 from tests.helpers.split_panels import settle

@@ -7,7 +7,7 @@ import pytest
 from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
 
-from app.theme import apply_theme
+from app.widgets.theme import apply_theme
 from engine import Evaluation, LoadParams
 from engine.planning.evaluation.evaluator import Evaluator
 from tests.bench.drag import drag_frames, make_panel

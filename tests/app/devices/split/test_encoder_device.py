@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from app.split.figures import FigureInputs, kinds_of, row_figures
-from app.split.picture import SpeedFigures, SplitPicture
-from app.split.saving import from_dict, to_dict
-from app.split.settings import SplitSettings, default_settings
-from app.split.views.choice_fields import EncoderDeviceField
+from app.devices.split.figures import FigureInputs, kinds_of, row_figures
+from app.devices.split.picture import SpeedFigures, SplitPicture
+from app.devices.split.saving import from_dict, to_dict
+from app.devices.split.settings import SplitSettings, default_settings
+from app.devices.split.views.choice_fields import EncoderDeviceField
 from tests.app.conftest import MakePanel
 from tests.helpers.fake_planner import CPU, GIB, GPUS
 from tests.helpers.split_panels import settle

@@ -7,7 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from app.split.figures import (
+from app.core.units import (
+    context_text,
+    rate_text,
+    signed_percent_text,
+    size_text,
+    spoken_size,
+    use_text,
+)
+from app.devices.split.figures import (
     FigureInputs,
     RowFigures,
     blocks_text,
@@ -20,16 +28,8 @@ from app.split.figures import (
     short_name,
     shortages,
 )
-from app.split.settings import Mode, SplitSettings, default_settings
-from app.split.state import SplitState
-from app.units import (
-    context_text,
-    rate_text,
-    signed_percent_text,
-    size_text,
-    spoken_size,
-    use_text,
-)
+from app.devices.split.settings import Mode, SplitSettings, default_settings
+from app.devices.split.state import SplitState
 from engine import (
     DeviceInfo,
     DeviceMemory,

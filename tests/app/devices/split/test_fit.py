@@ -9,11 +9,11 @@ from dataclasses import replace
 import pytest
 from pytestqt.qtbot import QtBot
 
-from app.split.fit import FitAnswer, FitQuestion, suggestion
-from app.split.fit_finder import FitFinder
-from app.split.settings import default_settings
-from app.split.views.remedies import short_text
-from app.theme import theme
+from app.devices.split.fit import FitAnswer, FitQuestion, suggestion
+from app.devices.split.fit_finder import FitFinder
+from app.devices.split.settings import default_settings
+from app.devices.split.views.remedies import short_text
+from app.widgets.theme import theme
 from engine import Choice, Evaluation, LoadParams, Remedy
 from tests.app.conftest import MakePanel
 from tests.helpers.fake_planner import (

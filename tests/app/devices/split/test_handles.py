@@ -11,7 +11,7 @@ from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
 
-from app.units import size_text
+from app.core.units import size_text
 from engine import Planner, read_model_info
 from tests.app.conftest import MakePanel
 from tests.helpers.fake_planner import CPU, GIB, FakePlanner, RefusingPlanner

@@ -4,9 +4,9 @@ import pytest
 from PySide6.QtWidgets import QApplication, QPushButton, QScrollArea, QWidget
 from pytestqt.qtbot import QtBot
 
-from app.split.views.load_footer import LoadFooter
-from app.split.views.split_layout import MIN_WIDTH
-from app.theme import apply_theme
+from app.devices.split.views.load_footer import LoadFooter
+from app.devices.split.views.split_layout import MIN_WIDTH
+from app.widgets.theme import apply_theme
 from engine import DeviceInfo, read_model_info
 from tests.helpers.fake_planner import INFO, FakePlanner
 from tests.helpers.golden import REPO

@@ -11,9 +11,9 @@ from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QComboBox
 from pytestqt.qtbot import QtBot
 
-from app.split.saving import from_dict, to_dict
-from app.split.views.load_options import LoadOptions, context_stops
-from app.theme import theme
+from app.devices.split.saving import from_dict, to_dict
+from app.devices.split.views.load_options import LoadOptions, context_stops
+from app.widgets.theme import theme
 from engine import ModelInfo
 from tests.app.conftest import MakePanel
 from tests.helpers.fake_planner import CPU, GIB, GPUS, INFO, FakePlanner, fake_machine

@@ -8,7 +8,7 @@ from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QApplication, QLineEdit, QWidget
 from pytestqt.qtbot import QtBot
 
-from app.theme import apply_theme, theme
+from app.widgets.theme import apply_theme, theme
 from engine import DeviceInfo
 from tests.app.conftest import MakePanel
 from tests.helpers.fake_planner import CPU, GIB, FakePlanner

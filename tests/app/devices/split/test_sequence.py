@@ -10,9 +10,9 @@ from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
 
 from app.chat.message import Message
+from app.core.paths import demo_model
 from app.main import Shell
-from app.paths import demo_model
-from app.theme import apply_theme
+from app.widgets.theme import apply_theme
 from engine import Finished, SamplingParams, ThreadHost
 from tests.helpers.shell_driver import shown
 from tests.helpers.stall_watch import StallWatch

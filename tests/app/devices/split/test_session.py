@@ -9,8 +9,8 @@ import pytest
 from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
 
-from app.split.picture import SplitPicture
-from app.split.session import SplitSession
+from app.devices.split.picture import SplitPicture
+from app.devices.split.session import SplitSession
 from engine import LoadParams
 from tests.helpers.fake_planner import CPU, GPUS, INFO, FakePlanner, fake_machine
 from tests.helpers.split_panels import loaded_as, settle, used

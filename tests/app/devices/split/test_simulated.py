@@ -11,13 +11,13 @@ import pytest
 from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
 
+from app.core.paths import settings_file
+from app.devices.split.fit import suggestion
+from app.devices.split.settings import default_settings
+from app.devices.split.speed import slot_texts
+from app.devices.split.state import SplitState
+from app.devices.split.views.split_summary import UNMEASURED
 from app.main import Shell
-from app.paths import settings_file
-from app.split.fit import suggestion
-from app.split.settings import default_settings
-from app.split.speed import slot_texts
-from app.split.state import SplitState
-from app.split.views.split_summary import UNMEASURED
 from app.widgets.text import unbroken
 from engine import (
     SIMULATED,

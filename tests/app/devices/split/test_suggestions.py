@@ -10,11 +10,11 @@ from PySide6.QtWidgets import QApplication, QPushButton, QScrollArea
 from pytestqt.qtbot import QtBot
 
 from app.__main__ import main
+from app.core.paths import settings_file
+from app.core.settings import Settings, SettingsStore
 from app.main import Shell
-from app.model.presenter import DEMO_PROMPTS
-from app.model.views.start_view import StartView
-from app.paths import settings_file
-from app.settings import Settings, SettingsStore
+from app.models.current.presenter import DEMO_PROMPTS
+from app.models.current.views.start_view import StartView
 from tests.helpers.shell_driver import MODEL, MakeShell, prompts
 
 WORDS = ("Tandem", "splits every weight", "keys and values", "4.8 bits")

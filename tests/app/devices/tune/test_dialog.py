@@ -9,9 +9,9 @@ from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
 
-from app.theme import apply_theme, theme
-from app.tune.results import duration_text, point_of, trial_text
-from app.tune.views.tune_dialog import TuneDialog
+from app.devices.tune.results import duration_text, point_of, trial_text
+from app.devices.tune.views.tune_dialog import TuneDialog
+from app.widgets.theme import apply_theme, theme
 from engine import GOALS, EngineError
 from engine.planning.search.results import reason_for_best
 from tests.helpers.fake_tuning import DEVICES, ESTIMATE, REGION, TRIALS, result, trial

@@ -9,9 +9,9 @@ import pytest
 from PySide6.QtCore import Qt
 from pytestqt.qtbot import QtBot
 
+from app.devices.tune.presenter import LEFT_OUT, Question, estimate
+from app.devices.tune.views.tune_dialog import TuneDialog
 from app.main import Shell
-from app.tune.presenter import LEFT_OUT, Question, estimate
-from app.tune.views.tune_dialog import TuneDialog
 from engine import EngineError, LoadParams, OutOfDeviceMemory, Resplit, Tune
 from tests.helpers.fake_host import Script
 from tests.helpers.fake_tuning import ESTIMATE

@@ -8,10 +8,10 @@ from PySide6.QtWidgets import QApplication, QLabel
 from pytestqt.qtbot import QtBot
 
 from app.main import Shell
-from app.model.views.model_bar import ModelBar
-from app.model.views.slower_chip import SHORT, TEXT, SlowerChip
-from app.theme import THEMES
+from app.models.current.views.model_bar import ModelBar
+from app.models.current.views.slower_chip import SHORT, TEXT, SlowerChip
 from app.widgets.controls import MOST_SHEET_HEIGHT
+from app.widgets.theme import THEMES
 from engine import Fallback, FallbacksChanged, LoadParams
 from tests.helpers.fake_host import Script, model_loaded
 from tests.helpers.shell_driver import MODEL, MakeShell, ask, banner, host_of

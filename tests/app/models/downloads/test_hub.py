@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from app.downloads.hub.address import Address, hub_endpoint, is_offline, parse_address
-from app.downloads.hub.client import Hub
-from app.downloads.hub.header import fetch_header
-from app.downloads.hub.offers import offers, quant_of, wanted
-from app.downloads.hub.tokens import TokenStore
-from app.downloads.transfer.remote_file import RemoteFile
-from app.downloads.transfer.source import Denied, Source
+from app.models.downloads.hub.address import Address, hub_endpoint, is_offline, parse_address
+from app.models.downloads.hub.client import Hub
+from app.models.downloads.hub.header import fetch_header
+from app.models.downloads.hub.offers import offers, quant_of, wanted
+from app.models.downloads.hub.tokens import TokenStore
+from app.models.downloads.transfer.remote_file import RemoteFile
+from app.models.downloads.transfer.source import Denied, Source
 from engine import EngineError, is_header_whole
-from engine.models.info import read_model_info
+from engine.model.architectures.info import read_model_info
 from tests.helpers.fake_hub import COMMIT, add_repository, start_hub
 from tests.helpers.hollow import hollow_llama
 from tests.helpers.hostile_server import HostileServer, Mischief, hostile_server
@@ -146,7 +146,7 @@ def test_each_failure_of_the_hub_is_a_sentence_without_the_token(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    monkeypatch.setattr("app.downloads.hub.client.ANSWER_S", 0.5)
+    monkeypatch.setattr("app.models.downloads.hub.client.ANSWER_S", 0.5)
     server.plan = lambda _: mischief
     with pytest.raises(EngineError, match=words) as caught:
         Hub(server.url, lambda: "hf_secret").repository("acme/x")
@@ -188,7 +188,7 @@ def test_a_header_is_fetched_without_the_model(server: HostileServer, tmp_path: 
 def test_a_header_longer_than_the_first_bytes_is_fetched_on(
     server: HostileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.downloads.hub.header.FIRST_BYTES", 512)
+    monkeypatch.setattr("app.models.downloads.hub.header.FIRST_BYTES", 512)
     data = tiny_gguf(tmp_path / "tiny.gguf", n_layer=2).read_bytes()
     assert not is_header_whole(data[:512], len(data))
     server.files["/m"] = data

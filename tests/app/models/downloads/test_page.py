@@ -11,17 +11,17 @@ from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QFileDialog, QLineEdit, QWidget
 from pytestqt.qtbot import QtBot
 
-from app import paths
-from app.downloads.session import DownloadSession
-from app.downloads.transfer import transfer
-from app.downloads.transfer.transfer import Patience
-from app.downloads.views.download_view import DownloadView
-from app.downloads.views.token_dialog import TokenDialog
-from app.downloads.views.transfers_view import TransferRow
-from app.library.page import LibraryPage
+from app.core import paths
 from app.main import Shell
+from app.models.downloads.session import DownloadSession
+from app.models.downloads.transfer import transfer
+from app.models.downloads.transfer.transfer import Patience
+from app.models.downloads.views.download_view import DownloadView
+from app.models.downloads.views.token_dialog import TokenDialog
+from app.models.downloads.views.transfers_view import TransferRow
+from app.models.library.page import LibraryPage
 from engine import Load
-from engine.models.info import read_model_info
+from engine.model.architectures.info import read_model_info
 from tests.helpers.fake_hub import add_repository, start_hub
 from tests.helpers.hostile_server import HostileServer, Mischief, hostile_server
 from tests.helpers.shell_driver import MakeShell, banner, host_of
@@ -48,12 +48,12 @@ def hub(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, models: dict[str, bytes]
 ) -> Iterator[HostileServer]:
     """A hub with one open repository and a gated one; the home has no models and no token."""
-    monkeypatch.setattr("app.library.places.Path.home", lambda: tmp_path / "nobody")
+    monkeypatch.setattr("app.models.library.places.Path.home", lambda: tmp_path / "nobody")
     for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_TOKEN", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
     for name in ("HF_HOME", "HF_HUB_CACHE", "OLLAMA_MODELS", "LLAMA_CACHE"):
         monkeypatch.setenv(name, str(tmp_path / "nothing"))
-    monkeypatch.setattr("app.downloads.hub.client.machine_token", lambda: "")
+    monkeypatch.setattr("app.models.downloads.hub.client.machine_token", lambda: "")
     monkeypatch.setattr(transfer, "PIECE_BYTES", 64 << 10)
     monkeypatch.setattr(transfer, "POLL_S", 0.01)
     monkeypatch.setattr(transfer, "Patience", lambda: Patience(9, 0.01, 0.05))
@@ -251,7 +251,7 @@ def test_a_gated_model_is_explained_and_a_token_opens_it(
     ring: dict[str, str],
 ) -> None:
     opened: list[str] = []
-    monkeypatch.setattr("app.downloads.presenter._browse", opened.append)
+    monkeypatch.setattr("app.models.downloads.presenter._browse", opened.append)
     view = open_repository(qtbot, shell, "acme/closed")
     assert view.offers._gated.isVisible()
     view.offers.download.click()

@@ -15,12 +15,12 @@ from typing import NamedTuple
 
 import pytest
 
-from app.downloads.transfer import part_file, transfer
-from app.downloads.transfer.part_file import PartFile, read_sidecar
-from app.downloads.transfer.ranges import gaps, merged
-from app.downloads.transfer.remote_file import RemoteFile
-from app.downloads.transfer.source import Source
-from app.downloads.transfer.transfer import FileTransfer, Patience
+from app.models.downloads.transfer import part_file, transfer
+from app.models.downloads.transfer.part_file import PartFile, read_sidecar
+from app.models.downloads.transfer.ranges import gaps, merged
+from app.models.downloads.transfer.remote_file import RemoteFile
+from app.models.downloads.transfer.source import Source
+from app.models.downloads.transfer.transfer import FileTransfer, Patience
 from engine import Cancelled, EngineError
 from tests.helpers.hostile_server import Asked, HostileServer, Mischief, hostile_server
 

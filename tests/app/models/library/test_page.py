@@ -11,21 +11,21 @@ from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QApplication, QFileDialog, QMessageBox, QPushButton, QToolButton
 from pytestqt.qtbot import QtBot
 
-from app.engine_client import EngineState, RunningAnswer
-from app.library.entries import LibraryEntry, Prospect
-from app.library.last_use import LastUse, last_use
-from app.library.running import RunningModel
-from app.library.scan import FoundModel
-from app.library.session import LibrarySession
-from app.library.texts import HEADERS, count_text, outlook
-from app.library.views.details_dialog import DetailsDialog
-from app.library.views.library_view import MARK, ZERO_WIDTH_SPACE, LibraryView
+from app.core.engine_client import EngineState, RunningAnswer
+from app.core.paths import models_dir
+from app.core.settings import Settings
+from app.core.units import decimal_size, rate_text
 from app.main import Shell
-from app.paths import models_dir
-from app.settings import Settings
-from app.units import decimal_size, rate_text
+from app.models.library.entries import LibraryEntry, Prospect
+from app.models.library.last_use import LastUse, last_use
+from app.models.library.running import RunningModel
+from app.models.library.scan import FoundModel
+from app.models.library.session import LibrarySession
+from app.models.library.texts import HEADERS, count_text, outlook
+from app.models.library.views.details_dialog import DetailsDialog
+from app.models.library.views.library_view import MARK, ZERO_WIDTH_SPACE, LibraryView
 from engine import EngineError, Finished, Load, Timings, Usage
-from engine.models.info import read_model_info
+from engine.model.architectures.info import read_model_info
 from tests.helpers.fake_host import model_info
 from tests.helpers.shell_driver import MakeShell, ask, banner, host_of
 from tests.helpers.tiny_gguf import tiny_gguf
@@ -36,7 +36,7 @@ MODEL, OUTLOOK, FROM = 0, HEADERS.index("On these devices"), HEADERS.index("From
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return a folder with two models and a file that is none; the home has nothing."""
-    monkeypatch.setattr("app.library.places.Path.home", lambda: tmp_path / "nobody")
+    monkeypatch.setattr("app.models.library.places.Path.home", lambda: tmp_path / "nobody")
     for name in ("HF_HOME", "HF_HUB_CACHE", "OLLAMA_MODELS", "LLAMA_CACHE", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
     made = tmp_path / "models"
@@ -194,7 +194,7 @@ def test_a_pinned_model_comes_first_in_any_order(qtbot: QtBot, shell: Shell, fol
 def test_a_file_that_arrives_appears_and_one_that_goes_vanishes(
     qtbot: QtBot, shell: Shell, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.library.session.SETTLE_MS", 10)
+    monkeypatch.setattr("app.models.library.session.SETTLE_MS", 10)
     view = show(qtbot, shell)
     session_of(shell)._settle.setInterval(10)
     tiny_gguf(folder / "gamma.gguf", n_layer=2)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from app.library.places import Place, known_places
-from app.library.scan import FoundModel, scan
+from app.models.library.places import Place, known_places
+from app.models.library.scan import FoundModel, scan
 
 
 def put(path: Path, text: str = "GGUF") -> Path:

@@ -1,6 +1,6 @@
 import pytest
 
-from app.remote_models.address import (
+from app.remote.client.address import (
     RemoteAddress,
     is_remote,
     parse_url,

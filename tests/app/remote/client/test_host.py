@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from app.remote_models.address import RemoteAddress, parse_url
-from app.remote_models.answer import UNKNOWN_TOKEN
-from app.remote_models.host import RemoteHost
+from app.remote.client.address import RemoteAddress, parse_url
+from app.remote.client.answer import UNKNOWN_TOKEN
+from app.remote.client.host import RemoteHost
 from engine import (
     PICTURE_PLACE,
     Cancelled,
@@ -472,7 +472,7 @@ def test_odd_chunks_are_left_out(loaded: Driver, server: FakeOpenAI) -> None:
 def test_an_answer_without_an_end_is_stopped(
     loaded: Driver, server: FakeOpenAI, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.remote_models.answer.MOST_TEXT", 10_000)
+    monkeypatch.setattr("app.remote.client.answer.MOST_TEXT", 10_000)
 
     def endless() -> Iterator[bytes]:
         while not server.ended.is_set():
@@ -504,7 +504,7 @@ def test_pings_keep_a_silent_answer_alive_and_silence_ends_it(server: FakeOpenAI
 def test_a_server_that_says_no_more_behind_the_end_is_not_waited_for(
     loaded: Driver, server: FakeOpenAI, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.remote_models.host.LAST_S", 0.1)
+    monkeypatch.setattr("app.remote.client.host.LAST_S", 0.1)
     answers(server, said("Yes."), ended("length"), is_open=True)
     last = loaded.do(HELLO)[-1]
     assert isinstance(last, Finished)

@@ -6,8 +6,8 @@ from pathlib import Path
 import keyring.errors
 import pytest
 
-from app.remote_models.address import RemoteAddress
-from app.remote_models.keys import KeyStore
+from app.remote.client.address import RemoteAddress
+from app.remote.client.keys import KeyStore
 from engine import EngineError
 
 NAS, CLOUD = RemoteAddress("http://nas:11435/v1", "small"), RemoteAddress("https://cloud/v1")

@@ -2,8 +2,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from app.remote_models.address import RemoteAddress
-from app.remote_models.switch import FIRST_REMOTE, HostSwitch
+from app.remote.client.address import RemoteAddress
+from app.remote.client.switch import FIRST_REMOTE, HostSwitch
 from engine import (
     ChatMessage,
     EngineCrashed,

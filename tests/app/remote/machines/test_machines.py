@@ -12,10 +12,10 @@ from PySide6.QtWidgets import QWidget
 from pytestqt.qtbot import QtBot
 
 import engine
-from app.machines import part as part_module
-from app.machines.host import TeamHost, for_machines, for_window
-from app.machines.part import MachinesPart
-from app.machines.team import MachineTeam
+from app.remote.machines import part as part_module
+from app.remote.machines.host import TeamHost, for_machines, for_window
+from app.remote.machines.part import MachinesPart
+from app.remote.machines.team import MachineTeam
 from engine import (
     Command,
     EngineError,

@@ -60,7 +60,7 @@ def _stop_during_an_answer(
     clock.start()
     parent = psutil.Process(joining.pid)
     children = parent.children(recursive=True)
-    worker = next(one for one in children if "engine.machines.worker" in one.cmdline())
+    worker = next(one for one in children if "engine.hosts.machines.worker" in one.cmdline())
     stopped = [parent, *children] if is_whole else [worker]
     for process in stopped:
         process.suspend()

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 import pytest
 from pytestqt.qtbot import QtBot
 
-from app import paths
-from app.engine_client import EngineState
+from app.core import paths
+from app.core.engine_client import EngineState
 from app.main import Shell
-from app.remote_models.address import RemoteAddress, parse_url
-from app.remote_models.keys import KeyStore
-from app.remote_page.views.remote_dialog import RemoteDialog
+from app.remote.client.address import RemoteAddress, parse_url
+from app.remote.client.keys import KeyStore
+from app.remote.page.views.remote_dialog import RemoteDialog
 from engine import Load, Unload
 from tests.helpers.fake_openai import (
     DONE,

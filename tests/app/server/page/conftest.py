@@ -9,10 +9,10 @@ import pytest
 from PySide6.QtCore import QObject
 from pytestqt.qtbot import QtBot
 
-from app import paths
-from app.engine_client import EngineClient
-from app.serving.session import ServerSession
-from app.settings import SettingsStore
+from app.core import paths
+from app.core.engine_client import EngineClient
+from app.core.settings import SettingsStore
+from app.server.page.session import ServerSession
 from engine import LoadParams
 from tests.helpers.fake_host import FakeHost, Script
 

@@ -12,14 +12,14 @@ from PySide6.QtGui import QGuiApplication
 from PySide6.QtWidgets import QLineEdit
 from pytestqt.qtbot import QtBot
 
+from app.core.paths import api_keys_file, settings_file
 from app.main import Shell
-from app.paths import api_keys_file, settings_file
-from app.serving.ledger_view import LedgerView
-from app.serving.views.request_table import CLIENT
-from app.serving.views.server_panel import ServerPanel, state_text
-from app.shell import idle
+from app.server.page.ledger_view import LedgerView
+from app.server.page.views.request_table import CLIENT
+from app.server.page.views.server_panel import ServerPanel, state_text
 from app.widgets.buttons import IconButton
-from tests.app.serving.test_session import ask
+from app.window import idle
+from tests.app.server.page.test_session import ask
 from tests.helpers.fake_host import Script
 from tests.helpers.server_views import WRITING, server_view
 from tests.helpers.shell_driver import MODEL, MakeShell, host_of

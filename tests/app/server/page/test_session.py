@@ -13,12 +13,12 @@ from urllib.request import ProxyHandler, Request, build_opener
 import pytest
 from pytestqt.qtbot import QtBot
 
-from app.engine_client import EngineClient
-from app.serving.choices import choices_of, read_pages
-from app.serving.ledger_view import LedgerView
-from app.serving.running import own_address
-from app.serving.session import ServerSession
-from app.settings import Settings, SettingsStore
+from app.core.engine_client import EngineClient
+from app.core.settings import Settings, SettingsStore
+from app.server.page.choices import choices_of, read_pages
+from app.server.page.ledger_view import LedgerView
+from app.server.page.running import own_address
+from app.server.page.session import ServerSession
 from engine import EngineCrashed, EngineError, LoadParams
 from tests.helpers.fake_host import FakeHost, Script
 

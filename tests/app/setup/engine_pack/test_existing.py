@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from app.engine_pack import existing
-from app.engine_pack.existing import find_python, is_within, use_environment
-from app.engine_pack.store import Pack, PackStore
+from app.setup.engine_pack import existing
+from app.setup.engine_pack.existing import find_python, is_within, use_environment
+from app.setup.engine_pack.store import Pack, PackStore
 from engine import EngineError
 from tests.helpers.fake_pack import adopt_pack, fake_attempt
 

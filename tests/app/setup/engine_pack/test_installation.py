@@ -14,18 +14,18 @@ from typing import NamedTuple
 
 import pytest
 
-from app.downloads.transfer import part_file, transfer
-from app.downloads.transfer.transfer import Patience
-from app.engine_pack import installation, unpacking
-from app.engine_pack.installation import Installation, Installed
-from app.engine_pack.lock import locks_dir, read_lock, this_python, this_system
-from app.engine_pack.progress import InstallProgress, InstallStage
-from app.engine_pack.store import Pack, PackBusy, PackStore
+from app.models.downloads.transfer import part_file, transfer
+from app.models.downloads.transfer.transfer import Patience
+from app.setup.engine_pack import installation, unpacking
+from app.setup.engine_pack.installation import Installation, Installed
+from app.setup.engine_pack.lock import locks_dir, read_lock, this_python, this_system
+from app.setup.engine_pack.progress import InstallProgress, InstallStage
+from app.setup.engine_pack.store import Pack, PackBusy, PackStore
 from engine import Cancelled, EngineError
 from tests.helpers.fake_pack import FakePack, adopt_pack, fake_attempt, make_pack
 from tests.helpers.hostile_server import HostileServer, Mischief, hostile_server
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 
 QUICK = Patience(tries=2, base_s=0.01, most_s=0.02)
 

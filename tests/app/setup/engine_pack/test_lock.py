@@ -14,12 +14,12 @@ from packaging.tags import Tag
 from packaging.utils import parse_wheel_filename
 from packaging.version import Version
 
-from app.engine_pack.backends import TITLES
-from app.engine_pack.lock import HOSTS, BadLock, Lock, find_locks, locks_dir, read_lock
-from engine.pack import LIBRARIES
+from app.setup.engine_pack.backends import TITLES
+from app.setup.engine_pack.lock import HOSTS, BadLock, Lock, find_locks, locks_dir, read_lock
+from engine.util.pack import LIBRARIES
 from tests.helpers.fake_pack import FakePack, make_pack, own_table
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 OWN = sorted(locks_dir().glob("pylock.*.toml"))
 TAGS = {

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 import engine
-from app.engine_pack import activation
-from app.engine_pack.store import PackBusy, PackStore
+from app.setup.engine_pack import activation
+from app.setup.engine_pack.store import PackBusy, PackStore
 from engine import EngineError, process_mark
 from tests.helpers.fake_pack import adopt_pack
 
@@ -129,7 +129,7 @@ def test_the_pack_of_another_window_stays_when_all_are_removed(store: PackStore)
 
 def test_the_lock_ends_with_its_process(store: PackStore) -> None:
     code = (
-        "import sys; from pathlib import Path; from app.engine_pack.store import PackStore\n"
+        "import sys; from pathlib import Path; from app.setup.engine_pack.store import PackStore\n"
         "with PackStore(Path(sys.argv[1])).locked():\n"
         "    print('held', flush=True); sys.stdin.read()\n"
     )

@@ -10,10 +10,10 @@ import pytest
 from PySide6.QtWidgets import QFileDialog
 from pytestqt.qtbot import QtBot
 
-from app.downloads.transfer import transfer
-from app.downloads.transfer.transfer import Patience
-from app.engine_pack import installation
-from app.engine_pack.store import PackStore
+from app.models.downloads.transfer import transfer
+from app.models.downloads.transfer.transfer import Patience
+from app.setup.engine_pack import installation
+from app.setup.engine_pack.store import PackStore
 from engine import leave_pack
 from tests.helpers.engine_pages import current_pack, view_of
 from tests.helpers.fake_pack import FakePack, fake_attempt, make_pack
@@ -38,8 +38,8 @@ def wheels(
     """Wheels that the server has, for a Tandem that came without torch."""
     pack = make_pack(tmp_path / "made", server.url, n_bytes=3_000_000)
     server.files.update(pack.files())
-    monkeypatch.setattr("app.engine_pack.lock.locks_dir", lambda: pack.lock.parent)
-    monkeypatch.setattr("app.engine_pack.activation.has_own_engine", lambda: False)
+    monkeypatch.setattr("app.setup.engine_pack.lock.locks_dir", lambda: pack.lock.parent)
+    monkeypatch.setattr("app.setup.engine_pack.activation.has_own_engine", lambda: False)
     real = partial(installation.Installation, patience=QUICK, attempt=fake_attempt())
     monkeypatch.setattr(installation, "Installation", real)
     monkeypatch.setattr("engine.suitable_torch", lambda: ("cpu",))

@@ -18,10 +18,10 @@ from collections.abc import Callable
 
 from PySide6.QtWidgets import QApplication
 
-from app.engine_page.session import InstallRequest
+from app.setup.page.session import InstallRequest
 from app.main import Shell
-from app.paths import demo_model
-from app.process.engine_place import start_host
+from app.core.paths import demo_model
+from app.core.process.engine_place import start_host
 
 app = QApplication([])
 shell = Shell(app, start_host)
@@ -78,7 +78,7 @@ def test_an_environment_computes_for_a_window_without_torch(home: Path, tmp_path
     for path in Path(sysconfig.get_path("purelib")).iterdir():
         if not path.name.startswith(WITHOUT) and path.suffix != ".pth":
             (links / path.name).symlink_to(path)
-    root = Path(__file__).parents[3]
+    root = Path(__file__).parents[4]
     env = {**os.environ, "TANDEM_HOME": str(home), "PYTHONPATH": f"{root}{os.pathsep}{links}"}
     for arguments in ([sys.prefix], []):
         done = subprocess.run(

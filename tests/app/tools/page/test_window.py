@@ -9,12 +9,12 @@ from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QMessageBox
 from pytestqt.qtbot import QtBot
 
-from app import paths
+from app.core import paths
 from app.main import Shell
-from app.tool_page.views.server_card import ServerCard
-from app.tool_page.views.server_form import ADDRESS, JSON, PROGRAM, ServerForm
-from app.tool_page.views.tool_dialog import ToolDialog
 from app.tools.command_line import join_command
+from app.tools.page.views.server_card import ServerCard
+from app.tools.page.views.server_form import ADDRESS, JSON, PROGRAM, ServerForm
+from app.tools.page.views.tool_dialog import ToolDialog
 from app.tools.states import ToolResult
 from app.tools.tool_server import ToolServer
 from tests.helpers.mcp_server import served_over_http

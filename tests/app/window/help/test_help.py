@@ -13,14 +13,14 @@ from PySide6.QtCore import QLibraryInfo, Qt, qVersion
 from PySide6.QtGui import QGuiApplication
 from pytestqt.qtbot import QtBot
 
-from app.help.facts import versions
-from app.help.licences import licence_text, packages
-from app.help.parts import all_components
-from app.help.views.log_dialog import filtered
+from app.core.paths import log_file
+from app.core.process.log_file import LogFile, read_log
 from app.main import Shell
-from app.paths import log_file
-from app.process.log_file import LogFile, read_log
 from app.widgets.shortcuts import SHORTCUTS, shown_keys
+from app.window.help.facts import versions
+from app.window.help.licences import licence_text, packages
+from app.window.help.parts import all_components
+from app.window.help.views.log_dialog import filtered
 from engine import DeviceInfo
 from tests.helpers.shell_driver import MODEL, MakeShell, ask
 
@@ -110,7 +110,7 @@ def test_libraries_that_come_along_have_their_licences(
     folder = tmp_path / "lib" / "licences"
     folder.mkdir(parents=True)
     (folder / "libxcb-cursor0.txt").write_text("MIT, of the X.Org Foundation")
-    monkeypatch.setattr("app.help.parts.ROOT", tmp_path / "src")
+    monkeypatch.setattr("app.window.help.parts.ROOT", tmp_path / "src")
     (found,) = (c for c in all_components() if c.name == "Libraries of the system")
     assert licence_text(found) == "libxcb-cursor0\n\nMIT, of the X.Org Foundation"
 
@@ -145,14 +145,14 @@ def log(home: Path) -> Iterator[Path]:
 
 
 def test_the_log_has_what_the_window_notes_and_no_chatter_of_libraries(log: Path) -> None:
-    logging.getLogger("app.model").info("a model was opened")
-    logging.getLogger("engine.host").warning("something is odd")
+    logging.getLogger("app.models.current").info("a model was opened")
+    logging.getLogger("engine.hosts.thread_host").warning("something is odd")
     logging.getLogger("httpx").info("GET https://example.org/?token=abc")
     logging.getLogger("httpx").warning("no answer")
     lines = read_log(log)
     assert [line.split(" ", 2)[2] for line in lines] == [
-        "INFO app.model: a model was opened",
-        "WARNING engine.host: something is odd",
+        "INFO app.models.current: a model was opened",
+        "WARNING engine.hosts.thread_host: something is odd",
         "WARNING httpx: no answer",
     ]
 
@@ -179,10 +179,10 @@ def test_a_folder_that_cannot_be_made_costs_only_the_log(tmp_path: Path) -> None
 
 LINES = [
     "2026-01-01 10:00:00,000 INFO app.main: started",
-    "2026-01-01 10:00:01,000 ERROR app.process.crash: a bug in the window",
+    "2026-01-01 10:00:01,000 ERROR app.core.process.crash: a bug in the window",
     "Traceback (most recent call last):",
     '  File "app/main.py", line 7, in go',
-    "2026-01-01 10:00:02,000 WARNING engine.host: slow",
+    "2026-01-01 10:00:02,000 WARNING engine.hosts.thread_host: slow",
 ]
 
 

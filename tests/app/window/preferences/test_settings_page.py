@@ -18,12 +18,12 @@ from PySide6.QtWidgets import (
 )
 from pytestqt.qtbot import QtBot
 
+from app.core.paths import settings_file
+from app.core.settings import SECTIONS, Settings, ShownSetting, shown_settings
 from app.main import Shell
-from app.paths import settings_file
-from app.preferences.views.setting_row import SettingRow
-from app.preferences.views.settings_view import SettingsView
-from app.settings import SECTIONS, Settings, ShownSetting, shown_settings
-from app.theme import theme
+from app.widgets.theme import theme
+from app.window.preferences.views.setting_row import SettingRow
+from app.window.preferences.views.settings_view import SettingsView
 from tests.helpers.shell_driver import MODEL, MakeShell
 from tests.helpers.wheel import wheel
 
@@ -144,7 +144,8 @@ def test_folders_are_added_and_removed(
     shell = make_shell()
     editor = page_of(qtbot, shell).rows["model_folders"].editor
     monkeypatch.setattr(
-        "app.preferences.views.editors.QFileDialog.getExistingDirectory", lambda *a: str(tmp_path)
+        "app.window.preferences.views.editors.QFileDialog.getExistingDirectory",
+        lambda *a: str(tmp_path),
     )
     editor.add.click()
     editor.add.click()  # a second time changes nothing

@@ -6,18 +6,18 @@ import pytest
 import torch
 from gguf.constants import GGMLQuantizationType as Kind
 
-from engine.cpu import routing
-from engine.cpu.kernels.language.isa import chosen
-from engine.cpu.ops import CpuOps
-from engine.cpu.routing import ExpertFFN
-from engine.cpu.weights import PlaneWeight
-from engine.cpu.worker import Worker
-from engine.forward.expert_rows import Groups
-from engine.forward.operands import Activation
-from engine.layers.linear import ExpertLinear
-from engine.quants.extent import Extent
-from engine.sharding.placement import Shard
-from engine.sharding.ranges import Ranges
+from engine.backends.cpu import routing
+from engine.backends.cpu.kernels.language.isa import chosen
+from engine.backends.cpu.ops import CpuOps
+from engine.backends.cpu.routing import ExpertFFN
+from engine.backends.cpu.weights import PlaneWeight
+from engine.backends.cpu.worker import Worker
+from engine.formats.quants.extent import Extent
+from engine.model.forward.expert_rows import Groups
+from engine.model.forward.operands import Activation
+from engine.model.layers.linear import ExpertLinear
+from engine.model.sharding.placement import Shard
+from engine.model.sharding.ranges import Ranges
 from tests.helpers.kernels import packed, random_rows
 
 N_EXPERT, N_EMBD, N_FF = 24, 512, 256

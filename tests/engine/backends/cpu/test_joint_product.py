@@ -10,14 +10,14 @@ from gguf.constants import GGMLQuantizationType as Kind
 from torch import Tensor
 
 from engine import load_model
-from engine.cpu.kernels.language.isa import chosen
-from engine.cpu.ops import CpuOps
-from engine.cpu.weights import FineWeight, PlaneWeight
-from engine.cpu.worker import Worker
-from engine.forward.operands import Activation
-from engine.layers.linear import Linear
-from engine.quants.extent import Extent
-from engine.sharding.placement import Replicate
+from engine.backends.cpu.kernels.language.isa import chosen
+from engine.backends.cpu.ops import CpuOps
+from engine.backends.cpu.weights import FineWeight, PlaneWeight
+from engine.backends.cpu.worker import Worker
+from engine.formats.quants.extent import Extent
+from engine.model.forward.operands import Activation
+from engine.model.layers.linear import Linear
+from engine.model.sharding.placement import Replicate
 from tests.helpers.kernels import multiplied, packed, random_rows
 from tests.helpers.tiny_gguf import tiny_gguf
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.cpu import large_pages
-from engine.cpu.large_pages import ALIGNMENT, LARGE_PAGE, WeightArena
+from engine.backends.cpu import large_pages
+from engine.backends.cpu.large_pages import ALIGNMENT, LARGE_PAGE, WeightArena
 
 only_linux = pytest.mark.skipif(sys.platform != "linux", reason="other systems' own memory")
 

@@ -4,14 +4,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.cpu.kernels.running.team import Team
-from engine.cpu.ops import CpuOps
-from engine.forward.batch import Batch
-from engine.forward.cache import LayerCache
-from engine.forward.operands import Activation, RopeParams, Routing, Scores
-from engine.forward.state import KVState
-from engine.ops.reference import ReferenceOps
-from engine.sharding.ranges import Ranges
+from engine.backends.cpu.kernels.running.team import Team
+from engine.backends.cpu.ops import CpuOps
+from engine.backends.reference.ops import ReferenceOps
+from engine.model.forward.batch import Batch
+from engine.model.forward.cache import LayerCache
+from engine.model.forward.operands import Activation, RopeParams, Routing, Scores
+from engine.model.forward.state import KVState
+from engine.model.sharding.ranges import Ranges
 from tests.helpers.kv_layers import as_multiplied
 
 REFERENCE = ReferenceOps()

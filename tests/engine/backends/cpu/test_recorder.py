@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.cpu.kernels.running.team import Team
-from engine.cpu.kernels.small.small_ops import SmallOps
-from engine.cpu.recorder import Recorder, Recording
-from engine.forward.recording import refuse_replay
+from engine.backends.cpu.kernels.running.team import Team
+from engine.backends.cpu.kernels.small.small_ops import SmallOps
+from engine.backends.cpu.recorder import Recorder, Recording
+from engine.model.forward.recording import refuse_replay
 
 TEAM = Team(1)
 OPS = SmallOps(TEAM)

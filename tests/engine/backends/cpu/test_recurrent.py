@@ -11,15 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from engine.cpu.kernels.language.isa import supported
-from engine.cpu.kernels.recurrent import delta_net
-from engine.cpu.kernels.running.team import Team
-from engine.cpu.ops import CpuOps
-from engine.cpu.recorder import Recorder
-from engine.cpu.recurrent import RecurrentOps
-from engine.forward.batch import Batch, Piece
-from engine.forward.operands import RELU2, SILU, DeltaInputs, PlacedStates, ScanInputs
-from engine.ops.reference import ReferenceOps
+from engine.backends.cpu.kernels.language.isa import supported
+from engine.backends.cpu.kernels.recurrent import delta_net
+from engine.backends.cpu.kernels.running.team import Team
+from engine.backends.cpu.ops import CpuOps
+from engine.backends.cpu.recorder import Recorder
+from engine.backends.cpu.recurrent import RecurrentOps
+from engine.backends.reference.ops import ReferenceOps
+from engine.model.forward.batch import Batch, Piece
+from engine.model.forward.operands import RELU2, SILU, DeltaInputs, PlacedStates, ScanInputs
 from tests.helpers.tiers import paired
 
 EXACT = ReferenceOps()

@@ -4,12 +4,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.cpu.kernels.language.isa import supported
-from engine.cpu.kernels.running.team import Team
-from engine.cpu.routing import RoutingOps
-from engine.forward.expert_rows import Groups
-from engine.forward.operands import Routing
-from engine.ops.reference import ReferenceOps
+from engine.backends.cpu.kernels.language.isa import supported
+from engine.backends.cpu.kernels.running.team import Team
+from engine.backends.cpu.routing import RoutingOps
+from engine.backends.reference.ops import ReferenceOps
+from engine.model.forward.expert_rows import Groups
+from engine.model.forward.operands import Routing
 
 REFERENCE = ReferenceOps()
 FIELDS = ("expert_of", "pair_of", "row_of")

@@ -8,18 +8,18 @@ import torch
 from gguf.constants import GGMLQuantizationType as Kind
 from torch import Tensor
 
-from engine.cpu import gemm_choice
-from engine.cpu.kernels import compiled
-from engine.cpu.kernels.language.isa import Isa, chosen, supported
-from engine.cpu.kernels.products.group_gemm import MOST_PANELS
-from engine.cpu.ops import CpuOps
-from engine.cpu.plain_weights import KINDS, PlainWeight
-from engine.cpu.weights import JoinedColumns, JointProduct, PlaneWeight
-from engine.cpu.worker import Worker
-from engine.forward.batch import Batch
-from engine.forward.operands import Activation, RopeParams, Routing
-from engine.forward.weight import Weight
-from engine.quants.extent import Extent
+from engine.backends.cpu import gemm_choice
+from engine.backends.cpu.kernels import compiled
+from engine.backends.cpu.kernels.language.isa import Isa, chosen, supported
+from engine.backends.cpu.kernels.products.group_gemm import MOST_PANELS
+from engine.backends.cpu.ops import CpuOps
+from engine.backends.cpu.plain_weights import KINDS, PlainWeight
+from engine.backends.cpu.weights import JoinedColumns, JointProduct, PlaneWeight
+from engine.backends.cpu.worker import Worker
+from engine.formats.quants.extent import Extent
+from engine.model.forward.batch import Batch
+from engine.model.forward.operands import Activation, RopeParams, Routing
+from engine.model.forward.weight import Weight
 from tests.helpers.kernels import packed, random_rows
 from tests.helpers.planes import TYPES
 

@@ -20,12 +20,12 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from engine.gpu.launch import kernel_launch
-from engine.gpu.launch.own_launcher import OwnDriver
+from engine.backends.gpu.launch import kernel_launch
+from engine.backends.gpu.launch.own_launcher import OwnDriver
 from engine.hardware.cuda_api import CudaApi
 from tests.helpers.fake_cuda import SIZES, FakeCuda
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[4]
 
 ENTRY = re.compile(r"\.entry\s+\w+\s*\((.*?)\)", re.DOTALL)
 PARAMETER = re.compile(r"\.param\s+\.(\w+)")

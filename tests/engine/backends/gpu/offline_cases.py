@@ -20,18 +20,18 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.cache import FileCacheManager
 from triton.runtime.jit import JITFunction
 
-from engine.config.load import LoadParams
-from engine.gguf.reader import GGUFFile
-from engine.gpu.launch import compiling, own_launcher
-from engine.gpu.launch.compiling import Compiling, compile_launch, variant_key, variants
-from engine.gpu.launch.kernel_cache import leave_cache
-from engine.gpu.launch.kernel_launch import KernelLaunch, intercept_launches, launch
-from engine.gpu.launch.target import KernelTarget
-from engine.gpu.loading.dry_run import collect_launches
-from engine.models.declare import declare
+from engine.backends.gpu.launch import compiling, own_launcher
+from engine.backends.gpu.launch.compiling import Compiling, compile_launch, variant_key, variants
+from engine.backends.gpu.launch.kernel_cache import leave_cache
+from engine.backends.gpu.launch.kernel_launch import KernelLaunch, intercept_launches, launch
+from engine.backends.gpu.launch.target import KernelTarget
+from engine.backends.gpu.loading.dry_run import collect_launches
+from engine.formats.gguf.reader import GGUFFile
+from engine.load_params import LoadParams
+from engine.model.architectures.declare import declare
 from engine.runtime.rank import warm_rows
-from tests.engine.gpu.offline import offline, on_fake_gpu, parameter_bytes
-from tests.engine.gpu.targets import half_of, starts_for
+from tests.engine.backends.gpu.offline import offline, on_fake_gpu, parameter_bytes
+from tests.engine.backends.gpu.targets import half_of, starts_for
 from tests.helpers.fake_cuda import FakeCuda
 from tests.helpers.hollow import hollow_llama, hollow_moe
 

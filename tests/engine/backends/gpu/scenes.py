@@ -1,4 +1,4 @@
-"""Kernel launches of real models: `engine.gpu` is called on tensors without memory.
+"""Kernel launches of real models: `engine.backends.gpu` is called on tensors without memory.
 
 Sizes are those of models of 3 to 30 billion weights, so that variants are those of real use.
 """
@@ -13,31 +13,30 @@ from types import SimpleNamespace
 import torch
 from torch import Tensor
 
-from engine.config.kv_types import KV_TYPES
-from engine.config.load import LoadParams
-from engine.devices.routes import Routes
-from engine.forward.cache import LayerCache
-from engine.forward.operands import Activation, DeltaInputs, Routing, ScanInputs, Scores
-from engine.forward.ops import Addend
-from engine.forward.state import KVState
-from engine.gguf.reader import GGUFFile
-from engine.gpu import attention, elementwise, kv_write, recurrent, routing
-from engine.gpu.comm.one_shot import OneShotGroups
-from engine.gpu.comm.slots import PacketSlot
-from engine.gpu.decode.sampling import DeviceSampler
-from engine.gpu.launch.kernel_launch import KernelLaunch, intercept_launches
-from engine.gpu.launch.target import KernelTarget, use_target
-from engine.gpu.loading.dry_run import collect_launches
-from engine.gpu.matmul import dequantise, experts, gemv, tile_gemm, unquantised
-from engine.gpu.matmul.weights import GpuPlain, GpuPlanes
-from engine.gpu.page_tables import PagedRows
-from engine.gpu.state_chains import WORDS
-from engine.links.exchange import Exchange, load_pairs, store_pairs
-from engine.models.declare import declare
-from engine.ops.recurrent import Chunks, Decays
-from engine.quants.extent import Extent, n_tiles
-from engine.quants.layout import LAYOUTS
-from engine.sharding.ranges import Ranges
+from engine.backends.gpu import attention, elementwise, kv_write, recurrent, routing
+from engine.backends.gpu.comm.one_shot import OneShotGroups
+from engine.backends.gpu.comm.slots import PacketSlot
+from engine.backends.gpu.decode.sampling import DeviceSampler
+from engine.backends.gpu.launch.kernel_launch import KernelLaunch, intercept_launches
+from engine.backends.gpu.launch.target import KernelTarget, use_target
+from engine.backends.gpu.loading.dry_run import collect_launches
+from engine.backends.gpu.matmul import dequantise, experts, gemv, tile_gemm, unquantised
+from engine.backends.gpu.matmul.weights import GpuPlain, GpuPlanes
+from engine.backends.gpu.page_tables import PagedRows
+from engine.backends.gpu.state_chains import WORDS
+from engine.backends.reference.recurrent import Chunks, Decays
+from engine.formats.gguf.reader import GGUFFile
+from engine.formats.quants.extent import Extent, n_tiles
+from engine.formats.quants.layout import LAYOUTS
+from engine.hardware.devices.routes import Routes
+from engine.load_params import KV_TYPES, LoadParams
+from engine.model.architectures.declare import declare
+from engine.model.forward.cache import LayerCache
+from engine.model.forward.operands import Activation, DeltaInputs, Routing, ScanInputs, Scores
+from engine.model.forward.ops import Addend
+from engine.model.forward.state import KVState
+from engine.model.sharding.ranges import Ranges
+from engine.runtime.interconnect.exchange import Exchange, load_pairs, store_pairs
 from tests.helpers.hollow import hollow_moe
 
 META = torch.device("meta")

@@ -1,8 +1,8 @@
 """All kernels for GPUs, compiled for real targets without a GPU.
 
-    python -m tests.engine.gpu.targets                       each kernel once, for two targets
-    python -m tests.engine.gpu.targets --all [TARGET ...]    all variants, such as sm_90 gfx1100
-    python -m tests.engine.gpu.targets --half 0 TARGET ...   a half of the kernels for each target
+    python -m tests.engine.backends.gpu.targets  each kernel once, for two targets
+    python -m tests.engine.backends.gpu.targets --all [TARGET ...]  all variants
+    python -m tests.engine.backends.gpu.targets --half 0 TARGET ...  half of the kernels
 
 It shows registers, spills and shared memory of each, the worst of a kernel's variants, and ends
 with status 1 where one does not compile, spills much, or has other parameters than our launcher
@@ -33,12 +33,12 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 
-from engine.gpu.launch import own_launcher
-from engine.gpu.launch.compiling import Compiling, compile_launch, variants
-from engine.gpu.launch.kernel_launch import KernelLaunch
-from engine.gpu.launch.target import KernelTarget
-from tests.engine.gpu.offline import offline, parameter_bytes
-from tests.engine.gpu.scenes import collect
+from engine.backends.gpu.launch import own_launcher
+from engine.backends.gpu.launch.compiling import Compiling, compile_launch, variants
+from engine.backends.gpu.launch.kernel_launch import KernelLaunch
+from engine.backends.gpu.launch.target import KernelTarget
+from tests.engine.backends.gpu.offline import offline, parameter_bytes
+from tests.engine.backends.gpu.scenes import collect
 
 QUICK = ("sm_90", "gfx1100")
 N_SM = {"sm_61": 30, "sm_70": 80, "sm_75": 68, "sm_80": 108, "sm_86": 82, "sm_89": 128,
@@ -212,7 +212,7 @@ def table(found: Sequence[Usage]) -> str:
 
 def main() -> int:
     """Compile what the command line asks for; see the module."""
-    parser = argparse.ArgumentParser(prog="python -m tests.engine.gpu.targets")
+    parser = argparse.ArgumentParser(prog="python -m tests.engine.backends.gpu.targets")
     parser.add_argument("targets", nargs="*", metavar="TARGET", help=", ".join(SWEEP))
     parser.add_argument("--all", action="store_true", help="all variants")
     parser.add_argument("--only", default="", metavar="REGEX", help="kernels such as gemv.products")

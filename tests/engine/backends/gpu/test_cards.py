@@ -7,11 +7,11 @@ import pytest
 import torch
 from gguf.constants import GGMLQuantizationType as Kind
 
-from engine.gpu import self_test
-from engine.gpu.launch import target
-from engine.gpu.launch.target import KernelTarget
-from tests.engine.gpu import test_attention, test_routing
-from tests.engine.gpu.matmul import test_experts, test_gemv, test_unquantised, test_weights
+from engine.backends.gpu import self_test
+from engine.backends.gpu.launch import target
+from engine.backends.gpu.launch.target import KernelTarget
+from tests.engine.backends.gpu import test_attention, test_routing
+from tests.engine.backends.gpu.matmul import test_experts, test_gemv, test_unquantised, test_weights
 from tests.helpers.ptx import emulated
 from tests.helpers.tiers import paired
 

@@ -7,16 +7,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.forward.operands import Activation
-from engine.forward.ops import Addend
-from engine.gpu import elementwise
-from engine.gpu.launch.kernel_launch import KernelLaunch, intercept_launches
-from engine.gpu.launch.target import KernelTarget
-from engine.gpu.quantise import quantise
-from engine.layers.norm import LayerNorm, Norm, RMSNorm
-from engine.ops.reference import ReferenceOps
-from engine.quants.extent import Extent
-from engine.sharding.placement import Replicate
+from engine.backends.gpu import elementwise
+from engine.backends.gpu.launch.kernel_launch import KernelLaunch, intercept_launches
+from engine.backends.gpu.launch.target import KernelTarget
+from engine.backends.gpu.quantise import quantise
+from engine.backends.reference.ops import ReferenceOps
+from engine.formats.quants.extent import Extent
+from engine.model.forward.operands import Activation
+from engine.model.forward.ops import Addend
+from engine.model.layers.norm import LayerNorm, Norm, RMSNorm
+from engine.model.sharding.placement import Replicate
 
 EXACT = ReferenceOps()
 

@@ -29,13 +29,13 @@ from engine import (
     ThreadHost,
     load_model,
 )
-from engine.devices.routes import Routes, Way
-from engine.gpu.comm.communicator import device_group
-from engine.gpu.comm.one_shot import OneShotGroups
-from engine.gpu.decode import rank_capture
-from engine.gpu.decode.rank_capture import Unproven
-from engine.gpu.decode.token_stream import TokenStream
-from engine.gpu.launch.graph import NotRepeatable
+from engine.backends.gpu.comm.communicator import device_group
+from engine.backends.gpu.comm.one_shot import OneShotGroups
+from engine.backends.gpu.decode import rank_capture
+from engine.backends.gpu.decode.rank_capture import Unproven
+from engine.backends.gpu.decode.token_stream import TokenStream
+from engine.backends.gpu.launch.graph import NotRepeatable
+from engine.hardware.devices.routes import Routes, Way
 from engine.hardware.fallbacks import Fallbacks
 from tests.helpers.tiny_gguf import least_gguf
 
@@ -257,9 +257,9 @@ def test_steps_without_a_kernel_are_told(
     path: Path, monkeypatch: pytest.MonkeyPatch, writes: bool
 ) -> None:
     """They cannot be captured either."""
-    monkeypatch.setattr("engine.gpu.attention.attention", lambda *_: None)
+    monkeypatch.setattr("engine.backends.gpu.attention.attention", lambda *_: None)
     if not writes:
-        monkeypatch.setattr("engine.gpu.kv_write.write", lambda *_: False)
+        monkeypatch.setattr("engine.backends.gpu.kv_write.write", lambda *_: False)
     with load_model(path, n_ctx=32) as model:
         run(model, GREEDY)
         told = {(found.kind, found.why) for found in model.fallbacks}
@@ -286,8 +286,8 @@ def test_nccl_that_fails_its_trial_is_told(monkeypatch: pytest.MonkeyPatch) -> N
         tell("it brings wrong numbers")
 
     for name in ("CudaQueue", "new_stream"):
-        monkeypatch.setattr(f"engine.gpu.comm.nccl.{name}", lambda *_: None)
-    monkeypatch.setattr("engine.gpu.comm.nccl.tried", fail)
+        monkeypatch.setattr(f"engine.backends.gpu.comm.nccl.{name}", lambda *_: None)
+    monkeypatch.setattr("engine.backends.gpu.comm.nccl.tried", fail)
     found = Fallbacks()
     gpus = [torch.device("cuda", n) for n in range(2)]
     device_group(gpus, Routes(has_nccl=True), found)

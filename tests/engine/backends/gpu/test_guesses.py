@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from engine import Model, load_model
-from engine.forward.batch import CheckedRows
 from engine.generation.scheduling.drafts import Drafts
+from engine.model.forward.batch import CheckedRows
 from engine.runtime import model_runner
 from tests.helpers.golden import golden_path
 from tests.helpers.guessed_answers import guessed_answers

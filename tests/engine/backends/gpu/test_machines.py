@@ -10,14 +10,14 @@ import pytest
 import torch
 
 from engine import LoadParams, Model, SamplingParams
+from engine.backends.executor import RankExecutor
+from engine.backends.gpu.decode.rank_capture import _Capturing
 from engine.errors import CommError
-from engine.gpu.decode.rank_capture import _Capturing
-from engine.parallel.executor import RankExecutor
 from engine.runtime import builder
 from engine.runtime.model_runner import ModelRunner
 from engine.runtime.rank import Replay
-from tests.engine.gpu.test_mtp import N_VOCAB, PROMPTS
-from tests.engine.gpu.test_mtp import check as check_guesses
+from tests.engine.backends.gpu.test_mtp import N_VOCAB, PROMPTS
+from tests.engine.backends.gpu.test_mtp import check as check_guesses
 from tests.helpers.golden import nmse
 from tests.helpers.guessed_answers import guessed_answers
 from tests.helpers.machine_threads import machines, model_on

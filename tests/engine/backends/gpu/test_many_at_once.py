@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from engine import Model, SamplingParams, TokenText, load_model
-from engine.forward.batch import Batch, Piece
-from engine.gpu.decode.row_sampler import RowSampler
-from engine.gpu.launch.graph import NotRepeatable
+from engine.backends.gpu.decode.row_sampler import RowSampler
+from engine.backends.gpu.launch.graph import NotRepeatable
+from engine.decoding.sampling.sampler import Sampler
+from engine.model.forward.batch import Batch, Piece
 from engine.runtime.passes.row_sampling import RowSampling
 from engine.runtime.rank import Replay
-from engine.sampling.sampler import Sampler
 from tests.helpers.golden import nmse
 from tests.helpers.hf_models import FAMILIES
 from tests.helpers.sampled_rows import SETTINGS, check_rows
@@ -125,7 +125,7 @@ def test_passes_of_a_size_that_cannot_be_captured_are_computed(
         def fail(*_: object, **__: object) -> None:
             raise NotRepeatable("no room")
 
-        monkeypatch.setattr("engine.gpu.decode.rank_capture.capture_on_all", fail)
+        monkeypatch.setattr("engine.backends.gpu.decode.rank_capture.capture_on_all", fail)
         check(model)
         assert set(model.runtime.ranks[0].recordings) == {1}
         assert model.runtime.token_source is not None

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from engine import Model, load_model
-from engine.gpu.comm.one_shot import OneShot
+from engine.backends.gpu.comm.one_shot import OneShot
 from engine.parallel.turns import Turns
 from engine.runtime.passes.micro_batches import ORDER, MicroBatches, micro_batches_pay
 from tests.helpers.golden import nmse
@@ -131,7 +131,7 @@ def test_it_is_tried_at_load_where_kernels_were_compiled(
         return True
 
     monkeypatch.setattr("engine.runtime.passes.micro_batches.micro_batches_pay", pay)
-    monkeypatch.setattr("engine.gpu.backend.GpuBackend.compiles", True)
+    monkeypatch.setattr("engine.backends.gpu.backend.GpuBackend.compiles", True)
     monkeypatch.setattr("engine.runtime.builder.RankBuilder._compiled", _nothing)
     path = least_gguf(tmp_path / "m.gguf", quant="F32")
     with load_model(path, ["cpu"] * 2, n_ctx=4) as model:

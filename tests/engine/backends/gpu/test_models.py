@@ -8,13 +8,13 @@ import pytest
 from torch import Tensor
 
 from engine import EngineError, Model, SamplingParams, TokenText, load_model
-from engine.cpu.backend import CpuBackend
+from engine.backends.cpu.backend import CpuBackend
+from engine.backends.cpu.thread_comm import ThreadGroup
+from engine.backends.gpu.backend import GpuBackend
+from engine.backends.gpu.comm.one_shot import OneShotGroups
+from engine.backends.gpu.launch.graph import NotRepeatable
 from engine.errors import CommError
-from engine.gpu.backend import GpuBackend
-from engine.gpu.comm.one_shot import OneShotGroups
-from engine.gpu.launch.graph import NotRepeatable
 from engine.hardware import backend_choice
-from engine.parallel.thread_comm import ThreadGroup
 from engine.planning.footprint import x_bytes
 from engine.runtime.builder import RankBuilder
 from engine.runtime.rank import Rank, Replay
@@ -161,7 +161,7 @@ def test_what_one_rank_cannot_capture_none_does(
 def test_what_is_another_token_when_repeated_is_computed(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.gpu.decode.rank_capture._same", lambda a, b: a is None)
+    monkeypatch.setattr("engine.backends.gpu.decode.rank_capture._same", lambda a, b: a is None)
     with load_model(path, n_ctx=32) as model:
         (rank,) = model.runtime.ranks
         assert "something else" in rank.refusal
@@ -253,7 +253,7 @@ def check(name: str, folder: Path, n_ids: int, *, is_captured: bool = True) -> N
 
 @pytest.mark.parametrize("name", QUICK)
 def test_families(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """To capture tokens takes long; `tests/engine/gpu/decode` captures with states, too."""
+    """Capturing takes long; `tests/engine/backends/gpu/decode` captures with states, too."""
     monkeypatch.setattr("engine.runtime.model_runner.captures_tokens", lambda: False)
     check(name, tmp_path, 2, is_captured=False)
 

@@ -6,16 +6,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.forward.batch import MOST_AT_ONCE, Batch, Piece
-from engine.forward.cache import LayerCache
-from engine.forward.operands import Scores
-from engine.forward.state import KVState
-from engine.gpu.launch.kernel_launch import KernelLaunch, intercept_launches
-from engine.gpu.ops import GpuOps
-from engine.ops.attention import attend
-from engine.paging.keys import PAGE
-from engine.paging.sequences import GONE
-from engine.sharding.ranges import Ranges
+from engine.backends.gpu.launch.kernel_launch import KernelLaunch, intercept_launches
+from engine.backends.gpu.ops import GpuOps
+from engine.backends.reference.attention import attend
+from engine.model.forward.batch import MOST_AT_ONCE, Batch, Piece
+from engine.model.forward.cache import LayerCache
+from engine.model.forward.operands import Scores
+from engine.model.forward.pages import GONE, PAGE
+from engine.model.forward.state import KVState
+from engine.model.sharding.ranges import Ranges
 
 N_CTX, N_PAGES = 5 * PAGE, 13
 N_HEAD, N_KV, DIM = 4, 2, 32

@@ -1,14 +1,14 @@
-"""Activations quantised to bytes, against those of `engine.cpu.kernels.products.panels`."""
+"""Activations quantised to bytes, against those of `cpu.kernels.products.panels`."""
 
 from unittest import mock
 
 import pytest
 import torch
 
-from engine.cpu.kernels.products.panels import LARGEST
-from engine.gpu.launch.target import KernelTarget
-from engine.gpu.quantise import quantise
-from engine.quants.extent import Extent
+from engine.backends.cpu.kernels.products.panels import LARGEST
+from engine.backends.gpu.launch.target import KernelTarget
+from engine.backends.gpu.quantise import quantise
+from engine.formats.quants.extent import Extent
 
 EXTENTS = (Extent.of(0, 64), Extent.of(40, 700), Extent.of(31, 33), Extent.of(96, 97))
 

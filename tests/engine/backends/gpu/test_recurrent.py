@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.forward.batch import Batch, Piece
-from engine.forward.operands import SILU, DeltaInputs, PlacedStates, ScanInputs
-from engine.gpu import recurrent
-from engine.gpu.ops import GpuOps
-from engine.ops.recurrent import Chunks
-from engine.ops.reference import ReferenceOps
+from engine.backends.gpu import recurrent
+from engine.backends.gpu.ops import GpuOps
+from engine.backends.reference.ops import ReferenceOps
+from engine.backends.reference.recurrent import Chunks
+from engine.model.forward.batch import Batch, Piece
+from engine.model.forward.operands import SILU, DeltaInputs, PlacedStates, ScanInputs
 
 EXACT = ReferenceOps()
 

@@ -5,11 +5,11 @@ import math
 import pytest
 import torch
 
-from engine.forward.operands import RopeParams
-from engine.gpu import rope as gpu
-from engine.layers.norm import RMSNorm
-from engine.ops.reference import ReferenceOps
-from engine.sharding.placement import Replicate
+from engine.backends.gpu import rope as gpu
+from engine.backends.reference.ops import ReferenceOps
+from engine.model.forward.operands import RopeParams
+from engine.model.layers.norm import RMSNorm
+from engine.model.sharding.placement import Replicate
 
 EXACT = ReferenceOps()
 PLAIN = RopeParams(24, "neox", 10000.0)

@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.forward.expert_rows import Groups
-from engine.forward.operands import Routing
-from engine.gpu import routing
-from engine.gpu.launch.kernel_launch import intercept_launches
-from engine.gpu.routing import DeviceGroups
-from engine.ops.reference import ReferenceOps
+from engine.backends.gpu import routing
+from engine.backends.gpu.launch.kernel_launch import intercept_launches
+from engine.backends.gpu.routing import DeviceGroups
+from engine.backends.reference.ops import ReferenceOps
+from engine.model.forward.expert_rows import Groups
+from engine.model.forward.operands import Routing
 
 EXACT = ReferenceOps()
 FIELDS = ("expert_of", "pair_of", "row_of")

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from engine.gpu import self_test
-from engine.gpu.matmul import gemv
+from engine.backends.gpu import self_test
+from engine.backends.gpu.matmul import gemv
 from engine.hardware import backend_choice
 from engine.runtime import kernel_proof
 

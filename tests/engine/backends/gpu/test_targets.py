@@ -1,4 +1,4 @@
-"""All kernels compile for real targets, without a GPU; see `python -m tests.engine.gpu.targets`."""
+"""All kernels compile without a GPU; see `python -m tests.engine.backends.gpu.targets`."""
 
 import ast
 import os
@@ -9,15 +9,17 @@ from typing import Any
 
 import pytest
 
-import engine.gpu
-from tests.engine.gpu.offline import run_offline
-from tests.engine.gpu.targets import QUICK, SWEEP, half_of, kernel_name
+import engine.backends.gpu
+from tests.engine.backends.gpu.offline import run_offline
+from tests.engine.backends.gpu.targets import QUICK, SWEEP, half_of, kernel_name
 
 
 def compiled(*arguments: str) -> dict[str, Any]:
     """Return the results of compiling, which are kept with pytest's own cache."""
     folder = str(Path(os.environ["TANDEM_KERNEL_CACHE"]) / "triton")
-    return dict(run_offline("tests.engine.gpu.targets", *arguments, TRITON_CACHE_DIR=folder))
+    return dict(
+        run_offline("tests.engine.backends.gpu.targets", *arguments, TRITON_CACHE_DIR=folder)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +41,7 @@ def test_every_kernel_compiles_for_nvidia_or_amd(quick: dict[str, Any]) -> None:
 
 def test_every_kernel_that_is_started_is_among_them(quick: dict[str, Any]) -> None:
     found = {usage["kernel"] for usage in quick["kernels"]}
-    assert set(started_kernels()) - found == set(), "add it to tests/engine/gpu/scenes.py"
+    assert set(started_kernels()) - found == set(), "add it to tests/engine/backends/gpu/scenes.py"
 
 
 def test_kernels_of_before_volta_have_no_memory_orders() -> None:
@@ -53,7 +55,8 @@ def test_kernels_of_before_volta_have_no_memory_orders() -> None:
 def test_two_halves_are_the_whole_for_each_target() -> None:
     """In CI the oldest Triton compiles one of them, and the newest the other."""
     kernels = [
-        SimpleNamespace(__name__=name, __module__="engine.gpu.kernels.x") for name in "abcde"
+        SimpleNamespace(__name__=name, __module__="engine.backends.gpu.kernels.x")
+        for name in "abcde"
     ]
     starts: Any = [SimpleNamespace(kernel=kernel, constants={}) for kernel in kernels]
     for target in range(4):
@@ -72,8 +75,8 @@ def test_all_variants_compile(target: str) -> None:
 
 
 def started_kernels() -> Iterator[str]:
-    """Return names such as "norm.norm": kernels that modules of `engine.gpu` launch."""
-    package = Path(engine.gpu.__file__).parent
+    """Return names such as "norm.norm": kernels that modules of `engine.backends.gpu` launch."""
+    package = Path(engine.backends.gpu.__file__).parent
     jitted = {path.stem: set(_jitted(path)) for path in (package / "kernels").glob("*.py")}
     for path in package.rglob("*.py"):
         if path.parent.name == "kernels":
@@ -81,7 +84,7 @@ def started_kernels() -> Iterator[str]:
         tree = ast.parse(path.read_text(encoding="utf-8"))
         modules: dict[str, str] = {}
         for node in ast.walk(tree):
-            if isinstance(node, ast.ImportFrom) and node.module == "engine.gpu.kernels":
+            if isinstance(node, ast.ImportFrom) and node.module == "engine.backends.gpu.kernels":
                 modules |= {alias.asname or alias.name: alias.name for alias in node.names}
         for node in ast.walk(tree):
             if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):

@@ -1,6 +1,6 @@
 """Several ranks on one real GPU, whose kernels wait for each other on streams of their own.
 
-TRITON_INTERPRET=0 pytest -m gpu tests/engine/gpu/test_virtual_gpus.py
+TRITON_INTERPRET=0 pytest -m gpu tests/engine/backends/gpu/test_virtual_gpus.py
 """
 
 from collections.abc import Callable, Iterator
@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from engine import Model, SamplingParams, TokenText, load_model
-from engine.forward.batch import Piece
-from engine.measuring.kernel_times import host_s
+from engine.model.forward.batch import Piece
+from engine.runtime.measuring.kernel_times import host_s
 from tests.helpers.passes import forward_alone
 from tests.helpers.tiny_gguf import tiny_gguf
 

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from engine.forward.operands import Activation, Routing
-from engine.models.apertus import Xielu, softplus
-from engine.ops.reference import ReferenceOps
+from engine.backends.reference.ops import ReferenceOps
+from engine.model.architectures.apertus import Xielu, softplus
+from engine.model.forward.operands import Activation, Routing
 
 OPS = ReferenceOps()
 

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from engine.forward.batch import Batch
-from engine.forward.cache import LayerCache
-from engine.forward.operands import Scores
-from engine.forward.state import CPU_STEP, KVState, Step
-from engine.ops import attention
-from engine.sharding.ranges import Ranges
+from engine.backends.reference import attention
+from engine.model.forward.batch import Batch
+from engine.model.forward.cache import LayerCache
+from engine.model.forward.operands import Scores
+from engine.model.forward.state import CPU_STEP, KVState, Step
+from engine.model.sharding.ranges import Ranges
 
 HEAD_DIM_K, HEAD_DIM_V = 8, 6
 

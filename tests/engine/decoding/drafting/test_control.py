@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from engine.drafting.control import (
+from engine.decoding.drafting.control import (
     LEAST_CHECKS,
     LENGTHS,
     N_UNSTEADY,
@@ -13,8 +13,8 @@ from engine.drafting.control import (
     DraftControl,
     Proposal,
 )
-from engine.drafting.guesses import Kind
-from engine.drafting.ngram import kind_of
+from engine.decoding.drafting.guesses import Kind
+from engine.decoding.drafting.ngram import kind_of
 
 MODEL = Kind("model", first_share=0.7)
 """Kind of guesses that take time to make."""

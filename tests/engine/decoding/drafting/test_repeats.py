@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.drafting import ngram
-from engine.drafting.ngram import LEAST_ALIKE, NgramDrafter
-from engine.drafting.repeats import Repeats
+from engine.decoding.drafting import ngram
+from engine.decoding.drafting.ngram import LEAST_ALIKE, NgramDrafter
+from engine.decoding.drafting.repeats import Repeats
 
 
 def longest_repeated_end(ids: Sequence[int]) -> int:

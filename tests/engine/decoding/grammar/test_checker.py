@@ -10,10 +10,10 @@ import psutil
 import pytest
 
 from engine import Cancelled, Grammar, GrammarError, check_grammar
-from engine.config.grammar import GrammarKind
-from engine.constraints.checker import GrammarChecker
-from engine.constraints.limits import MAX_AT_ONCE
-from engine.constraints.schema import read_schema
+from engine.decoding.grammar.checker import GrammarChecker
+from engine.decoding.grammar.limits import MAX_AT_ONCE
+from engine.decoding.grammar.schema import read_schema
+from engine.sampling_params import GrammarKind
 
 CHAIN = "start: a0\n" + "".join(f"a{n}: a{n + 1}\n" for n in range(40_000)) + 'a40000: "x"'
 """A grammar whose rules refer to each other too often for llguidance's stack."""
@@ -109,7 +109,7 @@ def test_hostile_grammars_end_in_a_sentence(kind: GrammarKind, text: str) -> Non
 
 def test_what_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     check_grammar(Grammar("regex", "b"))  # the child has started
-    monkeypatch.setattr("engine.constraints.checker.MAX_SECONDS", 0.5)
+    monkeypatch.setattr("engine.decoding.grammar.checker.MAX_SECONDS", 0.5)
     hostile = {"type": "integer", "multipleOf": 1000003}
     assert "more than 0.5 seconds" in problem("json_schema", json.dumps(hostile)).message
     monkeypatch.undo()
@@ -133,8 +133,8 @@ WAIT_S = 20.0
 
 @pytest.fixture
 def checker(monkeypatch: pytest.MonkeyPatch) -> Iterator[GrammarChecker]:
-    monkeypatch.setattr("engine.constraints.checker.COMMAND", [sys.executable, "-c", CHILD])
-    monkeypatch.setattr("engine.constraints.checker.MAX_SECONDS", WAIT_S)
+    monkeypatch.setattr("engine.decoding.grammar.checker.COMMAND", [sys.executable, "-c", CHILD])
+    monkeypatch.setattr("engine.decoding.grammar.checker.MAX_SECONDS", WAIT_S)
     found = GrammarChecker()
     yield found
     found.close()

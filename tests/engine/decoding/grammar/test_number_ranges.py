@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping
 import jsonschema
 import pytest
 
-from app.paths import demo_model
+from app.core.paths import demo_model
 from engine import Grammar, GrammarError, check_grammar, load_tokenizer
-from engine.constraints.matcher import MaskVocabulary
-from engine.constraints.schema import read_schema
+from engine.decoding.grammar.matcher import MaskVocabulary
+from engine.decoding.grammar.schema import read_schema
 
 BOUNDS = (-100, -17, -1.5, -1, -0.5, -0.1, 0, 0.0, 0.1, 0.25, 0.5, 1, 1.5, 2, 9, 10, 100)
 STEPS = (0, 1e-9, 0.001, 0.25, 0.5, 1, 9)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from app.paths import demo_model
+from app.core.paths import demo_model
 from engine import (
     ChatMessage,
     Finished,

@@ -10,11 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.config.sampling import SAMPLERS, SamplingParams
+from engine.decoding.sampling.rare_steps import (
+    DynamicTemperature,
+    LogitBias,
+    Mirostat,
+    TopNSigma,
+    Xtc,
+)
+from engine.decoding.sampling.sampler import Sampler
+from engine.decoding.sampling.steps import Candidates, MinP, SamplingTemperature, TopK, TopP
 from engine.errors import EngineError
-from engine.sampling.rare_steps import DynamicTemperature, LogitBias, Mirostat, TopNSigma, Xtc
-from engine.sampling.sampler import Sampler
-from engine.sampling.steps import Candidates, MinP, SamplingTemperature, TopK, TopP
+from engine.sampling_params import SAMPLERS, SamplingParams
 
 VALUES = st.lists(st.integers(-6, 6), min_size=1, max_size=30)
 NEUTRAL = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": 1}

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.config.sampling import SamplingParams
-from engine.sampling.repetition import Dry, DryHistory
-from engine.sampling.sampler import Sampler
-from engine.sampling.steps import Candidates
+from engine.decoding.sampling.repetition import Dry, DryHistory
+from engine.decoding.sampling.sampler import Sampler
+from engine.decoding.sampling.steps import Candidates
+from engine.sampling_params import SamplingParams
 
 
 def history(

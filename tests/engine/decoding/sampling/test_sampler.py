@@ -9,10 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from engine.config.sampling import SamplingParams
-from engine.errors import EngineError
-from engine.sampling.sampler import Sampler, Uniforms
-from engine.sampling.steps import (
+from engine.decoding.sampling.sampler import Sampler, Uniforms
+from engine.decoding.sampling.steps import (
     Candidates,
     MinP,
     Penalties,
@@ -22,6 +20,8 @@ from engine.sampling.steps import (
     TopP,
     TypicalP,
 )
+from engine.errors import EngineError
+from engine.sampling_params import SamplingParams
 
 # few distinct values, so that ties are common
 LOGITS = hnp.arrays(

@@ -7,8 +7,8 @@ import pickle
 import numpy as np
 import pytest
 
-from engine.config.sampling import SamplingParams
 from engine.errors import EngineError
+from engine.sampling_params import SamplingParams
 
 
 @pytest.mark.parametrize(

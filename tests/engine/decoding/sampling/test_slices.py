@@ -11,10 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.config.sampling import SamplingParams
-from engine.errors import EngineError
-from engine.sampling.sampler import Sampler
-from engine.sampling.slices import (
+from engine.decoding.sampling.sampler import Sampler
+from engine.decoding.sampling.slices import (
     N_HEAD,
     N_LIMIT,
     N_WITHOUT_TOP_K,
@@ -25,7 +23,9 @@ from engine.sampling.slices import (
     slice_candidates,
     slice_query,
 )
-from engine.sampling.steps import MinP, TopK
+from engine.decoding.sampling.steps import MinP, TopK
+from engine.errors import EngineError
+from engine.sampling_params import SamplingParams
 
 NEUTRAL = SamplingParams(temperature=1, top_k=0, top_p=1, min_p=0, seed=0)
 GREEDY = SamplingParams(temperature=0)

@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from engine.errors import EngineError, InvalidGGUF, UnsupportedQuant
-from engine.gguf import header
-from engine.gguf.reader import GGUFFile
+from engine.formats.gguf import header
+from engine.formats.gguf.reader import GGUFFile
 from tests.helpers.golden import golden_path
 from tests.helpers.raw_gguf import (
     ARRAY,
@@ -184,7 +184,7 @@ def test_refusing_huge_claims_takes_no_memory(tmp_path: Path) -> None:
 
 def test_a_header_that_does_not_end_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file of gigabytes in metadata is refused before it is read."""
-    monkeypatch.setattr("engine.gguf.reader.HEADER_LIMIT", 1000)
+    monkeypatch.setattr("engine.formats.gguf.reader.HEADER_LIMIT", 1000)
     message = check(tmp_path, gguf([entry("k", STRING, string("x" * 2000))]))
     assert f"longer than {header.HEADER_LIMIT >> 20} MiB" in message
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from engine.errors import InvalidGGUF
-from engine.gguf.metadata import Metadata
-from engine.gguf.reader import GGUFFile
+from engine.formats.gguf.metadata import Metadata
+from engine.formats.gguf.reader import GGUFFile
 from tests.helpers.raw_gguf import (
     ARRAY,
     BOOL,

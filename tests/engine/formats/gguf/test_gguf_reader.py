@@ -12,9 +12,9 @@ import pytest
 from gguf import GGUFEndian, GGUFReader, GGUFWriter
 
 from engine.errors import EngineError, InvalidGGUF, ModelFileError
-from engine.gguf.reader import GGUFFile
-from engine.gguf.tensors import TensorInfo
-from engine.gguf.types import TYPES
+from engine.formats.gguf.reader import GGUFFile
+from engine.formats.gguf.tensors import TensorInfo
+from engine.formats.gguf.types import TYPES
 from tests.helpers import raw_gguf
 from tests.helpers.golden import golden_path
 from tests.helpers.tiny_gguf import tiny_gguf
@@ -280,8 +280,8 @@ def test_every_error_is_one_sentence_with_the_file_and_a_hint(tmp_path: Path) ->
 
 def test_reading_a_header_needs_no_torch() -> None:
     """Planner and window import this package before torch is there."""
-    code = "import sys, engine.gguf; sys.exit('torch' in sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[3])
+    code = "import sys, engine.formats.gguf; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[4])
 
 
 def test_every_type_of_the_reference_package_has_the_same_size() -> None:

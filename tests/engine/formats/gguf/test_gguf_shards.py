@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from engine.errors import InvalidGGUF, MissingShard
-from engine.gguf.reader import GGUFFile
+from engine.formats.gguf.reader import GGUFFile
 from tests.helpers.raw_gguf import STRING, U32, entry, gguf, string, tensor, u32
 from tests.helpers.tiny_gguf import split_gguf, tiny_gguf
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.gguf.reader import GGUFFile
+from engine.formats.gguf.reader import GGUFFile
 from tests.helpers.raw_gguf import F32, I32, array, gguf, strings
 
 N_TOKENS, N_MERGES = 128_256, 280_147  # those of Llama 3

@@ -3,8 +3,8 @@
 import os
 from pathlib import Path
 
-from engine.gguf.identity import model_hash
-from engine.gguf.reader import GGUFFile
+from engine.formats.gguf.identity import model_hash
+from engine.formats.gguf.reader import GGUFFile
 from tests.helpers.tiny_gguf import split_gguf, tiny_gguf
 
 

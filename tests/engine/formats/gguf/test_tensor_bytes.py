@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from engine.errors import ModelFileError
-from engine.gguf import tensor_bytes
-from engine.gguf.open_part import OpenPart
-from engine.gguf.tensor_bytes import TensorBytes
+from engine.formats.gguf import tensor_bytes
+from engine.formats.gguf.open_part import OpenPart
+from engine.formats.gguf.tensor_bytes import TensorBytes
 
 OFFSET = 100
 SHAPE = (5, 40, 300)

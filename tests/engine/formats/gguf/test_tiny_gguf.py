@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine.gguf.reader import GGUFFile
+from engine.formats.gguf.reader import GGUFFile
 from tests.helpers.tiny_gguf import tiny_gguf
 
 

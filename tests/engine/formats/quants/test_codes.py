@@ -8,15 +8,15 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from engine.cpu.kernels.language.isa import chosen
-from engine.cpu.kernels.packing import pack
-from engine.cpu.kernels.running import jit
-from engine.cpu.kernels.running.team import Team
-from engine.gguf.types import TYPES
-from engine.quants import codes
-from engine.quants.codes import coded_rows
-from engine.quants.dequantise import QUANTS, dequantise
-from engine.quants.layout import BLOCK, CODED, LAYOUTS, TILE, Layout
+from engine.backends.cpu.kernels.language.isa import chosen
+from engine.backends.cpu.kernels.packing import pack
+from engine.backends.cpu.kernels.running import jit
+from engine.backends.cpu.kernels.running.team import Team
+from engine.formats.gguf.types import TYPES
+from engine.formats.quants import codes
+from engine.formats.quants.codes import coded_rows
+from engine.formats.quants.dequantise import QUANTS, dequantise
+from engine.formats.quants.layout import BLOCK, CODED, LAYOUTS, TILE, Layout
 from tests.bench.random_blocks import random_tensor
 from tests.helpers.kernels import activations, aligned, multiplied, quantised
 from tests.helpers.planes import planes_apart
@@ -55,7 +55,7 @@ def packed(raw: Bytes, number: int, first: int, n_blocks: int, goal_row: int) ->
 
 
 def unpacked(planes: Bytes, layout: Layout, n_blocks: int) -> Floats:
-    """Return the weights of all rows, as the text of `engine.quants.layout` defines them."""
+    """Return the weights of all rows, as the text of `quants.layout` defines them."""
     high_at, scales_at, _, _ = layout.offsets(n_blocks, 0)
     n_tile, planes = len(planes), planes_apart(planes, layout, n_blocks, FIRST % 8)
     low = planes[:, :high_at].reshape(n_tile, n_blocks, layout.low, 64)

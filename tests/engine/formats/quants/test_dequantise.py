@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from engine.gguf.types import TYPES
-from engine.quants import dequantise as dequantise_module
-from engine.quants.dequantise import QUANTS, Quant, dequantise
+from engine.formats.gguf.types import TYPES
+from engine.formats.quants import dequantise as dequantise_module
+from engine.formats.quants.dequantise import QUANTS, Quant, dequantise
 from tests.helpers.block_bytes import assert_same_bits, random_rows
 
 Q1_0, Q2_0 = 41, 42

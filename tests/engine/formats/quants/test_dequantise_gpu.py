@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from engine.quants.dequantise import QUANTS, dequantise
+from engine.formats.quants.dequantise import QUANTS, dequantise
 from tests.helpers.block_bytes import assert_same_bits, random_rows
 
 

@@ -6,9 +6,9 @@ import torch
 from gguf import quants as reference
 from gguf.constants import GGMLQuantizationType
 
-from engine.gguf.types import TYPES
-from engine.quants.dequantise import dequantise
-from engine.quants.encode import WRITERS, quantise
+from engine.formats.gguf.types import TYPES
+from engine.formats.quants.dequantise import dequantise
+from engine.formats.quants.encode import WRITERS, quantise
 
 every_type = pytest.mark.parametrize("number", WRITERS, ids=lambda number: TYPES[number].name)
 

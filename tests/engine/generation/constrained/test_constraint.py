@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from engine import Grammar, GrammarError
-from engine.constraints.matcher import MaskVocabulary
+from engine.decoding.grammar.matcher import MaskVocabulary
 from engine.generation.constrained.constraint import AnswerConstraint
 from engine.text.thinking import HARMONY_THINKING, ThinkingMarks, ThinkingState
 from tests.helpers.vocabularies import CONTROL, USER_DEFINED, bpe, tokenizer

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.paging.checkpoints import Checkpoints
-from engine.paging.keys import PAGE
+from engine.generation.paging.checkpoints import Checkpoints
+from engine.model.forward.pages import PAGE
 
 
 def tokens(n: int, seed: int = 0) -> list[int]:

@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from engine.paging.keys import PAGE, page_keys
-from engine.paging.pool import OutOfPages, PagePool
-from engine.paging.sequences import GONE, Group, PagedSequence, Sequences
-from engine.paging.sight import Sight
+from engine.generation.paging.pool import OutOfPages, PagePool
+from engine.generation.paging.sequences import Group, PagedSequence, Sequences
+from engine.model.forward.attention_window import Sight
+from engine.model.forward.pages import GONE, PAGE, page_keys
 
 EMPTY = -7
 

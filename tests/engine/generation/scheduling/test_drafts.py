@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from app.paths import demo_model
+from app.core.paths import demo_model
 from engine import Finished, Model, SamplingParams, load_model
-from engine.drafting.control import DraftControl
+from engine.decoding.drafting.control import DraftControl
 from engine.generation.scheduling.drafts import Drafts
 from engine.generation.scheduling.requests import Request
 from engine.generation.scheduling.scheduler import Scheduler

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from engine.forward.batch import Batch
 from engine.generation.scheduling.own import own_sequence
 from engine.generation.scheduling.scheduler import Scheduler
+from engine.model.forward.batch import Batch
 from tests.engine.generation.scheduling.test_scheduler import KINDS, made, prompt_of
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from engine import ChatMessage, Finished, Generate, Model, SamplingParams, load_model
-from engine.drafting.ngram import NgramSource
+from engine.decoding.drafting.ngram import NgramSource
 from engine.generation.scheduling.drafts import Drafts
 from engine.generation.scheduling.mtp_source import MTPSource
 from tests.helpers.answers import ids_of

@@ -13,7 +13,6 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from engine.config.sampling import SamplingParams
 from engine.errors import ContextOverflow, EngineError, OutOfDeviceMemory, PromptError
 from engine.generation.generate import Generation
 from engine.generation.results import (
@@ -26,8 +25,9 @@ from engine.generation.results import (
 from engine.generation.scheduling.drafts import Drafts
 from engine.generation.scheduling.requests import MOST_UNREAD, Request
 from engine.generation.scheduling.scheduler import Scheduler
-from engine.paging.keys import PAGE
-from engine.paging.sight import Sight
+from engine.model.forward.attention_window import Sight
+from engine.model.forward.pages import PAGE
+from engine.sampling_params import SamplingParams
 from tests.helpers.paged_toy import N_VOCAB, PagedToy, ToySource
 from tests.helpers.prophet import Prophet, always
 from tests.helpers.reading import read

@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from engine import Model, load_model
-from engine.drafting.control import DraftControl, Proposal
-from engine.forward.batch import Batch, Piece
+from engine.decoding.drafting.control import DraftControl, Proposal
+from engine.decoding.sampling.token_source import Logits
 from engine.generation.scheduling.drafts import Drafts
 from engine.generation.scheduling.places import Places
 from engine.generation.scheduling.scheduler import Scheduler
-from engine.sampling.token_source import Logits
+from engine.model.forward.batch import Batch, Piece
 from tests.engine.generation.scheduling.test_drafts import answers, knowing
 from tests.engine.generation.scheduling.test_scheduler import (
     alone,

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from engine import ChatMessage, Event, Finished, Generate, Model, SamplingParams, load_model
-from engine.forward.batch import Batch
+from engine.backends.reference.pictures import TorchPictureOps
 from engine.generation.background import Background
-from engine.ops.pictures import TorchPictureOps
+from engine.model.forward.batch import Batch
 from engine.runtime import picture_encoder
 from tests.helpers.answers import ids_of
 from tests.helpers.hf_models.seeing import SEEING

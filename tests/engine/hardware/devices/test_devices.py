@@ -11,14 +11,14 @@ import types
 import psutil
 import pytest
 
-from engine.devices import torch_build
-from engine.devices.catalog import cuda_status, hidden_gpus, list_devices
-from engine.devices.drivers.adapters import Adapter
-from engine.devices.selection import parse_devices, parse_target, require_devices
-from engine.devices.torch_build import TorchBuild, find_torch_build
-from engine.devices.types import DeviceInfo
-from engine.devices.visibility import variables_for, visible, visible_problem
 from engine.errors import NoDevice
+from engine.hardware.devices import torch_build
+from engine.hardware.devices.catalog import cuda_status, hidden_gpus, list_devices
+from engine.hardware.devices.drivers.adapters import Adapter
+from engine.hardware.devices.selection import parse_devices, parse_target, require_devices
+from engine.hardware.devices.torch_build import TorchBuild, find_torch_build
+from engine.hardware.devices.types import DeviceInfo
+from engine.hardware.devices.visibility import variables_for, visible, visible_problem
 from tests.helpers.fake_nvml import CODES, GIB, FakeDriver, install, no_gpus, three_gpus, use_build
 
 
@@ -368,7 +368,7 @@ def test_a_driver_without_gpus_is_told_apart(driver):
 )
 def test_without_a_driver_the_maker_of_the_gpu_is_told(no_driver, monkeypatch, makers, expected):
     adapters = [Adapter(maker) for maker in makers]
-    monkeypatch.setattr("engine.devices.catalog.find_adapters", lambda: adapters)
+    monkeypatch.setattr("engine.hardware.devices.catalog.find_adapters", lambda: adapters)
     assert expected in cuda_status()
 
 
@@ -481,7 +481,7 @@ def test_a_missing_torch_is_noticed(monkeypatch):
 
 def test_devices_and_sampler_never_import_torch():
     code = (
-        "import sys, engine.sampling.sampler, engine as d; "
+        "import sys, engine.decoding.sampling.sampler, engine as d; "
         "d.list_devices(); d.cuda_status(); "
         "d.DeviceMonitor().snapshot(); sys.exit('torch' in sys.modules)"
     )

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from engine.machines.agent import AgentTask
+from engine.hosts.machines.agent import AgentTask
 
 
 def network(interface: str) -> dict[str, str]:
@@ -30,8 +30,8 @@ def test_the_agents_meet_at_the_address_of_the_rendezvous_alone() -> None:
     code = (
         "import sys, psutil\n"
         "from torch.distributed.elastic.rendezvous import static_tcp_rendezvous as static\n"
-        "from engine.machines.agent import AgentTask, _own_store\n"
-        "from engine.machines.interfaces import free_port\n"
+        "from engine.hosts.machines.agent import AgentTask, _own_store\n"
+        "from engine.hosts.machines.interfaces import free_port\n"
         "port = free_port('127.0.0.1', 0)\n"
         "store = _own_store(AgentTask(1, 0, 'a', '127.0.0.1', port, 'lo'))\n"
         "agents = static.StaticTCPRendezvous('127.0.0.1', port, 0, 1, 'tandem', 30)\n"

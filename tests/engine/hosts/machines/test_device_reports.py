@@ -5,8 +5,13 @@ import time
 from pathlib import Path
 
 import engine
-from engine.devices.places import far_id, is_cpu, local_id, machine_of
-from engine.machines.device_reports import devices_from, states_from, told_devices, told_states
+from engine.hardware.devices.places import far_id, is_cpu, local_id, machine_of
+from engine.hosts.machines.device_reports import (
+    devices_from,
+    states_from,
+    told_devices,
+    told_states,
+)
 from tests.helpers.tiny_gguf import tiny_gguf
 
 TOKEN = "a token of a test"

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from engine.errors import EngineError
-from engine.machines.identity import difference
-from engine.machines.interfaces import parse_address
-from engine.machines.lines import LineError, Lines, check_token, join, lead
+from engine.hosts.machines.identity import difference
+from engine.hosts.machines.interfaces import parse_address
+from engine.hosts.machines.lines import LineError, Lines, check_token, join, lead
 
 TOKEN = "a long token"
 
@@ -116,7 +116,7 @@ def test_a_stranger_that_sends_odd_letters_is_refused(nonce: str) -> None:
 
 
 def test_a_handshake_ends_though_letters_go_on_to_come(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.machines.lines.HANDSHAKE_S", 0.1)
+    monkeypatch.setattr("engine.hosts.machines.lines.HANDSHAKE_S", 0.1)
 
     def dribble(sock: socket.socket) -> int:
         for n in range(2000):
@@ -154,7 +154,7 @@ def test_a_line_that_was_changed_or_repeated_is_refused() -> None:
 
 
 def test_silence_ends_a_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.machines.lines.BEAT_S", 0.01)
+    monkeypatch.setattr("engine.hosts.machines.lines.BEAT_S", 0.01)
     leader, joiner = both(lambda s: lead(s, TOKEN), lambda s: join(s, TOKEN))
     assert list(joiner.alive()) == []
     leader.close()

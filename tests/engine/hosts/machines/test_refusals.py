@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 import engine
-from engine.machines import gathering as gathering_module
-from engine.machines import joining
-from engine.machines.identity import file_facts, machine_facts
-from engine.machines.lines import LineError, join
+from engine.hosts.machines import gathering as gathering_module
+from engine.hosts.machines import joining
+from engine.hosts.machines.identity import file_facts, machine_facts
+from engine.hosts.machines.lines import LineError, join
 from tests.helpers.tiny_gguf import tiny_gguf
 
 TOKEN = "a token of a test"

@@ -31,14 +31,12 @@ from engine import (
     Usage,
     errors,
 )
-from engine.config.load import MOST_ROPE_BASE, MOST_ROPE_FACTOR, ROPE_SCALINGS
-from engine.config.sampling import SAMPLERS
+from engine.backends.executor import RankOutOfMemory
 from engine.events import Unload
 from engine.hardware.cuda_api import CudaCallError
 from engine.hardware.fallbacks import Fallback
-from engine.parallel.executor import RankOutOfMemory
-from engine.remote.codec import LARGEST_BYTES, PROTOCOL, MessageError, field_hints
-from engine.remote.messages import (
+from engine.hosts.process.codec import LARGEST_BYTES, PROTOCOL, MessageError, field_hints
+from engine.hosts.process.messages import (
     FROM_ENGINE,
     TO_ENGINE,
     BeatMessage,
@@ -47,6 +45,8 @@ from engine.remote.messages import (
     EventsMessage,
     SubmitMessage,
 )
+from engine.load_params import MOST_ROPE_BASE, MOST_ROPE_FACTOR, ROPE_SCALINGS
+from engine.sampling_params import SAMPLERS
 
 LETTERS = st.characters(exclude_categories=["Cs"]) | st.sampled_from("\udc80\udcff")
 """Characters of texts; a path has surrogates for bytes that are not UTF-8."""

@@ -34,9 +34,9 @@ from engine import (
     TokenText,
     Unload,
 )
-from engine.remote import process_host
-from engine.remote.codec import LARGEST_BYTES, MessageError
-from engine.remote.death import Death, crash_of
+from engine.hosts.process import process_host
+from engine.hosts.process.codec import LARGEST_BYTES, MessageError
+from engine.hosts.process.death import Death, crash_of
 from tests.helpers.new_threads import new_threads
 from tests.helpers.tiers import paired
 from tests.helpers.tiny_gguf import tiny_gguf
@@ -285,7 +285,7 @@ def test_a_process_that_cannot_be_started_is_a_sentence_and_the_next_command_tri
         raise error
 
     with monkeypatch.context() as context:
-        context.setattr("engine.remote.child.subprocess.Popen", fails)
+        context.setattr("engine.hosts.process.child.subprocess.Popen", fails)
         office = Office()
         _, failed, crash = office.crash()
         assert not failed.is_model_lost
@@ -312,7 +312,7 @@ def test_a_process_without_memory_for_its_threads_is_ended(
 
     with monkeypatch.context() as context:
         context.setattr(threading.Thread, "start", start)
-        context.setattr("engine.remote.child.subprocess.Popen", note)
+        context.setattr("engine.hosts.process.child.subprocess.Popen", note)
         office = Office()
         assert "cannot be started: cannot allocate memory" in office.crash()[2].message
     assert [process.poll() for process in started] == [-signal.SIGKILL]
@@ -323,8 +323,8 @@ def test_a_process_without_memory_for_its_threads_is_ended(
 POISONED = """
 import sys
 from engine.errors import CommError, DeviceStopped
-from engine.host import ThreadHost
-from engine.remote import program
+from engine.hosts.thread_host import ThreadHost
+from engine.hosts.process import program
 
 def generate(self, number, command):
     if command.prompt == "poison":
@@ -415,7 +415,7 @@ def test_a_process_that_sends_nonsense_is_ended(data: bytes) -> None:
 
 
 def test_a_process_that_hangs_is_ended_and_says_where(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.remote.child.SILENT_S", 1.0)
+    monkeypatch.setattr("engine.hosts.process.child.SILENT_S", 1.0)
     code = "import faulthandler, time; faulthandler.enable(); time.sleep(60)"
     office = Office(program(code))
     _, _, error = office.crash()
@@ -429,9 +429,9 @@ def test_a_process_that_computes_without_a_sign_of_life_has_more_time(
 ) -> None:
     """A library may hold the interpreter's lock, as for a text of many megabytes."""
     monkeypatch.setattr(process_host, "TICK_S", 0.25)
-    monkeypatch.setattr("engine.remote.child.SILENT_S", 0.5)
-    monkeypatch.setattr("engine.remote.child.BUSY_S", 3.0)
-    monkeypatch.setattr("engine.remote.child.BUSY_SHARE", 0.01)
+    monkeypatch.setattr("engine.hosts.process.child.SILENT_S", 0.5)
+    monkeypatch.setattr("engine.hosts.process.child.BUSY_S", 3.0)
+    monkeypatch.setattr("engine.hosts.process.child.BUSY_SHARE", 0.01)
     office = Office(program("while True: pass"))
     assert "has shown no sign of life for 3 s" in office.crash()[2].message
     assert office.host.close()
@@ -525,7 +525,7 @@ logging.info("on it goes")
 print("Fatal Python error: a trace", file=sys.stderr, flush=True)
 time.sleep(60)
 """
-    caplog.set_level(logging.INFO, "engine.remote.child")
+    caplog.set_level(logging.INFO, "engine.hosts.process.child")
     office = Office(program(code))
     deadline = time.monotonic() + WAIT_S
     while "ZeroDivisionError" not in caplog.text:

@@ -19,9 +19,9 @@ from engine import (
     TokenTimes,
     Usage,
 )
-from engine.remote import sender as sender_module
-from engine.remote.channel import Channel, connected_pair
-from engine.remote.messages import (
+from engine.hosts.process import sender as sender_module
+from engine.hosts.process.channel import Channel, connected_pair
+from engine.hosts.process.messages import (
     FROM_ENGINE,
     TO_ENGINE,
     BeatMessage,
@@ -29,7 +29,7 @@ from engine.remote.messages import (
     FromEngine,
     ToEngine,
 )
-from engine.remote.sender import EventSender, merged
+from engine.hosts.process.sender import EventSender, merged
 from tests.helpers.new_threads import new_threads
 
 END = Finished("stop", Usage(1, 0, 3), Timings())

@@ -27,7 +27,7 @@ def test_a_bug_is_reported_and_the_engine_goes_on(
     thread_desk: Desk, path: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     thread_desk.run(Load(LoadParams(path)))
-    from engine.layers.mixers.attention import Attention
+    from engine.model.layers.mixers.attention import Attention
 
     with monkeypatch.context() as patch:
         patch.setattr(Attention, "project", lambda *args: 1 / 0)
@@ -43,7 +43,7 @@ def test_out_of_memory_ends_only_that_answer(
     thread_desk: Desk, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     thread_desk.run(Load(LoadParams(path, ("cpu", "cpu"))))
-    from engine.cpu.ops import CpuOps
+    from engine.backends.cpu.ops import CpuOps
 
     def exhausted(*args: object) -> None:
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate")

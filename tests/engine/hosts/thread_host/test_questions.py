@@ -28,7 +28,7 @@ from engine import (
     TokenText,
     Tool,
 )
-from engine.inquiries.questions import Reply
+from engine.generation.queries.questions import Reply
 from tests.helpers.desk import ASK, CLOSING, LONG, SHORT, Desk
 
 

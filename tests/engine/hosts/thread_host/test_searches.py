@@ -68,7 +68,7 @@ def test_a_search_that_fails_brings_the_model_back_or_says_that_it_is_lost(
     thread_desk: Desk, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     thread_desk.run(Load(LoadParams(path)))
-    monkeypatch.setattr("engine.tuning.TrialModel.measure", lambda *args: 1 / 0)
+    monkeypatch.setattr("engine.hosts.tuning.TrialModel.measure", lambda *args: 1 / 0)
     failed = thread_desk.run(Tune(LoadParams(path, ("cpu", "cpu"), n_ctx=48)))
     assert isinstance(failed, Failed)
     assert isinstance(failed.error, EngineCrashed)
@@ -78,7 +78,7 @@ def test_a_search_that_fails_brings_the_model_back_or_says_that_it_is_lost(
     def gone(*args: object, **options: object) -> None:
         raise EngineError("The file is gone.")
 
-    monkeypatch.setattr("engine.tuning.Model", gone)
+    monkeypatch.setattr("engine.hosts.tuning.Model", gone)
     failed = thread_desk.run(Tune(LoadParams(path, ("cpu", "cpu"), n_ctx=48)))
     assert isinstance(failed, Failed)
     assert failed.is_model_lost

@@ -50,7 +50,7 @@ def test_a_state_goes_to_a_file_and_comes_back(desk: Desk, path: str, tmp_path: 
 def test_each_answer_has_a_state_of_its_own(
     thread_desk: Desk, path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.host.MOST_ENDED", 2)
+    monkeypatch.setattr("engine.hosts.thread_host.MOST_ENDED", 2)
     thread_desk.run(Load(LoadParams(path, parallel=4)))
     texts = ("one", "and two", "and now there are three")
     asked = [

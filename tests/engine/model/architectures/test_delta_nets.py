@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from engine import load_model
 from engine.errors import ModelFileError
-from engine.forward.batch import Batch
+from engine.model.forward.batch import Batch
 from tests.helpers.answers import ask
 from tests.helpers.golden import TOLERANCE, Case, golden_error, nmse
 from tests.helpers.hf_models import FAMILIES

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from engine.models.registry import is_supported
+from engine.model.architectures.registry import is_supported
 from tests.helpers.golden import (
     CASES,
     TOLERANCE,

@@ -17,13 +17,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.config.load import LoadParams
-from engine.gguf.reader import GGUFFile
-from engine.gguf.types import TYPES
-from engine.layers.keys import BOUNDS, UNPREFIXED
-from engine.layers.rope_keys import SCALING_TYPES
-from engine.models.declare import IGNORED, declare
-from engine.models.registry import is_supported, supported_architectures
+from engine.formats.gguf.reader import GGUFFile
+from engine.formats.gguf.types import TYPES
+from engine.load_params import LoadParams
+from engine.model.architectures.declare import IGNORED, declare
+from engine.model.architectures.registry import is_supported, supported_architectures
+from engine.model.layers.keys import BOUNDS, UNPREFIXED
+from engine.model.layers.rope_keys import SCALING_TYPES
 from tests.helpers.golden import golden_models, golden_path
 from tests.helpers.hostile import (
     INF,

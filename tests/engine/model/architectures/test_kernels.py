@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from engine import load_model
-from tests.engine.models.test_trained import EXACT, LOSS, golden, load, nll
+from tests.engine.model.architectures.test_trained import EXACT, LOSS, golden, load, nll
 from tests.helpers.golden import (
     CASES,
     LEAST_BAR,

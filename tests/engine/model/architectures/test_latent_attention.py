@@ -10,7 +10,7 @@ import pytest
 
 from engine import LoadParams, Planner, load_model
 from engine.errors import InvalidGGUF
-from engine.paging.keys import PAGE
+from engine.model.forward.pages import PAGE
 from tests.helpers.golden import (
     TOLERANCE,
     Case,

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from engine import load_model
-from engine.layers.mixers.temperature import Temperature
+from engine.model.layers.mixers.temperature import Temperature
 from tests.helpers.golden import TOLERANCE, nmse
 from tests.helpers.hf_models.nope import LLAMA4, llama4_config
 
@@ -31,8 +31,10 @@ def built(tmp_path: Path) -> Built:
 def test_chunks_and_temperature(
     built: Built, n_batch: int, n_ranks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.models.llama4.CHUNK", CHUNK)
-    monkeypatch.setattr("engine.models.llama4.TEMPERATURE", Temperature(0.5, STEP, offset=1))
+    monkeypatch.setattr("engine.model.architectures.llama4.CHUNK", CHUNK)
+    monkeypatch.setattr(
+        "engine.model.architectures.llama4.TEMPERATURE", Temperature(0.5, STEP, offset=1)
+    )
     path, ids, expected = built
     with load_model(path, ["cpu"] * n_ranks, kv_type="f32", n_batch=n_batch) as model:
         assert nmse(model.logits(ids), expected) <= TOLERANCE

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from engine import load_model
+from engine.formats.gguf.reader import GGUFFile
 from engine.generation.scheduling.own import own_sequence
-from engine.gguf.reader import GGUFFile
-from engine.sharding.shares import movable_tensors
+from engine.model.sharding.shares import movable_tensors
 from tests.helpers.golden import (
     LEAST_BAR,
     TOLERANCE,

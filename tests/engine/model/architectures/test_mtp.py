@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from engine import EngineError, Model, load_model
-from engine.config.load import LoadParams
-from engine.forward.batch import Batch, Piece
-from engine.gguf.reader import GGUFFile
-from engine.models.declare import declare
+from engine.formats.gguf.reader import GGUFFile
+from engine.load_params import LoadParams
+from engine.model.architectures.declare import declare
+from engine.model.forward.batch import Batch, Piece
 from engine.planning.evaluation.workload import ModelWorkload
 from engine.planning.plan import make_plan
 from engine.planning.planner import Planner

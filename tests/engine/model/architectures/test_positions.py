@@ -8,7 +8,7 @@ import pytest
 
 from engine import LoadParams, Planner, inspect_model, load_model
 from engine.errors import ContextOverflow, InvalidGGUF
-from engine.layers.mixers.attention import alibi_slopes
+from engine.model.layers.mixers.attention import alibi_slopes
 from tests.helpers.golden import TOLERANCE, Case, golden_error, golden_path
 from tests.helpers.model_draft import DraftTensor, ModelDraft
 

@@ -17,10 +17,10 @@ import pytest
 from torch import Tensor
 
 from engine import CommError, Model, load_model
-from engine.forward.communicator import Group
-from engine.forward.context import Context
-from engine.layers.norm import Norm
-from engine.parallel.thread_comm import ThreadCommunicator
+from engine.backends.cpu.thread_comm import ThreadCommunicator
+from engine.model.forward.communicator import Group
+from engine.model.forward.context import Context
+from engine.model.layers.norm import Norm
 from tests.helpers.golden import (
     LEAST_BAR,
     TOLERANCE,

@@ -8,7 +8,7 @@ import pytest
 from torch import Tensor
 
 from engine import Model, load_model
-from engine.ops.reference import ReferenceOps
+from engine.backends.reference.ops import ReferenceOps
 from tests.helpers.control_vector import write_control_vector
 from tests.helpers.golden import golden_logits, golden_models, golden_path
 from tests.helpers.passes import forward_alone
@@ -123,8 +123,10 @@ def test_what_cannot_be_repeated_is_computed(
     path = tiny_gguf(tmp_path / "m.gguf", quant="Q8_0")
     with load_model(path, ["cpu", "cpu"], n_ctx=64) as model:
         expected = singly(model, IDS)
-    monkeypatch.setattr("engine.cpu.kernels.small.small_ops.SmallOps.rope", lambda *_: None)
-    monkeypatch.setattr("engine.ops.reference.ReferenceOps.rope", asking_rope)
+    monkeypatch.setattr(
+        "engine.backends.cpu.kernels.small.small_ops.SmallOps.rope", lambda *_: None
+    )
+    monkeypatch.setattr("engine.backends.reference.ops.ReferenceOps.rope", asking_rope)
     with load_model(path, ["cpu", "cpu"], n_ctx=64) as model:
         found = singly(model, IDS)
         assert not are_recorded(model)
@@ -176,7 +178,7 @@ def test_a_rank_that_fails_is_an_error_and_then_forgotten(
 def test_impatient_ranks_sleep_and_wake(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = singly(model, IDS)
     model.runtime.runner.drop_recordings()
-    monkeypatch.setattr("engine.parallel.meeting.SPIN_TURNS", 1)
+    monkeypatch.setattr("engine.backends.cpu.meeting.SPIN_TURNS", 1)
     found = singly(model, IDS * 3)
     assert are_recorded(model)
     assert all(np.array_equal(a, b) for a, b in zip(found, expected, strict=False))

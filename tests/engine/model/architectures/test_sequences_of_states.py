@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from engine import Model, load_model
-from engine.forward.batch import Batch, Piece
+from engine.model.forward.batch import Batch, Piece
 from tests.helpers.golden import golden_logits, golden_models, golden_path
 
 MODELS = [name for name in golden_models() if name.startswith(("mamba-", "mamba2-"))]

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from engine import Model, load_model
-from engine.forward.batch import Batch, Piece
-from engine.sampling.token_source import Logits
+from engine.decoding.sampling.token_source import Logits
+from engine.model.forward.batch import Batch, Piece
 from tests.helpers.golden import golden_logits, golden_models, golden_path
 from tests.helpers.tiers import paired
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from engine import load_model
-from engine.forward.batch import Batch
+from engine.model.forward.batch import Batch
 from tests.helpers.answers import ask
 from tests.helpers.golden import TOLERANCE, golden_path, nmse
 from tests.helpers.hf_models import FAMILIES, Family

@@ -9,9 +9,9 @@ import pytest
 from torch import Tensor
 
 from engine import load_model
-from engine.forward.batch_sizes import SMALL_BATCH
-from engine.forward.context import Context
-from engine.layers.ffn import FFN
+from engine.model.forward.batch_sizes import SMALL_BATCH
+from engine.model.forward.context import Context
+from engine.model.layers.ffn import FFN
 from tests.helpers.passes import forward_alone
 from tests.helpers.tiny_gguf import tiny_gguf
 

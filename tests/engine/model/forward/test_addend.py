@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from engine import load_model
-from engine.forward.context import Context
-from engine.forward.ops import Addend
-from engine.layers.norm import LayerNorm, Norm, RMSNorm
-from engine.ops.composite import CompositeOps
-from engine.ops.reference import REFERENCE
-from engine.parallel.thread_comm import ThreadCommunicator, ThreadGroup
-from engine.sharding.placement import Replicate
+from engine.backends.cpu.thread_comm import ThreadCommunicator, ThreadGroup
+from engine.backends.reference.composite import CompositeOps
+from engine.backends.reference.ops import REFERENCE
+from engine.model.forward.context import Context
+from engine.model.forward.ops import Addend
+from engine.model.layers.norm import LayerNorm, Norm, RMSNorm
+from engine.model.sharding.placement import Replicate
 from tests.helpers.tiny_gguf import tiny_gguf
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from engine.forward.batch import Batch, PictureRows, Piece
+from engine.model.forward.batch import Batch, PictureRows, Piece
 
 PROMPT, OTHERS = Piece(10, 6, slot=2, shift=3), (Piece(40, 1, slot=1), Piece(7, 1, slot=5))
 

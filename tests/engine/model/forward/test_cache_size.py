@@ -7,15 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.config.load import LoadParams
 from engine.errors import EngineError
-from engine.forward.cache_size import CacheSize
-from engine.forward.operands import Scores
-from engine.forward.state import KVState, RecurrentState, sights_of
-from engine.paging.pool import PagePool
-from engine.paging.sequences import Group, Sequences
-from engine.paging.sight import EVERYTHING, Sight
-from engine.sharding.ranges import Ranges
+from engine.generation.paging.pool import PagePool
+from engine.generation.paging.sequences import Group, Sequences
+from engine.load_params import LoadParams
+from engine.model.forward.attention_window import EVERYTHING, Sight
+from engine.model.forward.cache_size import CacheSize
+from engine.model.forward.operands import Scores
+from engine.model.forward.state import KVState, RecurrentState, sights_of
+from engine.model.sharding.ranges import Ranges
 
 WINDOW = Sight(512)
 

@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.forward.batch import Batch
-from engine.forward.cache import Cache
-from engine.forward.cache_size import CacheSize
-from engine.forward.context import Context
-from engine.ops.reference import ReferenceOps
+from engine.backends.reference.ops import ReferenceOps
+from engine.model.forward.batch import Batch
+from engine.model.forward.cache import Cache
+from engine.model.forward.cache_size import CacheSize
+from engine.model.forward.context import Context
 
 CPU = torch.device("cpu")
 GPUS = ("NVIDIA GeForce RTX 3090", "NVIDIA GeForce RTX 3060")

@@ -4,13 +4,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.forward.expert_rows import Groups
-from engine.forward.operands import Routing
-from engine.layers.linear import ExpertLinear
-from engine.ops.reference import ReferenceOps
-from engine.ops.weights import DenseWeight, PackedWeight
-from engine.sharding.placement import Shard
-from engine.sharding.ranges import Ranges
+from engine.backends.reference.ops import ReferenceOps
+from engine.backends.reference.weights import DenseWeight, PackedWeight
+from engine.model.forward.expert_rows import Groups
+from engine.model.forward.operands import Routing
+from engine.model.layers.linear import ExpertLinear
+from engine.model.sharding.placement import Shard
+from engine.model.sharding.ranges import Ranges
 
 SIZES = [(1, 1, 4), (1, 8, 64), (2, 2, 2), (3, 2, 5), (17, 4, 9), (64, 16, 40), (300, 3, 5)]
 """Numbers of tokens, of experts per token, and of all experts."""

@@ -11,12 +11,12 @@ from gguf import quants
 from gguf.constants import GGMLQuantizationType
 
 from engine import EngineError, LoadParams, Planner, load_model
-from engine.config.kv_types import KV_TYPES, kv_types
-from engine.forward.batch import Batch, Piece
-from engine.forward.cache import LayerCache
-from engine.forward.state import KVState
-from engine.paging.keys import PAGE
-from engine.sharding.ranges import Ranges
+from engine.load_params import KV_TYPES, kv_types
+from engine.model.forward.batch import Batch, Piece
+from engine.model.forward.cache import LayerCache
+from engine.model.forward.pages import PAGE
+from engine.model.forward.state import KVState
+from engine.model.sharding.ranges import Ranges
 from tests.helpers.answers import ask
 from tests.helpers.golden import Case, golden_logits, golden_path, logits_in_steps, nmse
 from tests.helpers.kv_pairs import MIXED

@@ -3,9 +3,9 @@
 import pytest
 
 from engine.errors import InvalidGGUF
-from engine.gguf.tensors import TensorInfo
-from engine.gguf.types import TYPES
-from engine.layers.module import TensorSource
+from engine.formats.gguf.tensors import TensorInfo
+from engine.formats.gguf.types import TYPES
+from engine.model.layers.module import TensorSource
 
 F32 = 0
 

@@ -4,7 +4,7 @@ from math import log
 
 import pytest
 
-from engine.forward.operands import RopeParams
+from engine.model.forward.operands import RopeParams
 
 
 def params(stretch: float, *, yarn: bool = True) -> RopeParams:

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine import LoadParams, SplitError
-from engine.config.load import default_groups
-from engine.sharding.patterns import WantedShares, wanted_shares
-from engine.sharding.shares import Shares
+from engine.load_params import default_groups
+from engine.model.sharding.patterns import WantedShares, wanted_shares
+from engine.model.sharding.shares import Shares
 
 PARTS = ("attention", "recurrent", "ffn", "experts", "shared")
 STEMS = {

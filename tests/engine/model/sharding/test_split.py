@@ -5,11 +5,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.errors import SplitError
-from engine.forward.cache import head_rows
-from engine.sharding.placement import Replicate, Shard
-from engine.sharding.ranges import Ranges
-from engine.sharding.shares import apply_overrides, normalise, share_table
-from engine.sharding.split import BlockDims, cut_model, head_groups, tiles
+from engine.model.forward.cache import head_rows
+from engine.model.sharding.placement import Replicate, Shard
+from engine.model.sharding.ranges import Ranges
+from engine.model.sharding.shares import apply_overrides, normalise, share_table
+from engine.model.sharding.split import BlockDims, cut_model, head_groups, tiles
 
 
 @st.composite

@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from engine import LoadParams, Planner
-from engine.gguf.reader import GGUFFile
-from engine.models.declare import declare
+from engine.formats.gguf.reader import GGUFFile
+from engine.model.architectures.declare import declare
 from engine.planning.evaluation.evaluator import Evaluation, Evaluator
 from engine.planning.evaluation.workload import ModelWorkload
 from engine.planning.footprint import held_bytes

@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from engine import LoadParams, Planner, load_model
-from engine.gguf.reader import GGUFFile
-from engine.models.declare import declare
+from engine.formats.gguf.reader import GGUFFile
+from engine.model.architectures.declare import declare
 from engine.planning.evaluation.handle_positions import MAX_STEPS
 from engine.planning.plan import make_plan
 from tests.helpers.hollow import hollow_moe

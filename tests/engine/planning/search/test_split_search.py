@@ -8,8 +8,8 @@ from random import Random
 
 import pytest
 
-from engine.config.load import LoadParams
 from engine.errors import Cancelled
+from engine.load_params import LoadParams
 from engine.planning.search.line_search import minimise, ranges
 from engine.planning.search.results import Goal, Sample, Speeds, Trial, best_of, reason_for_best
 from engine.planning.search.split_search import (

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.devices.types import DeviceInfo
+from engine.hardware.devices.types import DeviceInfo
 from engine.planning.speed import calibration
 from engine.planning.speed.calibration import DECODE, PREFILL, Calibration, Subject, device_set
 from engine.planning.speed.prediction import Path as TimePath
@@ -127,7 +127,7 @@ def test_what_is_good_in_a_file_is_kept(file: Path) -> None:
 
 def test_a_huge_file_is_not_read(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Calibration(file).note(ONE, 1.0, 4.0)
-    monkeypatch.setattr("engine.json_file.MOST_BYTES", 10)
+    monkeypatch.setattr("engine.util.json_file.MOST_BYTES", 10)
     assert Calibration(file).factor(ONE) == 1.0
 
 

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from engine.config.load import PeerMode
-from engine.devices.links import Link, Pcie, Topology
-from engine.devices.routes import Place, Way
-from engine.devices.types import DeviceInfo
+from engine.hardware.devices.links import Link, Pcie, Topology
+from engine.hardware.devices.routes import Place, Way
+from engine.hardware.devices.types import DeviceInfo
+from engine.load_params import PeerMode
 from engine.planning.speed.facts import LinkFacts
 from engine.planning.speed.link_records import (
     LinkRecord,

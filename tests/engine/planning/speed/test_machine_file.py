@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.devices.links import Link, Pcie, Topology
-from engine.devices.types import DeviceInfo
+from engine.hardware.devices.links import Link, Pcie, Topology
+from engine.hardware.devices.types import DeviceInfo
 from engine.planning.speed.facts import DeviceFacts, LinkFacts, WeightRate
 from engine.planning.speed.machine_file import MachineFile, expected_facts, known_facts, known_links
 

@@ -1,5 +1,5 @@
-"""Trials of links start GPU kernels: they are interpreted here as in `tests/engine/gpu`."""
+"""Trials of links start GPU kernels, interpreted as in `tests/engine/backends/gpu`."""
 
-from tests.engine.gpu.conftest import device
+from tests.engine.backends.gpu.conftest import device
 
 __all__ = ["device"]

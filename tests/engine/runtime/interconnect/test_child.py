@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from engine.links.child import StepResult, TrialStep, try_steps
+from engine.runtime.interconnect.child import StepResult, TrialStep, try_steps
 
 GPUS = {"cuda:0": "GPU-a", "cuda:3": "GPU-b"}
 PAIR = ("cuda:0", "cuda:3")

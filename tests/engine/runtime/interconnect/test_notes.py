@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from engine import LoadParams, load_model
-from engine.devices.routes import Routes
+from engine.backends.cpu.thread_comm import ThreadGroup
+from engine.hardware.devices.routes import Routes
 from engine.hardware.fallbacks import Fallbacks
-from engine.parallel.thread_comm import ThreadGroup
 from engine.runtime.builder import make_group
 from tests.helpers.tiny_gguf import tiny_gguf
 

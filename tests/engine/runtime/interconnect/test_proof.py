@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from engine.config.load import PeerMode
-from engine.devices.routes import Place, Routes, Way
 from engine.errors import DeviceStopped
-from engine.links import exchange, trial
-from engine.links.proof import find_routes, prove_links
-from engine.links.trial import BothDirections, Effort
+from engine.hardware.devices.routes import Place, Routes, Way
+from engine.load_params import PeerMode
 from engine.planning.speed.link_records import TrialRecord
 from engine.planning.speed.machine_file import MachineFile
+from engine.runtime.interconnect import exchange, trial
+from engine.runtime.interconnect.proof import find_routes, prove_links
+from engine.runtime.interconnect.trial import BothDirections, Effort
 from tests.helpers.dead_card import fault, forget_stopped
 from tests.helpers.fake_links import FakeBench, FakeMachine, corrupt, honest, lost
 

@@ -5,12 +5,12 @@ from collections.abc import Mapping, Sequence
 import pytest
 import torch
 
-from engine.devices.links import Link, Topology
-from engine.devices.types import DeviceInfo
-from engine.links import this_machine
-from engine.links.child import StepResult, TrialStep
-from engine.links.this_machine import ThisMachine
+from engine.hardware.devices.links import Link, Topology
+from engine.hardware.devices.types import DeviceInfo
 from engine.planning.speed.link_records import TrialRecord
+from engine.runtime.interconnect import this_machine
+from engine.runtime.interconnect.child import StepResult, TrialStep
+from engine.runtime.interconnect.this_machine import ThisMachine
 
 GPUS = [
     DeviceInfo(f"cuda:{n}", "cuda", "RTX 3090", 1, 1, uuid=f"GPU-{n}", pci_bus=f"0:{n}")

@@ -9,14 +9,21 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from engine.devices.routes import Place
+from engine.backends.gpu.kernels import link_trial as kernels
+from engine.backends.gpu.launch.kernel_launch import is_interpreted
 from engine.errors import EngineError
-from engine.gpu.kernels import link_trial as kernels
-from engine.gpu.launch.kernel_launch import is_interpreted
-from engine.links import bench as benches
-from engine.links import child_program, exchange
-from engine.links.bench import GpuBench
-from engine.links.trial import FULL, Effort, failed_trials, try_copies, try_nccl, try_stores
+from engine.hardware.devices.routes import Place
+from engine.runtime.interconnect import bench as benches
+from engine.runtime.interconnect import child_program, exchange
+from engine.runtime.interconnect.bench import GpuBench
+from engine.runtime.interconnect.trial import (
+    FULL,
+    Effort,
+    failed_trials,
+    try_copies,
+    try_nccl,
+    try_stores,
+)
 from tests.helpers.fake_links import (
     Fading,
     FakeBench,

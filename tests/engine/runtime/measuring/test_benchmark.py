@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from engine import BenchResult, BenchTest, Cancelled, EngineError, Model, load_model
-from engine.forward.batch import Batch
+from engine.model.forward.batch import Batch
 from engine.runtime.model_runner import ModelRunner
 from engine.runtime.thread_runtime import ThreadRuntime
 from tests.helpers.answers import ask
@@ -52,7 +52,7 @@ class Trace:
             "kernel_s",
             lambda runtime: [0.0] * (len(runtime.devices) - 1) + [self.kernel_s],
         )
-        monkeypatch.setattr("engine.measuring.benchmark.time", clock)
+        monkeypatch.setattr("engine.generation.benchmark.time", clock)
 
 
 @pytest.fixture

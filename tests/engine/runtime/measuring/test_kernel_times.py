@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from engine import BenchTest
-from engine.forward.batch import Batch, Piece
-from engine.measuring import kernel_times
-from engine.measuring.benchmark import Benchmark
-from engine.measuring.kernel_times import Span, gpu_times, host_s, short_name, summed
+from engine.decoding.sampling.sampler import Sampler
+from engine.generation.benchmark import Benchmark
+from engine.model.forward.batch import Batch, Piece
+from engine.runtime.measuring import kernel_times
+from engine.runtime.measuring.kernel_times import Span, gpu_times, host_s, short_name, summed
 from engine.runtime.timeline import GpuTimes, KernelTime
-from engine.sampling.sampler import Sampler
 
 GEMM = "void cutlass::Kernel<cutlass_80_tensorop>(Params)"
 
@@ -124,7 +124,7 @@ def test_a_benchmark_on_a_gpu_has_both(clock: None, monkeypatch: pytest.MonkeyPa
         n_ctx=64, ids=[], hold=lambda ids: None, scratch=lambda: nullcontext(Piece(0, 1)),
         compute=lambda ids, first: [torch.zeros(1, 100).numpy()],
     )  # fmt: skip
-    monkeypatch.setattr("engine.measuring.benchmark.timed", lambda runtime, position, compute: (
+    monkeypatch.setattr("engine.generation.benchmark.timed", lambda runtime, position, compute: (
         compute(), SimpleNamespace(ranks=())
     ))  # fmt: skip
     tokens: list[int] = []
@@ -160,9 +160,9 @@ def test_a_device_that_samples_does_so_for_the_benchmark(monkeypatch: pytest.Mon
     runtime.token_source = SimpleNamespace(waited_s=5.0)
     sequence: Any = SimpleNamespace(n_ctx=64, ids=[], hold=lambda ids: None, follow=follow)
     monkeypatch.setattr(
-        "engine.measuring.benchmark.time", SimpleNamespace(perf_counter=lambda: now)
+        "engine.generation.benchmark.time", SimpleNamespace(perf_counter=lambda: now)
     )
-    monkeypatch.setattr("engine.measuring.benchmark.timed", lambda runtime, position, compute: (
+    monkeypatch.setattr("engine.generation.benchmark.timed", lambda runtime, position, compute: (
         compute(), SimpleNamespace(ranks=())
     ))  # fmt: skip
     result = Benchmark(sequence, runtime).run(BenchTest(0, 4), 1, warm_up=False)

@@ -6,16 +6,16 @@ import pytest
 import torch
 
 from engine import EngineError, NoDevice
-from engine.measuring.link_speed import SMALL_BYTES, LinkSpeed, measure_link
 from engine.planning.speed.facts import LinkFacts
+from engine.runtime.measuring.link_speed import SMALL_BYTES, LinkSpeed, measure_link
 from tests.helpers.prepared_templates import wait_for_templates
 
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.measuring.link_speed.LARGE_BYTES", 1 << 20)
-    monkeypatch.setattr("engine.measuring.link_speed.N_SMALL", 5)
-    monkeypatch.setattr("engine.measuring.link_speed.N_ROUNDS", 3)
+    monkeypatch.setattr("engine.runtime.measuring.link_speed.LARGE_BYTES", 1 << 20)
+    monkeypatch.setattr("engine.runtime.measuring.link_speed.N_SMALL", 5)
+    monkeypatch.setattr("engine.runtime.measuring.link_speed.N_ROUNDS", 3)
 
 
 @pytest.mark.parametrize("backend", ["", "reference"])
@@ -51,7 +51,7 @@ def test_a_lack_of_memory_is_said_and_ends_all_threads(monkeypatch: pytest.Monke
 
     wait_for_templates()
     before = threading.active_count()
-    monkeypatch.setattr("engine.measuring.link_speed._Rank.run", fail)
+    monkeypatch.setattr("engine.runtime.measuring.link_speed._Rank.run", fail)
     with pytest.raises(EngineError, match="no memory left to measure their link"):
         measure_link("cpu", "cpu")
     assert threading.active_count() == before

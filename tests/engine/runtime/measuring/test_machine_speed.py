@@ -4,25 +4,27 @@ import pytest
 import torch
 
 from engine import DeviceSpeed, EngineError, NoDevice, list_devices, measure_device
-from engine.cpu.kernels.language.isa import chosen
-from engine.devices.host import usable_cores
-from engine.devices.types import DeviceInfo
-from engine.measuring.machine_speed import measure_facts
-from engine.measuring.product_speed import measure_products, product_types
-from engine.measuring.weight_speed import Probe, measurable, measure_weights
+from engine.backends.cpu.kernels.language.isa import chosen
+from engine.hardware.devices.host import usable_cores
+from engine.hardware.devices.types import DeviceInfo
 from engine.planning.speed.machine_file import MachineFile
+from engine.runtime.measuring.machine_speed import measure_facts
+from engine.runtime.measuring.product_speed import measure_products, product_types
+from engine.runtime.measuring.weight_speed import Probe, measurable, measure_weights
 
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make measurements short, even where torch multiplies BF16 one number at a time."""
-    monkeypatch.setattr("engine.measuring.machine_speed.READ_BYTES", 32 << 20)
-    monkeypatch.setattr("engine.measuring.machine_speed.MATMUL_SIZES", {"cpu": (64, 256, 256)})
-    monkeypatch.setattr("engine.measuring.machine_speed.MIN_SECONDS", 0.01)
-    monkeypatch.setattr("engine.measuring.weight_speed.MIN_SECONDS", 0.01)
-    monkeypatch.setattr("engine.measuring.weight_speed.N_ROWS", 64)
-    monkeypatch.setattr("engine.measuring.weight_speed.N_GEMM_ROWS", 32)
-    monkeypatch.setattr("engine.measuring.weight_speed.N_COLUMNS", 256)
+    monkeypatch.setattr("engine.runtime.measuring.machine_speed.READ_BYTES", 32 << 20)
+    monkeypatch.setattr(
+        "engine.runtime.measuring.machine_speed.MATMUL_SIZES", {"cpu": (64, 256, 256)}
+    )
+    monkeypatch.setattr("engine.runtime.measuring.machine_speed.MIN_SECONDS", 0.01)
+    monkeypatch.setattr("engine.runtime.measuring.weight_speed.MIN_SECONDS", 0.01)
+    monkeypatch.setattr("engine.runtime.measuring.weight_speed.N_ROWS", 64)
+    monkeypatch.setattr("engine.runtime.measuring.weight_speed.N_GEMM_ROWS", 32)
+    monkeypatch.setattr("engine.runtime.measuring.weight_speed.N_COLUMNS", 256)
 
 
 def test_the_cpu_is_measured_with_all_its_cores() -> None:
@@ -42,7 +44,7 @@ def test_the_cpu_is_measured_with_all_its_cores() -> None:
 def test_the_best_of_several_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     times = iter([9.0, 3.0, 1.0, 2.0] * 3)  # the first is a warm-up
     monkeypatch.setattr(
-        "engine.measuring.machine_speed._seconds", lambda compute, device: next(times)
+        "engine.runtime.measuring.machine_speed._seconds", lambda compute, device: next(times)
     )
     speed = measure_device("cpu")
     assert speed.bytes_per_s == 32 << 20
@@ -56,7 +58,7 @@ def test_what_cannot_be_measured_is_said(monkeypatch: pytest.MonkeyPatch) -> Non
     def fail(*_: object) -> float:
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
 
-    monkeypatch.setattr("engine.measuring.machine_speed._seconds", fail)
+    monkeypatch.setattr("engine.runtime.measuring.machine_speed._seconds", fail)
     with pytest.raises(EngineError, match="cpu has no memory left"):
         measure_device("cpu")
 
@@ -88,10 +90,10 @@ def test_facts_of_a_device_are_measured_once(monkeypatch: pytest.MonkeyPatch) ->
         calls.append(tuple(kinds))
         return measure_weights(kinds, *rest)
 
-    monkeypatch.setattr("engine.measuring.machine_speed.measure_weights", spy)
+    monkeypatch.setattr("engine.runtime.measuring.machine_speed.measure_weights", spy)
     first = measure_facts(cpu, ["Q8_0"], file)
     assert (first.device, first.n_threads, list(first.rates)) == ("cpu", usable_cores(), ["Q8_0"])
-    monkeypatch.setattr("engine.measuring.machine_speed.measure_device", None)
+    monkeypatch.setattr("engine.runtime.measuring.machine_speed.measure_device", None)
     assert measure_facts(cpu, ["Q8_0", "packed"], file) == first
     both = measure_facts(cpu, ["Q8_0", "F16"], file)
     assert both.rates["Q8_0"] == first.rates["Q8_0"]
@@ -108,7 +110,7 @@ def test_a_lack_of_memory_for_weights_is_said(monkeypatch: pytest.MonkeyPatch) -
     def fail(*_: object) -> float:
         raise MemoryError
 
-    monkeypatch.setattr("engine.measuring.machine_speed.measure_weights", fail)
+    monkeypatch.setattr("engine.runtime.measuring.machine_speed.measure_weights", fail)
     with pytest.raises(EngineError, match="cpu has no memory left"):
         measure_facts(list_devices()[-1], ["F16"])
 
@@ -120,7 +122,9 @@ def test_a_gpu_is_believed_as_far_as_its_maker_goes(
     name: str, expected: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     measured = DeviceSpeed("cuda:0", 0, 2e12, f32_flop_per_s=2e13, bf16_flop_per_s=6e13)
-    monkeypatch.setattr("engine.measuring.machine_speed.measure_device", lambda device: measured)
+    monkeypatch.setattr(
+        "engine.runtime.measuring.machine_speed.measure_device", lambda device: measured
+    )
     facts = measure_facts(DeviceInfo("cuda:0", "cuda", name, 24 << 30, 23 << 30), ["Q4_K", "F32"])
     assert facts.bytes_per_s == pytest.approx(expected)
     assert (facts.flop_per_s, facts.rate("F32").flop_per_s) == (6e13, 2e13)
@@ -130,8 +134,8 @@ def test_a_gpu_is_believed_as_far_as_its_maker_goes(
 
 @pytest.mark.parametrize("fast_prompts", [False, True])
 def test_products_are_measured_by_type(fast_prompts: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.cpu.gemm_choice.bf16_from", lambda n_threads: 100)
-    monkeypatch.setattr("engine.cpu.gemm_choice.is_bf16_fast", lambda n_threads: True)
+    monkeypatch.setattr("engine.backends.cpu.gemm_choice.bf16_from", lambda n_threads: 100)
+    monkeypatch.setattr("engine.backends.cpu.gemm_choice.is_bf16_fast", lambda n_threads: True)
     before = torch.get_num_threads()
     kinds = ["Q4_K", "F16", "F32", "I8"]
     speeds = list(measure_products(kinds, 1, fast_prompts=fast_prompts, n_bytes=1 << 20))

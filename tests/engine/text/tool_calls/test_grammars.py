@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
-from engine.answer_forms.formats.base import AnswerFormat
-from engine.answer_forms.formats.listed import HERMES
-from engine.answer_forms.formats.named import FUNCTION_GEMMA, GEMMA, HARMONY, LLAMA
-from engine.answer_forms.grammars import grammar_of_calls
-from engine.answer_forms.known import KNOWN_FORMS
-from engine.answer_forms.marks import AnswerMark
-from engine.answer_forms.turns import written_call
 from engine.errors import PromptError
 from engine.text.messages import Tool
+from engine.text.tool_calls.formats.base import AnswerFormat
+from engine.text.tool_calls.formats.listed import HERMES
+from engine.text.tool_calls.formats.named import FUNCTION_GEMMA, GEMMA, HARMONY, LLAMA
+from engine.text.tool_calls.grammars import grammar_of_calls
+from engine.text.tool_calls.known import KNOWN_FORMS
+from engine.text.tool_calls.marks import AnswerMark
+from engine.text.tool_calls.turns import written_call
 from tests.helpers.answer_texts import CLOCK, TOOLS, WEATHER, parsed
 
 BYTES = LLTokenizer("byte")

@@ -5,8 +5,8 @@ import regex
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.answer_forms.known import KNOWN_FORMS
-from engine.answer_forms.marks import AnswerMark
+from engine.text.tool_calls.known import KNOWN_FORMS
+from engine.text.tool_calls.marks import AnswerMark
 
 MARKS = {
     mark.pattern: mark

@@ -11,14 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers.utils.chat_parsing import parse_response
 
-from engine.answer_forms.formats.base import AnswerFormat, filled
-from engine.answer_forms.formats.listed import HERMES, MISTRAL
-from engine.answer_forms.formats.named import DEEPSEEK, GEMMA, HARMONY, LLAMA, MISTRAL_ARGS
-from engine.answer_forms.formats.tagged import DEEPSEEK_V32, GLM, MINIMAX, QWEN_CODER, SEED
-from engine.answer_forms.known import KNOWN_FORMS
-from engine.answer_forms.parser import AnswerParser
-from engine.answer_forms.parts import CallBegun, CallEnded, CallText, PartText
-from engine.answer_forms.turns import as_functions
+from engine.text.tool_calls.formats.base import AnswerFormat, filled
+from engine.text.tool_calls.formats.listed import HERMES, MISTRAL
+from engine.text.tool_calls.formats.named import DEEPSEEK, GEMMA, HARMONY, LLAMA, MISTRAL_ARGS
+from engine.text.tool_calls.formats.tagged import DEEPSEEK_V32, GLM, MINIMAX, QWEN_CODER, SEED
+from engine.text.tool_calls.known import KNOWN_FORMS
+from engine.text.tool_calls.parser import AnswerParser
+from engine.text.tool_calls.parts import CallBegun, CallEnded, CallText, PartText
+from engine.text.tool_calls.turns import as_functions
 from tests.helpers.answer_texts import ANSWERS, TOOLS, TYPES, Read, parsed, put_together
 
 FORMS = [pytest.param(form, id=form.name) for form in KNOWN_FORMS]

@@ -1,6 +1,6 @@
 """Calls survive the chat templates that are published with models; a folder has the templates.
 
-`TANDEM_TEMPLATES=FOLDER python -m pytest -m slow tests/engine/answer_forms/\
+`TANDEM_TEMPLATES=FOLDER python -m pytest -m slow tests/engine/text/tool_calls/\
 test_published_templates.py` reads all of FOLDER/*.jinja, such as `models/templates` of llama.cpp.
 """
 
@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from engine.answer_forms.detection import detect
-from engine.answer_forms.known import KNOWN_FORMS
-from engine.answer_forms.turns import TemplateUse, as_functions
 from engine.errors import TemplateError
 from engine.text.chat_template import ChatTemplate
 from engine.text.messages import ChatMessage, Tool, ToolCall
+from engine.text.tool_calls.detection import detect
+from engine.text.tool_calls.known import KNOWN_FORMS
+from engine.text.tool_calls.turns import TemplateUse, as_functions
 from tests.helpers.answer_texts import Read, parsed
 
 FOLDER = Path(os.environ.get("TANDEM_TEMPLATES") or os.devnull)

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
+from engine.backends.reference.pictures import FEWEST_PATCHES, QUERIES, TorchPictureOps, product
 from engine.errors import Cancelled
-from engine.ops.pictures import FEWEST_PATCHES, QUERIES, TorchPictureOps, product
-from engine.pictures.placed import Picture
-from engine.progress import never
 from engine.runtime.picture_encoder import PictureEncoder
-from engine.towers.registry import TOWERS
+from engine.util.progress import never
+from engine.vision.encoders.registry import TOWERS
+from engine.vision.images.placed import Picture
 from tests.helpers.model_draft import DraftTensor, ModelDraft
 from tests.helpers.tiny_mmproj import N_TEXT, text_of, tiny_mmproj
 
@@ -77,7 +77,7 @@ def test_attention_of_some_queries_at_a_time_is_that_of_all(
     q, k, v = torch.randn(3, 24, 2, 8, generator=torch.Generator().manual_seed(0)).unbind()
     scores = (q.transpose(0, 1) @ k.permute(1, 2, 0)) * 8**-0.5
     wanted = (scores.softmax(-1) @ v.transpose(0, 1)).transpose(0, 1)
-    monkeypatch.setattr("engine.towers.footprint.MOST_SCORES", most * 24 * 2)
+    monkeypatch.setattr("engine.vision.encoders.footprint.MOST_SCORES", most * 24 * 2)
     assert torch.allclose(TorchPictureOps().attend_all(q, k, v), wanted, atol=1e-5)
     windows: Sequence[int] = (10, 8, 6)
     parts = zip(*(x.split_with_sizes(list(windows)) for x in (q, k, v)), strict=True)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from engine import ChatMessage, Generate, Model, SamplingParams, load_model
-from engine.pictures.placed import FIRST_ID
+from engine.vision.images.placed import FIRST_ID
 from tests.helpers.answers import ids_of, n_cached
 from tests.helpers.golden import TOLERANCE, nmse
 from tests.helpers.hf_models.seeing import SEEING, SeeingFamily

@@ -4,9 +4,15 @@ from dataclasses import replace
 
 import numpy as np
 
-from engine.pictures.placed import FIRST_ID, Picture, PlacedPictures, n_before_picture, text_ids
-from engine.pictures.resizing import Resizing
-from engine.pictures.rule import PictureRule, TileTexts
+from engine.vision.images.placed import (
+    FIRST_ID,
+    Picture,
+    PlacedPictures,
+    n_before_picture,
+    text_ids,
+)
+from engine.vision.images.resizing import Resizing
+from engine.vision.images.rule import PictureRule, TileTexts
 
 RULE = PictureRule(
     Resizing("bilinear", side=12), 4, (0.5,) * 3, (0.5,) * 3, "<", ">", is_two_way=True

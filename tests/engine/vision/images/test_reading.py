@@ -19,10 +19,10 @@ from transformers.models.pixtral.image_processing_pil_pixtral import get_resize_
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
 from engine import Cancelled, EngineError, picture_text
-from engine.pictures.decoding import in_rgb
-from engine.pictures.limits import MOST_FILE_BYTES
-from engine.pictures.reading import PictureReading, ReadPicture
-from engine.pictures.resizing import Resizing, TooNarrow
+from engine.vision.images.decoding import in_rgb
+from engine.vision.images.limits import MOST_FILE_BYTES
+from engine.vision.images.reading import PictureReading, ReadPicture
+from engine.vision.images.resizing import Resizing, TooNarrow
 from tests.helpers.peak_memory import PeakMemory
 from tests.helpers.pictures import as_file, random_picture
 
@@ -210,7 +210,7 @@ def test_strips_are_as_the_whole(mode: str, monkeypatch: pytest.MonkeyPatch) -> 
         image.putalpha(random_picture(31, 70, seed=1).convert("L"))
         image = image.convert(mode)
     whole = np.asarray(in_rgb(image))
-    monkeypatch.setattr("engine.pictures.decoding.STRIP_PIXELS", 100)
+    monkeypatch.setattr("engine.vision.images.decoding.STRIP_PIXELS", 100)
     assert (np.asarray(in_rgb(image)) == whole).all()
 
 
@@ -226,14 +226,14 @@ for line in sys.stdin:
 
 def slow_child(monkeypatch: pytest.MonkeyPatch, seconds: float) -> str:
     program = SLOW.replace("SECONDS", str(seconds))
-    monkeypatch.setattr("engine.pictures.reading.COMMAND", [sys.executable, "-c", program])
+    monkeypatch.setattr("engine.vision.images.reading.COMMAND", [sys.executable, "-c", program])
     return program
 
 
 def test_all_pictures_together_have_a_limit_of_time(monkeypatch: pytest.MonkeyPatch) -> None:
     slow_child(monkeypatch, 0.1)
-    monkeypatch.setattr("engine.pictures.reading.MAX_SECONDS", 0.5)
-    monkeypatch.setattr("engine.pictures.reading.MORE_SECONDS", 0.02)
+    monkeypatch.setattr("engine.vision.images.reading.MAX_SECONDS", 0.5)
+    monkeypatch.setattr("engine.vision.images.reading.MORE_SECONDS", 0.02)
     problem = r"reading all of them takes more than 0\.68 seconds"
     with PictureReading(10) as reading, pytest.raises(EngineError, match=problem):
         _ = [reading.views("", SQUARE) for _ in range(10)]

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from engine import PictureSight
-from engine.gguf.reader import GGUFFile
-from engine.layers.keys import Keys
-from engine.pictures.resizing import TooNarrow
-from engine.towers.registry import TOWERS
+from engine.formats.gguf.reader import GGUFFile
+from engine.model.layers.keys import Keys
+from engine.vision.encoders.registry import TOWERS
+from engine.vision.images.resizing import TooNarrow
 from tests.helpers.tiny_mmproj import text_of, tiny_mmproj
 
 SIZES = [(1024, 768), (1, 1), (300, 4), (33, 4000), (4000, 33), (30000, 2000)]

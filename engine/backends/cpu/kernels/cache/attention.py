@@ -21,18 +21,18 @@ from typing import NamedTuple
 
 from llvmlite import ir
 
-from engine.config.kv_types import KVTypes
-from engine.cpu.kernels.cache.attention_merge import add_merges
-from engine.cpu.kernels.cache.attention_page import Scratch, add_pages, n_units, named
-from engine.cpu.kernels.cache.attention_rows import add_row_parts
-from engine.cpu.kernels.cache.attention_softmax import STATE_BYTES, add_softmax
-from engine.cpu.kernels.cache.attention_tile import add_parts
-from engine.cpu.kernels.cache.attention_words import UNIT_BYTES, in_words
-from engine.cpu.kernels.language.isa import Isa
-from engine.cpu.kernels.language.parallel_for import Named, ceil_div, share
-from engine.cpu.kernels.language.values import I1, I64, VOID, Code, Value, function
-from engine.cpu.kernels.running.team import add_run
-from engine.paging.keys import PAGE
+from engine.backends.cpu.kernels.cache.attention_merge import add_merges
+from engine.backends.cpu.kernels.cache.attention_page import Scratch, add_pages, n_units, named
+from engine.backends.cpu.kernels.cache.attention_rows import add_row_parts
+from engine.backends.cpu.kernels.cache.attention_softmax import STATE_BYTES, add_softmax
+from engine.backends.cpu.kernels.cache.attention_tile import add_parts
+from engine.backends.cpu.kernels.cache.attention_words import UNIT_BYTES, in_words
+from engine.backends.cpu.kernels.language.isa import Isa
+from engine.backends.cpu.kernels.language.parallel_for import Named, ceil_div, share
+from engine.backends.cpu.kernels.language.values import I1, I64, VOID, Code, Value, function
+from engine.backends.cpu.kernels.running.team import add_run
+from engine.load_params import KVTypes
+from engine.model.forward.pages import PAGE
 
 LAYER = (
     "k", "k_stride", "k_head_stride", "v", "v_stride", "v_head_stride", "head_dim_k", "head_dim_v",

@@ -11,18 +11,32 @@ from typing import NamedTuple
 
 from llvmlite import ir
 
-from engine.config.kv_types import KVTypes
-from engine.cpu.kernels.cache.attention_rows import row_range
-from engine.cpu.kernels.cache.attention_softmax import ONE, SCORE_BYTES, STATE_BYTES, mark_fresh
-from engine.cpu.kernels.cache.attention_tile import MOST_WORD_DOTS, tile_width
-from engine.cpu.kernels.cache.attention_words import UNIT_BYTES, add_query_words, in_words
-from engine.cpu.kernels.language.isa import Isa
-from engine.cpu.kernels.language.parallel_for import Named, ceil_div
-from engine.cpu.kernels.language.values import F32, I1, I64, LANES, VOID, Code, Value, function
-from engine.cpu.kernels.language.vector_loop import SimdLanes, for_each_vector
-from engine.forward.state import ATTENTION_BLOCK as BLOCK
-from engine.forward.state import ATTENTION_HEADS as GROUP_HEADS
-from engine.paging.keys import PAGE
+from engine.backends.cpu.kernels.cache.attention_rows import row_range
+from engine.backends.cpu.kernels.cache.attention_softmax import (
+    ONE,
+    SCORE_BYTES,
+    STATE_BYTES,
+    mark_fresh,
+)
+from engine.backends.cpu.kernels.cache.attention_tile import MOST_WORD_DOTS, tile_width
+from engine.backends.cpu.kernels.cache.attention_words import UNIT_BYTES, add_query_words, in_words
+from engine.backends.cpu.kernels.language.isa import Isa
+from engine.backends.cpu.kernels.language.parallel_for import Named, ceil_div
+from engine.backends.cpu.kernels.language.values import (
+    F32,
+    I1,
+    I64,
+    LANES,
+    VOID,
+    Code,
+    Value,
+    function,
+)
+from engine.backends.cpu.kernels.language.vector_loop import SimdLanes, for_each_vector
+from engine.load_params import KVTypes
+from engine.model.forward.pages import PAGE
+from engine.model.forward.state import ATTENTION_BLOCK as BLOCK
+from engine.model.forward.state import ATTENTION_HEADS as GROUP_HEADS
 
 SCORE_ROWS = GROUP_HEADS
 """Number of rows times heads for which a thread has memory for scores."""

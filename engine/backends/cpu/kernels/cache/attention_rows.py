@@ -12,21 +12,30 @@ from collections.abc import Sequence
 
 from llvmlite import ir
 
-from engine.config.kv_types import KVTypes
-from engine.cpu.kernels.cache.attention_softmax import SCORE_BYTES
-from engine.cpu.kernels.cache.attention_tile import add_weighted_sum, place_ahead, sizes
-from engine.cpu.kernels.cache.attention_words import (
+from engine.backends.cpu.kernels.cache.attention_softmax import SCORE_BYTES
+from engine.backends.cpu.kernels.cache.attention_tile import add_weighted_sum, place_ahead, sizes
+from engine.backends.cpu.kernels.cache.attention_words import (
     UNIT_BYTES,
     add_key_words,
     add_word_scores,
     in_words,
     transposed,
 )
-from engine.cpu.kernels.cache.cache_codec import CODECS, CacheCodec, PlainCodec
-from engine.cpu.kernels.cache.head_tiles import for_heads
-from engine.cpu.kernels.language.isa import Isa
-from engine.cpu.kernels.language.values import F32, FLOATS, I64, LANES, VOID, Code, Value, function
-from engine.forward.state import ATTENTION_BLOCK as BLOCK
+from engine.backends.cpu.kernels.cache.cache_codec import CODECS, CacheCodec, PlainCodec
+from engine.backends.cpu.kernels.cache.head_tiles import for_heads
+from engine.backends.cpu.kernels.language.isa import Isa
+from engine.backends.cpu.kernels.language.values import (
+    F32,
+    FLOATS,
+    I64,
+    LANES,
+    VOID,
+    Code,
+    Value,
+    function,
+)
+from engine.load_params import KVTypes
+from engine.model.forward.state import ATTENTION_BLOCK as BLOCK
 
 KNOWN_UNITS = 4, 8
 """Numbers of vectors of a head for which scores have functions of their own: loops of so few turns

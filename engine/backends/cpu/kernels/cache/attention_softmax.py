@@ -11,10 +11,10 @@ from functools import partial, reduce
 
 from llvmlite import ir
 
-from engine.cpu.kernels.cache.head_tiles import for_heads, sums_of
-from engine.cpu.kernels.language import maths
-from engine.cpu.kernels.language.isa import Isa
-from engine.cpu.kernels.language.values import (  # fmt: skip
+from engine.backends.cpu.kernels.cache.head_tiles import for_heads, sums_of
+from engine.backends.cpu.kernels.language import maths
+from engine.backends.cpu.kernels.language.isa import Isa
+from engine.backends.cpu.kernels.language.values import (  # fmt: skip
     F32,
     FLOATS,
     I32,
@@ -27,7 +27,7 @@ from engine.cpu.kernels.language.values import (  # fmt: skip
     function,
     vector,
 )
-from engine.forward.state import ATTENTION_BLOCK as BLOCK
+from engine.model.forward.state import ATTENTION_BLOCK as BLOCK
 
 LARGEST, SUM, FACTOR, SUMS = 0, 4, 8, 32
 """Byte offsets in a head's state: the largest score so far, the sum of the weights relative to it,

@@ -11,13 +11,12 @@ from collections.abc import Sequence
 
 from llvmlite import ir
 
-from engine.config.kv_types import KVTypes
-from engine.cpu.kernels.cache.attention_softmax import FACTOR, FRESH
-from engine.cpu.kernels.cache.attention_words import QUERY_BYTES, in_words, word_products
-from engine.cpu.kernels.cache.cache_codec import CODECS, CacheCodec, PlainCodec
-from engine.cpu.kernels.cache.head_tiles import for_heads, sums_of
-from engine.cpu.kernels.language.isa import Isa
-from engine.cpu.kernels.language.values import (
+from engine.backends.cpu.kernels.cache.attention_softmax import FACTOR, FRESH
+from engine.backends.cpu.kernels.cache.attention_words import QUERY_BYTES, in_words, word_products
+from engine.backends.cpu.kernels.cache.cache_codec import CODECS, CacheCodec, PlainCodec
+from engine.backends.cpu.kernels.cache.head_tiles import for_heads, sums_of
+from engine.backends.cpu.kernels.language.isa import Isa
+from engine.backends.cpu.kernels.language.values import (
     F32,
     FLOATS,
     LANES,
@@ -27,7 +26,8 @@ from engine.cpu.kernels.language.values import (
     Variable,
     function,
 )
-from engine.forward.state import ATTENTION_BLOCK as BLOCK
+from engine.load_params import KVTypes
+from engine.model.forward.state import ATTENTION_BLOCK as BLOCK
 
 MOST_WORD_DOTS = 2
 """Largest number of heads for which keys of words are multiplied as they lie: the sums over lanes

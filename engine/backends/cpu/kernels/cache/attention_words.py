@@ -14,11 +14,11 @@ from typing import cast
 
 from llvmlite import ir
 
-from engine.cpu.kernels.cache.attention_softmax import larger
-from engine.cpu.kernels.cache.cache_codec import CODECS, BlockCodec
-from engine.cpu.kernels.cache.head_tiles import sums_of
-from engine.cpu.kernels.language.isa import Isa
-from engine.cpu.kernels.language.values import (  # fmt: skip
+from engine.backends.cpu.kernels.cache.attention_softmax import larger
+from engine.backends.cpu.kernels.cache.cache_codec import CODECS, BlockCodec
+from engine.backends.cpu.kernels.cache.head_tiles import sums_of
+from engine.backends.cpu.kernels.language.isa import Isa
+from engine.backends.cpu.kernels.language.values import (  # fmt: skip
     F32,
     FLOATS,
     I16,
@@ -30,7 +30,7 @@ from engine.cpu.kernels.language.values import (  # fmt: skip
     function,
     vector,
 )
-from engine.forward.state import ATTENTION_BLOCK as BLOCK
+from engine.model.forward.state import ATTENTION_BLOCK as BLOCK
 
 UNIT_BYTES = 4 * LANES
 """Bytes of a vector: 16 F32 numbers, or 32 words."""

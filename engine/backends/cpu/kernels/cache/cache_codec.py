@@ -11,9 +11,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from engine.cpu.kernels.language.isa import Isa
-from engine.cpu.kernels.language.maths import ints_like
-from engine.cpu.kernels.language.values import (
+from engine.backends.cpu.kernels.language.isa import Isa
+from engine.backends.cpu.kernels.language.maths import ints_like
+from engine.backends.cpu.kernels.language.values import (
     F32,
     FLOATS,
     I8,

@@ -13,24 +13,24 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from engine.config.kv_types import KVTypes
-from engine.cpu.kernels.cache import attention, cache_write
-from engine.cpu.kernels.cache.cache_tensor import CacheTensor
-from engine.cpu.kernels.cache.pass_rows import GroupTables, PassRows
-from engine.cpu.kernels.cache.query_heads import QueryHeads
-from engine.cpu.kernels.language.isa import Isa, chosen, named
-from engine.cpu.kernels.running import jit
-from engine.cpu.kernels.running.fastcall import BoundKernel, Kernel, bind_both
-from engine.cpu.kernels.running.growing_memory import GrowingMemory
-from engine.cpu.kernels.running.result_memory import result
-from engine.cpu.kernels.running.team import Team
-from engine.cpu.kernels.small.small_ops import SHORT_CALL, f32_bits, is_plain, row_layout
-from engine.forward.batch import MOST_AT_ONCE
+from engine.backends.cpu.kernels.cache import attention, cache_write
+from engine.backends.cpu.kernels.cache.cache_tensor import CacheTensor
+from engine.backends.cpu.kernels.cache.pass_rows import GroupTables, PassRows
+from engine.backends.cpu.kernels.cache.query_heads import QueryHeads
+from engine.backends.cpu.kernels.language.isa import Isa, chosen, named
+from engine.backends.cpu.kernels.running import jit
+from engine.backends.cpu.kernels.running.fastcall import BoundKernel, Kernel, bind_both
+from engine.backends.cpu.kernels.running.growing_memory import GrowingMemory
+from engine.backends.cpu.kernels.running.result_memory import result
+from engine.backends.cpu.kernels.running.team import Team
+from engine.backends.cpu.kernels.small.small_ops import SHORT_CALL, f32_bits, is_plain, row_layout
+from engine.load_params import KVTypes
+from engine.model.forward.batch import MOST_AT_ONCE
 
 if TYPE_CHECKING:
-    from engine.forward.batch import Batch
-    from engine.forward.cache import LayerCache
-    from engine.forward.operands import Scores
+    from engine.model.forward.batch import Batch
+    from engine.model.forward.cache import LayerCache
+    from engine.model.forward.operands import Scores
 
 SHORT_READ = 1 << 18
 """Largest number of elements of the cache, read in about 0.1 ms, for which a call keeps Python's

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from engine.cpu.kernels.cache.cache_codec import CODECS
+from engine.backends.cpu.kernels.cache.cache_codec import CODECS
 
 DTYPES = {
     "f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16, "q8_0": torch.uint8,

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from llvmlite import ir
 
-from engine.cpu.kernels.cache.cache_codec import CODECS, PlainCodec
-from engine.cpu.kernels.language.isa import Isa
-from engine.cpu.kernels.language.parallel_for import (
+from engine.backends.cpu.kernels.cache.cache_codec import CODECS, PlainCodec
+from engine.backends.cpu.kernels.language.isa import Isa
+from engine.backends.cpu.kernels.language.parallel_for import (
     Named,
     add_kernel,
     ceil_div,
     piece,
     rows_per_piece,
 )
-from engine.cpu.kernels.language.values import FLOATS, I64, VOID, Code, Value, function
-from engine.cpu.kernels.running.team import add_run
-from engine.paging.keys import PAGE
+from engine.backends.cpu.kernels.language.values import FLOATS, I64, VOID, Code, Value, function
+from engine.backends.cpu.kernels.running.team import add_run
+from engine.model.forward.pages import PAGE
 
 ARGUMENTS = (
     "x", "token_stride", "head_stride", "n_tokens", "n_heads", "n", "cells", "cells_token_stride",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Sequence
 
-from engine.cpu.kernels.language.values import Code, Value
+from engine.backends.cpu.kernels.language.values import Code, Value
 
 Combine = Callable[[Value, Value], Value]
 

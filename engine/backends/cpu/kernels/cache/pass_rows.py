@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.forward.batch import MOST_AT_ONCE
-from engine.paging.keys import PAGE
+from engine.model.forward.batch import MOST_AT_ONCE
+from engine.model.forward.pages import PAGE
 
 if TYPE_CHECKING:
-    from engine.forward.batch import Batch
-    from engine.forward.operands import Scores
+    from engine.model.forward.batch import Batch
+    from engine.model.forward.operands import Scores
 
 MOST_POSITIONS = 1 << 31
 """Number of positions that no sequence has."""

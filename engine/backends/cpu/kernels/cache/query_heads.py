@@ -8,17 +8,21 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from engine.cpu.kernels.cache.attention_page import DIRECT_HEADS, result_bytes, scratch_bytes
-from engine.forward.state import (
+from engine.backends.cpu.kernels.cache.attention_page import (
+    DIRECT_HEADS,
+    result_bytes,
+    scratch_bytes,
+)
+from engine.model.forward.pages import PAGE
+from engine.model.forward.state import (
     ATTENTION_HEADS,
     ATTENTION_RESULTS_BYTES,
     ATTENTION_TILE_BYTES,
 )
-from engine.paging.keys import PAGE
 
 if TYPE_CHECKING:
-    from engine.cpu.kernels.cache.cache_tensor import CacheTensor
-    from engine.cpu.kernels.cache.pass_rows import PassRows
+    from engine.backends.cpu.kernels.cache.cache_tensor import CacheTensor
+    from engine.backends.cpu.kernels.cache.pass_rows import PassRows
 
 DECODED_FROM = 12
 """Smallest number of rows times heads of a tile for which blocks are decoded into scratch."""

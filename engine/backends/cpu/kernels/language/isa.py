@@ -18,7 +18,7 @@ from typing import ClassVar
 
 from llvmlite import binding as llvm
 
-from engine.cpu.kernels.language.values import (
+from engine.backends.cpu.kernels.language.values import (
     F16,
     F32,
     I1,

@@ -11,8 +11,8 @@ from typing import Any
 
 from llvmlite import ir
 
-from engine.cpu.kernels.language.isa import Avx512, Isa
-from engine.cpu.kernels.language.values import FLOATS, I16, I32, Code, Value, vector
+from engine.backends.cpu.kernels.language.isa import Avx512, Isa
+from engine.backends.cpu.kernels.language.values import FLOATS, I16, I32, Code, Value, vector
 
 LOG2_E = 1.4426950408889634
 LN2_HIGH, LN2_LOW = 0.693359375, -2.12194440054690583e-4

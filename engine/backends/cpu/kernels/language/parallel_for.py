@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from llvmlite import ir
 
-from engine.cpu.kernels.language.values import VOID, Code, Value, function
+from engine.backends.cpu.kernels.language.values import VOID, Code, Value, function
 
 PIECE_ELEMENTS = 16384
 """Elements of a piece of simple arithmetic; for fewer, sharing takes longer than it saves."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from engine.cpu.kernels.language.values import FLOATS, LANES, Code, Value
+from engine.backends.cpu.kernels.language.values import FLOATS, LANES, Code, Value
 
 
 class SimdLanes:

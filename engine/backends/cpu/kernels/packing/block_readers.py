@@ -11,8 +11,18 @@ from typing import Any, Protocol
 
 from gguf.constants import GGMLQuantizationType as Kind
 
-from engine.cpu.kernels.language.values import I8, I16, I32, I64, LANES, LINE, Code, Value, vector
-from engine.quants.layout import BLOCK, CODED, Layout
+from engine.backends.cpu.kernels.language.values import (
+    I8,
+    I16,
+    I32,
+    I64,
+    LANES,
+    LINE,
+    Code,
+    Value,
+    vector,
+)
+from engine.formats.quants.layout import BLOCK, CODED, Layout
 
 CODES = vector(I8, BLOCK)
 HALF = vector(I8, BLOCK // 2)
@@ -293,7 +303,7 @@ def _scales_iq4_xs(place: Columns) -> list[Value]:
 
 
 def _coded(layout: Layout) -> BlockReader:
-    """Return the structure of rows from `engine.quants.codes`: 32 bytes of codes, then scales."""
+    """Return the structure of rows from `quants.codes`: 32 bytes of codes, then scales."""
     size = 4 if layout.scale == "f32" else 2
     places = range(BLOCK, BLOCK + size * (BLOCK // layout.sub), size)
 

@@ -1,6 +1,6 @@
 """Dequantises rows of planes: for embedding look-ups, and for matrix products of torch.
 
-Numbers are rounded as in `engine.quants`: scale × q, then the minimum. So F32 rows are bit-equal to
+Rounds as in `formats.quants`: scale × q, then the minimum. So F32 rows are bit-equal to
 those of the dequantised file.
 """
 
@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from llvmlite import ir
 
-from engine.cpu.kernels.language.isa import Isa
-from engine.cpu.kernels.language.parallel_for import Named, add_kernel, piece
-from engine.cpu.kernels.language.values import F32, FLOATS, I64, INTS, LANES, Value, vector
-from engine.cpu.kernels.products.tile_reader import BlockGroup, TileReader
-from engine.cpu.kernels.running.team import add_run
-from engine.quants.layout import BLOCK, TILE, BlockPlaces, Layout
+from engine.backends.cpu.kernels.language.isa import Isa
+from engine.backends.cpu.kernels.language.parallel_for import Named, add_kernel, piece
+from engine.backends.cpu.kernels.language.values import F32, FLOATS, I64, INTS, LANES, Value, vector
+from engine.backends.cpu.kernels.products.tile_reader import BlockGroup, TileReader
+from engine.backends.cpu.kernels.running.team import add_run
+from engine.formats.quants.layout import BLOCK, TILE, BlockPlaces, Layout
 
 LOOKUP = ("planes", "tile_bytes", "n_blocks", "skip", "n_rows", "ids", "n_ids", "out", "out_stride")
 """Arguments of `lookup`. ids are 64-bit row numbers; out is F32, (n_ids, 32 × n_blocks), rows

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from llvmlite import ir
 
-from engine.cpu.kernels.language.isa import Isa
-from engine.cpu.kernels.language.parallel_for import Named, add_kernel, ceil_div, piece
-from engine.cpu.kernels.language.values import I64, VOID, Code, Value
-from engine.cpu.kernels.packing import pack, word_pack
-from engine.cpu.kernels.packing.file_read import add_fill
-from engine.quants.layout import TILE
+from engine.backends.cpu.kernels.language.isa import Isa
+from engine.backends.cpu.kernels.language.parallel_for import Named, add_kernel, ceil_div, piece
+from engine.backends.cpu.kernels.language.values import I64, VOID, Code, Value
+from engine.backends.cpu.kernels.packing import pack, word_pack
+from engine.backends.cpu.kernels.packing.file_read import add_fill
+from engine.formats.quants.layout import TILE
 
 ARGUMENTS = (
     "read", "descriptor", "offset", "file_stride", "row_bytes", "rows_per_read", "buffers",

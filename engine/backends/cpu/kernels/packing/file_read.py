@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from llvmlite import ir
 
-from engine.cpu.kernels.language.parallel_for import add_kernel, ceil_div, piece
-from engine.cpu.kernels.language.values import I64, function
-from engine.cpu.kernels.running.team import add_run
+from engine.backends.cpu.kernels.language.parallel_for import add_kernel, ceil_div, piece
+from engine.backends.cpu.kernels.language.values import I64, function
+from engine.backends.cpu.kernels.running.team import add_run
 
 ARGUMENTS = ("read", "descriptor", "offset", "goal", "n_bytes", "page_bytes", "failed")
 """Arguments of the kernel. `read` is the address of POSIX's pread, `descriptor` that of the file.

@@ -9,18 +9,18 @@ from __future__ import annotations
 
 from llvmlite import ir
 
-from engine.cpu.kernels.language.parallel_for import Named, add_kernel, ceil_div, piece
-from engine.cpu.kernels.language.values import I8, I16, I32, LANES, Code, Value, vector
-from engine.cpu.kernels.packing.block_readers import (
+from engine.backends.cpu.kernels.language.parallel_for import Named, add_kernel, ceil_div, piece
+from engine.backends.cpu.kernels.language.values import I8, I16, I32, LANES, Code, Value, vector
+from engine.backends.cpu.kernels.packing.block_readers import (
     BLOCK_READERS,
     BlockReader,
     Columns,
     RowColumns,
     TileColumns,
 )
-from engine.cpu.kernels.products.tile_reader import BlockGroup
-from engine.cpu.kernels.running.team import add_run
-from engine.quants.layout import BLOCK, LAYOUTS, SUPER, TILE, Layout
+from engine.backends.cpu.kernels.products.tile_reader import BlockGroup
+from engine.backends.cpu.kernels.running.team import add_run
+from engine.formats.quants.layout import BLOCK, LAYOUTS, SUPER, TILE, Layout
 
 Interval = tuple[Value, Value]
 """First number and end of some rows or blocks."""

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from llvmlite import ir
 
-from engine.cpu.kernels.language.isa import Isa
-from engine.cpu.kernels.language.parallel_for import add_kernel, ceil_div, piece
-from engine.cpu.kernels.language.values import F32, I32, INTS, Code, Value, vector
-from engine.cpu.kernels.packing.block_readers import transposed
-from engine.cpu.kernels.packing.pack import ARGUMENTS
-from engine.cpu.kernels.products.float_operands import FloatOperands
-from engine.cpu.kernels.products.panels import TINY
-from engine.cpu.kernels.running.team import add_run
-from engine.cpu.kernels.words.words import (
+from engine.backends.cpu.kernels.language.isa import Isa
+from engine.backends.cpu.kernels.language.parallel_for import add_kernel, ceil_div, piece
+from engine.backends.cpu.kernels.language.values import F32, I32, INTS, Code, Value, vector
+from engine.backends.cpu.kernels.packing.block_readers import transposed
+from engine.backends.cpu.kernels.packing.pack import ARGUMENTS
+from engine.backends.cpu.kernels.products.float_operands import FloatOperands
+from engine.backends.cpu.kernels.products.panels import TINY
+from engine.backends.cpu.kernels.running.team import add_run
+from engine.backends.cpu.kernels.words.words import (
     BALANCE,
     GROUP_BYTES,
     MOST_LENGTH,
@@ -20,8 +20,8 @@ from engine.cpu.kernels.words.words import (
     scale_of,
     whole,
 )
-from engine.quants.extent import WORD_BLOCK_BYTES, WORD_FACTOR_BYTES
-from engine.quants.layout import BLOCK, SUPER, TILE
+from engine.formats.quants.extent import WORD_BLOCK_BYTES, WORD_FACTOR_BYTES
+from engine.formats.quants.layout import BLOCK, SUPER, TILE
 
 KINDS = {1: "f16", 30: "bf16"}
 """Kernel names of the types that become words, by the number of the GGML type."""

@@ -10,9 +10,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from engine.cpu.kernels.language.values import F32, FLOATS, I32, I64, INTS, LINE, Value, Variable
-from engine.cpu.kernels.products.panels import SUM_FACTOR, PanelOffsets
-from engine.cpu.kernels.products.tile_reader import TileReader
+from engine.backends.cpu.kernels.language.values import (
+    F32,
+    FLOATS,
+    I32,
+    I64,
+    INTS,
+    LINE,
+    Value,
+    Variable,
+)
+from engine.backends.cpu.kernels.products.panels import SUM_FACTOR, PanelOffsets
+from engine.backends.cpu.kernels.products.tile_reader import TileReader
 
 N_LINES = 8
 """Lines of a block, each 16 rows × 4 columns."""

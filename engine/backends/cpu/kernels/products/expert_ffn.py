@@ -9,15 +9,23 @@ from __future__ import annotations
 
 from llvmlite import ir
 
-from engine.cpu.kernels.language.isa import Isa
-from engine.cpu.kernels.language.parallel_for import Named, add_kernel, ceil_div, piece
-from engine.cpu.kernels.language.values import I32, I64, VOID, Code, Value, function, vector
-from engine.cpu.kernels.products import panels
-from engine.cpu.kernels.products.experts import ENTRY_BYTES, n_parts
-from engine.cpu.kernels.products.panel_packing import add_pack_tokens, token_bytes
-from engine.cpu.kernels.running.team import add_run, store
-from engine.cpu.kernels.small.activation import COLUMNS
-from engine.quants.extent import panel_block_bytes
+from engine.backends.cpu.kernels.language.isa import Isa
+from engine.backends.cpu.kernels.language.parallel_for import Named, add_kernel, ceil_div, piece
+from engine.backends.cpu.kernels.language.values import (
+    I32,
+    I64,
+    VOID,
+    Code,
+    Value,
+    function,
+    vector,
+)
+from engine.backends.cpu.kernels.products import panels
+from engine.backends.cpu.kernels.products.experts import ENTRY_BYTES, n_parts
+from engine.backends.cpu.kernels.products.panel_packing import add_pack_tokens, token_bytes
+from engine.backends.cpu.kernels.running.team import add_run, store
+from engine.backends.cpu.kernels.small.activation import COLUMNS
+from engine.formats.quants.extent import panel_block_bytes
 
 NAMES = ("pack_each", "feed")
 

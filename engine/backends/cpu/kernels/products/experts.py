@@ -22,14 +22,14 @@ from __future__ import annotations
 
 from llvmlite import ir
 
-from engine.cpu.kernels.language.isa import Isa
-from engine.cpu.kernels.language.parallel_for import Named, add_kernel, ceil_div, piece
-from engine.cpu.kernels.language.values import I64, VOID, Code, Value
-from engine.cpu.kernels.products.panel_packing import add_pack_tokens
-from engine.cpu.kernels.products.quantised_gemm import add_rows, row_count
-from engine.cpu.kernels.running.team import add_run
-from engine.quants.extent import panel_block_bytes
-from engine.quants.layout import TILE, Layout
+from engine.backends.cpu.kernels.language.isa import Isa
+from engine.backends.cpu.kernels.language.parallel_for import Named, add_kernel, ceil_div, piece
+from engine.backends.cpu.kernels.language.values import I64, VOID, Code, Value
+from engine.backends.cpu.kernels.products.panel_packing import add_pack_tokens
+from engine.backends.cpu.kernels.products.quantised_gemm import add_rows, row_count
+from engine.backends.cpu.kernels.running.team import add_run
+from engine.formats.quants.extent import panel_block_bytes
+from engine.formats.quants.layout import TILE, Layout
 
 ENTRY_BYTES = 24
 """Size of the table's entry of a group: its expert, first row and number of rows, 64-bit each."""

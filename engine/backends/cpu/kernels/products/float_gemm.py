@@ -13,18 +13,18 @@ from collections.abc import Callable, Sequence
 
 from llvmlite import ir
 
-from engine.cpu.kernels.language.isa import Isa
-from engine.cpu.kernels.language.parallel_for import Named, add_kernel, ceil_div, piece
-from engine.cpu.kernels.language.values import LANES, VOID, Code, Value
-from engine.cpu.kernels.products.float_operands import FloatOperands
-from engine.cpu.kernels.products.float_tiles import (
+from engine.backends.cpu.kernels.language.isa import Isa
+from engine.backends.cpu.kernels.language.parallel_for import Named, add_kernel, ceil_div, piece
+from engine.backends.cpu.kernels.language.values import LANES, VOID, Code, Value
+from engine.backends.cpu.kernels.products.float_operands import FloatOperands
+from engine.backends.cpu.kernels.products.float_tiles import (
     GemmTile,
     add_columns,
     add_rows,
     column_tiles,
     row_tiles,
 )
-from engine.cpu.kernels.running.team import add_run
+from engine.backends.cpu.kernels.running.team import add_run
 
 NAMES = ("multiply", "multiply_transposed")
 

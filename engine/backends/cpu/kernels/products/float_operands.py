@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from llvmlite import ir
 
-from engine.cpu.kernels.language.isa import Isa
-from engine.cpu.kernels.language.values import FLOATS, I16, I32, LANES, Code, Value, vector
+from engine.backends.cpu.kernels.language.isa import Isa
+from engine.backends.cpu.kernels.language.values import FLOATS, I16, I32, LANES, Code, Value, vector
 
 
 class FloatOperands:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from llvmlite import ir
 
-from engine.cpu.kernels.language.isa import Isa
-from engine.cpu.kernels.language.values import FLOATS, LANES, Value, function
-from engine.cpu.kernels.products.float_operands import FloatOperands
+from engine.backends.cpu.kernels.language.isa import Isa
+from engine.backends.cpu.kernels.language.values import FLOATS, LANES, Value, function
+from engine.backends.cpu.kernels.products.float_operands import FloatOperands
 
 BLOCK_ARGUMENTS = ("w", "w_stride", "n_rows", "n_columns", "x", "x_stride", "out", "out_stride")
 """Arguments of the functions of a tile, which begins at these addresses."""

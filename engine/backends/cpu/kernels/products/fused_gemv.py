@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from llvmlite import ir
 
-from engine.cpu.kernels.language.values import I64, VOID, Value, function
-from engine.cpu.kernels.products.panels import ARGUMENTS as QUANTISE
-from engine.cpu.kernels.products.quantised_gemm import ARGUMENTS as MULTIPLY
-from engine.cpu.kernels.running.team import add_run
+from engine.backends.cpu.kernels.language.values import I64, VOID, Value, function
+from engine.backends.cpu.kernels.products.panels import ARGUMENTS as QUANTISE
+from engine.backends.cpu.kernels.products.quantised_gemm import ARGUMENTS as MULTIPLY
+from engine.backends.cpu.kernels.running.team import add_run
 
 JOB = ("task", "arguments", "n_piece", "form")
 """The entry of one product, 64-bit integers: address of the function of its pieces, address of its

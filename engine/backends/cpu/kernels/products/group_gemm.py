@@ -13,10 +13,19 @@ from __future__ import annotations
 
 from llvmlite import ir
 
-from engine.cpu.kernels.language.isa import Isa
-from engine.cpu.kernels.language.parallel_for import ceil_div
-from engine.cpu.kernels.language.values import F32, FLOATS, INTS, LANES, LINE, VOID, Value, function
-from engine.cpu.kernels.products.block_sums import (
+from engine.backends.cpu.kernels.language.isa import Isa
+from engine.backends.cpu.kernels.language.parallel_for import ceil_div
+from engine.backends.cpu.kernels.language.values import (
+    F32,
+    FLOATS,
+    INTS,
+    LANES,
+    LINE,
+    VOID,
+    Value,
+    function,
+)
+from engine.backends.cpu.kernels.products.block_sums import (
     N_LINES,
     BlockPart,
     Factors,
@@ -25,9 +34,9 @@ from engine.cpu.kernels.products.block_sums import (
     arranged,
     shares_numbers,
 )
-from engine.cpu.kernels.products.panels import PanelOffsets
-from engine.cpu.kernels.products.tile_reader import BlockGroup, TileReader, for_each_group
-from engine.quants.layout import LINE_BYTES, SUPER, TILE, Layout
+from engine.backends.cpu.kernels.products.panels import PanelOffsets
+from engine.backends.cpu.kernels.products.tile_reader import BlockGroup, TileReader, for_each_group
+from engine.formats.quants.layout import LINE_BYTES, SUPER, TILE, Layout
 
 VECTOR_BYTES = 4 * LANES
 """Size of a line of weights, and of a vector of factors."""

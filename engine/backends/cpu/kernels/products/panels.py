@@ -14,7 +14,7 @@ first i32 of their pair.
 
 An activation is one signed byte, or two where a small error can have large consequences: in models
 whose router sends tokens to experts, and for values of attention in all models
-(`engine.cpu.packing.FINE`). Processors that add up products of words have words then
+(`engine.backends.cpu.packing.FINE`). Processors that add up products of words have words then
 (`kernels.words.plane_words`). On others m × 32 high bytes, worth 255 each, stand before the
 low bytes; both are within ±127, so that the same instructions multiply them. All 32 columns of a
 block have the same scale then: two bytes are exact enough, and a block's product is scaled once.
@@ -26,8 +26,8 @@ from dataclasses import dataclass
 
 from llvmlite import ir
 
-from engine.cpu.kernels.language.isa import Isa
-from engine.cpu.kernels.language.values import (
+from engine.backends.cpu.kernels.language.isa import Isa
+from engine.backends.cpu.kernels.language.values import (
     F32,
     FLOATS,
     I8,
@@ -38,8 +38,8 @@ from engine.cpu.kernels.language.values import (
     function,
     vector,
 )
-from engine.quants.extent import panel_block_bytes
-from engine.quants.layout import BLOCK
+from engine.formats.quants.extent import panel_block_bytes
+from engine.formats.quants.layout import BLOCK
 
 BASE = 255
 """Value of the high byte's unit, where an activation has two bytes."""

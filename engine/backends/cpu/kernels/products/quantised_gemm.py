@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 from llvmlite import ir
 
-from engine.cpu.kernels.language.isa import Isa
-from engine.cpu.kernels.language.parallel_for import Named, add_kernel, ceil_div, piece
-from engine.cpu.kernels.language.values import (
+from engine.backends.cpu.kernels.language.isa import Isa
+from engine.backends.cpu.kernels.language.parallel_for import Named, add_kernel, ceil_div, piece
+from engine.backends.cpu.kernels.language.values import (
     F32,
     FLOATS,
     I64,
@@ -24,15 +24,15 @@ from engine.cpu.kernels.language.values import (
     Value,
     function,
 )
-from engine.cpu.kernels.products.block_sums import add_block, arranged
-from engine.cpu.kernels.products.group_gemm import MOST_TILES, add_groups
-from engine.cpu.kernels.products.panel_packing import are_words
-from engine.cpu.kernels.products.panels import PanelOffsets, panel_sizes
-from engine.cpu.kernels.products.tile_reader import BlockGroup, TileReader, for_each_group
-from engine.cpu.kernels.running.team import add_run
-from engine.cpu.kernels.words import plane_word_gemm
-from engine.quants.extent import panel_block_bytes
-from engine.quants.layout import TILE, Layout
+from engine.backends.cpu.kernels.products.block_sums import add_block, arranged
+from engine.backends.cpu.kernels.products.group_gemm import MOST_TILES, add_groups
+from engine.backends.cpu.kernels.products.panel_packing import are_words
+from engine.backends.cpu.kernels.products.panels import PanelOffsets, panel_sizes
+from engine.backends.cpu.kernels.products.tile_reader import BlockGroup, TileReader, for_each_group
+from engine.backends.cpu.kernels.running.team import add_run
+from engine.backends.cpu.kernels.words import plane_word_gemm
+from engine.formats.quants.extent import panel_block_bytes
+from engine.formats.quants.layout import TILE, Layout
 
 LEAST_PANELS = 2
 """Smallest number of full panels for which weights are unpacked once for all of them."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from engine.cpu.kernels.language.isa import LARGEST_ACTIVATION, Isa
-from engine.cpu.kernels.language.values import (
+from engine.backends.cpu.kernels.language.isa import LARGEST_ACTIVATION, Isa
+from engine.backends.cpu.kernels.language.values import (
     FLOATS,
     I8,
     I16,
@@ -16,8 +16,8 @@ from engine.cpu.kernels.language.values import (
     Value,
     vector,
 )
-from engine.cpu.kernels.products.panels import SUM_FACTOR
-from engine.quants.layout import BLOCK, LINE_BYTES, SUPER, TILE, BlockPlaces, Layout
+from engine.backends.cpu.kernels.products.panels import SUM_FACTOR
+from engine.formats.quants.layout import BLOCK, LINE_BYTES, SUPER, TILE, BlockPlaces, Layout
 
 AHEAD, FAR_AHEAD = 6144, 8192
 """Distances at which weights are prefetched into the second cache, in bytes. From further away, or

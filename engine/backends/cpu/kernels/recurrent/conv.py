@@ -11,13 +11,22 @@ from collections.abc import Sequence
 
 from llvmlite import ir
 
-from engine.cpu.kernels.language.isa import concatenated
-from engine.cpu.kernels.language.parallel_for import Named, add_kernel, ceil_div, piece
-from engine.cpu.kernels.language.values import F32, FLOATS, I64, LANES, VOID, Code, Value, function
-from engine.cpu.kernels.language.vector_loop import SimdLanes
-from engine.cpu.kernels.recurrent.state_rows import chain_words, n_chains
-from engine.cpu.kernels.running.team import add_run
-from engine.cpu.kernels.small.activation import activated
+from engine.backends.cpu.kernels.language.isa import concatenated
+from engine.backends.cpu.kernels.language.parallel_for import Named, add_kernel, ceil_div, piece
+from engine.backends.cpu.kernels.language.values import (
+    F32,
+    FLOATS,
+    I64,
+    LANES,
+    VOID,
+    Code,
+    Value,
+    function,
+)
+from engine.backends.cpu.kernels.language.vector_loop import SimdLanes
+from engine.backends.cpu.kernels.recurrent.state_rows import chain_words, n_chains
+from engine.backends.cpu.kernels.running.team import add_run
+from engine.backends.cpu.kernels.small.activation import activated
 
 TAPS = (2, 3, 4)
 """Numbers of taps that have kernels."""
@@ -29,7 +38,7 @@ ARGUMENTS = (
     "x", "x_stride", "before", "before_stride", "after", "after_stride", "weight", "bias", "state",
     "state_stride", "chains", "goals", "n_channel", "per_piece", "out",
 )  # fmt: skip
-"""Arguments of the kernels; see `engine.forward.ops.Ops.causal_conv`. x is F32, (T, n_channel),
+"""Arguments of the kernels; see `forward.ops.Ops.causal_conv`. x is F32, (T, n_channel),
 with a stride in bytes. before, after: the gates, both or none (0). weight: (n_channel, n_tap).
 bias: (n_channel,), or 0. state: (n_channel, n_tap - 1) in each place, oldest first, `state_stride`
 bytes apart. chains, goals: see `kernels.recurrent.state_rows`. out: like x, contiguous. per_piece:

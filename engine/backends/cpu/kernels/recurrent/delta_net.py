@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 from llvmlite import ir
 
-from engine.cpu.kernels.language import maths
-from engine.cpu.kernels.language.isa import Isa
-from engine.cpu.kernels.language.parallel_for import Named, add_kernel, ceil_div, piece
-from engine.cpu.kernels.language.values import (  # fmt: skip
+from engine.backends.cpu.kernels.language import maths
+from engine.backends.cpu.kernels.language.isa import Isa
+from engine.backends.cpu.kernels.language.parallel_for import Named, add_kernel, ceil_div, piece
+from engine.backends.cpu.kernels.language.values import (  # fmt: skip
     F32,
     FLOATS,
     I8,
@@ -27,10 +27,10 @@ from engine.cpu.kernels.language.values import (  # fmt: skip
     Variable,
     function,
 )
-from engine.cpu.kernels.language.vector_loop import SimdLanes, for_each_vector
-from engine.cpu.kernels.recurrent import delta_strip
-from engine.cpu.kernels.recurrent.state_rows import chain_words, n_chains
-from engine.cpu.kernels.running.team import add_run
+from engine.backends.cpu.kernels.language.vector_loop import SimdLanes, for_each_vector
+from engine.backends.cpu.kernels.recurrent import delta_strip
+from engine.backends.cpu.kernels.recurrent.state_rows import chain_words, n_chains
+from engine.backends.cpu.kernels.running.team import add_run
 
 NAME = "delta_net"
 
@@ -39,7 +39,7 @@ ARGUMENTS = (
     "beta_stride", "step_bias", "rate", "key_of", "chains", "goals", "n_head", "n_key", "n_value",
     "scale", "eps", "state", "state_stride", "per_piece", "out",
 )  # fmt: skip
-"""Arguments of the kernel; see `engine.forward.operands.DeltaInputs`. Strides are those between
+"""Arguments of the kernel; see `forward.operands.DeltaInputs`. Strides are those between
 tokens, in bytes; a token's elements have no gaps. key_of: int64 (n_head,), or 0. chains, goals: see
 `kernels.recurrent.state_rows`. scale: factor on the normalised queries; it and eps are the bits of
 an F32. state: (n_head, n_key, n_value) in each place, `state_stride` bytes apart. out: (T, n_head,

@@ -11,9 +11,17 @@ from collections.abc import Callable, Sequence
 
 from llvmlite import ir
 
-from engine.cpu.kernels.language.isa import Isa
-from engine.cpu.kernels.language.values import F32, FLOATS, LANES, VOID, Code, Value, function
-from engine.cpu.kernels.language.vector_loop import SimdLanes
+from engine.backends.cpu.kernels.language.isa import Isa
+from engine.backends.cpu.kernels.language.values import (
+    F32,
+    FLOATS,
+    LANES,
+    VOID,
+    Code,
+    Value,
+    function,
+)
+from engine.backends.cpu.kernels.language.vector_loop import SimdLanes
 
 ARGUMENTS = (
     "keys", "queries", "decays", "key_bytes", "betas", "n_token", "n_key", "v", "v_stride", "out",

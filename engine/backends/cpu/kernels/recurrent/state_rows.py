@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from engine.cpu.kernels.language.values import I64
+from engine.backends.cpu.kernels.language.values import I64
 
 if TYPE_CHECKING:
-    from engine.cpu.kernels.language.values import Code, Value
-    from engine.forward.batch import Batch
+    from engine.backends.cpu.kernels.language.values import Code, Value
+    from engine.model.forward.batch import Batch
 
 WORDS = 4
 """Number of words of a chain: its first row, the row behind its last one, the place of the state

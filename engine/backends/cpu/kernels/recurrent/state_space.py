@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 from llvmlite import ir
 
-from engine.cpu.kernels.language import maths
-from engine.cpu.kernels.language.parallel_for import Named, add_kernel, ceil_div, piece
-from engine.cpu.kernels.language.values import (  # fmt: skip
+from engine.backends.cpu.kernels.language import maths
+from engine.backends.cpu.kernels.language.parallel_for import Named, add_kernel, ceil_div, piece
+from engine.backends.cpu.kernels.language.values import (  # fmt: skip
     F32,
     FLOATS,
     I64,
@@ -26,10 +26,10 @@ from engine.cpu.kernels.language.values import (  # fmt: skip
     Variable,
     function,
 )
-from engine.cpu.kernels.language.vector_loop import SimdLanes, for_each_vector
-from engine.cpu.kernels.recurrent.state_rows import chain_words, n_chains
-from engine.cpu.kernels.running.team import add_run
-from engine.cpu.kernels.small.activation import activated
+from engine.backends.cpu.kernels.language.vector_loop import SimdLanes, for_each_vector
+from engine.backends.cpu.kernels.recurrent.state_rows import chain_words, n_chains
+from engine.backends.cpu.kernels.running.team import add_run
+from engine.backends.cpu.kernels.small.activation import activated
 
 NAMES = ("selective_scan", "state_space_scan")
 
@@ -38,11 +38,11 @@ ARGUMENTS = (
     "gate", "gate_stride", "key_of", "chains", "goals", "n_head", "n_row", "n_state", "state",
     "state_stride", "per_piece", "out",
 )  # fmt: skip
-"""Arguments of both kernels; see `engine.forward.operands.ScanInputs`, whose values are x. Strides
+"""Arguments of both kernels; see `forward.operands.ScanInputs`, whose values are x. Strides
 are those between tokens, in bytes; a token's elements have no gaps. key_of: group of each head,
 int64 (n_head,), or 0. chains, goals: see `kernels.recurrent.state_rows`. state: (n_head, n_row,
 n_state) in each place, `state_stride` bytes apart. out: (T, n_head, n_row), contiguous. per_piece:
-number of units of a piece. `selective_scan` (see `engine.forward.ops.Ops`) has one head, step (T,
+number of units of a piece. `selective_scan` (see `forward.ops.Ops`) has one head, step (T,
 n_row), a (n_row, n_state), d (n_row,), and neither step_bias nor key_of."""
 
 UNIT = LANES

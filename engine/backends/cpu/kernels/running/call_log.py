@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from engine.cpu.kernels.language.values import I64, Code, Value
-from engine.forward.recording import current_recording, recording_to, refuse_replay
+from engine.backends.cpu.kernels.language.values import I64, Code, Value
+from engine.model.forward.recording import current_recording, recording_to, refuse_replay
 
 USED, ROOM, CALLS = 0, 8, 64
 """Byte offsets in a log's memory: number of words recorded, largest number of them, the calls."""

@@ -18,8 +18,8 @@ import llvmlite
 from llvmlite import binding as llvm
 from llvmlite import ir
 
-from engine.cpu.kernels.language.isa import Isa
-from engine.files import atomic_write, exposed, exposure, make_private, user_folder
+from engine.backends.cpu.kernels.language.isa import Isa
+from engine.util.files import atomic_write, exposed, exposure, make_private, user_folder
 
 log = logging.getLogger(__name__)
 
@@ -30,8 +30,8 @@ REVISION = 1
 """Number in all cache keys; raised when compiling the same IR in another way."""
 
 SOURCES_ELSEWHERE = (
-    "forward/operands.py", "forward/state.py", "paging/keys.py", "quants/extent.py",
-    "quants/layout.py",
+    "formats/quants/extent.py", "formats/quants/layout.py", "model/forward/operands.py",
+    "model/forward/pages.py", "model/forward/state.py",
 )  # fmt: skip
 """Files of the engine outside this package whose constants and formulas stand in the IR."""
 
@@ -81,7 +81,7 @@ def _sources() -> str:
     files = sorted(package.rglob("*.py"))
     if not files:
         return ""
-    files += [package.parents[1] / name for name in SOURCES_ELSEWHERE]
+    files += [package.parents[2] / name for name in SOURCES_ELSEWHERE]
     digest = hashlib.sha256()
     for file in files:
         digest.update(file.read_bytes())

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.cpu.large_pages import weight_memory
+from engine.backends.cpu.large_pages import weight_memory
 
 SMALLEST = 256 << 10
 """Smallest result whose memory is kept, in bytes; the C library keeps that of smaller ones."""

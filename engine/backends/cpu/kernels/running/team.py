@@ -29,10 +29,18 @@ from functools import cache
 import numpy as np
 from llvmlite import ir
 
-from engine.cpu.kernels.language.isa import chosen
-from engine.cpu.kernels.language.values import I32, I64, VOID, Code, Value, Variable, function
-from engine.cpu.kernels.running import jit
-from engine.cpu.kernels.running.timestamp_counter import tick_s
+from engine.backends.cpu.kernels.language.isa import chosen
+from engine.backends.cpu.kernels.language.values import (
+    I32,
+    I64,
+    VOID,
+    Code,
+    Value,
+    Variable,
+    function,
+)
+from engine.backends.cpu.kernels.running import jit
+from engine.backends.cpu.kernels.running.timestamp_counter import tick_s
 
 JOIN_S = 5.0
 """Longest time to wait for the end of a worker thread, in seconds."""

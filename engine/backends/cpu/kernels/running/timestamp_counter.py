@@ -8,9 +8,9 @@ from functools import cache
 
 from llvmlite import ir
 
-from engine.cpu.kernels.language.isa import chosen
-from engine.cpu.kernels.language.values import I64, Code, Value, function
-from engine.cpu.kernels.running import jit
+from engine.backends.cpu.kernels.language.isa import chosen
+from engine.backends.cpu.kernels.language.values import I64, Code, Value, function
+from engine.backends.cpu.kernels.running import jit
 
 CALIBRATION_S = 0.01
 """Time over which the length of a tick is measured, in seconds."""

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from llvmlite import ir
 
-from engine.cpu.kernels.language import maths
-from engine.cpu.kernels.language.parallel_for import Named, add_kernel, ceil_div, piece
-from engine.cpu.kernels.language.values import F32, I32, VOID, Code, Value, function
-from engine.cpu.kernels.language.vector_loop import SimdLanes, for_each_vector
-from engine.cpu.kernels.running.team import add_run
-from engine.forward.operands import OAI_ALPHA
+from engine.backends.cpu.kernels.language import maths
+from engine.backends.cpu.kernels.language.parallel_for import Named, add_kernel, ceil_div, piece
+from engine.backends.cpu.kernels.language.values import F32, I32, VOID, Code, Value, function
+from engine.backends.cpu.kernels.language.vector_loop import SimdLanes, for_each_vector
+from engine.backends.cpu.kernels.running.team import add_run
+from engine.model.forward.operands import OAI_ALPHA
 
 KINDS = ("silu", "gelu", "relu", "relu2", "oai", "sigmoid")
-"""Activations, see `engine.forward.operands.Activation`."""
+"""Activations, see `engine.model.forward.operands.Activation`."""
 
 ARGUMENTS = ("gate", "gate_stride", "up", "up_stride", "n_rows", "n", "limit", "out")
 """Arguments of the kernels. gate and up are F32, (n_rows, n), with strides in bytes; out has their

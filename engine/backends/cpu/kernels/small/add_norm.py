@@ -7,17 +7,17 @@ from __future__ import annotations
 
 from llvmlite import ir
 
-from engine.cpu.kernels.language.parallel_for import (
+from engine.backends.cpu.kernels.language.parallel_for import (
     Named,
     add_kernel,
     ceil_div,
     piece,
     rows_per_piece,
 )
-from engine.cpu.kernels.language.values import VOID, Code, Value
-from engine.cpu.kernels.language.vector_loop import SimdLanes, for_each_vector
-from engine.cpu.kernels.running.team import add_run
-from engine.cpu.kernels.small import norm
+from engine.backends.cpu.kernels.language.values import VOID, Code, Value
+from engine.backends.cpu.kernels.language.vector_loop import SimdLanes, for_each_vector
+from engine.backends.cpu.kernels.running.team import add_run
+from engine.backends.cpu.kernels.small import norm
 
 NAMES = tuple(f"add_{name}" for name in norm.NAMES)
 

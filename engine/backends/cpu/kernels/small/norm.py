@@ -9,14 +9,14 @@ from collections.abc import Callable
 
 from llvmlite import ir
 
-from engine.cpu.kernels.language.parallel_for import (
+from engine.backends.cpu.kernels.language.parallel_for import (
     Named,
     add_kernel,
     ceil_div,
     piece,
     rows_per_piece,
 )
-from engine.cpu.kernels.language.values import (
+from engine.backends.cpu.kernels.language.values import (
     F32,
     FLOATS,
     I32,
@@ -27,8 +27,8 @@ from engine.cpu.kernels.language.values import (
     Variable,
     function,
 )
-from engine.cpu.kernels.language.vector_loop import SimdLanes, for_each_vector
-from engine.cpu.kernels.running.team import add_run
+from engine.backends.cpu.kernels.language.vector_loop import SimdLanes, for_each_vector
+from engine.backends.cpu.kernels.running.team import add_run
 
 NAMES = ("rms_norm", "layer_norm")
 

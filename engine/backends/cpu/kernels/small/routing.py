@@ -1,4 +1,4 @@
-"""Routing of tokens to experts, and the weighted sum of the experts' results (`engine.layers.moe`).
+"""Routing of tokens to experts, and the weighted sum of the experts' results (`layers.moe`).
 
 Scores are compared as integer keys in the same order; the least key marks experts that were chosen
 already. So NaNs choose distinct experts too. Of equal scores, the first wins.
@@ -10,8 +10,8 @@ from typing import Any
 
 from llvmlite import ir
 
-from engine.cpu.kernels.language import maths
-from engine.cpu.kernels.language.parallel_for import (
+from engine.backends.cpu.kernels.language import maths
+from engine.backends.cpu.kernels.language.parallel_for import (
     Named,
     add_kernel,
     ceil_div,
@@ -19,7 +19,7 @@ from engine.cpu.kernels.language.parallel_for import (
     rows_per_piece,
     share,
 )
-from engine.cpu.kernels.language.values import (  # fmt: skip
+from engine.backends.cpu.kernels.language.values import (  # fmt: skip
     F32,
     FLOATS,
     I8,
@@ -32,11 +32,11 @@ from engine.cpu.kernels.language.values import (  # fmt: skip
     Value,
     function,
 )
-from engine.cpu.kernels.language.vector_loop import SimdLanes, for_each_vector
-from engine.cpu.kernels.running.team import add_run
+from engine.backends.cpu.kernels.language.vector_loop import SimdLanes, for_each_vector
+from engine.backends.cpu.kernels.running.team import add_run
 
 GATINGS = ("softmax", "sigmoid", "softmax_chosen")
-"""Functions that make scores of logits, see `engine.layers.moe`; the last one is applied to the
+"""Functions that make scores of logits, see `layers.moe`; the last one is applied to the
 chosen experts' logits alone."""
 
 ASSIGN = (
@@ -46,7 +46,7 @@ ASSIGN = (
 """Arguments of the routing kernels. logits are F32, (n_token, n_expert); bias (n_expert,), or 0
 for none; `normalise` is 0 or 1; scale and smallest (the least sum that weights are divided by) are
 the bits of an F32. weights are F32, (n_token, n_used), in ascending order of experts, as `chosen`
-is. The next ones are as in `engine.forward.expert_rows.Groups`; n_found is the address for the
+is. The next ones are as in `forward.expert_rows.Groups`; n_found is the address for the
 number of experts in use."""
 
 SUM = ("y", "y_stride", "weights", "row_of", "n_token", "n_used", "n", "out")

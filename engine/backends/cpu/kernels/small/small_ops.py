@@ -15,12 +15,19 @@ from math import inf
 import torch
 from torch import Tensor
 
-from engine.cpu.kernels.language.isa import Isa, chosen, named
-from engine.cpu.kernels.running import jit
-from engine.cpu.kernels.running.fastcall import BoundKernel, Kernel, bind_both
-from engine.cpu.kernels.running.result_memory import SMALLEST, result
-from engine.cpu.kernels.running.team import Team
-from engine.cpu.kernels.small import activation, add_norm, elementwise, functions, norm, rope
+from engine.backends.cpu.kernels.language.isa import Isa, chosen, named
+from engine.backends.cpu.kernels.running import jit
+from engine.backends.cpu.kernels.running.fastcall import BoundKernel, Kernel, bind_both
+from engine.backends.cpu.kernels.running.result_memory import SMALLEST, result
+from engine.backends.cpu.kernels.running.team import Team
+from engine.backends.cpu.kernels.small import (
+    activation,
+    add_norm,
+    elementwise,
+    functions,
+    norm,
+    rope,
+)
 
 F32 = torch.float32
 

@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 
 from llvmlite import ir
 
-from engine.cpu.kernels.language.isa import Isa
-from engine.cpu.kernels.language.parallel_for import ceil_div
-from engine.cpu.kernels.language.values import (
+from engine.backends.cpu.kernels.language.isa import Isa
+from engine.backends.cpu.kernels.language.parallel_for import ceil_div
+from engine.backends.cpu.kernels.language.values import (
     FLOATS,
     INTS,
     LINE,
@@ -23,13 +23,13 @@ from engine.cpu.kernels.language.values import (
     Variable,
     function,
 )
-from engine.cpu.kernels.products.group_gemm import AHEAD_PANELS, MOST_PANELS, MOST_TILES
-from engine.cpu.kernels.products.panels import panel_sizes
-from engine.cpu.kernels.products.tile_reader import BlockGroup, for_each_group
-from engine.cpu.kernels.words.plane_word_reader import WordReader
-from engine.cpu.kernels.words.plane_word_sums import GroupSums, TileGroup
-from engine.cpu.kernels.words.plane_words import BLOCK_BYTES, N_PAIRS, balanced
-from engine.quants.layout import LINE_BYTES, SUPER, TILE, Layout
+from engine.backends.cpu.kernels.products.group_gemm import AHEAD_PANELS, MOST_PANELS, MOST_TILES
+from engine.backends.cpu.kernels.products.panels import panel_sizes
+from engine.backends.cpu.kernels.products.tile_reader import BlockGroup, for_each_group
+from engine.backends.cpu.kernels.words.plane_word_reader import WordReader
+from engine.backends.cpu.kernels.words.plane_word_sums import GroupSums, TileGroup
+from engine.backends.cpu.kernels.words.plane_words import BLOCK_BYTES, N_PAIRS, balanced
+from engine.formats.quants.layout import LINE_BYTES, SUPER, TILE, Layout
 
 PAIR = 2
 """Number of tiles that are multiplied at once."""

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from engine.cpu.kernels.language.values import I16, INTS, LANES, Value, vector
-from engine.cpu.kernels.products.tile_reader import BYTES, HALVES, TileReader
-from engine.quants.layout import BLOCK, BlockPlaces
+from engine.backends.cpu.kernels.language.values import I16, INTS, LANES, Value, vector
+from engine.backends.cpu.kernels.products.tile_reader import BYTES, HALVES, TileReader
+from engine.formats.quants.layout import BLOCK, BlockPlaces
 
 WORDS = vector(I16, 2 * LANES)
 

@@ -12,9 +12,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from engine.cpu.kernels.language.values import F32, I32, INTS, Value, Variable
-from engine.cpu.kernels.words.plane_word_reader import WordReader
-from engine.cpu.kernels.words.plane_words import BLOCK_BYTES, N_PAIRS, factor_of, pair, sum_of
+from engine.backends.cpu.kernels.language.values import F32, I32, INTS, Value, Variable
+from engine.backends.cpu.kernels.words.plane_word_reader import WordReader
+from engine.backends.cpu.kernels.words.plane_words import (
+    BLOCK_BYTES,
+    N_PAIRS,
+    factor_of,
+    pair,
+    sum_of,
+)
 
 LEAST_SUMS = 8
 """Number of sums that processors add to at a time; fewer wait for each other."""

@@ -16,12 +16,20 @@ from __future__ import annotations
 
 from llvmlite import ir
 
-from engine.cpu.kernels.language.values import F32, FLOATS, I16, INTS, Value, function, vector
-from engine.cpu.kernels.products.panels import ROUNDER, ROUNDER_BITS, TINY
-from engine.cpu.kernels.products.tile_reader import BlockGroup
-from engine.cpu.kernels.words.words import joined, scale_of
-from engine.quants.extent import panel_block_bytes
-from engine.quants.layout import BLOCK, SUPER
+from engine.backends.cpu.kernels.language.values import (
+    F32,
+    FLOATS,
+    I16,
+    INTS,
+    Value,
+    function,
+    vector,
+)
+from engine.backends.cpu.kernels.products.panels import ROUNDER, ROUNDER_BITS, TINY
+from engine.backends.cpu.kernels.products.tile_reader import BlockGroup
+from engine.backends.cpu.kernels.words.words import joined, scale_of
+from engine.formats.quants.extent import panel_block_bytes
+from engine.formats.quants.layout import BLOCK, SUPER
 
 BLOCK_BYTES = panel_block_bytes(2)
 """Bytes of a token's block in a panel."""

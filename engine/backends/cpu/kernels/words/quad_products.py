@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 from llvmlite import ir
 
-from engine.cpu.kernels.language.isa import Isa
-from engine.cpu.kernels.language.values import (
+from engine.backends.cpu.kernels.language.isa import Isa
+from engine.backends.cpu.kernels.language.values import (
     F32,
     FLOATS,
     I32,
@@ -21,11 +21,11 @@ from engine.cpu.kernels.language.values import (
     Value,
     function,
 )
-from engine.cpu.kernels.words.combined_panels import PAIR, WORDS, part_bytes, sum_of
-from engine.cpu.kernels.words.word_gemm import VECTOR_BYTES
-from engine.cpu.kernels.words.words import panel_words
-from engine.quants.extent import WORD_BLOCK_BYTES, WORD_FACTOR_BYTES
-from engine.quants.layout import BLOCK, LINE_BYTES, SUPER
+from engine.backends.cpu.kernels.words.combined_panels import PAIR, WORDS, part_bytes, sum_of
+from engine.backends.cpu.kernels.words.word_gemm import VECTOR_BYTES
+from engine.backends.cpu.kernels.words.words import panel_words
+from engine.formats.quants.extent import WORD_BLOCK_BYTES, WORD_FACTOR_BYTES
+from engine.formats.quants.layout import BLOCK, LINE_BYTES, SUPER
 
 WEIGHTS = ("0+3", "2+3", "3", "0+1", "0", "1-3", "2-0")
 """Parts of the weights in each product."""

@@ -24,11 +24,11 @@ from typing import NamedTuple
 
 from llvmlite import ir
 
-from engine.cpu.kernels.language.isa import Isa
-from engine.cpu.kernels.language.parallel_for import Named, add_kernel, ceil_div, piece
-from engine.cpu.kernels.language.values import FLOATS, I64, INTS, VOID, Code, Value
-from engine.cpu.kernels.words.combined_panels import PAIR, add_combine, chunk_bytes, chunks
-from engine.cpu.kernels.words.quad_products import (
+from engine.backends.cpu.kernels.language.isa import Isa
+from engine.backends.cpu.kernels.language.parallel_for import Named, add_kernel, ceil_div, piece
+from engine.backends.cpu.kernels.language.values import FLOATS, I64, INTS, VOID, Code, Value
+from engine.backends.cpu.kernels.words.combined_panels import PAIR, add_combine, chunk_bytes, chunks
+from engine.backends.cpu.kernels.words.quad_products import (
     END,
     ENDS,
     HALF_QUAD,
@@ -38,9 +38,9 @@ from engine.cpu.kernels.words.quad_products import (
     add_quad,
     store_end,
 )
-from engine.cpu.kernels.words.word_gemm import VECTOR_BYTES
-from engine.cpu.kernels.words.words import GROUP_BYTES
-from engine.quants.layout import LINE_BYTES, SUPER, TILE
+from engine.backends.cpu.kernels.words.word_gemm import VECTOR_BYTES
+from engine.backends.cpu.kernels.words.words import GROUP_BYTES
+from engine.formats.quants.layout import LINE_BYTES, SUPER, TILE
 
 ARGUMENTS = (
     "planes", "tile_bytes", "n_blocks", "combined", "n_pair", "out", "out_stride", "n_quad",

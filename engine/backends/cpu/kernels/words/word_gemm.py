@@ -15,9 +15,9 @@ from collections.abc import Iterator, Sequence
 
 from llvmlite import ir
 
-from engine.cpu.kernels.language.isa import Isa
-from engine.cpu.kernels.language.parallel_for import ceil_div
-from engine.cpu.kernels.language.values import (
+from engine.backends.cpu.kernels.language.isa import Isa
+from engine.backends.cpu.kernels.language.parallel_for import ceil_div
+from engine.backends.cpu.kernels.language.values import (
     F32,
     FLOATS,
     I32,
@@ -28,12 +28,12 @@ from engine.cpu.kernels.language.values import (
     Variable,
     function,
 )
-from engine.cpu.kernels.products.group_gemm import AHEAD_PANELS, MOST_PANELS, MOST_TILES
-from engine.cpu.kernels.products.quantised_gemm import TileProducts, build_products
-from engine.cpu.kernels.products.tile_reader import AHEAD, FAR_AHEAD
-from engine.cpu.kernels.words.words import GROUP_BYTES, panel_factor, panel_words
-from engine.quants.extent import WORD_BLOCK_BYTES, WORD_FACTOR_BYTES, WORD_PANEL_BYTES
-from engine.quants.layout import BLOCK, LINE_BYTES, SUPER, TILE
+from engine.backends.cpu.kernels.products.group_gemm import AHEAD_PANELS, MOST_PANELS, MOST_TILES
+from engine.backends.cpu.kernels.products.quantised_gemm import TileProducts, build_products
+from engine.backends.cpu.kernels.products.tile_reader import AHEAD, FAR_AHEAD
+from engine.backends.cpu.kernels.words.words import GROUP_BYTES, panel_factor, panel_words
+from engine.formats.quants.extent import WORD_BLOCK_BYTES, WORD_FACTOR_BYTES, WORD_PANEL_BYTES
+from engine.formats.quants.layout import BLOCK, LINE_BYTES, SUPER, TILE
 
 PAIR = 2
 """Number of tiles that are multiplied at once."""

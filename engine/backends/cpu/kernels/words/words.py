@@ -24,9 +24,9 @@ from collections.abc import Callable
 
 from llvmlite import ir
 
-from engine.cpu.kernels.language.isa import Isa
-from engine.cpu.kernels.language.parallel_for import add_kernel, ceil_div, piece
-from engine.cpu.kernels.language.values import (
+from engine.backends.cpu.kernels.language.isa import Isa
+from engine.backends.cpu.kernels.language.parallel_for import add_kernel, ceil_div, piece
+from engine.backends.cpu.kernels.language.values import (
     F32,
     FLOATS,
     I16,
@@ -37,10 +37,16 @@ from engine.cpu.kernels.language.values import (
     function,
     vector,
 )
-from engine.cpu.kernels.products.panels import ARGUMENTS, ROUNDER, ROUNDER_BITS, TINY, size_bits
-from engine.cpu.kernels.running.team import add_run
-from engine.quants.extent import WORD_BLOCK_BYTES, WORD_FACTOR_BYTES, WORD_PANEL_BYTES
-from engine.quants.layout import BLOCK, SUPER
+from engine.backends.cpu.kernels.products.panels import (
+    ARGUMENTS,
+    ROUNDER,
+    ROUNDER_BITS,
+    TINY,
+    size_bits,
+)
+from engine.backends.cpu.kernels.running.team import add_run
+from engine.formats.quants.extent import WORD_BLOCK_BYTES, WORD_FACTOR_BYTES, WORD_PANEL_BYTES
+from engine.formats.quants.layout import BLOCK, SUPER
 
 MOST_LENGTH = 46_000
 """Largest length of a vector of words: its square, with what rounding adds, is less than 2^31."""

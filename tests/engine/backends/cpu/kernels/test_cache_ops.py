@@ -10,16 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from engine.cpu.kernels.cache.cache_ops import CacheOps
-from engine.cpu.kernels.language.isa import Isa, supported
-from engine.cpu.kernels.running.call_log import CallLog
-from engine.cpu.kernels.running.replay import KernelReplay
-from engine.cpu.kernels.running.team import Team
-from engine.forward.batch import Batch, Piece
-from engine.forward.cache import LayerCache
-from engine.forward.operands import Scores
-from engine.ops.attention import attend
-from engine.paging.keys import PAGE
+from engine.backends.cpu.kernels.cache.cache_ops import CacheOps
+from engine.backends.cpu.kernels.language.isa import Isa, supported
+from engine.backends.cpu.kernels.running.call_log import CallLog
+from engine.backends.cpu.kernels.running.replay import KernelReplay
+from engine.backends.cpu.kernels.running.team import Team
+from engine.backends.reference.attention import attend
+from engine.model.forward.batch import Batch, Piece
+from engine.model.forward.cache import LayerCache
+from engine.model.forward.operands import Scores
+from engine.model.forward.pages import PAGE
 from tests.helpers.kv_layers import as_multiplied, layer, numbers
 from tests.helpers.kv_pairs import MIXED
 from tests.helpers.tiers import first_in_full, swept

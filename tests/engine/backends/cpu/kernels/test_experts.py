@@ -10,14 +10,14 @@ import torch
 from gguf.constants import GGMLQuantizationType as Kind
 from numpy.typing import NDArray
 
-from engine.cpu.kernels.language.isa import Isa, supported
-from engine.cpu.kernels.products import experts, panel_packing, panels, quantised_gemm
-from engine.cpu.kernels.products.panels import quantised_bytes
-from engine.cpu.kernels.running import jit
-from engine.cpu.kernels.running.team import Team
-from engine.forward.expert_rows import Groups
-from engine.quants.extent import n_tiles
-from engine.quants.layout import BLOCK, LAYOUTS, Layout
+from engine.backends.cpu.kernels.language.isa import Isa, supported
+from engine.backends.cpu.kernels.products import experts, panel_packing, panels, quantised_gemm
+from engine.backends.cpu.kernels.products.panels import quantised_bytes
+from engine.backends.cpu.kernels.running import jit
+from engine.backends.cpu.kernels.running.team import Team
+from engine.formats.quants.extent import n_tiles
+from engine.formats.quants.layout import BLOCK, LAYOUTS, Layout
+from engine.model.forward.expert_rows import Groups
 from tests.helpers.planes import planes_apart
 from tests.helpers.tiers import swept
 

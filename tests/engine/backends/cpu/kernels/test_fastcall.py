@@ -8,7 +8,7 @@ import pytest
 
 PROGRAM = """
 import sys
-from engine.cpu.kernels.running.fastcall import bind
+from engine.backends.cpu.kernels.running.fastcall import bind
 sys.kept = bind(0, 2, holds_gil=True)  # freed last
 """
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.cpu.kernels.language.isa import Isa, supported
-from engine.cpu.kernels.products import float_gemm
-from engine.cpu.kernels.running import jit
-from engine.cpu.kernels.running.team import Team
+from engine.backends.cpu.kernels.language.isa import Isa, supported
+from engine.backends.cpu.kernels.products import float_gemm
+from engine.backends.cpu.kernels.running import jit
+from engine.backends.cpu.kernels.running.team import Team
 
 DTYPES = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32}
 

@@ -9,10 +9,10 @@ import pytest
 from llvmlite import binding as llvm
 from llvmlite import ir
 
-from engine.cpu.kernels.language.isa import ISAS, Isa, Neon, chosen, supported
-from engine.cpu.kernels.language.values import F16, F32, function
-from engine.cpu.kernels.running import jit
-from engine.cpu.kernels.words import word_gemm
+from engine.backends.cpu.kernels.language.isa import ISAS, Isa, Neon, chosen, supported
+from engine.backends.cpu.kernels.language.values import F16, F32, function
+from engine.backends.cpu.kernels.running import jit
+from engine.backends.cpu.kernels.words import word_gemm
 from engine.errors import EngineError
 from tests.helpers.kernel_modules import LIKE_OTHERS, MODULES, unresolved
 from tests.helpers.kernels import isa_named
@@ -103,7 +103,7 @@ def test_arm_is_asked_whether_it_multiplies_bytes(
     monkeypatch.setattr(llvm, "get_host_cpu_features", lambda: {"neon": True})
     monkeypatch.setattr("platform.machine", lambda: "arm64" if system == "darwin" else "aarch64")
     monkeypatch.setattr("sys.platform", system)
-    monkeypatch.setattr("engine.cpu.kernels.language.isa.CPU_FACTS", path)
+    monkeypatch.setattr("engine.backends.cpu.kernels.language.isa.CPU_FACTS", path)
     assert supported()[0].name == expected
 
 

@@ -10,16 +10,17 @@ from pathlib import Path
 import pytest
 from llvmlite import ir
 
-from engine.cpu.kernels.language.isa import chosen
-from engine.cpu.kernels.language.values import I64, function
-from engine.cpu.kernels.running import jit
-from engine.files import exposed, exposure
+from engine.backends.cpu.kernels.language.isa import chosen
+from engine.backends.cpu.kernels.language.values import I64, function
+from engine.backends.cpu.kernels.running import jit
+from engine.util.files import exposed, exposure
 from tests.helpers.golden import REPO
 
 WITHOUT_IR = {
-    "engine.config.kv_types", "engine.cpu.large_pages", "engine.errors", "engine.files",
-    "engine.forward.cache",
-    "engine.forward.batch", "engine.forward.recording", "engine.layers.mixers.attention",
+    "engine.load_params", "engine.backends.cpu.large_pages", "engine.errors", "engine.util.files",
+    "engine.model.forward.cache",
+    "engine.model.forward.batch", "engine.model.forward.recording",
+    "engine.model.layers.mixers.attention",
 }  # fmt: skip
 """Modules that kernel modules import for Python code and types alone."""
 
@@ -226,11 +227,11 @@ def test_the_folder_is_the_users_cache_unless_it_is_named(monkeypatch: pytest.Mo
 PROGRAM = """
 import ctypes
 from gguf.constants import GGMLQuantizationType as Kind
-from engine.cpu.kernels.packing import pack
-from engine.cpu.kernels.products import panel_packing, quantised_gemm
-from engine.cpu.kernels.running import jit
-from engine.cpu.kernels.language.isa import chosen
-from engine.quants.layout import LAYOUTS
+from engine.backends.cpu.kernels.packing import pack
+from engine.backends.cpu.kernels.products import panel_packing, quantised_gemm
+from engine.backends.cpu.kernels.running import jit
+from engine.backends.cpu.kernels.language.isa import chosen
+from engine.formats.quants.layout import LAYOUTS
 isa, kind = chosen(), Kind.Q4_K
 builds = {
     "multiply": lambda m: quantised_gemm.build(m, isa, LAYOUTS[kind]),
@@ -271,7 +272,7 @@ def test_the_key_of_our_modules_covers_all_that_their_ir_is_written_from() -> No
         for node in ast.walk(ast.parse(file.read_text("utf-8")))
         if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("engine.")
     }
-    elsewhere = {name for name in imported if not name.startswith("engine.cpu.kernels")}
+    elsewhere = {name for name in imported if not name.startswith("engine.backends.cpu.kernels")}
     hashed = {
         f"engine.{name.removesuffix('.py').replace('/', '.')}" for name in jit.SOURCES_ELSEWHERE
     }

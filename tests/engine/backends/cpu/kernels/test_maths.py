@@ -8,11 +8,11 @@ import pytest
 from llvmlite import ir
 from numpy.typing import NDArray
 
-from engine.cpu.kernels.language import maths
-from engine.cpu.kernels.language.isa import Isa, supported
-from engine.cpu.kernels.language.values import Code, Value, function
-from engine.cpu.kernels.language.vector_loop import for_each_vector
-from engine.cpu.kernels.running import jit
+from engine.backends.cpu.kernels.language import maths
+from engine.backends.cpu.kernels.language.isa import Isa, supported
+from engine.backends.cpu.kernels.language.values import Code, Value, function
+from engine.backends.cpu.kernels.language.vector_loop import for_each_vector
+from engine.backends.cpu.kernels.running import jit
 
 FUNCTIONS = {
     "exp": maths.exp, "expm1": maths.expm1, "softplus": maths.softplus, "tanh": maths.tanh,

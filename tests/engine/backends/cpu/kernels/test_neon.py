@@ -15,11 +15,11 @@ from gguf.constants import GGMLQuantizationType as Kind
 from gguf.quants import dequantize
 from numpy.typing import NDArray
 
-from engine.cpu.kernels.language.isa import Isa, Neon, chosen
-from engine.cpu.kernels.packing import pack
-from engine.cpu.kernels.products import panel_packing, panels, quantised_gemm
-from engine.cpu.kernels.running import jit, team
-from engine.quants.layout import LAYOUTS
+from engine.backends.cpu.kernels.language.isa import Isa, Neon, chosen
+from engine.backends.cpu.kernels.packing import pack
+from engine.backends.cpu.kernels.products import panel_packing, panels, quantised_gemm
+from engine.backends.cpu.kernels.running import jit, team
+from engine.formats.quants.layout import LAYOUTS
 from tests.helpers.kernel_modules import TYPICAL, Build
 from tests.helpers.kernels import activations, isa_named, packed, random_rows
 from tests.helpers.planes import TYPES

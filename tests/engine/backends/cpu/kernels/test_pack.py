@@ -8,9 +8,9 @@ from gguf.constants import GGML_QUANT_SIZES
 from gguf.constants import GGMLQuantizationType as Kind
 from numpy.typing import NDArray
 
-from engine.cpu.kernels.language.isa import chosen
-from engine.cpu.kernels.running.team import Team
-from engine.quants.layout import LAYOUTS
+from engine.backends.cpu.kernels.language.isa import chosen
+from engine.backends.cpu.kernels.running.team import Team
+from engine.formats.quants.layout import LAYOUTS
 from tests.helpers.kernels import aligned, pack_into, packed
 from tests.helpers.planes import TYPES, Parts, read, to_file
 

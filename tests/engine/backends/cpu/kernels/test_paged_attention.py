@@ -9,17 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from engine.cpu.kernels.cache.cache_ops import CacheOps
-from engine.cpu.kernels.language.isa import Isa, supported
-from engine.cpu.kernels.running.call_log import CallLog
-from engine.cpu.kernels.running.replay import KernelReplay
-from engine.cpu.kernels.running.team import Team
-from engine.forward.batch import Batch, Piece
-from engine.forward.cache import LayerCache
-from engine.forward.operands import Scores
-from engine.ops.attention import attend
-from engine.paging.keys import PAGE
-from engine.paging.sequences import GONE
+from engine.backends.cpu.kernels.cache.cache_ops import CacheOps
+from engine.backends.cpu.kernels.language.isa import Isa, supported
+from engine.backends.cpu.kernels.running.call_log import CallLog
+from engine.backends.cpu.kernels.running.replay import KernelReplay
+from engine.backends.cpu.kernels.running.team import Team
+from engine.backends.reference.attention import attend
+from engine.model.forward.batch import Batch, Piece
+from engine.model.forward.cache import LayerCache
+from engine.model.forward.operands import Scores
+from engine.model.forward.pages import GONE, PAGE
 from tests.helpers.kv_layers import as_multiplied, layer, numbers
 from tests.helpers.kv_pairs import MIXED
 from tests.helpers.tiers import first_in_full, swept
@@ -181,7 +180,7 @@ def test_many_results_are_merged_as_they_come(monkeypatch: pytest.MonkeyPatch) -
     held, q = layer("f16", 8, 2, 64, 64, N_PAGES * PAGE), numbers(3, 3, 8, 64)
     pieces = (piece(0, 700, 1), piece(1, 400, 1), piece(2, 90, 1))
     expected = attended(CacheOps(Team(2)), q, held, pieces)
-    monkeypatch.setattr("engine.cpu.kernels.cache.query_heads.ATTENTION_RESULTS_BYTES", 0)
+    monkeypatch.setattr("engine.backends.cpu.kernels.cache.query_heads.ATTENTION_RESULTS_BYTES", 0)
     assert torch.equal(attended(CacheOps(Team(2)), q, held, pieces), expected)
 
 

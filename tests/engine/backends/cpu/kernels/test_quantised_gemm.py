@@ -10,10 +10,10 @@ from gguf.constants import GGMLQuantizationType as Kind
 from gguf.quants import dequantize
 from numpy.typing import NDArray
 
-from engine.cpu.kernels.language.isa import Isa, supported
-from engine.cpu.kernels.products.panel_packing import are_words
-from engine.cpu.kernels.running.team import Team
-from engine.quants.layout import LAYOUTS
+from engine.backends.cpu.kernels.language.isa import Isa, supported
+from engine.backends.cpu.kernels.products.panel_packing import are_words
+from engine.backends.cpu.kernels.running.team import Team
+from engine.formats.quants.layout import LAYOUTS
 from tests.helpers.kernels import (
     F16_OFFSETS,
     activations,

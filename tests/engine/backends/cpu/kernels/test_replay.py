@@ -6,14 +6,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.cpu.kernels.running import call_log as logs
-from engine.cpu.kernels.running.call_log import CHECKED, MAX_ARGUMENTS, CallLog, current_log
-from engine.cpu.kernels.running.fastcall import bind
-from engine.cpu.kernels.running.replay import KernelReplay
-from engine.cpu.kernels.running.team import Team
-from engine.cpu.kernels.running.thread_all_reduce import ADDED, COMPLETE, ThreadAllReduce
-from engine.cpu.kernels.small.small_ops import SmallOps
-from engine.forward.recording import recording_to, refuse_replay
+from engine.backends.cpu.kernels.running import call_log as logs
+from engine.backends.cpu.kernels.running.call_log import (
+    CHECKED,
+    MAX_ARGUMENTS,
+    CallLog,
+    current_log,
+)
+from engine.backends.cpu.kernels.running.fastcall import bind
+from engine.backends.cpu.kernels.running.replay import KernelReplay
+from engine.backends.cpu.kernels.running.team import Team
+from engine.backends.cpu.kernels.running.thread_all_reduce import ADDED, COMPLETE, ThreadAllReduce
+from engine.backends.cpu.kernels.small.small_ops import SmallOps
+from engine.model.forward.recording import recording_to, refuse_replay
 
 
 def test_calls_are_repeated_in_their_order() -> None:

@@ -6,7 +6,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-from engine.cpu.kernels.running.result_memory import MOST_KEPT, SMALLEST, free_blocks, result
+from engine.backends.cpu.kernels.running.result_memory import (
+    MOST_KEPT,
+    SMALLEST,
+    free_blocks,
+    result,
+)
 
 ROWS = SMALLEST // 4 // 64
 

@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.cpu.kernels.language.isa import supported
-from engine.cpu.kernels.running import fastcall
-from engine.cpu.kernels.running.team import Team
-from engine.cpu.kernels.small.small_ops import SmallOps
-from engine.forward.operands import Activation
-from engine.ops.reference import ReferenceOps
+from engine.backends.cpu.kernels.language.isa import supported
+from engine.backends.cpu.kernels.running import fastcall
+from engine.backends.cpu.kernels.running.team import Team
+from engine.backends.cpu.kernels.small.small_ops import SmallOps
+from engine.backends.reference.ops import ReferenceOps
+from engine.model.forward.operands import Activation
 
 REFERENCE = ReferenceOps()
 

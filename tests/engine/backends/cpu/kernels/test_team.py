@@ -12,10 +12,10 @@ import pytest
 from llvmlite import ir
 from numpy.typing import NDArray
 
-from engine.cpu.kernels.language.isa import chosen
-from engine.cpu.kernels.language.values import I64, VOID, function
-from engine.cpu.kernels.running import jit
-from engine.cpu.kernels.running.team import Team, add_run
+from engine.backends.cpu.kernels.language.isa import chosen
+from engine.backends.cpu.kernels.language.values import I64, VOID, function
+from engine.backends.cpu.kernels.running import jit
+from engine.backends.cpu.kernels.running.team import Team, add_run
 
 Counts = NDArray[np.int64]
 Kernel = Callable[..., None]

@@ -9,16 +9,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.cpu.kernels.running.thread_all_reduce import (
+from engine.backends.cpu.kernels.running.thread_all_reduce import (
     ADDED,
     COMPLETE,
     NO_NUMBERS,
     ThreadAllReduce,
 )
+from engine.backends.cpu.meeting import MOST_ADDED
+from engine.backends.cpu.thread_comm import ThreadCommunicator, ThreadGroup
 from engine.errors import CommError
-from engine.parallel.meeting import MOST_ADDED
 from engine.parallel.rank_threads import RankThreads
-from engine.parallel.thread_comm import ThreadCommunicator, ThreadGroup
 
 CPU = torch.device("cpu")
 Step = Callable[[ThreadCommunicator], Tensor | None]
@@ -63,7 +63,7 @@ def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
 @pytest.fixture(params=[1, 30_000], ids=["impatient", "patient"])
 def turns(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     """Set how long ranks spin: the impatient ones fall asleep nearly every time."""
-    monkeypatch.setattr("engine.parallel.meeting.SPIN_TURNS", request.param)
+    monkeypatch.setattr("engine.backends.cpu.meeting.SPIN_TURNS", request.param)
     return int(request.param)
 
 

@@ -5,11 +5,11 @@ import time
 import pytest
 from llvmlite import ir
 
-from engine.cpu.kernels.language.isa import chosen
-from engine.cpu.kernels.language.values import I64, function
-from engine.cpu.kernels.running import fastcall, jit
-from engine.cpu.kernels.running.team import Team
-from engine.cpu.kernels.running.timestamp_counter import tick_s
+from engine.backends.cpu.kernels.language.isa import chosen
+from engine.backends.cpu.kernels.language.values import I64, function
+from engine.backends.cpu.kernels.running import fastcall, jit
+from engine.backends.cpu.kernels.running.team import Team
+from engine.backends.cpu.kernels.running.timestamp_counter import tick_s
 
 TURNS = 20_000_000
 

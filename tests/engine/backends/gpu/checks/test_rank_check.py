@@ -10,19 +10,19 @@ from gguf.constants import GGMLQuantizationType as Kind
 from torch import Tensor
 
 from engine import EngineError, Model, load_model
-from engine.gpu import attention, elementwise, kv_write, ops, routing
-from engine.gpu.backend import GpuBackend
-from engine.gpu.checks import calls
-from engine.gpu.checks.weight_check import Verdicts
-from engine.gpu.decode.sampling import DeviceSampler
-from engine.gpu.launch.kernel_launch import intercept_launches
-from engine.gpu.launch.refusals import allow_all, refuse, refused
-from engine.gpu.matmul import experts, gemv, tile_gemm
-from engine.gpu.page_tables import PagedRows
-from engine.gpu.quantise import attached
+from engine.backends.gpu import attention, elementwise, kv_write, ops, routing
+from engine.backends.gpu.backend import GpuBackend
+from engine.backends.gpu.checks import calls
+from engine.backends.gpu.checks.weight_check import Verdicts
+from engine.backends.gpu.decode.sampling import DeviceSampler
+from engine.backends.gpu.launch.kernel_launch import intercept_launches
+from engine.backends.gpu.launch.refusals import allow_all, refuse, refused
+from engine.backends.gpu.matmul import experts, gemv, tile_gemm
+from engine.backends.gpu.page_tables import PagedRows
+from engine.backends.gpu.quantise import attached
+from engine.backends.reference.backend import ReferenceBackend
 from engine.hardware import backend_choice
 from engine.hardware.card_records import CardRecords
-from engine.ops.backend import ReferenceBackend
 from tests.helpers.checked_rank import CPU, CheckedRank
 from tests.helpers.golden import nmse
 from tests.helpers.passes import forward_alone
@@ -43,7 +43,7 @@ def nothing_refused() -> Iterator[None]:
 @pytest.fixture
 def no_drawing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave out the check of sampling, which takes longest to interpret."""
-    monkeypatch.setattr("engine.gpu.checks.drawing.SETTINGS", ())
+    monkeypatch.setattr("engine.backends.gpu.checks.drawing.SETTINGS", ())
 
 
 @pytest.fixture(scope="module")

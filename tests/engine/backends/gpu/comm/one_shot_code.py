@@ -1,6 +1,6 @@
 """Compiled code of the packets of a one-shot all-reduce, read where kernels are compiled.
 
-python -m tests.engine.gpu.comm.one_shot_code sm_90 gfx1100
+python -m tests.engine.backends.gpu.comm.one_shot_code sm_90 gfx1100
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ if __name__ == "__main__":
 import torch
 import triton
 
-from engine.devices.routes import Routes
-from engine.forward.ops import Addend
-from engine.gpu.comm.one_shot import OneShotGroups
-from engine.gpu.launch.compiling import compile_launch
-from engine.gpu.launch.kernel_launch import KernelLaunch, intercept_launches
-from engine.gpu.launch.target import use_target
-from engine.layers.norm import RMSNorm
-from engine.sharding.placement import Replicate
-from tests.engine.gpu.offline import offline
-from tests.engine.gpu.targets import targets_of
+from engine.backends.gpu.comm.one_shot import OneShotGroups
+from engine.backends.gpu.launch.compiling import compile_launch
+from engine.backends.gpu.launch.kernel_launch import KernelLaunch, intercept_launches
+from engine.backends.gpu.launch.target import use_target
+from engine.hardware.devices.routes import Routes
+from engine.model.forward.ops import Addend
+from engine.model.layers.norm import RMSNorm
+from engine.model.sharding.placement import Replicate
+from tests.engine.backends.gpu.offline import offline
+from tests.engine.backends.gpu.targets import targets_of
 
 META = torch.device("meta")
 

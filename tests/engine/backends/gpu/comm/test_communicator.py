@@ -8,17 +8,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.devices.routes import BY_HOST, Routes, Way
+from engine.backends.gpu.comm import communicator as comms
+from engine.backends.gpu.comm import copies as copying
+from engine.backends.gpu.comm import gather_buffer, streams
+from engine.backends.gpu.comm.communicator import DeviceCommunicator, DeviceGroup
+from engine.backends.gpu.comm.streams import Queues, queues_of
+from engine.backends.gpu.launch.graph import capture
 from engine.errors import CommError
-from engine.gpu.comm import communicator as comms
-from engine.gpu.comm import copies as copying
-from engine.gpu.comm import gather_buffer, streams
-from engine.gpu.comm.communicator import DeviceCommunicator, DeviceGroup
-from engine.gpu.comm.streams import Queues, queues_of
-from engine.gpu.launch.graph import capture
-from engine.measuring import link_speed
+from engine.hardware.devices.routes import BY_HOST, Routes, Way
 from engine.parallel.rank_threads import RankThreads
 from engine.planning.buffers import ONE_SHOT_SLOT_BYTES, copying_bytes, host_link_bytes, link_bytes
+from engine.runtime.measuring import link_speed
 from tests.helpers.fake_streams import FakeQueues, Machine
 
 CPU = torch.device("cpu")

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.devices.routes import Place
-from engine.gpu.comm import copies
-from engine.gpu.comm.copies import CopyCollectives, Offer, Seat
+from engine.backends.cpu.thread_comm import ThreadGroup
+from engine.backends.gpu.comm import copies
+from engine.backends.gpu.comm.copies import CopyCollectives, Offer, Seat
+from engine.hardware.devices.routes import Place
 from engine.parallel.rank_threads import RankThreads
-from engine.parallel.thread_comm import ThreadGroup
 from engine.planning import buffers
 from tests.helpers.fake_streams import FakeQueues, Machine
 

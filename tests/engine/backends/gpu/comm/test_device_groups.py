@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from engine import load_model
-from engine.devices.routes import Routes
+from engine.backends.gpu.comm import communicator as comms
+from engine.backends.gpu.comm import copies, one_shot
+from engine.backends.gpu.comm.communicator import DeviceCommunicator, DeviceGroup
 from engine.errors import LeftAlone
-from engine.gpu.comm import communicator as comms
-from engine.gpu.comm import copies, one_shot
-from engine.gpu.comm.communicator import DeviceCommunicator, DeviceGroup
+from engine.hardware.devices.routes import Routes
 from engine.planning.buffers import LINK_ROUND_BYTES
 from tests.helpers.golden import nmse
 from tests.helpers.hf_models import FAMILIES

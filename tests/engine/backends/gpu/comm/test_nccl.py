@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.devices.routes import Routes
-from engine.gpu.comm import copies, nccl
-from engine.gpu.comm.communicator import DeviceGroup
-from engine.gpu.comm.nccl import Nccl, tried
-from engine.gpu.comm.streams import HostQueue
+from engine.backends.gpu.comm import copies, nccl
+from engine.backends.gpu.comm.communicator import DeviceGroup
+from engine.backends.gpu.comm.nccl import Nccl, tried
+from engine.backends.gpu.comm.streams import HostQueue
+from engine.hardware.devices.routes import Routes
 from engine.parallel.rank_threads import RankThreads
 from tests.helpers.fake_streams import FakeQueue, FakeQueues, Machine
 

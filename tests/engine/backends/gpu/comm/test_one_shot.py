@@ -9,23 +9,23 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.devices.routes import Routes, Way
-from engine.forward.ops import Addend
-from engine.gpu import elementwise
-from engine.gpu.comm import one_shot as one_shot_module
-from engine.gpu.comm import slots
-from engine.gpu.comm.one_shot import MOST_ONE_SHOT, MOST_WORDS, OneShot, OneShotGroups
-from engine.gpu.comm.slots import most_waiting
-from engine.gpu.kernels import one_shot
-from engine.gpu.launch.graph import NotRepeatable, Tape, capture
-from engine.gpu.launch.kernel_launch import KernelLaunch, intercept_launches
-from engine.gpu.launch.target import KernelTarget, use_target
-from engine.gpu.ops import GpuOps
-from engine.gpu.quantise import quantise
-from engine.layers.norm import LayerNorm, Norm, RMSNorm
-from engine.ops.few_rows import computing
-from engine.quants.extent import Extent
-from engine.sharding.placement import Replicate
+from engine.backends.gpu import elementwise
+from engine.backends.gpu.comm import one_shot as one_shot_module
+from engine.backends.gpu.comm import slots
+from engine.backends.gpu.comm.one_shot import MOST_ONE_SHOT, MOST_WORDS, OneShot, OneShotGroups
+from engine.backends.gpu.comm.slots import most_waiting
+from engine.backends.gpu.kernels import one_shot
+from engine.backends.gpu.launch.graph import NotRepeatable, Tape, capture
+from engine.backends.gpu.launch.kernel_launch import KernelLaunch, intercept_launches
+from engine.backends.gpu.launch.target import KernelTarget, use_target
+from engine.backends.gpu.ops import GpuOps
+from engine.backends.gpu.quantise import quantise
+from engine.backends.reference.few_rows import computing
+from engine.formats.quants.extent import Extent
+from engine.hardware.devices.routes import Routes, Way
+from engine.model.forward.ops import Addend
+from engine.model.layers.norm import LayerNorm, Norm, RMSNorm
+from engine.model.sharding.placement import Replicate
 from tests.helpers.checked_pass import checked
 from tests.helpers.one_shot import (
     CPU,

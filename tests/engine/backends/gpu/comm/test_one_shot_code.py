@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.engine.gpu.offline import run_offline
+from tests.engine.backends.gpu.offline import run_offline
 
 OLDEST = pytest.param("sm_75", marks=pytest.mark.slow)
 QUICK = "sm_90", "gfx1100"
@@ -24,7 +24,7 @@ def code(target: str) -> dict[str, Any]:
 @cache
 def _compiled(targets: tuple[str, ...]) -> dict[str, dict[str, Any]]:
     folder = str(Path(os.environ["TANDEM_KERNEL_CACHE"]) / "triton")
-    module = "tests.engine.gpu.comm.one_shot_code"
+    module = "tests.engine.backends.gpu.comm.one_shot_code"
     return dict(run_offline(module, *targets, TRITON_CACHE_DIR=folder))
 
 

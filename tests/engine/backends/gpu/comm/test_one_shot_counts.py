@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from engine import LoadParams
-from engine.gguf.reader import GGUFFile
-from engine.gpu.kernels import one_shot
-from engine.gpu.launch.target import KernelTarget
-from engine.gpu.loading.dry_run import LoneRank, collect_launches
-from engine.models.declare import declare
+from engine.backends.gpu.kernels import one_shot
+from engine.backends.gpu.launch.target import KernelTarget
+from engine.backends.gpu.loading.dry_run import LoneRank, collect_launches
+from engine.formats.gguf.reader import GGUFFile
+from engine.model.architectures.declare import declare
 from tests.helpers.golden import golden_models, golden_path
 from tests.helpers.tiny_gguf import tiny_gguf
 

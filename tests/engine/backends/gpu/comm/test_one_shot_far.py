@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 import torch
 
+from engine.backends.gpu import elementwise
+from engine.backends.gpu.comm import one_shot as one_shot_module
+from engine.backends.gpu.comm import slots
+from engine.backends.gpu.elementwise import warps_of
+from engine.backends.gpu.kernels import one_shot as kernels
 from engine.errors import CommError
-from engine.forward.ops import Addend
-from engine.gpu import elementwise
-from engine.gpu.comm import one_shot as one_shot_module
-from engine.gpu.comm import slots
-from engine.gpu.elementwise import warps_of
-from engine.gpu.kernels import one_shot as kernels
+from engine.model.forward.ops import Addend
 from tests.helpers.one_shot import (
     Ranks,
     alike,

@@ -1,6 +1,6 @@
 """One-shot all-reduces on a real GPU: ranks on one device, each with a stream of its own.
 
-TRITON_INTERPRET=0 pytest -m gpu tests/engine/gpu/comm/test_one_shot_gpu.py
+TRITON_INTERPRET=0 pytest -m gpu tests/engine/backends/gpu/comm/test_one_shot_gpu.py
 """
 
 import sys
@@ -11,12 +11,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.devices.routes import Routes
-from engine.forward.ops import Addend
-from engine.gpu import elementwise
-from engine.gpu.comm.one_shot import OneShot, OneShotGroups
-from engine.layers.norm import RMSNorm
-from engine.sharding.placement import Replicate
+from engine.backends.gpu import elementwise
+from engine.backends.gpu.comm.one_shot import OneShot, OneShotGroups
+from engine.hardware.devices.routes import Routes
+from engine.model.forward.ops import Addend
+from engine.model.layers.norm import RMSNorm
+from engine.model.sharding.placement import Replicate
 from tests.helpers.one_shot import alike, expected, randn
 
 pytestmark = [pytest.mark.gpu, pytest.mark.alone]

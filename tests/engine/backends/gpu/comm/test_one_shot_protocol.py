@@ -1,6 +1,6 @@
 """The one-shot protocol, in every order in which programs may run and packets may arrive.
 
-The model states in a few steps what `engine.gpu.kernels.one_shot` does: `push`, `received`
+The model states in a few steps what `engine.backends.gpu.kernels.one_shot` does: `push`, `received`
 and `end_round` do what the functions of these names do. All possible states are visited. A
 packet may become visible at any time until the kernel that wrote it has ended, and those at
 different addresses in any order. The model is only worth something if it finds what is wrong:

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from engine.gpu.comm.streams import CudaQueue
+from engine.backends.gpu.comm.streams import CudaQueue
 
 HERE, THERE = torch.device("cuda:0"), torch.device("cuda:1")
 

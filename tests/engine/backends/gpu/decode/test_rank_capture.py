@@ -13,14 +13,19 @@ import pytest
 import torch
 from torch import Tensor
 
+from engine.backends.cpu.thread_comm import ThreadGroup
+from engine.backends.executor import RankExecutor, RankOutOfMemory
+from engine.backends.gpu.decode.rank_capture import (
+    CaptureTask,
+    Recomputed,
+    Unproven,
+    capture_on_all,
+)
+from engine.backends.gpu.launch.graph import NotRepeatable, capture
 from engine.errors import CommError
-from engine.forward.batch import Batch
-from engine.forward.cache_size import CacheSize
-from engine.gpu.decode.rank_capture import CaptureTask, Recomputed, Unproven, capture_on_all
-from engine.gpu.launch.graph import NotRepeatable, capture
-from engine.paging.sight import EVERYTHING
-from engine.parallel.executor import RankExecutor, RankOutOfMemory
-from engine.parallel.thread_comm import ThreadGroup
+from engine.model.forward.attention_window import EVERYTHING
+from engine.model.forward.batch import Batch
+from engine.model.forward.cache_size import CacheSize
 from engine.runtime.model_runner import ModelRunner
 from engine.runtime.rank import NO_RANKS
 
@@ -201,7 +206,7 @@ def test_a_rank_that_does_not_come_is_a_reason_to_do_without(ranks: Ranks) -> No
 def test_a_device_that_does_not_end_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     """No other way of capturing is tried then: waiting for the device would not return."""
     ranks = Ranks(3)
-    monkeypatch.setattr("engine.parallel.executor.STALL_S", 0.05)
+    monkeypatch.setattr("engine.backends.executor.STALL_S", 0.05)
     monkeypatch.setattr(RankExecutor, "is_idle", lambda self, rank: rank != 1)
     with pytest.raises(CommError, match=r"cpu \(rank 1\) has not computed a token"):
         ranks.captured()
@@ -211,7 +216,7 @@ def test_a_device_that_does_not_end_is_lost(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_a_single_device_has_all_the_time_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     executor = RankExecutor([CPU], ThreadGroup())
-    monkeypatch.setattr("engine.parallel.executor.STALL_S", 0.0)
+    monkeypatch.setattr("engine.backends.executor.STALL_S", 0.0)
     asked: list[int] = []
 
     def is_idle(self: RankExecutor, rank: int) -> bool:
@@ -326,7 +331,7 @@ def test_where_a_rank_is_lost_all_is_closed() -> None:
 
 def test_all_devices_are_asked_while_one_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """On Windows a query makes a device begin, and another device may wait for that one."""
-    monkeypatch.setattr("engine.parallel.executor.STALL_S", 0.2)
+    monkeypatch.setattr("engine.backends.executor.STALL_S", 0.2)
     executor = RankExecutor([CPU] * 2, ThreadGroup())
     begun: set[int] = set()
 
@@ -441,7 +446,7 @@ def test_kernels_meet_no_more_only_if_that_may_be_the_reason(
         tried.append(one_shots)
         raise error
 
-    monkeypatch.setattr("engine.gpu.decode.rank_capture.capture_on_all", fail)
+    monkeypatch.setattr("engine.backends.gpu.decode.rank_capture.capture_on_all", fail)
     one_shots = SimpleNamespace(retire=lambda why: None, problem=lambda: None)
     passes = Capturing(one_shots)
     assert passes.compute([3], Batch.of_one(0, 1, 0)).shape == (1, 10)
@@ -463,7 +468,7 @@ def test_a_capture_is_tried_again_before_kernels_meet_no_more(
             raise Unproven("something else")
         return SimpleNamespace(parts=[replay]), [replay.result]
 
-    monkeypatch.setattr("engine.gpu.decode.rank_capture.capture_on_all", fail_once)
+    monkeypatch.setattr("engine.backends.gpu.decode.rank_capture.capture_on_all", fail_once)
     monkeypatch.setattr(ModelRunner, "sample_on_device", lambda self, token, piece: None)
     one_shots = SimpleNamespace(retire=None, problem=lambda: None)
     passes = Capturing(one_shots)

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 import torch
 
-from engine.config.sampling import SamplingParams
+from engine.backends.executor import RankOutOfMemory
+from engine.backends.gpu.decode.row_sampler import RowSampler, SampledRow
+from engine.backends.gpu.decode.sampler_slots import SamplerSlots
+from engine.decoding.sampling.sampler import Sampler
+from engine.decoding.sampling.token_source import SamplingWish
 from engine.errors import EngineError
-from engine.gpu.decode.row_sampler import RowSampler, SampledRow
-from engine.gpu.decode.sampler_slots import SamplerSlots
-from engine.parallel.executor import RankOutOfMemory
 from engine.runtime.passes.row_sampling import RowSampling
-from engine.sampling.sampler import Sampler
-from engine.sampling.token_source import SamplingWish
+from engine.sampling_params import SamplingParams
 from tests.helpers.device_sampling import GREEDY, PENALTIES, random_logits, random_params
 
 N_VOCAB = 300
@@ -139,7 +139,7 @@ def test_rows_that_the_host_must_sample_do_not_keep_others_from_it(
     assert step(sampler, rows[::-1], batch(random, 3)) == [True, False, True]
     flat = batch(random, 3)
     flat[0] = flat[2] = 0  # the device has no room for as many equal ones
-    monkeypatch.setattr("engine.gpu.decode.sampler_slots.ROOM", 128)
+    monkeypatch.setattr("engine.backends.gpu.decode.sampler_slots.ROOM", 128)
     few = RowSampler(torch.device("cpu"), N_VOCAB, 4)
     assert step(few, rows, flat) == [False, False, False]
     flat[0, 17] = 1

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from engine.config.sampling import SAMPLERS, SamplingParams
-from engine.gpu.decode import sampling
-from engine.gpu.decode.sampler_settings import settings_of
-from engine.gpu.decode.sampling import DeviceSampler, sampling_starts
-from engine.sampling.on_device import MOST_WANTED, why_on_host
-from engine.sampling.sampler import Sampler
-from engine.sampling.slices import n_candidates
-from engine.sampling.steps import MinP, TopK
+from engine.backends.gpu.decode import sampling
+from engine.backends.gpu.decode.sampler_settings import settings_of
+from engine.backends.gpu.decode.sampling import DeviceSampler, sampling_starts
+from engine.decoding.sampling.on_device import MOST_WANTED, why_on_host
+from engine.decoding.sampling.sampler import Sampler
+from engine.decoding.sampling.slices import n_candidates
+from engine.decoding.sampling.steps import MinP, TopK
+from engine.sampling_params import SAMPLERS, SamplingParams
 from tests.helpers.device_sampling import (
     GREEDY,
     NEUTRAL,

@@ -8,17 +8,17 @@ import numpy as np
 import pytest
 import torch
 
-from engine.config.sampling import SamplingParams
-from engine.gpu.decode.sampler_settings import settings_of
-from engine.gpu.decode.sampling import (
+from engine.backends.gpu.decode.sampler_settings import settings_of
+from engine.backends.gpu.decode.sampling import (
     DeviceSampler,
     RingEntry,
     message_bytes,
     sampling_starts,
 )
-from engine.gpu.launch.kernel_launch import KernelLaunch, intercept_launches
-from engine.sampling.on_device import MOST_SENT, most_sent
-from engine.sampling.sampler import Sampler
+from engine.backends.gpu.launch.kernel_launch import KernelLaunch, intercept_launches
+from engine.decoding.sampling.on_device import MOST_SENT, most_sent
+from engine.decoding.sampling.sampler import Sampler
+from engine.sampling_params import SamplingParams
 from tests.helpers.device_sampling import (
     GREEDY,
     NEUTRAL,

@@ -15,17 +15,17 @@ from engine import (
     SamplingParams,
     load_model,
 )
+from engine.backends.cpu.thread_comm import ThreadGroup
+from engine.backends.executor import RankExecutor
+from engine.backends.gpu.comm.one_shot import OneShotGroups
+from engine.backends.gpu.decode import token_stream
+from engine.backends.gpu.decode.token_stream import TokenStep, TokenStream
+from engine.backends.gpu.launch import graph
+from engine.decoding.sampling.sampler import Sampler
 from engine.errors import CommError
-from engine.forward.batch import Piece
 from engine.generation.scheduling.scheduler import Scheduler
-from engine.gpu.comm.one_shot import OneShotGroups
-from engine.gpu.decode import token_stream
-from engine.gpu.decode.token_stream import TokenStep, TokenStream
-from engine.gpu.launch import graph
-from engine.parallel.executor import RankExecutor
-from engine.parallel.thread_comm import ThreadGroup
+from engine.model.forward.batch import Piece
 from engine.runtime.timeline import TokenTimes
-from engine.sampling.sampler import Sampler
 from tests.helpers.passes import forward_alone
 from tests.helpers.reading import events_of
 from tests.helpers.tiers import paired, swept
@@ -46,7 +46,7 @@ from tests.helpers.token_streams import (
 )
 from tests.helpers.toy_runtime import Letters, ToyRuntime
 
-DEMO = Path(__file__).resolve().parents[4] / "resources" / "demo" / "tandem-demo.gguf"
+DEMO = Path(__file__).resolve().parents[5] / "resources" / "demo" / "tandem-demo.gguf"
 RANDOM = {"seed": 11, "temperature": 1.2, "repeat_penalty": 1.2, "repeat_last_n": 7}
 
 
@@ -281,7 +281,7 @@ def test_one_of_several_devices_is_not_waited_for_without_end(
     assert isinstance(stream, TokenStream)
     stream._on_failure = lambda error: failed.append(1)
     assert stream.serve(Sampler(SamplingParams(temperature=0)), [])
-    monkeypatch.setattr("engine.parallel.executor.STALL_S", 0.05)
+    monkeypatch.setattr("engine.backends.executor.STALL_S", 0.05)
     monkeypatch.setattr(graph.Tape, "replay", lambda self: None)
     monkeypatch.setattr(RankExecutor, "is_idle", lambda self, rank: False)
     with pytest.raises(CommError, match="has not computed a token"):

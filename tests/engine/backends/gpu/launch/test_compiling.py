@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 import torch
 
+from engine.backends.gpu.kernels import norm
+from engine.backends.gpu.launch.compiling import Compiling, compile_launch, variant_key, variants
+from engine.backends.gpu.launch.kernel_launch import Argument, KernelLaunch
 from engine.errors import Cancelled, EngineError
-from engine.gpu.kernels import norm
-from engine.gpu.launch.compiling import Compiling, compile_launch, variant_key, variants
-from engine.gpu.launch.kernel_launch import Argument, KernelLaunch
-from tests.engine.gpu.offline import run_offline
+from tests.engine.backends.gpu.offline import run_offline
 
-CASES = "tests.engine.gpu.offline_cases"
+CASES = "tests.engine.backends.gpu.offline_cases"
 CPU = torch.device("cpu")
 
 

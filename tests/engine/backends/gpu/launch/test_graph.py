@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.gpu.launch import graph
-from engine.gpu.launch.graph import (
+from engine.backends.gpu.launch import graph
+from engine.backends.gpu.launch.graph import (
     CudaGraph,
     CudaGraphRecorder,
     NotRepeatable,

@@ -7,7 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
-from engine.gpu.launch.kernel_launch import is_interpreted, launch
+from engine.backends.gpu.launch.kernel_launch import is_interpreted, launch
 
 
 @triton.jit

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 COMPILER = """
-from engine.gpu.launch.kernel_cache import use_cache
+from engine.backends.gpu.launch.kernel_cache import use_cache
 (use_cache("sm90", "3.7") / "kernel").touch()
 print("compiling", flush=True)
 input()

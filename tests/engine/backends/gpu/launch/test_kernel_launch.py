@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.gpu.launch import kernel_launch
-from engine.gpu.launch.kernel_launch import KernelLaunch, intercept_launches, launch
+from engine.backends.gpu.launch import kernel_launch
+from engine.backends.gpu.launch.kernel_launch import KernelLaunch, intercept_launches, launch
 
 
 class FakeKernel:

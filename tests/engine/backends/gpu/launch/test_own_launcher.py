@@ -13,23 +13,23 @@ from typing import Any
 import pytest
 import torch
 
-from engine.errors import EngineError
-from engine.files import exposure
-from engine.gpu.launch import kernel_cache, launcher_choice, own_launcher
-from engine.gpu.launch.own_launcher import (
+from engine.backends.gpu.launch import kernel_cache, launcher_choice, own_launcher
+from engine.backends.gpu.launch.own_launcher import (
     OwnDriver,
     OwnLauncher,
     Start,
     parameter_bytes,
     parameter_types,
 )
+from engine.errors import EngineError
 from engine.hardware import cuda_api, gpu_path
 from engine.hardware.cuda_api import CudaApi
 from engine.hardware.fallbacks import Fallbacks
-from tests.engine.gpu.offline import run_offline
+from engine.util.files import exposure
+from tests.engine.backends.gpu.offline import run_offline
 from tests.helpers.fake_cuda import OPT_IN_BYTES, FakeCuda
 
-CASES = "tests.engine.gpu.offline_cases"
+CASES = "tests.engine.backends.gpu.offline_cases"
 
 
 @pytest.fixture
@@ -118,7 +118,9 @@ def test_known_launches_start_the_variant_that_triton_would_choose(found: dict[s
 )
 def test_tritons_launcher_is_given_the_same() -> None:
     folder = str(Path(os.environ["TANDEM_KERNEL_CACHE"]) / "triton")
-    found = run_offline("tests.engine.gpu.launch.tritons_launcher", TRITON_CACHE_DIR=folder)
+    found = run_offline(
+        "tests.engine.backends.gpu.launch.tritons_launcher", TRITON_CACHE_DIR=folder
+    )
     assert len(found) == 2, "the first start of a kernel, and one that is known"
     for shape, stream, function, values, wanted in found:
         assert (shape, stream, function) == ([3, 2, 1, 64], 4711, 99)

@@ -9,15 +9,15 @@ from gguf.constants import GGMLQuantizationType as Kind
 from torch import Tensor
 
 from engine import EngineError
-from engine.forward.operands import SILU, Routing
-from engine.gpu import elementwise
-from engine.gpu.launch.kernel_launch import intercept_launches
-from engine.gpu.launch.refusals import allow_all, allows, refuse, refused, watched
-from engine.gpu.launch.target import KernelTarget, use_target
-from engine.gpu.matmul import experts, tile_gemm
-from engine.gpu.matmul.weights import GpuPlain, GpuPlanes
-from engine.gpu.ops import GpuOps
-from engine.ops.reference import REFERENCE
+from engine.backends.gpu import elementwise
+from engine.backends.gpu.launch.kernel_launch import intercept_launches
+from engine.backends.gpu.launch.refusals import allow_all, allows, refuse, refused, watched
+from engine.backends.gpu.launch.target import KernelTarget, use_target
+from engine.backends.gpu.matmul import experts, tile_gemm
+from engine.backends.gpu.matmul.weights import GpuPlain, GpuPlanes
+from engine.backends.gpu.ops import GpuOps
+from engine.backends.reference.ops import REFERENCE
+from engine.model.forward.operands import SILU, Routing
 from tests.helpers.device_planes import matrix
 
 CPU, META = torch.device("cpu"), torch.device("meta")
@@ -150,7 +150,7 @@ def test_gate_and_up_are_multiplied_one_by_one() -> None:
 
 
 def test_rows_are_looked_up_another_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.gpu.matmul.dequantise.DEVICE_CHUNK", 16 * N_COLUMNS)
+    monkeypatch.setattr("engine.backends.gpu.matmul.dequantise.DEVICE_CHUNK", 16 * N_COLUMNS)
     held, values = weight()
     ids = torch.tensor([0, 39, 17, -1, 40, 16])
     expected = held.lookup(ids)
@@ -201,7 +201,7 @@ def test_a_norm_is_computed_by_torch() -> None:
 
 
 def test_positions_are_turned_by_torch() -> None:
-    from engine.forward.operands import RopeParams
+    from engine.model.forward.operands import RopeParams
 
     params, positions = RopeParams(8, "neox", 1e4), torch.arange(3)
     refuse(CPU, [("rope_angles",)])

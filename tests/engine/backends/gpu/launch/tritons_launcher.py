@@ -18,9 +18,9 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.driver import CudaDriver
 from triton.runtime import driver
 
-from engine.gpu.launch.kernel_launch import launch
-from tests.engine.gpu.offline import STREAM, on_fake_gpu
-from tests.engine.gpu.offline_cases import of_all_kinds
+from engine.backends.gpu.launch.kernel_launch import launch
+from tests.engine.backends.gpu.offline import STREAM, on_fake_gpu
+from tests.engine.backends.gpu.offline_cases import of_all_kinds
 from tests.helpers.fake_cuda import FakeCuda
 
 SOURCE = r"""

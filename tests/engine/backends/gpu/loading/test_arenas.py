@@ -8,13 +8,13 @@ import pytest
 import torch
 from gguf.constants import GGMLQuantizationType as Kind
 
-from engine.gguf.tensors import TensorInfo
-from engine.gguf.types import TYPES
-from engine.gpu.loading.arenas import Arenas
-from engine.layers.module import Module, Slot
+from engine.backends.gpu.loading.arenas import Arenas
+from engine.formats.gguf.tensors import TensorInfo
+from engine.formats.gguf.types import TYPES
+from engine.model.layers.module import Module, Slot
+from engine.model.sharding.placement import Placement, Replicate, Shard
+from engine.model.sharding.ranges import Ranges
 from engine.planning.footprint import padding_of_parts, slot_pieces
-from engine.sharding.placement import Placement, Replicate, Shard
-from engine.sharding.ranges import Ranges
 
 CPU, MIB = torch.device("cpu"), 1 << 20
 HALVES = Shard(0, Ranges(((0, 1), (1, 2)), 2))

@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 
 from engine import LoadParams
-from engine.forward.batch_sizes import SMALL_BATCH
-from engine.gguf.reader import GGUFFile
-from engine.gpu.kernels import one_shot
-from engine.gpu.launch.target import KernelTarget
-from engine.gpu.loading.dry_run import collect_launches
-from engine.models.declare import declare
+from engine.backends.gpu.kernels import one_shot
+from engine.backends.gpu.launch.target import KernelTarget
+from engine.backends.gpu.loading.dry_run import collect_launches
+from engine.formats.gguf.reader import GGUFFile
+from engine.model.architectures.declare import declare
+from engine.model.forward.batch_sizes import SMALL_BATCH
 from tests.helpers.golden import golden_models, golden_path
 from tests.helpers.hollow import hollow_llama
 from tests.helpers.mtp_models import mtp_gguf

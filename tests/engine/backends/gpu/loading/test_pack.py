@@ -12,13 +12,13 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from engine.cpu.file_packing import pack_rows
-from engine.cpu.worker import Worker
-from engine.gguf.types import TYPES
-from engine.gpu.loading import pack as packing
-from engine.gpu.loading.pack import pack
-from engine.quants.extent import Extent, file_blocks, n_tiles
-from engine.quants.layout import CODED, LAYOUTS
+from engine.backends.cpu.file_packing import pack_rows
+from engine.backends.cpu.worker import Worker
+from engine.backends.gpu.loading import pack as packing
+from engine.backends.gpu.loading.pack import pack
+from engine.formats.gguf.types import TYPES
+from engine.formats.quants.extent import Extent, file_blocks, n_tiles
+from engine.formats.quants.layout import CODED, LAYOUTS
 from tests.bench.random_blocks import random_tensor
 from tests.helpers.planes import as_on_a_gpu
 

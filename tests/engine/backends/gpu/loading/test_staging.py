@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.gguf.tensor_bytes import TensorBytes
-from engine.gpu.loading import staging as stages
-from engine.gpu.loading.staging import Buffer, CpuCopier, CudaCopier, Staging
+from engine.backends.gpu.loading import staging as stages
+from engine.backends.gpu.loading.staging import Buffer, CpuCopier, CudaCopier, Staging
+from engine.formats.gguf.tensor_bytes import TensorBytes
 from tests.helpers.stored_bytes import stored
 
 Bytes = np.ndarray
@@ -165,7 +165,7 @@ def test_nothing_is_allocated_for_nothing(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_the_speed_is_told(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", "engine.gpu.loading.staging")
+    caplog.set_level("INFO", "engine.backends.gpu.loading.staging")
     with Staging(CPU, lambda n: None) as staging:
         staging.send(stored(np.zeros((1, 4, 500), np.uint8)), lambda raw: None)
     (line,) = caplog.messages

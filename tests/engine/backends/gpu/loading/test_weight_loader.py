@@ -13,31 +13,31 @@ import pytest
 import torch
 from gguf.constants import GGMLQuantizationType as Kind
 
-from engine.cpu.file_packing import FilePacker
-from engine.cpu.packing import load_for_kernels
-from engine.cpu.plain_weights import PlainWeight
-from engine.cpu.weights import JoinedColumns, PlaneWeight
-from engine.cpu.worker import Worker
+from engine.backends.cpu.file_packing import FilePacker
+from engine.backends.cpu.packing import load_for_kernels
+from engine.backends.cpu.plain_weights import PlainWeight
+from engine.backends.cpu.weights import JoinedColumns, PlaneWeight
+from engine.backends.cpu.worker import Worker
+from engine.backends.gpu.backend import GpuBackend
+from engine.backends.gpu.loading import staging as stages
+from engine.backends.gpu.loading.arenas import Arenas
+from engine.backends.gpu.loading.staging import Buffer, CpuCopier, Staging
+from engine.backends.gpu.loading.weight_loader import load_for_gpu, send_bytes, staging_for
+from engine.backends.gpu.matmul.weights import GpuPlain, GpuPlanes
+from engine.backends.reference.file_bytes import FileReader
+from engine.backends.reference.weights import PackedWeight
 from engine.errors import Cancelled, DeviceError, ModelFileError
-from engine.forward.weight import Weight
-from engine.gguf.open_part import OpenPart
-from engine.gguf.tensor_bytes import TensorBytes
-from engine.gguf.tensors import TensorInfo
-from engine.gguf.types import TYPES
-from engine.gpu.backend import GpuBackend
-from engine.gpu.loading import staging as stages
-from engine.gpu.loading.arenas import Arenas
-from engine.gpu.loading.staging import Buffer, CpuCopier, Staging
-from engine.gpu.loading.weight_loader import load_for_gpu, send_bytes, staging_for
-from engine.gpu.matmul.weights import GpuPlain, GpuPlanes
+from engine.formats.gguf.open_part import OpenPart
+from engine.formats.gguf.tensor_bytes import TensorBytes
+from engine.formats.gguf.tensors import TensorInfo
+from engine.formats.gguf.types import TYPES
+from engine.formats.quants.layout import LAYOUTS
 from engine.hardware.host_memory import HostTensor
-from engine.layers.module import Module, Slot
-from engine.ops.file_bytes import FileReader
-from engine.ops.weights import PackedWeight
-from engine.quants.layout import LAYOUTS
+from engine.model.forward.weight import Weight
+from engine.model.layers.module import Module, Slot
+from engine.model.sharding.placement import Placement, Replicate, Shard
+from engine.model.sharding.ranges import Ranges
 from engine.runtime.loader import ByteProgress, load_rank
-from engine.sharding.placement import Placement, Replicate, Shard
-from engine.sharding.ranges import Ranges
 from tests.bench.random_blocks import random_tensor
 from tests.helpers.planes import as_on_a_gpu
 from tests.helpers.stored_bytes import stored
@@ -285,7 +285,7 @@ def test_what_fails_leaves_nothing(
     elif where == "_fill":
         monkeypatch.setattr(stages, "_fill", failing(stages._fill, failure))
     elif where == "pack":
-        monkeypatch.setattr("engine.gpu.loading.weight_loader.pack", failure)
+        monkeypatch.setattr("engine.backends.gpu.loading.weight_loader.pack", failure)
     reported = failure if where == "report" else [].append
     before = n_threads()
     with pytest.raises(told) as raised:

@@ -9,13 +9,12 @@ import pytest
 import torch
 
 from engine import Cancelled, EngineError, KernelTuning, tune_kernels
-from engine.gguf.reader import GGUFFile
-from engine.gpu.launch import configs
-from engine.gpu.launch.configs import config_of, key_of
-from engine.gpu.launch.found_configs import configs_file, read_configs, save_configs
-from engine.gpu.launch.target import INTERPRETER, KernelTarget
-from engine.gpu.matmul import config_search as module
-from engine.gpu.matmul.config_search import (
+from engine.backends.gpu.launch import configs
+from engine.backends.gpu.launch.configs import config_of, key_of
+from engine.backends.gpu.launch.found_configs import configs_file, read_configs, save_configs
+from engine.backends.gpu.launch.target import INTERPRETER, KernelTarget
+from engine.backends.gpu.matmul import config_search as module
+from engine.backends.gpu.matmul.config_search import (
     ConfigSearch,
     MatrixKind,
     facts_of,
@@ -24,8 +23,9 @@ from engine.gpu.matmul.config_search import (
     neighbours,
     search_cases,
 )
-from engine.measuring import kernel_tuning
-from engine.measuring.kernel_tuning import tunable
+from engine.formats.gguf.reader import GGUFFile
+from engine.runtime.measuring import kernel_tuning
+from engine.runtime.measuring.kernel_tuning import tunable
 from tests.helpers.fake_nvml import install, three_gpus
 from tests.helpers.hollow import hollow_moe
 from tests.helpers.tiny_gguf import tiny_gguf

@@ -8,23 +8,23 @@ import torch
 from gguf.constants import GGMLQuantizationType as Kind
 from torch import Tensor
 
-from engine.forward.batch_sizes import SMALL_BATCH
-from engine.forward.expert_rows import Groups
-from engine.forward.operands import SILU, Activation
-from engine.forward.weight import Weight
-from engine.gguf.types import TYPES
-from engine.gpu import routing
-from engine.gpu.launch.kernel_launch import intercept_launches
-from engine.gpu.launch.target import KernelTarget, use_target
-from engine.gpu.matmul import experts
-from engine.gpu.matmul.weights import GpuPlain, GpuPlanes
-from engine.gpu.routing import DeviceGroups
-from engine.layers.linear import ExpertLinear
-from engine.ops.reference import ReferenceOps
-from engine.ops.weights import DenseWeight
-from engine.quants.layout import LAYOUTS
-from engine.sharding.placement import Shard
-from engine.sharding.ranges import Ranges
+from engine.backends.gpu import routing
+from engine.backends.gpu.launch.kernel_launch import intercept_launches
+from engine.backends.gpu.launch.target import KernelTarget, use_target
+from engine.backends.gpu.matmul import experts
+from engine.backends.gpu.matmul.weights import GpuPlain, GpuPlanes
+from engine.backends.gpu.routing import DeviceGroups
+from engine.backends.reference.ops import ReferenceOps
+from engine.backends.reference.weights import DenseWeight
+from engine.formats.gguf.types import TYPES
+from engine.formats.quants.layout import LAYOUTS
+from engine.model.forward.batch_sizes import SMALL_BATCH
+from engine.model.forward.expert_rows import Groups
+from engine.model.forward.operands import SILU, Activation
+from engine.model.forward.weight import Weight
+from engine.model.layers.linear import ExpertLinear
+from engine.model.sharding.placement import Shard
+from engine.model.sharding.ranges import Ranges
 from tests.helpers.device_planes import Matrix, matrix
 from tests.helpers.tiers import TYPICAL_TYPES, swept
 

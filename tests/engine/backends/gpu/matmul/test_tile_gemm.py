@@ -4,16 +4,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.gguf.types import TYPES
-from engine.gpu.launch.configs import config_of
-from engine.gpu.launch.target import KernelTarget
-from engine.gpu.matmul import dequant_gemm, tile_gemm
-from engine.gpu.matmul.dequant_gemm import half_dtype
-from engine.gpu.matmul.weights import GpuPlanes
-from engine.gpu.ops import GpuOps
-from engine.layers.linear import Linear
-from engine.quants.layout import LAYOUTS
-from engine.sharding.placement import Replicate
+from engine.backends.gpu.launch.configs import config_of
+from engine.backends.gpu.launch.target import KernelTarget
+from engine.backends.gpu.matmul import dequant_gemm, tile_gemm
+from engine.backends.gpu.matmul.dequant_gemm import half_dtype
+from engine.backends.gpu.matmul.weights import GpuPlanes
+from engine.backends.gpu.ops import GpuOps
+from engine.formats.gguf.types import TYPES
+from engine.formats.quants.layout import LAYOUTS
+from engine.model.layers.linear import Linear
+from engine.model.sharding.placement import Replicate
 from tests.helpers.device_planes import Matrix, matrix
 from tests.helpers.device_products import assert_near, short
 

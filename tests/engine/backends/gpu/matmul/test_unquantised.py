@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from engine.gpu.matmul import unquantised
-from engine.ops.few_rows import computing
+from engine.backends.gpu.matmul import unquantised
+from engine.backends.reference.few_rows import computing
 from tests.helpers.checked_pass import checked
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)

@@ -3,17 +3,17 @@
 import pytest
 import torch
 
-from engine.forward.expert_rows import Groups
-from engine.forward.operands import SILU
-from engine.gguf.types import TYPES
-from engine.gpu.matmul import dequant_gemm
-from engine.gpu.matmul.dequant_gemm import half_dtype
-from engine.gpu.matmul.weights import GpuPlain, GpuPlanes
-from engine.gpu.ops import GpuOps
-from engine.layers.linear import Linear
-from engine.ops.weights import DenseWeight
-from engine.quants.layout import LAYOUTS
-from engine.sharding.placement import Replicate
+from engine.backends.gpu.matmul import dequant_gemm
+from engine.backends.gpu.matmul.dequant_gemm import half_dtype
+from engine.backends.gpu.matmul.weights import GpuPlain, GpuPlanes
+from engine.backends.gpu.ops import GpuOps
+from engine.backends.reference.weights import DenseWeight
+from engine.formats.gguf.types import TYPES
+from engine.formats.quants.layout import LAYOUTS
+from engine.model.forward.expert_rows import Groups
+from engine.model.forward.operands import SILU
+from engine.model.layers.linear import Linear
+from engine.model.sharding.placement import Replicate
 from tests.helpers.device_planes import Matrix, matrix
 from tests.helpers.device_products import assert_near, short
 

@@ -1,0 +1,1 @@
+"""Models that other machines compute, or help to compute."""

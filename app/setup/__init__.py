@@ -1,0 +1,1 @@
+"""The engine pack, its page, and new releases."""

@@ -1,0 +1,1 @@
+"""What computes: the reference in torch, the CPU's kernels and the GPU's."""

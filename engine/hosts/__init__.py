@@ -1,0 +1,1 @@
+"""How programs reach the engine: a thread, a child process, several machines."""
