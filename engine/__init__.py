@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from engine.api import Model, load_model
-    from engine.backends.gpu.matmul.tuning_report import KernelTuning
+    from engine.backends.gpu.matmul.config_search import KernelTuning
     from engine.decoding.grammar.checker import check_grammar
     from engine.decoding.sampling.on_device import why_sampled_on_host
     from engine.errors import (
@@ -65,8 +65,8 @@ if TYPE_CHECKING:
         model_after,
     )
     from engine.formats.gguf.header import is_header_whole
+    from engine.generation.answer_parts import thought_apart
     from engine.generation.benchmark import BenchResult, BenchTest
-    from engine.generation.parts.thought_text import thought_apart
     from engine.generation.queries.questions import (
         ApplyTemplate,
         CacheCounted,
@@ -123,7 +123,7 @@ if TYPE_CHECKING:
     from engine.hosts.machines.joining import JoinRequest, join_machines
     from engine.hosts.machines.lines import check_token
     from engine.hosts.machines.machines_host import MachinesHost
-    from engine.hosts.process.command_numbers import CommandNumbers
+    from engine.hosts.process.channel import CommandNumbers
     from engine.hosts.process.process_host import ProcessHost
     from engine.hosts.thread_host import EngineHost, ThreadHost
     from engine.hosts.tuning import tune
@@ -144,19 +144,23 @@ if TYPE_CHECKING:
         PeerMode,
         kv_types,
     )
-    from engine.model.architectures.description import Inspection, ModelInfo
-    from engine.model.architectures.info import inspect_model, read_model_info
+    from engine.model.architectures.info import (
+        Inspection,
+        ModelInfo,
+        inspect_model,
+        read_model_info,
+    )
     from engine.model.architectures.registry import supported_architectures
     from engine.planning.choice import Choice, choose
     from engine.planning.evaluation.evaluator import Evaluation
     from engine.planning.evaluation.fit import Fit, Remedy, Room
     from engine.planning.evaluation.handle_positions import Position, Positions
-    from engine.planning.machines.machine_choice import (
+    from engine.planning.machines import (
         choose_machines,
         machines_of,
+        parse_rig,
         rank_counts,
     )
-    from engine.planning.machines.machine_rigs import parse_rig
     from engine.planning.memory import DeviceMemory, MemoryUse
     from engine.planning.plan import DevicePlan, Plan
     from engine.planning.planner import Planner
@@ -171,8 +175,7 @@ if TYPE_CHECKING:
         import_plan,
         model_key,
     )
-    from engine.planning.search.alternative import Alternative
-    from engine.planning.search.estimate import TuneEstimate, TunePlan
+    from engine.planning.search.estimate import Alternative, TuneEstimate, TunePlan
     from engine.planning.search.results import (
         GOALS,
         Goal,
@@ -184,7 +187,8 @@ if TYPE_CHECKING:
     )
     from engine.planning.search.results_file import TuneFile, last_result, result_document
     from engine.planning.speed.calibration import Calibration
-    from engine.planning.speed.facts import DeviceFacts, LinkFacts, WireSpeed
+    from engine.planning.speed.collectives import Wires
+    from engine.planning.speed.facts import DeviceFacts, LinkFacts, Prediction, WireSpeed
     from engine.planning.speed.forecast import Forecast, Forecaster
     from engine.planning.speed.link_records import (
         LinkRecord,
@@ -193,27 +197,25 @@ if TYPE_CHECKING:
         record_document,
         speed_of,
     )
+    from engine.planning.speed.links import Links
     from engine.planning.speed.machine_file import (
         MachineFile,
         known_facts,
         known_links,
         use_measured_overheads,
     )
-    from engine.planning.speed.machine_links import Links
-    from engine.planning.speed.prediction import Prediction
     from engine.planning.speed.rigs import SIMULATED, Rig
-    from engine.planning.speed.wires import Wires
     from engine.planning.tensor_map import PlacementMap, TensorPlace
-    from engine.planning.token_work import TokenWork, token_work
+    from engine.planning.threads import TokenWork, token_work
     from engine.runtime.interconnect.proof import prove_links
     from engine.runtime.kernel_proof import prove_cards
-    from engine.runtime.measuring.kernel_tuning import tune_kernels
+    from engine.runtime.measuring.kernel_times import tune_kernels
     from engine.runtime.measuring.link_speed import LinkSpeed, measure_link
     from engine.runtime.measuring.machine_speed import DeviceSpeed, measure_device, measure_facts
-    from engine.runtime.measuring.product_speed import ProductSpeed, measure_products, product_types
+    from engine.runtime.measuring.weight_speed import ProductSpeed, measure_products, product_types
     from engine.runtime.timeline import RankTimes, TokenTimes
     from engine.sampling_params import SAMPLERS, Grammar, SamplingParams, form_of
-    from engine.text.loader import load_chat_template, load_tokenizer
+    from engine.text.chat_template import load_chat_template, load_tokenizer
     from engine.text.messages import (
         PICTURE_PLACE,
         ChatMessage,
@@ -230,11 +232,11 @@ if TYPE_CHECKING:
         make_private,
         process_mark,
         read_file,
+        replace_json,
         sweep_temporaries,
         tandem_folder,
         temporary_folder,
     )
-    from engine.util.json_file import replace_json
     from engine.util.pack import delete_pack, leave_pack, make_holdable, pack_folders, use_pack
     from engine.util.programs import (
         NO_WINDOW,
@@ -244,15 +246,17 @@ if TYPE_CHECKING:
         tie_to_parent,
     )
     from engine.util.progress import LoadProgress, StateProgress
-    from engine.util.sandbox.answering import answer_lines, ending_after
-    from engine.util.sandbox.child import ChildEnded, LimitedChild
-    from engine.util.sanitize import error_line, json_escaped, one_line, printable
-    from engine.util.version import package_version
-    from engine.vision.images.decoding import UnusablePicture, decode_picture
-    from engine.vision.images.limits import MOST_PICTURES, MOST_PIXELS
+    from engine.util.sandbox import ChildEnded, LimitedChild, answer_lines, ending_after
+    from engine.util.sanitize import error_line, json_escaped, one_line, package_version, printable
+    from engine.vision.images.decoding import (
+        MOST_PICTURES,
+        MOST_PIXELS,
+        UnusablePicture,
+        decode_picture,
+    )
+    from engine.vision.images.placed import PictureSight
     from engine.vision.images.reading import picture_bytes, picture_text
     from engine.vision.images.resizing import TooNarrow
-    from engine.vision.images.sight import PictureSight
 
 
 def _public_names() -> dict[str, str]:

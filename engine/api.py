@@ -14,37 +14,34 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
 
-import engine.hardware.environment  # noqa: F401 before torch, which reads it
+import engine.hardware.backend_choice  # noqa: F401 before torch, which reads it
 from engine import arguments
 from engine.errors import EngineError
 from engine.events import Generate
-from engine.formats.gguf.identity import check_unchanged, model_hash
-from engine.formats.gguf.reader import GGUFFile
+from engine.formats.gguf.reader import GGUFFile, check_unchanged, model_hash
 from engine.generation.answers import Answers
 from engine.generation.benchmark import Benchmark, BenchResult, BenchTest
-from engine.generation.draft_model.loading import DraftModel
+from engine.generation.draft_model import DraftModel
 from engine.generation.occupancy import Occupancy
-from engine.generation.pictures.support import PictureSupport
-from engine.generation.prompts import Prompts
-from engine.generation.queries.in_passes import Inquiries
-from engine.generation.saved_states import SavedStates
+from engine.generation.prompts import PictureSupport, Prompts
+from engine.generation.queries.questions import Inquiries
 from engine.generation.scheduling.drafts import Drafts
 from engine.generation.scheduling.mtp_source import MTPSource, guess_sources, guess_ways
 from engine.generation.scheduling.own import own_sequence
 from engine.generation.scheduling.requests import Request
 from engine.generation.scheduling.scheduler import Scheduler
 from engine.generation.scheduling.stream import AnswerStream
+from engine.generation.state_file import SavedStates
 from engine.hardware.fallbacks import Fallback
 from engine.hardware.faults import has_stopped
 from engine.load_params import DEFAULT_DRAFTED, DraftKind, LoadParams, PeerMode
-from engine.model.architectures.description import ModelInfo
-from engine.model.architectures.draft_tokens import draft_tokens
-from engine.model.architectures.info import describe
+from engine.model.architectures.info import ModelInfo, describe
+from engine.model.architectures.mtp import draft_tokens
 from engine.planning.draft.mtp_file import draft_model_path, mtp_path, with_mtp_file
 from engine.planning.draft.vocabulary import check_vocabulary
 from engine.planning.memory import DeviceMemory
 from engine.planning.plan import Plan
-from engine.runtime.opening import open_runtime
+from engine.runtime.thread_runtime import open_runtime
 from engine.sampling_params import SamplingParams
 from engine.util.progress import IsCancelled, ProgressSink, ignore, never
 

@@ -42,7 +42,7 @@ from engine.generation.queries.questions import Question, Reply
 from engine.generation.results import GenerationEvent, StateLoaded, StateSaved
 from engine.hardware.fallbacks import Fallback
 from engine.load_params import SPLIT_MODES, LoadParams
-from engine.model.architectures.description import ModelInfo
+from engine.model.architectures.info import ModelInfo
 from engine.planning.memory import DeviceMemory
 from engine.planning.speed.facts import WireSpeed
 from engine.sampling_params import Grammar, SamplingParams
@@ -52,7 +52,7 @@ from engine.util.progress import LoadProgress, StateProgress
 if TYPE_CHECKING:
     from engine.planning.search.estimate import TuneEstimate
     from engine.planning.search.results import Trial, TuneResult
-    from engine.vision.images.sight import PictureSight
+    from engine.vision.images.placed import PictureSight
 
 TIMED_EVERY = 16
 """Default interval, in tokens, at which a token's times are measured."""

@@ -37,7 +37,7 @@ SERVERS_OWN = {
 """What modules of these import beside asyncio, which only waits."""
 
 SOCKETS = {
-    "app.core.process.signals": {"socketpair"}, "engine.hosts.machines.identity": {"gethostname"},
+    "app.core.process.signals": {"socketpair"}, "engine.hosts.machines.joining": {"gethostname"},
     "app.server.page.running": {"gethostname", "socket"},  # a datagram's, which sends nothing
 }  # fmt: skip
 """What the modules that import `socket` take from it: none of it reaches another machine."""

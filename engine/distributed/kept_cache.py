@@ -6,17 +6,17 @@ import tempfile
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
-from engine.formats.gguf.types import row_bytes
+from engine.formats.gguf.tensors import row_bytes
 from engine.model.forward.state import KV_INFO, KVState, sights_of
-from engine.model.sharding.recut import as_one, runs
-from engine.runtime.memory.cached_rows import CachedRows
+from engine.model.sharding.split import as_one, runs
+from engine.runtime.memory import CachedRows
 
 if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
     from engine.distributed.machine_runner import MachineRunner
-    from engine.model.sharding.recut import Segments
+    from engine.model.sharding.split import Segments
     from engine.runtime.resplit import UsedSlots
 
 

@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 
 from engine.model.forward.state import RecurrentState
-from engine.model.sharding.recut import as_one, runs
-from engine.runtime.memory.cache_memory import CacheMemory
-from engine.runtime.memory.cached_rows import CachedRows
+from engine.model.sharding.split import as_one, runs
+from engine.runtime.memory import CachedRows, CacheMemory
 
 if TYPE_CHECKING:
     from engine.distributed.machines import ModelPlace

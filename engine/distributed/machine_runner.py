@@ -31,10 +31,10 @@ from engine.model.forward.batch import FIRST_TOKEN, Batch, PictureRows, Piece
 from engine.runtime.model_runner import ModelRunner
 
 if TYPE_CHECKING:
-    from engine.decoding.sampling.token_source import Logits, SamplingWish
-    from engine.runtime.passes.unread import Reading
+    from engine.decoding.sampling.sampler import Logits, SamplingWish
+    from engine.runtime.passes.row_sampling import Reading
     from engine.runtime.rank import Captures
-    from engine.runtime.recording.one_shot_use import KernelMeetings
+    from engine.runtime.recording import KernelMeetings
 
 INTERRUPTED = "The machines were interrupted in the middle of a step."
 """Error of whatever is asked for once an order has ended without saying why."""

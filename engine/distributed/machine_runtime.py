@@ -16,14 +16,12 @@ from engine.distributed.machine_runner import MachineRunner
 from engine.distributed.machines import Machines, ModelPlace
 from engine.distributed.straight_proof import chosen_ports, used_ports
 from engine.errors import EngineError, SplitError
-from engine.formats.gguf.identity import model_hash
-from engine.formats.gguf.reader import GGUFFile
+from engine.formats.gguf.reader import GGUFFile, model_hash
 from engine.hardware.torch_devices import kind_of, torch_device, torch_devices
-from engine.model.forward.batch_sizes import PROMPT_BATCH
-from engine.planning.params_json import params_document
+from engine.model.forward.batch import PROMPT_BATCH
+from engine.planning.saved_plans import params_document
 from engine.runtime.rank import Captures
-from engine.runtime.recording.one_shot_use import KernelMeetings
-from engine.runtime.recording.sizes import captures_of
+from engine.runtime.recording import KernelMeetings, captures_of
 from engine.runtime.thread_runtime import ThreadRuntime
 from engine.util.progress import never
 
@@ -31,7 +29,7 @@ if TYPE_CHECKING:
     from engine.distributed.straight import Ports
     from engine.load_params import LoadParams
     from engine.model.architectures.declare import Declaration
-    from engine.model.forward.communicator import Communicator
+    from engine.model.forward.ops import Communicator
     from engine.runtime.builder import Prepare, RankBuilder
     from engine.runtime.model_runner import ModelRunner
     from engine.runtime.resplit import UsedSlots

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from engine.distributed.machine_comm import RankLayout
-from engine.distributed.orders import Orders
 from engine.distributed.process_comm import ProcessCommunicator
 from engine.distributed.straight import StraightBackend, StraightGroups
+from engine.distributed.wire import Orders
 from engine.errors import EngineError
 
 if TYPE_CHECKING:

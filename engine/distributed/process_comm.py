@@ -18,11 +18,10 @@ import torch
 from torch import Tensor
 
 from engine.distributed.wire import Wire, name_of
-from engine.parallel.agreement import check_fit, check_same
+from engine.parallel.transfers import check_fit, check_same
 
 if TYPE_CHECKING:
-    from engine.model.forward.communicator import Group
-    from engine.model.forward.ops import FusedAllReduce
+    from engine.model.forward.ops import FusedAllReduce, Group
 
 MOST_AT_ONCE = 1 << 14
 """Largest number of elements that is sent without first asking which ranks have a value."""

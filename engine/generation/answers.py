@@ -8,13 +8,18 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from engine.errors import ContextOverflow, EngineError, PromptError
+from engine.generation.answer_parts import (
+    AnswerReading,
+    WantedForm,
+    callable_tools,
+    in_parts,
+    in_text,
+    thought_apart,
+    wanted_form,
+)
 from engine.generation.background import in_background
-from engine.generation.constrained.maker import Constraints
+from engine.generation.constrained import Constraints
 from engine.generation.generate import Generation, fitting_tokens
-from engine.generation.parts.answer_reading import AnswerReading
-from engine.generation.parts.part_events import in_parts
-from engine.generation.parts.thought_text import in_text, thought_apart
-from engine.generation.parts.wanted_form import WantedForm, callable_tools, wanted_form
 from engine.generation.results import ContextShifted
 from engine.generation.scoring import check_n_logprobs
 from engine.generation.wishes import PromptWishes
@@ -25,8 +30,8 @@ from engine.vision.images.placed import PlacedPictures, text_ids
 if TYPE_CHECKING:
     from engine.decoding.grammar.matcher import Matcher
     from engine.generation.background import Preparing
-    from engine.generation.constrained.constraint import AnswerConstraint
-    from engine.generation.pictures.prompt_text import Seen
+    from engine.generation.constrained import AnswerConstraint
+    from engine.generation.image_prompts import Seen
     from engine.generation.prompts import Prompt, Prompts
     from engine.generation.work import Steps
     from engine.sampling_params import Grammar, SamplingParams

@@ -32,11 +32,10 @@ from engine.vision.images.placed import NO_PICTURES, text_ids
 
 if TYPE_CHECKING:
     from engine.decoding.grammar.matcher import Mask
-    from engine.decoding.sampling.token_source import Logits
-    from engine.generation.constrained.constraint import AnswerConstraint
-    from engine.generation.parts.answer_reading import AnswerReading
-    from engine.text.stream import StreamDecoder
-    from engine.text.tokenizer import Tokenizer
+    from engine.decoding.sampling.sampler import Logits
+    from engine.generation.answer_parts import AnswerReading
+    from engine.generation.constrained import AnswerConstraint
+    from engine.text.tokenizer import StreamDecoder, Tokenizer
     from engine.vision.images.placed import PlacedPictures
 
 

@@ -3,26 +3,81 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING, Protocol
 
-from engine.errors import ContextOverflow, PictureError, PromptError, TemplateError
-from engine.generation.dropping import droppable, with_text, without
-from engine.generation.pictures.prompt_text import by_number, encoded, with_numbers, without_numbers
+from engine.errors import ContextOverflow, EngineError, PictureError, PromptError, TemplateError
+from engine.generation.image_prompts import (
+    PictureReader,
+    by_number,
+    encoded,
+    with_numbers,
+    without_numbers,
+)
 from engine.generation.wishes import PromptWishes
+from engine.hardware.devices.host import usable_cores
+from engine.model.forward.batch import MOST_AT_ONCE
+from engine.runtime.picture_encoder import PictureEncoder
 from engine.text.chat_template import ChatTemplate, chat_template_from_metadata
 from engine.text.messages import ChatMessage, Tool
-from engine.text.support import NO_VOCABULARY, has_vocabulary
-from engine.text.tokenizer import Tokenizer
+from engine.text.tokenizer import NO_VOCABULARY, Tokenizer, has_vocabulary
 from engine.text.tool_calls.detection import detect
 from engine.text.tool_calls.turns import TemplateUse, as_functions, has_more_than_text
+from engine.vision.encoders.base import TextModel
+from engine.vision.images.placed import PictureSight
 
 if TYPE_CHECKING:
     from engine.formats.gguf.reader import GGUFFile
-    from engine.generation.pictures.prompt_text import PictureReader, Seen
+    from engine.generation.image_prompts import Seen
+    from engine.generation.scheduling.scheduler import Scheduler
+    from engine.load_params import LoadParams
+    from engine.runtime.thread_runtime import ThreadRuntime
+    from engine.util.progress import IsCancelled
     from engine.vision.images.placed import Picture
+
+
+def droppable(messages: Sequence[ChatMessage], n_last: int) -> list[range]:
+    """Return the indices of each question with its answer, oldest first.
+
+    The results of an answer's calls and what is said behind them belong to it. System prompts and
+    the last `n_last` messages are in none, nor is what the last calls answer.
+    """
+    found, index, end = list[range](), 0, _end(messages, n_last)
+    while index < end:
+        n = 1
+        if messages[index].role != "system":
+            n += index + 1 < end and messages[index + 1].role == "assistant"
+            while index + n < end and messages[index + n].role == "tool":
+                n += 1
+                n += index + n < end and messages[index + n].role == "assistant"
+            found.append(range(index, index + n))
+        index += n
+    return found
+
+
+def _end(messages: Sequence[ChatMessage], n_last: int) -> int:
+    """Return the index of the first message that is never dropped."""
+    end = len(messages) - n_last
+    if all(message.role != "tool" for message in messages[max(0, end) :]):
+        return end
+    asked = [n for n, message in enumerate(messages[:end]) if message.role == "user"]
+    return asked[-1] if asked else 0
+
+
+def without(
+    messages: Sequence[ChatMessage], dropped: Sequence[Collection[int]]
+) -> list[ChatMessage]:
+    """Return the messages that are at none of some indices."""
+    indices = {index for group in dropped for index in group}
+    return [message for index, message in enumerate(messages) if index not in indices]
+
+
+def with_text(message: ChatMessage, text: str) -> ChatMessage:
+    """Return a message of the same role with nothing but another text."""
+    return replace(message, content=text, reasoning="", tool_calls=(), pictures=())
+
 
 PLAIN_USE = TemplateUse()
 """Use of a template by conversations of nothing but text."""
@@ -454,3 +509,81 @@ def _first(holds: Callable[[int], bool], last: int) -> int:
     if holds(0):
         return 0
     return min(last, bisect_left(range(last), True, lo=1, key=holds)) if last else 0
+
+
+class PictureSupport:
+    """Encoder of pictures of a loaded model, if an mmproj file is loaded with it.
+
+    Args:
+        params: settings of the load.
+        runtime: ranks of the model.
+        prompts: writer of the model's prompts, which reads pictures from now on.
+        scheduler: scheduler of the model's answers, which has pictures encoded from now on.
+        is_cancelled: asked again and again; returning True ends the loading.
+
+    Attributes:
+        encoder: the encoder; None where the model cannot see.
+        warnings: sentences for a person.
+
+    Raises:
+        EngineError: the file cannot be used with the model, the device is full, or it was
+            cancelled.
+    """
+
+    def __init__(
+        self, params: LoadParams, runtime: ThreadRuntime, prompts: Prompts, scheduler: Scheduler,
+        is_cancelled: IsCancelled,
+    ) -> None:  # fmt: skip
+        self._prompts, self._scheduler = prompts, scheduler
+        self._n_threads = params.cpu_threads or usable_cores()
+        self.encoder: PictureEncoder | None = None
+        self.warnings: tuple[str, ...] = ()
+        if runtime.left_pictures:
+            self.warnings = ("There is no memory left for pictures, so the model reads text only.",)
+        try:
+            self._open(runtime, is_cancelled)
+        except EngineError as error:
+            if params.mmproj != "auto" or is_cancelled():
+                raise
+            self.warnings = (f"The model reads text only: {error.message}",)
+
+    def _open(self, runtime: ThreadRuntime, is_cancelled: IsCancelled) -> None:
+        self.encoder = self._prompts.pictures = self._scheduler.encoder = None
+        device = runtime.plan.pictures_device
+        if not device:
+            return
+        text = TextModel.of(runtime.hp)
+        encoder = PictureEncoder(runtime.mmproj, device, text, is_cancelled, self._n_threads)
+        rule = encoder.rule
+        n_least = rule.most_tokens + MOST_AT_ONCE
+        if rule.is_two_way and runtime.n_batch < n_least:
+            raise EngineError(
+                f"Pictures of this model need batches of at least {n_least} tokens; they have"
+                f" {runtime.n_batch}.",
+                "Load it with larger batches of prompts, or without pictures.",
+            )
+        self.encoder = encoder
+        self._prompts.pictures = PictureReader(PictureSight(runtime.mmproj, rule), encoder.hash)
+        self._scheduler.encoder = encoder
+        runtime.note_beside("pictures", encoder.n_bytes)
+
+    def make_way(self, runtime: ThreadRuntime, params: LoadParams) -> None:
+        """Free the encoder before a re-split behind which it lies on another device."""
+        if self.encoder is not None and self.encoder.device not in params.picture_devices:
+            self.encoder = self._scheduler.encoder = None
+            runtime.note_beside("pictures", 0)
+
+    def attach(self, runtime: ThreadRuntime) -> None:
+        """Go on beside a model that was split anew; `make_way` came before.
+
+        A failure is a fallback of the model, which goes on without pictures.
+        """
+        if not runtime.ranks:  # a failed re-split has closed it
+            return
+        if self.encoder is not None:
+            runtime.note_beside("pictures", self.encoder.n_bytes)
+            return
+        try:
+            self._open(runtime, lambda: False)
+        except EngineError as error:
+            runtime.fallbacks.report("pictures", [runtime.plan.pictures_device], str(error))

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.decoding.sampling.logprobs import likeliest, log_sums, logprobs_of
+from engine.decoding.sampling.sampler import likeliest, log_sums, logprobs_of
 from engine.errors import EngineError, PromptError
 from engine.generation.results import TokenLogprob
 
 if TYPE_CHECKING:
-    from engine.decoding.sampling.token_source import Logits
-    from engine.model.architectures.description import ModelInfo
+    from engine.decoding.sampling.sampler import Logits
+    from engine.model.architectures.info import ModelInfo
     from engine.text.tokenizer import Tokenizer
 
 MAX_NLL = 700.0

@@ -6,15 +6,14 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from engine.decoding.sampling.token_source import SamplingWish
+from engine.decoding.sampling.sampler import SamplingWish
 from engine.errors import ContextOverflow, PromptError
 from engine.generation.results import GenerationEvent
 from engine.vision.images.placed import NO_PICTURES, PlacedPictures, text_ids
 
 if TYPE_CHECKING:
     from engine.decoding.grammar.matcher import Mask
-    from engine.decoding.sampling.sampler import Sampler
-    from engine.decoding.sampling.token_source import Logits
+    from engine.decoding.sampling.sampler import Logits, Sampler
     from engine.generation.background import Background
 
 

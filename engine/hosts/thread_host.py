@@ -37,8 +37,7 @@ from engine.events import (
     Tuned,
     Unload,
 )
-from engine.generation.queries.questions import Question
-from engine.generation.queries.table import ANSWERING, BESIDE, has_pictures, reply_to
+from engine.generation.queries.questions import ANSWERING, BESIDE, Question, has_pictures, reply_to
 from engine.text.messages import text_size
 
 if TYPE_CHECKING:

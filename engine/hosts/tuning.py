@@ -12,10 +12,8 @@ from typing import TYPE_CHECKING
 from engine.api import Model
 from engine.errors import Cancelled, EngineError, OutOfDeviceMemory, SplitError, StateFileError
 from engine.events import Tune, TuneProgress, TuneStarted
-from engine.formats.gguf.identity import model_hash
-from engine.formats.gguf.reader import GGUFFile
-from engine.generation.benchmark import BenchTest
-from engine.generation.draft_speed import measure_drafts, with_draft_trials
+from engine.formats.gguf.reader import GGUFFile, model_hash
+from engine.generation.benchmark import BenchTest, measure_drafts, with_draft_trials
 from engine.load_params import SPLIT_MODES, LoadParams
 from engine.planning.planner import Planner
 from engine.planning.search.estimate import REPETITIONS, TrialSize, TuneEstimate, TunePlan
@@ -23,14 +21,13 @@ from engine.planning.search.results import Sample, Trial, TuneResult, best_of, r
 from engine.planning.search.results_file import TuneFile, device_set_of
 from engine.planning.search.split_search import Candidate, Infeasible, SplitSearch, TrialBudget
 from engine.planning.speed.forecast import Forecaster
-from engine.runtime.measuring.other_load import other_load
-from engine.util.files import temporary_folder
-from engine.util.json_file import cache_folder
+from engine.runtime.measuring.machine_speed import other_load
+from engine.util.files import cache_folder, temporary_folder
 from engine.util.progress import IsCancelled, ignore, never
 
 if TYPE_CHECKING:
     from engine.generation.benchmark import BenchResult
-    from engine.planning.search.draft_results import DraftTrial
+    from engine.planning.search.results import DraftTrial
 
 Hold = Callable[[Model | None], None]
 
@@ -87,7 +84,7 @@ class TrialModel:
         )
 
     def measure_drafts(self, params: LoadParams) -> tuple[DraftTrial, ...]:
-        """Measure a split with each way of guessing; see `engine.generation.draft_speed`.
+        """Measure a split with each way of guessing; see `engine.generation.benchmark`.
 
         Raises:
             Cancelled: the search was cancelled.

@@ -9,8 +9,7 @@ from collections.abc import Callable
 from typing import Any, Generic, Protocol, TypeVar
 
 from engine.errors import Cancelled, CommError, LeftAlone
-from engine.parallel.liveness import Life
-from engine.parallel.watch import LOOK_S, Meetings, Watch
+from engine.parallel.watch import LOOK_S, Life, Meetings, Watch
 
 T = TypeVar("T")
 

@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Callable
 from typing import TypeVar
 
-from engine.parallel.liveness import Life
+from engine.parallel.watch import Life
 
 T = TypeVar("T")
 U = TypeVar("U")

@@ -9,24 +9,21 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from engine.formats.gguf.tensors import split_name
-from engine.formats.quants.extent import (
+from engine.formats.quants.layout import (
     BF16_CHUNK,
+    BLOCK,
+    LAYOUTS,
+    TILE,
     Extent,
     n_tiles,
     panel_block_bytes,
     word_tile_bytes,
 )
-from engine.formats.quants.layout import BLOCK, LAYOUTS, TILE
 from engine.hardware.devices.places import is_cpu
-from engine.model.forward.attention_sizes import (
-    SHARED_ROWS,
-    AttentionSize,
-    pages_bytes,
-    pieces_bytes,
-)
-from engine.model.forward.batch import KEPT_STATES, MOST_AT_ONCE
-from engine.model.forward.batch_sizes import (
+from engine.model.forward.batch import (
     BF16_BATCH,
+    KEPT_STATES,
+    MOST_AT_ONCE,
     SMALL_BATCH,
     captured_rows,
     captured_sizes,
@@ -37,13 +34,22 @@ from engine.model.forward.batch_sizes import (
 from engine.model.forward.state import (
     CPU_STEP,
     DEVICE_STEP,
+    SHARED_ROWS,
+    AttentionSize,
     RecurrentState,
     State,
     attention_work,
+    pages_bytes,
+    pieces_bytes,
 )
 from engine.model.sharding.placement import Shard, Slices
-from engine.planning.buffers import LOADING_BYTES
-from engine.planning.rounding import aligned_bytes, allocated_bytes, is_arena, padding_bytes
+from engine.planning.memory import (
+    LOADING_BYTES,
+    aligned_bytes,
+    allocated_bytes,
+    is_arena,
+    padding_bytes,
+)
 
 if TYPE_CHECKING:
     from engine.model.layers.hparams import HParams

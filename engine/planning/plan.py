@@ -9,29 +9,76 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from engine.errors import GIB, OutOfDeviceMemory
+from engine.formats.gguf.companions import Stamp, stamp_of
+from engine.formats.gguf.reader import GGUFFile
 from engine.hardware.backend_choice import uses_kernels
-from engine.hardware.cuda_overhead import overhead_bytes
+from engine.hardware.cuda_api import overhead_bytes
 from engine.hardware.devices.places import far_id, is_cpu, machine_of
 from engine.hardware.devices.types import CPU
-from engine.model.forward.attention_window import Sight, in_order
-from engine.model.forward.batch_sizes import LARGE_PROMPT_BATCHES, PROMPT_BATCH
-from engine.model.forward.cache_size import CacheSize, RequestRoom, few_guessed
-from engine.model.forward.state import KVState
+from engine.model.forward.batch import LARGE_PROMPT_BATCHES, PROMPT_BATCH
+from engine.model.forward.pages import Sight, in_order
+from engine.model.forward.state import CacheSize, KVState, RequestRoom, few_guessed
 from engine.planning.draft.memory import draft_bytes
-from engine.planning.footprint import WorkingSizes
+from engine.planning.footprint import WorkingSizes, held_bytes
 from engine.planning.memory import MemoryUse
-from engine.planning.pictures.memory import PICTURES_HINT, tower_bytes
 from engine.planning.rank_size import RankSize, rank_memory, rank_size
 from engine.vision.encoders.base import TextModel
+from engine.vision.encoders.file import STORAGE, declare_tower, find_tower, work_bytes
 
 if TYPE_CHECKING:
     from engine.load_params import LoadParams
     from engine.model.architectures.declare import Declaration
     from engine.model.layers.hparams import HParams
     from engine.model.sharding.shares import Shares
+
+MOST_KEPT = 8
+"""Most files whose sizes are remembered: a plan is made for each move of the mouse."""
+
+PICTURES_HINT = (
+    "Have pictures encoded on another device (--mmproj-device cpu), or load the model without them"
+    " (--mmproj off)."
+)
+"""Remedy where a device has room for the model alone."""
+
+
+def tower_path(params: LoadParams, text: TextModel) -> str:
+    """Return the path of the mmproj file to load with a model; "" for none."""
+    if params.mmproj == "off":
+        return ""
+    if params.mmproj != "auto":
+        return params.mmproj
+    folder = Path(params.path).parent
+    return _beside(params.path, text, stamp_of(folder))
+
+
+@lru_cache(MOST_KEPT)
+def _beside(path: str, text: TextModel, stamp: Stamp) -> str:
+    found = find_tower(Path(path), text)
+    return "" if found is None else str(found)
+
+
+def tower_bytes(params: LoadParams, text: TextModel) -> int:
+    """Return the predicted bytes of an encoder of pictures and of its work; 0 without one.
+
+    Raises:
+        EngineError: its file cannot be read, or is not for the model.
+    """
+    path = tower_path(params, text)
+    return _bytes(path, text, stamp_of(Path(path))) if path else 0
+
+
+@lru_cache(MOST_KEPT)
+def _bytes(path: str, text: TextModel, stamp: Stamp) -> int:
+    with GGUFFile.open(path) as file:
+        declaration = declare_tower(file, text)
+        held = sum(held_bytes(slot, 0, STORAGE) for slot in declaration.slots)
+    return held + work_bytes(declaration.tower)
+
 
 DENSE_FRACTION = 0.8
 """Largest part of a device's free memory that dequantised weights may take; beyond it they stay

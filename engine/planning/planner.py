@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from engine.formats.gguf.reader import GGUFFile
-from engine.model.architectures.description import ModelInfo
-from engine.model.architectures.info import describe
+from engine.model.architectures.info import ModelInfo, describe
 from engine.planning.draft.mtp_file import mtp_path, with_mtp_file
 from engine.planning.evaluation.evaluator import Evaluation, Evaluator
 from engine.planning.evaluation.fit import Fit, Room

@@ -10,11 +10,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from engine.hardware.backend_choice import kernels_for
 from engine.hardware.devices.places import is_cpu
-from engine.model.forward.attention_window import EVERYTHING, Sight
 from engine.model.forward.batch import MOST_AT_ONCE
-from engine.model.forward.cache_size import CacheSize
-from engine.model.forward.state import F32_BYTES, KVState, State
-from engine.planning.buffers import link_bytes, pinned_bytes
+from engine.model.forward.pages import EVERYTHING, Sight
+from engine.model.forward.state import F32_BYTES, CacheSize, KVState, State
 from engine.planning.footprint import (
     WorkingSizes,
     compute_bytes,
@@ -26,8 +24,7 @@ from engine.planning.footprint import (
     word_bytes,
     x_bytes,
 )
-from engine.planning.memory import MemoryUse
-from engine.planning.rounding import padding_bytes
+from engine.planning.memory import MemoryUse, link_bytes, padding_bytes, pinned_bytes
 
 if TYPE_CHECKING:
     from engine.load_params import LoadParams

@@ -11,11 +11,10 @@ from engine.model.forward.pages import PAGE
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from engine.decoding.sampling.sampler import Sampler
-    from engine.decoding.sampling.token_source import Logits, SamplingWish
-    from engine.model.forward.attention_window import Sight
+    from engine.decoding.sampling.sampler import Logits, Sampler, SamplingWish
     from engine.model.forward.batch import Batch, Piece
-    from engine.model.forward.cache_size import CacheSize
+    from engine.model.forward.pages import Sight
+    from engine.model.forward.state import CacheSize
     from engine.runtime.rank import Rank
 
 SlotState = Sequence["Mapping[str, Tensor]"]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import date
 
 import torch
 
@@ -17,13 +19,109 @@ from engine.hardware.backend_choice import (
     refuse_kernels,
     refused_kernels,
 )
-from engine.hardware.card_records import WHOLE_CARD, CardRecords, card_key, card_problems
+from engine.hardware.card_records import (
+    WHOLE_CARD,
+    CardRecords,
+    CardVerdict,
+    card_key,
+    card_problems,
+)
 from engine.hardware.devices.catalog import list_devices
 from engine.hardware.devices.types import DeviceInfo
+from engine.hardware.devices.visibility import variables_for
 from engine.hardware.fallbacks import OF_THIS_PROCESS, Fallbacks
 from engine.hardware.gpu_path import triton_package
 from engine.hardware.torch_devices import free_bytes, is_out_of_memory
-from engine.runtime.card_trial import verdict_on
+from engine.hardware.trial_process import HUNG, TrialProcess
+from engine.util.programs import program_command
+
+log = logging.getLogger(__name__)
+
+COMMAND = program_command("engine.backends.gpu.self_test")
+"""Command of the child."""
+
+START_S = 120.0
+"""Seconds for the child to import torch."""
+
+STEP_S = 120.0
+"""Seconds for one check, which compiles its kernels first."""
+
+
+def verdict_on(info: DeviceInfo, records: CardRecords | None = None) -> CardVerdict | None:
+    """Return whether kernels work on a GPU: the verdict on disk, else that of a trial made now.
+
+    Args:
+        info: the GPU.
+        records: place for verdicts; the user's by default.
+
+    Returns:
+        None if no trial could be made.
+    """
+    records, key = records or CardRecords.of_user(), card_key(info)
+    verdict = records.find(key, WHOLE_CARD)
+    if verdict is None:
+        verdict = try_card(info)
+        if verdict is not None:
+            records.keep(key, WHOLE_CARD, verdict)
+    return verdict
+
+
+def try_card(
+    info: DeviceInfo,
+    *,
+    command: Sequence[str] = COMMAND,
+    start_s: float = START_S,
+    step_s: float = STEP_S,
+) -> CardVerdict | None:
+    """Test kernels on a GPU in a child process, which is killed when it falls silent.
+
+    Args:
+        info: the GPU.
+        command: command line of the child.
+        start_s: seconds it may be silent before its first step.
+        step_s: seconds it may be silent later.
+
+    Returns:
+        None if the child did not start, or found something that says nothing about the kernels.
+    """
+    log.info("testing kernels on %s (%s) in a process of its own", info.id, info.name)
+    try:
+        with TrialProcess(command, {"device": "cuda:0"}, only_shown(info)) as child:
+            return _verdict(child, start_s, step_s)
+    except OSError as error:
+        log.warning("%s could not be tested in a child process: %s", info.id, error)
+        return None
+
+
+def _verdict(child: TrialProcess, start_s: float, step_s: float) -> CardVerdict | None:
+    """Return what a child finds, or in which step it failed; None if it does not get that far."""
+    step, today = "", date.today().isoformat()
+    for message in child.messages(start_s, step_s):
+        if isinstance(message, str):
+            log.warning("testing kernels failed: %s; its output: %s", message, child.said())
+            if not step:
+                return None
+            if message == HUNG:
+                why = f"a test program did not end within {step_s:.0f} s in {step}"
+                return CardVerdict("hung", why, today)
+            why = f"a test program ended in the middle of {step} ({message})"
+            return CardVerdict("crashed", why, today)
+        if "begin" in message:
+            step = str(message["begin"])
+        elif "refused" in message:
+            log.warning("kernels could not be tested: %s", message["refused"])
+            return None
+        elif problem := str(message.get("problem", "")):
+            return CardVerdict("crashed" if message.get("has_fault") else "wrong", problem, today)
+        elif "problem" in message:
+            return CardVerdict("passed", "", today)
+    return None
+
+
+def only_shown(info: DeviceInfo) -> Mapping[str, str]:
+    """Return the environment variables for a process that sees one GPU alone, as cuda:0."""
+    return variables_for({info.id: info.uuid}, on_hip=bool(torch.version.hip))
+
 
 UNSET = f"Unset the environment variable {VARIABLE}."
 """Sentence on what helps where a person chose the slower way."""
@@ -83,7 +181,7 @@ def _problem_of(name: str) -> str:
         OutOfDeviceMemory: it has no memory left.
         RuntimeError: it is lost to this process.
     """
-    from engine.backends.gpu.launch.launcher_choice import prepare  # needs Triton
+    from engine.backends.gpu.launch.own_launcher import prepare  # needs Triton
 
     info = next((info for info in list_devices() if info.id == name), None)
     if info is None:

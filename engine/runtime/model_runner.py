@@ -15,31 +15,38 @@ from engine.errors import EngineError
 from engine.hardware.backend_choice import captures_tokens
 from engine.hardware.fallbacks import Fallbacks
 from engine.hardware.faults import call_all, stopped_error
-from engine.model.forward.batch import FIRST_TOKEN, MOST_AT_ONCE, Batch, PassSize, Piece
-from engine.model.forward.batch_sizes import SMALL_BATCH
+from engine.model.forward.batch import (
+    FIRST_TOKEN,
+    MOST_AT_ONCE,
+    SMALL_BATCH,
+    Batch,
+    PassSize,
+    Piece,
+)
 from engine.runtime.interface import page_groups
-from engine.runtime.memory.cache_memory import CacheMemory
+from engine.runtime.memory import CacheMemory
 from engine.runtime.passes.guessing import GuessPasses
 from engine.runtime.passes.prompt_batches import PromptBatches
 from engine.runtime.passes.row_sampling import RowSampling
 from engine.runtime.rank import Rank, Replay, token_steps
-from engine.runtime.recording.capturing import captured_on, repeated_on
-from engine.runtime.recording.one_shot_use import OneShotUse
-from engine.runtime.recording.sizes import (
+from engine.runtime.recording import (
+    OneShotUse,
     RecordedSizes,
     are_captured,
+    captured_on,
     may_repeat,
     padded,
+    repeated_on,
     size_of,
+    warm_up,
 )
-from engine.runtime.recording.warm_up import warm_up
 
 if TYPE_CHECKING:
     from engine.backends.executor import RankExecutor
     from engine.backends.gpu.decode.rank_capture import CaptureTask, OneShotControl
-    from engine.decoding.sampling.token_source import Logits, SamplingWish
-    from engine.model.forward.attention_window import Sight
-    from engine.model.forward.cache_size import CacheSize
+    from engine.decoding.sampling.sampler import Logits, SamplingWish
+    from engine.model.forward.pages import Sight
+    from engine.model.forward.state import CacheSize
     from engine.runtime.interface import Guard, TokenSource
 
 T = TypeVar("T")

@@ -12,22 +12,20 @@ from torch import Tensor
 from engine.backends.reference.backend import ReferenceBackend
 from engine.backends.reference.pictures import PictureWeight, TorchPictureOps
 from engine.errors import OutOfDeviceMemory
-from engine.formats.gguf.identity import model_hash
-from engine.formats.gguf.reader import GGUFFile
+from engine.formats.gguf.reader import GGUFFile, model_hash
 from engine.hardware.faults import explain_faults
 from engine.hardware.torch_devices import free_bytes, is_out_of_memory
 from engine.planning.footprint import held_bytes
 from engine.runtime.loader import ByteProgress, check_types, load_rank
 from engine.util.progress import IsCancelled, ignore, never
-from engine.vision.encoders.file import declare_tower
-from engine.vision.encoders.footprint import STORAGE, work_bytes
+from engine.vision.encoders.file import STORAGE, declare_tower, work_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from engine.vision.encoders.base import TextModel
     from engine.vision.images.placed import Picture
-    from engine.vision.images.rule import PictureRule
+    from engine.vision.images.resizing import PictureRule
 
 MOST_KEPT_BYTES = 256 << 20
 """Largest number of bytes of results that are kept: hundreds of pictures."""

@@ -26,7 +26,7 @@ from engine.formats.gguf.tensors import split_name
 from engine.hardware.torch_devices import trim_heap
 from engine.model.forward.state import RecurrentState
 from engine.model.sharding.placement import Shard
-from engine.model.sharding.recut import Move, next_move, runs
+from engine.model.sharding.split import Move, next_move, runs
 from engine.parallel.transfers import copy_over
 from engine.planning.footprint import arena_key, held_bytes, packed_bytes, slot_pieces
 from engine.runtime.loader import ByteProgress, load_rank
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 
     from engine.backends.executor import RankExecutor
     from engine.formats.gguf.reader import GGUFFile
+    from engine.model.forward.ops import Weight
     from engine.model.forward.state import State
-    from engine.model.forward.weight import Weight
     from engine.runtime.rank import Rank
 
 UsedSlots = Sequence[Sequence[range]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import weakref
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -14,9 +14,10 @@ import torch
 
 from engine.backends.executor import RankExecutor, RankOutOfMemory
 from engine.backends.reference.weights import release_scratch
-from engine.errors import DeviceStopped, EngineError, OutOfDeviceMemory
-from engine.formats.gguf.control_vectors import Direction, read_control_vectors
-from engine.hardware.faults import call_all, has_stopped, stopped_error
+from engine.errors import DeviceStopped, EngineError, KernelError, OutOfDeviceMemory
+from engine.formats.gguf.companions import Direction, read_control_vectors
+from engine.hardware.backend_choice import refuse_kernels
+from engine.hardware.faults import call_all, explain_faults, has_stopped, stopped_error
 from engine.hardware.torch_devices import (
     free_bytes,
     kind_of,
@@ -27,14 +28,12 @@ from engine.hardware.torch_devices import (
 from engine.model.architectures.declare import declare
 from engine.model.forward.state import RecurrentState, sights_of
 from engine.planning.memory import DeviceMemory
-from engine.planning.pictures.memory import tower_path
-from engine.planning.plan import Plan, make_plan
+from engine.planning.plan import Plan, make_plan, tower_path
 from engine.planning.threads import busy_on_cpu, threads_per_rank
 from engine.runtime.builder import Prepare, RankBuilder, RankSetup, make_group
 from engine.runtime.kernel_proof import prove_kernels
 from engine.runtime.loader import ByteProgress, check_types
-from engine.runtime.memory.overheads import plan_with_overheads
-from engine.runtime.memory.used_memory import UsedMemory
+from engine.runtime.memory import UsedMemory, plan_with_overheads
 from engine.runtime.model_runner import ModelRunner
 from engine.runtime.rank import Rank
 from engine.runtime.resplit import DOING, Side, Transfer, UsedSlots
@@ -44,7 +43,7 @@ if TYPE_CHECKING:
     from engine.formats.gguf.reader import GGUFFile
     from engine.load_params import LoadParams
     from engine.model.architectures.declare import Declaration
-    from engine.model.forward.communicator import Communicator
+    from engine.model.forward.ops import Communicator
     from engine.model.layers.hparams import HParams
     from engine.runtime.interface import TokenSource
     from engine.util.progress import IsCancelled, ProgressSink
@@ -396,3 +395,49 @@ def _directions(params: LoadParams, hp: HParams) -> Mapping[int, Direction]:
     return read_control_vectors(
         params.control_vectors, params.control_layers, hp.n_embd, hp.n_trunk
     )
+
+
+def _without_machines(*_: object) -> ThreadRuntime:
+    """Refuse to load a model that several machines are to compute.
+
+    Raises:
+        EngineError: always.
+    """
+    raise EngineError(
+        "These settings are for a model on several machines, which have not joined.",
+        "Start them with tandem serve --nodes and tandem join.",
+    )
+
+
+_opener_on_machines: Callable[..., ThreadRuntime] = _without_machines
+
+
+def open_on_machines_by(opener: Callable[..., ThreadRuntime]) -> None:
+    """Set what loads models that several machines compute; it is called as `open_runtime`."""
+    global _opener_on_machines  # a process is one of several machines, or none
+    _opener_on_machines = opener
+
+
+def open_runtime(
+    file: GGUFFile, params: LoadParams, on_progress: ProgressSink, is_cancelled: IsCancelled,
+    donor: ThreadRuntime | None = None, used: UsedSlots = (),
+) -> ThreadRuntime:  # fmt: skip
+    """Return a `ThreadRuntime`; a GPU on which our kernels do not compile uses the reference.
+
+    Raises:
+        EngineError: see `ThreadRuntime`; or several machines are to compute, and none have joined.
+    """
+    if params.machines:
+        return _opener_on_machines(file, params, on_progress, is_cancelled, donor, used)
+    gpus = [torch.device(name) for name in params.all_devices if name != "cpu"]
+    while True:
+        try:
+            with explain_faults(gpus):
+                return ThreadRuntime(file, params, on_progress, is_cancelled, donor, used)
+        except DeviceStopped:
+            if donor is not None and has_stopped(donor.devices):
+                donor.close()
+            raise
+        except KernelError as error:
+            log.warning("%s", error)
+            refuse_kernels(error.device, error.why)

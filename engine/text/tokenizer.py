@@ -5,19 +5,18 @@ The ids are those of llama.cpp's `llama_tokenize`, the text that of its `llama_d
 
 from __future__ import annotations
 
+import codecs
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
 from typing import TYPE_CHECKING, Protocol
 
-from engine.errors import InvalidGGUF
+from engine.errors import InvalidGGUF, ModelFileError
 from engine.text.bpe import BpeEncoder, byte_alphabet
-from engine.text.pretokenizers import PreTokenizer
-from engine.text.special import SpecialTokens
+from engine.text.pretokenizers import DEFAULT, PRE_TOKENIZERS, PreTokenizer
 from engine.text.spm import SPACE, SpmEncoder
-from engine.text.stream import StreamDecoder
-from engine.text.support import find_pre_tokenizer, tokenizer_model
 from engine.text.vocabulary import (
     BYTE,
     CONTROL,
@@ -32,6 +31,179 @@ from engine.text.vocabulary import (
 
 if TYPE_CHECKING:
     from engine.formats.gguf.metadata import Metadata
+
+SPACES = " \t\n\v\f\r"
+PHI3_KEEPS_SPACES = ("<unk>", "<s>", "<|endoftext|>")
+
+
+@dataclass(frozen=True, slots=True)
+class SpecialToken:
+    """A token that is found in text by its spelling.
+
+    Args:
+        text: spelling of the token.
+        token_id: its id.
+        is_hidden: whether it is found only where special tokens are asked for.
+        eats_spaces: whether white space after it belongs to it.
+        letters: distinct characters of its spelling.
+    """
+
+    text: str
+    token_id: int
+    is_hidden: bool
+    eats_spaces: bool
+    letters: frozenset[str]
+
+    def cut(self, text: str) -> list[str | int]:
+        """Replace the token's spelling in `text` by its id; drop empty pieces."""
+        first, *others = text.split(self.text)
+        parts: list[str | int] = [first] if first else []
+        for other in others:
+            rest = other.lstrip(SPACES) if self.eats_spaces else other
+            parts += [self.token_id, rest] if rest else [self.token_id]
+        return parts
+
+
+class SpecialTokens:
+    """The special tokens of a vocabulary.
+
+    The longest is searched first, the next one in the pieces that are left, and so on.
+
+    Attributes:
+        eats_spaces: whether white space after one of them may belong to it.
+    """
+
+    def __init__(self, tokens: list[SpecialToken]) -> None:
+        self._tokens = sorted(tokens, key=lambda token: -len(token.text.encode()))
+        self.eats_spaces = any(token.eats_spaces for token in tokens)
+
+    @classmethod
+    def of(cls, vocab: Vocabulary, model_name: str) -> SpecialTokens:
+        """Return the special tokens of a vocabulary.
+
+        In Phi-3 models, which only their name tells, they eat the spaces after them.
+        """
+        name = model_name.lower()
+        is_phi3 = "phi-3" in name or "phi3" in name
+        return cls(
+            [
+                SpecialToken(
+                    text,
+                    token_id,
+                    is_hidden=bool(kind & (CONTROL | UNKNOWN)),
+                    eats_spaces=is_phi3 and text not in PHI3_KEEPS_SPACES,
+                    letters=frozenset(text),
+                )
+                for token_id, (text, kind) in enumerate(zip(vocab.tokens, vocab.kinds, strict=True))
+                if kind & (CONTROL | UNKNOWN | USER_DEFINED)
+            ]
+        )
+
+    def split(self, text: str, parse_special: bool) -> list[str | int]:
+        """Return the pieces of plain text and the ids of special tokens, in order."""
+        parts: list[str | int] = [text] if text else []
+        letters = set(text)
+        for token in self._tokens:
+            if token.is_hidden and not parse_special:
+                continue
+            if token.letters <= letters and token.text in text:
+                parts = [
+                    piece
+                    for part in parts
+                    for piece in ([part] if isinstance(part, int) else token.cut(part))
+                ]
+        return parts
+
+
+class StreamDecoder:
+    """Decoder of single token ids; a character appears when its last byte has come.
+
+    Args:
+        token_bytes: function that returns the bytes a token adds; none for a hidden token.
+    """
+
+    def __init__(self, token_bytes: Callable[[int], bytes]) -> None:
+        self._token_bytes = token_bytes
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    @property
+    def begun(self) -> bytes:
+        """Bytes of a character whose last byte has not come yet."""
+        return self._decoder.getstate()[0]
+
+    @begun.setter
+    def begun(self, value: bytes) -> None:
+        self._decoder.setstate((value, 0))
+
+    def feed(self, token_id: int) -> str:
+        """Add a token and return the text that is complete now; may be empty."""
+        return self._decoder.decode(self._token_bytes(token_id))
+
+    def flush(self) -> str:
+        """Return leftover bytes that never became a character, as U+FFFD, and start afresh."""
+        rest = self._decoder.decode(b"", final=True)
+        self._decoder.reset()
+        return rest
+
+
+MODELS = ("llama", "gpt2", "gemma4")
+"""Supported kinds of tokenizers."""
+
+NO_MODEL = ("", "none", "no_vocab")
+"""Names of the kind in files without a tokenizer."""
+
+NO_VOCABULARY = "This file has no vocabulary: it can be measured, but not talked to."
+MAX_NAME = 40  # characters of a name to show
+
+
+def has_vocabulary(meta: Metadata) -> bool:
+    """Return whether the file names a tokenizer; without one it still computes logits."""
+    return meta.str(KEY + "model", "") not in NO_MODEL
+
+
+def tokenizer_model(meta: Metadata) -> str:
+    """Return the file's kind of tokenizer.
+
+    Raises:
+        ModelFileError: it has none, or one of an unsupported kind.
+    """
+    model, file = meta.str(KEY + "model", ""), file_of(meta)
+    if model in NO_MODEL:
+        raise ModelFileError(
+            file,
+            f"{file.name} contains no tokenizer.",
+            "Pick a file that was converted with its vocabulary.",
+        )
+    if model not in MODELS:
+        raise ModelFileError(
+            file,
+            f"{file.name} uses the tokenizer {model[:MAX_NAME]!r}, which Tandem cannot run yet.",
+            "Supported are: " + ", ".join(MODELS) + ".",
+        )
+    return model
+
+
+def find_pre_tokenizer(meta: Metadata, model: str) -> tuple[str, PreTokenizer, tuple[str, ...]]:
+    """Return the name of the file's pre-tokenizer, the one to use, and warnings if these differ."""
+    name = "gemma4" if model == "gemma4" else meta.str(KEY + "pre", "")
+    if model == "llama" or name in PRE_TOKENIZERS:
+        return name, PRE_TOKENIZERS.get(name, DEFAULT), ()
+    problem = (
+        f"The pre-tokenizer {name[:MAX_NAME]!r} is unknown" if name else "No pre-tokenizer is named"
+    )
+    warning = f"{problem}: the default one is used, and answers may be worse."
+    return name, DEFAULT, (warning,)
+
+
+def tokenizer_warnings(meta: Metadata) -> tuple[str, ...]:
+    """Return warnings about a file's tokenizer, from its name alone; nothing is built."""
+    try:
+        if not has_vocabulary(meta):
+            return (NO_VOCABULARY,)
+        return find_pre_tokenizer(meta, tokenizer_model(meta))[2]
+    except ModelFileError as error:
+        return (error.message,)
+
 
 BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 BYTE_OF = {char: bytes([byte]) for char, byte in byte_alphabet().items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 from typing import Final
 
 MOST_ERROR: Final = 500
@@ -58,3 +59,14 @@ def json_escaped(document: str) -> str:
 
 def _escaped(found: re.Match[str]) -> str:
     return f"\\u{ord(found[0]):04x}"
+
+
+@cache  # reading it takes milliseconds, and predictions of speed ask for it each time
+def package_version() -> str:
+    """Return Tandem's version; "" where it runs from a folder without being installed."""
+    from importlib import metadata  # late: the window does not need it to show
+
+    try:
+        return metadata.version("tandem-llm")
+    except metadata.PackageNotFoundError:
+        return ""

@@ -39,7 +39,7 @@ from engine.model.forward.cache import LayerCache
 from engine.model.forward.operands import Scores
 from engine.model.forward.pages import PAGE
 from engine.model.forward.state import F32_BYTES, KVState
-from engine.model.sharding.ranges import Ranges
+from engine.model.sharding.shares import Ranges
 
 ROOT = Path(__file__).resolve().parents[2]
 SHAPES = "32/8x64,32/8x128,16/2x128,8/1x256"

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from math import ceil, log2
 
 from engine.planning.speed.facts import DeviceFacts, LinkFacts
-from engine.planning.speed.machine_links import Links
+from engine.planning.speed.links import Links
 
 OP_S, ROUTED_OP_S = 1.7e-6, 4.1e-6
 """Seconds per matrix: 8 graph nodes of a dense block with 7 matrices take 1.5 µs each beside their

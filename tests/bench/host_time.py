@@ -39,9 +39,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from triton.backends.compiler import GPUTarget
 
-from engine.backends.gpu.launch import target
+from engine.backends.gpu.launch import configs as target
+from engine.backends.gpu.launch.configs import KernelTarget
 from engine.backends.gpu.launch.kernel_launch import KernelLaunch, intercept_launches
-from engine.backends.gpu.launch.target import KernelTarget
 from engine.backends.gpu.loading.dry_run import META, dry_run_context
 from engine.formats.gguf.reader import GGUFFile
 from engine.load_params import LoadParams

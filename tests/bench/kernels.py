@@ -29,9 +29,8 @@ from torch.nn.functional import linear
 from engine.backends.cpu.file_packing import pack_rows
 from engine.backends.cpu.kernels.language.isa import chosen
 from engine.backends.cpu.worker import Worker
-from engine.formats.gguf.types import TYPES
-from engine.formats.quants.extent import Extent, n_tiles
-from engine.formats.quants.layout import LAYOUTS
+from engine.formats.gguf.tensors import TYPES
+from engine.formats.quants.layout import LAYOUTS, Extent, n_tiles
 from engine.runtime.measuring.weight_speed import ONE_MATRIX_TOKENS, Probe
 from tests.bench.random_blocks import random_tensor
 

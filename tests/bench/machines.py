@@ -18,7 +18,7 @@ import time
 from dataclasses import replace
 from functools import partial
 
-import engine.hardware.environment  # noqa: F401 before torch, which reads it
+import engine.hardware.backend_choice  # noqa: F401 before torch, which reads it
 
 # isort: split
 from engine import LoadParams, Model, SamplingParams
@@ -26,7 +26,7 @@ from engine.distributed.follower import follow
 from engine.distributed.machine_runtime import open_on_machines
 from engine.distributed.machines import END, Machines
 from engine.distributed.wire import GlooWire
-from engine.runtime.opening import open_on_machines_by
+from engine.runtime.thread_runtime import open_on_machines_by
 
 
 def measured(model: Model, n: int) -> float:

@@ -20,10 +20,9 @@ from engine import BenchTest, LoadParams, list_devices, load_model
 from engine.hardware.devices.host import usable_cores
 from engine.planning.evaluation.workload import ModelWorkload
 from engine.planning.planner import Planner
-from engine.planning.speed.facts import DeviceFacts, WeightRate
+from engine.planning.speed.facts import DeviceFacts, Prediction, WeightRate
+from engine.planning.speed.links import Links
 from engine.planning.speed.machine_file import expected_facts
-from engine.planning.speed.machine_links import Links
-from engine.planning.speed.prediction import Prediction
 from engine.planning.speed.speed_model import SpeedModel
 from engine.runtime.measuring.weight_speed import Probe, measurable
 

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator
 from functools import cache
 
-from engine.planning.speed.prediction import Prediction
+from engine.planning.speed.facts import Prediction
 from engine.planning.speed.rigs import parse_rig
 from engine.planning.speed.speed_model import SpeedModel
 from tests.bench.engines import LAUNCH_S, EngineLinks, Pace

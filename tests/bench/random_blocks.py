@@ -14,7 +14,7 @@ import torch
 from gguf import GGMLQuantizationType as Kind
 from numpy.typing import NDArray
 
-from engine.formats.gguf.types import TYPES, row_bytes
+from engine.formats.gguf.tensors import TYPES, row_bytes
 from engine.formats.quants.dequantise import dequantise
 
 Bytes = NDArray[np.uint8]

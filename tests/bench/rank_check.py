@@ -17,14 +17,14 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from engine.backends.gpu.checks import drawing, products
+from engine.backends.gpu.checks import comparison, products
 from engine.backends.gpu.checks import operations as operations_
 from engine.backends.gpu.checks.calls import OpCallLog
 from engine.backends.gpu.checks.comparison import Pair
 from engine.backends.gpu.checks.rank_check import DryModel, check_rank
 from engine.backends.gpu.checks.weight_check import Verdicts
+from engine.backends.gpu.launch.configs import KernelTarget, use_target
 from engine.backends.gpu.launch.kernel_launch import intercept_launches
-from engine.backends.gpu.launch.target import KernelTarget, use_target
 from engine.backends.gpu.loading import dry_run
 from engine.backends.gpu.matmul import dequant_gemm
 from engine.formats.gguf.reader import GGUFFile
@@ -34,7 +34,7 @@ from engine.load_params import LoadParams
 from engine.model.architectures.declare import declare
 from engine.model.forward.batch import Batch
 from engine.model.forward.cache import Cache
-from engine.model.forward.cache_size import CacheSize
+from engine.model.forward.state import CacheSize
 from engine.planning.footprint import slot_pieces, x_bytes
 from engine.runtime.rank import warm_rows
 from tests.helpers.hollow import hollow_llama
@@ -46,7 +46,7 @@ LONG_S = 50e-6
 """Seconds of an operation that takes long on a CPU because of its work, not of its call."""
 
 CPU = torch.device("cpu")
-SETTINGS = drawing.SETTINGS
+SETTINGS = comparison.SETTINGS
 
 
 class Operations(TorchDispatchMode):
@@ -106,7 +106,7 @@ def checks(file: GGUFFile, params: LoadParams, records: CardRecords) -> None:
     products.Pair = Agreeing  # type: ignore[misc]
     operations_.Pair = Agreeing  # type: ignore[misc]
     dequant_gemm.multiply = lambda a, b, out: None
-    drawing.SETTINGS = ()
+    comparison.SETTINGS = ()
     for name in ("first load", "second load"):
         dry, slots, cache = with_memory(file, params)
         starts: list[object] = []
@@ -132,11 +132,11 @@ class Agreeing(Pair):
 
 def draws() -> None:
     """Draw tokens of 128256."""
-    some = drawing.Drawing(128256, (range(128256),), 4096)
-    drawing.SETTINGS = SETTINGS
+    some = comparison.Drawing(128256, (range(128256),), 4096)
+    comparison.SETTINGS = SETTINGS
     began, starts = time.process_time(), list[object]()
     with intercept_launches(lambda s: bool(starts.append(s))):
-        drawing.drawn_tokens(some, CPU)
+        comparison.drawn_tokens(some, CPU)
     took = time.process_time() - began
     say(f"drawn tokens: {len(starts)} launches, {took * 1000:.0f} ms, host's part included")
 

@@ -21,7 +21,7 @@ import numpy as np
 from gguf import GGMLQuantizationType as Kind
 from gguf import GGUFWriter, TokenType
 
-from engine.formats.gguf.types import TYPES
+from engine.formats.gguf.tensors import TYPES
 from engine.model.architectures.info import FILE_TYPES
 from engine.text.bpe import byte_alphabet
 from tests.bench.random_blocks import KINDS, PLAIN, Bytes, Shape, encoded, n_bytes

@@ -11,7 +11,7 @@ import torch
 from gguf import GGMLQuantizationType as Kind
 
 from engine import SamplingParams, TokenText, load_model, read_model_info
-from engine.formats.gguf.types import TYPES
+from engine.formats.gguf.tensors import TYPES
 from engine.formats.quants.dequantise import dequantise
 from tests.bench import synthetic
 from tests.bench.random_blocks import KINDS, n_bytes, random_tensor

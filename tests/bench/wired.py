@@ -18,7 +18,7 @@ from dataclasses import asdict, replace
 from functools import partial
 from itertools import pairwise
 
-import engine.hardware.environment  # noqa: F401 before torch, which reads it
+import engine.hardware.backend_choice  # noqa: F401 before torch, which reads it
 
 # isort: split
 import torch
@@ -27,16 +27,16 @@ from engine import LoadParams, Model, Planner, list_devices
 from engine.distributed.follower import follow
 from engine.distributed.machine_runtime import open_on_machines
 from engine.distributed.machines import END, Machines
+from engine.distributed.straight_proof import measure_wires
 from engine.distributed.wire import GlooWire
-from engine.distributed.wire_speed import measure_wires
 from engine.hardware.devices.places import far_id
+from engine.planning.speed.collectives import Wires
 from engine.planning.speed.facts import DeviceFacts
+from engine.planning.speed.links import Links
 from engine.planning.speed.machine_file import expected_facts
-from engine.planning.speed.machine_links import Links
 from engine.planning.speed.speed_model import SpeedModel
-from engine.planning.speed.wires import Wires
 from engine.runtime.measuring.weight_speed import Probe, measurable
-from engine.runtime.opening import open_on_machines_by
+from engine.runtime.thread_runtime import open_on_machines_by
 from tests.bench.machines import measured
 from tests.bench.prediction import PROBE_BYTES, facts_now
 from tests.helpers.wire import DEVICE, Node, WireKind, wired

@@ -35,7 +35,7 @@ TORCH_FREE = [
     "engine.generation.scoring",
     "engine.generation.state_format",
     "engine.hosts.thread_host",
-    "engine.util.json_file",
+    "engine.util.files",
     "engine.generation.benchmark",
     "engine.util.programs",
     "engine.util.progress",

@@ -4,10 +4,9 @@ import random
 from typing import Any
 
 from engine.model.architectures.registry import supported_architectures
-from engine.model.layers.keys import BOUNDS, UNPREFIXED
-from engine.model.layers.rope_keys import SCALING_TYPES
+from engine.model.layers.keys import BOUNDS, SCALING_TYPES, UNPREFIXED
 from engine.text.pretokenizers import PRE_TOKENIZERS
-from engine.text.support import MODELS
+from engine.text.tokenizer import MODELS
 from engine.text.vocabulary import ALWAYS_SHOWN, END_NAMES, FILL_IN_NAMES
 
 NAN, INF = float("nan"), float("inf")

@@ -8,38 +8,34 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from engine.text.messages import Tool
-from engine.text.tool_calls.formats.base import AnswerFormat
-from engine.text.tool_calls.formats.listed import (
+from engine.text.tool_calls.formats import (
     APRIEL,
     COHERE,
-    GIGACHAT,
-    GRANITE,
-    HERMES,
-    MISTRAL,
-    NEMOTRON,
-)
-from engine.text.tool_calls.formats.named import (
     DEEPSEEK,
+    DEEPSEEK_V4,
     DEEPSEEK_V31,
+    DEEPSEEK_V32,
     FUNCTION_GEMMA,
     FUNCTIONARY,
     GEMMA,
+    GIGACHAT,
+    GLM,
+    GRANITE,
     HARMONY,
+    HERMES,
     KIMI,
     LLAMA,
-    MISTRAL_ARGS,
-)
-from engine.text.tool_calls.formats.tagged import (
-    DEEPSEEK_V4,
-    DEEPSEEK_V32,
-    GLM,
     MINIMAX,
+    MISTRAL,
+    MISTRAL_ARGS,
+    NEMOTRON,
     QWEN_CODER,
     SEED,
+    AnswerFormat,
 )
+from engine.text.tool_calls.json_text import parameters_of
+from engine.text.tool_calls.marks import AnswerPartEvent, CallBegun, CallEnded, PartText
 from engine.text.tool_calls.parser import AnswerParser
-from engine.text.tool_calls.parts import AnswerPartEvent, CallBegun, CallEnded, PartText
-from engine.text.tool_calls.schemas import parameters_of
 
 WEATHER = Tool(
     "get_weather", "Tell the weather.",

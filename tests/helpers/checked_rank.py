@@ -11,14 +11,14 @@ from engine.backends.gpu.backend import GpuBackend
 from engine.backends.gpu.checks.calls import OpCallLog
 from engine.backends.gpu.checks.rank_check import DryModel, check_rank
 from engine.backends.gpu.checks.weight_check import Verdicts
-from engine.backends.gpu.launch.target import INTERPRETER
+from engine.backends.gpu.launch.configs import INTERPRETER
 from engine.backends.gpu.loading.dry_run import collect_launches
 from engine.formats.gguf.reader import GGUFFile
 from engine.hardware.fallbacks import Fallbacks
 from engine.load_params import LoadParams
 from engine.model.architectures.declare import declare
 from engine.model.forward.cache import Cache
-from engine.model.forward.cache_size import CacheSize
+from engine.model.forward.state import CacheSize
 from engine.planning.footprint import x_bytes
 from engine.runtime.loader import ByteProgress, load_rank
 

@@ -9,10 +9,9 @@ from torch import Tensor
 
 from engine.backends.cpu.file_packing import pack_rows
 from engine.backends.cpu.worker import Worker
-from engine.formats.gguf.types import TYPES
+from engine.formats.gguf.tensors import TYPES
 from engine.formats.quants.dequantise import dequantise
-from engine.formats.quants.extent import Extent, n_tiles
-from engine.formats.quants.layout import BLOCK, LAYOUTS
+from engine.formats.quants.layout import BLOCK, LAYOUTS, Extent, n_tiles
 from tests.bench.random_blocks import random_tensor
 from tests.helpers.planes import as_on_a_gpu
 

@@ -1,4 +1,4 @@
-"""Stand-in for `engine.backends.gpu.self_test_program` that behaves as its arguments say.
+"""Stand-in for `engine.backends.gpu.self_test` that behaves as its arguments say.
 
     python -m tests.helpers.fake_card_child BEHAVIOUR FOLDER
 

@@ -1,4 +1,4 @@
-"""Stand-in for `engine.runtime.interconnect.child_program` that behaves as its arguments say.
+"""Stand-in for `engine.runtime.interconnect.child` that behaves as its arguments say.
 
     python -m tests.helpers.fake_link_child BEHAVIOUR STEP [FOLDER]
 

@@ -20,8 +20,7 @@ from engine import (
     Positions,
     SplitError,
 )
-from engine.model.sharding.ranges import Ranges
-from engine.model.sharding.shares import normalise
+from engine.model.sharding.shares import Ranges, normalise
 from engine.model.sharding.split import ModelSplit
 from engine.planning.evaluation.workload import BlockWorkload, ModelWorkload, RankWorkload
 

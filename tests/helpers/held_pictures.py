@@ -23,7 +23,7 @@ class HeldPictures:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.n_read = 0
         self.begun, self.may_end, self.cancelled = (threading.Event() for _ in range(3))
-        place = "engine.generation.pictures.prompt_text.PictureReading"
+        place = "engine.generation.image_prompts.PictureReading"
         monkeypatch.setattr(place, lambda n, is_cancelled=never: _Held(self, n, is_cancelled))
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from engine import EngineError, inspect_model, load_model
-from engine.formats.gguf.types import TYPES, row_bytes
+from engine.formats.gguf.tensors import TYPES, row_bytes
 from tests.helpers.golden import nmse
 from tests.helpers.model_draft import DraftTensor, ModelDraft
 

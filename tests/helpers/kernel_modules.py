@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from gguf.constants import GGMLQuantizationType as Kind
 from llvmlite import ir
 
-from engine.backends.cpu.kernels.cache import attention, cache_write
+from engine.backends.cpu.kernels.cache import attention, cache_codec
 from engine.backends.cpu.kernels.language.isa import Isa
 from engine.backends.cpu.kernels.packing import dequantise, pack
 from engine.backends.cpu.kernels.products import (
@@ -17,13 +17,7 @@ from engine.backends.cpu.kernels.products import (
     quantised_gemm,
 )
 from engine.backends.cpu.kernels.recurrent import conv, delta_net, state_space
-from engine.backends.cpu.kernels.running import (
-    fastcall,
-    replay,
-    team,
-    thread_all_reduce,
-    timestamp_counter,
-)
+from engine.backends.cpu.kernels.running import fastcall, replay, team, thread_all_reduce
 from engine.backends.cpu.kernels.small import activation, elementwise, norm, rope, routing
 from engine.formats.quants.layout import LAYOUTS
 from engine.load_params import kv_types
@@ -73,13 +67,13 @@ MODULES: Mapping[str, Writer] = {
         "q8_0",
         "q4_0",
     ),
-    **_for_kinds("store", cache_write.build, "f16", "q8_0", "q4_0"),
+    **_for_kinds("store", cache_codec.build, "f16", "q8_0", "q4_0"),
     "panels": lambda isa: lambda module: panel_packing.build(module, isa),
     "wide-panels": lambda isa: lambda module: panel_packing.build(module, isa, 2),
     "expert-panels": lambda isa: lambda module: experts.build_quantise(module, isa),
     "team": lambda isa: team._build_work_loop,
     "meeting": lambda isa: thread_all_reduce.build,
-    "clock": lambda isa: timestamp_counter.build,
+    "clock": lambda isa: team.build,
     "call": lambda isa: lambda module: fastcall._build(module, 3, False),
     "together": lambda isa: fused_gemv.build,
     "replay": lambda isa: replay.build,

@@ -15,8 +15,7 @@ from engine.backends.cpu.kernels.products import panel_packing, panels, quantise
 from engine.backends.cpu.kernels.running import jit
 from engine.backends.cpu.kernels.running.team import Team
 from engine.backends.cpu.kernels.words import plane_words
-from engine.formats.quants.extent import panel_block_bytes
-from engine.formats.quants.layout import LAYOUTS
+from engine.formats.quants.layout import LAYOUTS, panel_block_bytes
 
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]

@@ -8,7 +8,7 @@ from engine.backends.cpu.kernels.language.isa import Isa, chosen
 from engine.model.forward.batch import Batch
 from engine.model.forward.cache import LayerCache
 from engine.model.forward.state import KVState
-from engine.model.sharding.ranges import Ranges
+from engine.model.sharding.shares import Ranges
 
 
 def numbers(seed: int, *shape: int) -> Tensor:

@@ -7,14 +7,14 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import engine.hardware.environment  # noqa: F401 before torch, which reads it
+import engine.hardware.backend_choice  # noqa: F401 before torch, which reads it
 
 # isort: split
 from engine import EngineError, LoadParams, Model
 from engine.distributed.follower import follow
 from engine.distributed.machine_runtime import open_on_machines, shared_params
 from engine.distributed.machines import END, Machines
-from engine.runtime import opening
+from engine.runtime import thread_runtime as opening
 from tests.helpers.queue_wires import Queues, QueueWire
 
 

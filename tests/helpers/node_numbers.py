@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import engine.hardware.environment  # noqa: F401 before torch, which reads it
+import engine.hardware.backend_choice  # noqa: F401 before torch, which reads it
 
 # isort: split
 import numpy as np
@@ -23,7 +23,7 @@ from engine.distributed.machines import END, Machines
 from engine.distributed.straight import BACKEND_VARIABLE, backend_of_environment
 from engine.distributed.wire import GlooWire
 from engine.load_params import MachineLink
-from engine.runtime.opening import open_on_machines_by
+from engine.runtime.thread_runtime import open_on_machines_by
 
 PROMPTS = [[5, 6, 7, 9], [8, 3] * 9, [7], [11, 12, 13]]
 

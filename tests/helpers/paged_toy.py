@@ -13,12 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from engine.decoding.sampling.sampler import Sampler
-from engine.decoding.sampling.token_source import SamplingWish
+from engine.decoding.sampling.sampler import Sampler, SamplingWish
 from engine.errors import EngineError
-from engine.model.forward.attention_window import Sight
 from engine.model.forward.batch import MOST_AT_ONCE, Batch, Piece
-from engine.model.forward.pages import PAGE
+from engine.model.forward.pages import PAGE, Sight
 from engine.runtime.interface import PageGroup
 
 N_VOCAB = 40

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from engine.decoding.sampling.token_source import Logits
+from engine.decoding.sampling.sampler import Logits
 from engine.model.forward.batch import Batch, Piece
 from engine.model.forward.pages import PAGE
 from engine.runtime.interface import PagedRuntime

@@ -14,8 +14,7 @@ from gguf.constants import GGMLQuantizationType as Kind
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.formats.quants.extent import Extent
-from engine.formats.quants.layout import LAYOUTS, Layout
+from engine.formats.quants.layout import LAYOUTS, Extent, Layout
 
 Bytes = NDArray[np.uint8]
 

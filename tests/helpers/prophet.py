@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 
 from engine.decoding.drafting.control import DraftControl, Proposal
-from engine.decoding.drafting.guesses import Guess, Kind
+from engine.decoding.drafting.ngram import Guess, Kind
 from engine.generation.scheduling.requests import Request
 
 N_VOCAB = 40

@@ -3,8 +3,7 @@
 import numpy as np
 
 from engine import Model, SamplingParams
-from engine.decoding.sampling.sampler import Sampler
-from engine.decoding.sampling.token_source import SamplingWish
+from engine.decoding.sampling.sampler import Sampler, SamplingWish
 from engine.model.forward.batch import Batch, Piece
 
 SETTINGS = (

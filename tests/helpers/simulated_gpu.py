@@ -18,19 +18,19 @@ from engine.backends.gpu.backend import GpuBackend
 from engine.backends.gpu.comm import copies
 from engine.backends.gpu.comm.copies import CopyCollectives, Seat
 from engine.backends.gpu.comm.streams import HostQueues
-from engine.backends.gpu.launch.target import KernelTarget
+from engine.backends.gpu.launch.configs import KernelTarget
 from engine.backends.gpu.loading import dry_run, staging, weight_loader
 from engine.backends.gpu.loading.pack import pack
 from engine.backends.gpu.loading.staging import Buffer, CpuCopier
 from engine.formats.gguf.reader import GGUFFile
-from engine.formats.quants.extent import Extent
-from engine.hardware.devices.routes import Place
+from engine.formats.quants.layout import Extent
+from engine.hardware.devices.links import Place
 from engine.hardware.host_memory import HostTensor
 from engine.load_params import LoadParams
 from engine.model.architectures.declare import Declaration, declare
 from engine.model.forward.cache import Cache
-from engine.model.forward.cache_size import CacheSize
-from engine.planning.buffers import LINK_SETS
+from engine.model.forward.state import CacheSize
+from engine.planning.memory import LINK_SETS
 from engine.runtime.loader import ByteProgress, load_rank
 from engine.runtime.rank import warm_rows
 from tests.helpers.cuda_allocator import CachingAllocator, SegmentBlock

@@ -8,8 +8,7 @@ from typing import IO
 
 import numpy as np
 
-from engine.formats.gguf.open_part import OpenPart
-from engine.formats.gguf.tensor_bytes import TensorBytes
+from engine.formats.gguf.tensor_bytes import OpenPart, TensorBytes
 
 
 class MemoryPart(OpenPart):

@@ -7,8 +7,7 @@ import numpy as np
 from gguf import GGUFWriter
 
 from engine.formats.gguf.reader import GGUFFile
-from engine.formats.gguf.tensors import TensorInfo
-from engine.formats.gguf.types import TYPES
+from engine.formats.gguf.tensors import TYPES, TensorInfo
 from engine.model.layers.keys import Keys
 from engine.model.layers.module import TensorSource
 from engine.vision.encoders.base import TextModel

@@ -10,9 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.model.forward.attention_window import Sight
 from engine.model.forward.batch import Batch, Piece
-from engine.model.forward.pages import PAGE
+from engine.model.forward.pages import PAGE, Sight
 from engine.runtime.interface import PageGroup, SlotState, TokenSource
 
 

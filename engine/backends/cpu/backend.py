@@ -16,12 +16,11 @@ from engine.backends.cpu.recorder import Recorder
 from engine.backends.cpu.weights import JoinedColumns, PlaneWeight
 from engine.backends.cpu.worker import Worker
 from engine.backends.reference.backend import NothingToCompile, PlainLoader
-from engine.backends.reference.file_bytes import FileReader
+from engine.backends.reference.weights import FileReader
 
 if TYPE_CHECKING:
     from engine.formats.gguf.reader import GGUFFile
-    from engine.model.forward.communicator import Communicator
-    from engine.model.forward.weight import Weight
+    from engine.model.forward.ops import Communicator, Weight
     from engine.model.layers.module import Slot
     from engine.model.sharding.placement import Slices
 

@@ -16,12 +16,11 @@ from torch import Tensor
 
 from engine.backends.cpu.kernels import compiled
 from engine.backends.cpu.large_pages import LARGE_PAGE, WeightArena
-from engine.backends.reference.file_bytes import FileReader
+from engine.backends.reference.weights import FileReader
 from engine.formats.gguf.tensor_bytes import LONG_ROW, TensorBytes
-from engine.formats.gguf.types import TYPES
-from engine.formats.quants.codes import coded_rows
-from engine.formats.quants.extent import Extent, file_blocks, n_tiles
-from engine.formats.quants.layout import BLOCK, CODED, TILE
+from engine.formats.gguf.tensors import TYPES
+from engine.formats.quants.encode import coded_rows
+from engine.formats.quants.layout import BLOCK, CODED, TILE, Extent, file_blocks, n_tiles
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -12,11 +12,17 @@ from torch import Tensor
 
 from engine.backends.cpu.kernels.packing import word_pack
 from engine.backends.cpu.plain_weights import PlainWeight
-from engine.backends.cpu.weights import FineWeight, JoinedColumns, PlaneWeight
-from engine.backends.cpu.word_weights import WordWeight
+from engine.backends.cpu.weights import FineWeight, JoinedColumns, PlaneWeight, WordWeight
 from engine.formats.gguf.tensors import split_name
-from engine.formats.quants.extent import Extent, file_blocks, n_tiles, word_tile_bytes
-from engine.formats.quants.layout import BLOCK, LAYOUTS, TILE
+from engine.formats.quants.layout import (
+    BLOCK,
+    LAYOUTS,
+    TILE,
+    Extent,
+    file_blocks,
+    n_tiles,
+    word_tile_bytes,
+)
 from engine.model.sharding.placement import Shard, Slices
 
 if TYPE_CHECKING:
@@ -25,7 +31,7 @@ if TYPE_CHECKING:
     from engine.formats.gguf.reader import GGUFFile
     from engine.formats.gguf.tensor_bytes import TensorBytes
     from engine.formats.gguf.tensors import TensorInfo
-    from engine.model.forward.weight import Weight
+    from engine.model.forward.ops import Weight
     from engine.model.layers.module import Slot
 
     Load = Callable[..., Weight]

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING
 from engine.backends.cpu.thread_comm import ThreadCommunicator
 from engine.backends.gpu.checks.calls import OpCallLog
 from engine.backends.gpu.checks.rank_check import DryModel, check_rank, verdicts_of
-from engine.backends.gpu.comm.host_collectives import HostCollectives
+from engine.backends.gpu.comm.nccl import HostCollectives
 from engine.backends.gpu.decode.sampling import sampling_starts
 from engine.backends.gpu.launch.compiling import Compiling
+from engine.backends.gpu.launch.configs import target_of, use_target
 from engine.backends.gpu.launch.graph import Captured, capture
 from engine.backends.gpu.launch.refusals import allows
-from engine.backends.gpu.launch.target import target_of, use_target
 from engine.backends.gpu.loading import weight_loader
-from engine.backends.gpu.loading.arenas import Arenas
 from engine.backends.gpu.loading.dry_run import collect_launches
+from engine.backends.gpu.loading.weight_loader import Arenas
 from engine.backends.gpu.ops import GpuOps
 from engine.backends.reference.backend import NothingToCompile
 from engine.hardware.fallbacks import Fallbacks
@@ -34,8 +34,7 @@ if TYPE_CHECKING:
     from engine.load_params import LoadParams
     from engine.model.architectures.declare import Declaration
     from engine.model.forward.cache import Cache
-    from engine.model.forward.communicator import Communicator
-    from engine.model.forward.weight import Weight
+    from engine.model.forward.ops import Communicator, Weight
     from engine.model.layers.module import Slot
     from engine.model.sharding.placement import Slices
 

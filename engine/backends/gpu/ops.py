@@ -7,18 +7,16 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from engine.backends.gpu import attention, elementwise, kv_write, recurrent, rope, routing
+from engine.backends.gpu import attention, elementwise, recurrent, routing
+from engine.backends.gpu.launch.configs import target_of
 from engine.backends.gpu.launch.graph import refuse_capture
 from engine.backends.gpu.launch.refusals import allows
-from engine.backends.gpu.launch.target import target_of
 from engine.backends.gpu.matmul import dequant_gemm, experts, gemv, tile_gemm
 from engine.backends.gpu.matmul.weights import GpuPlain, GpuPlanes
-from engine.backends.gpu.page_tables import PageTables
-from engine.backends.gpu.state_chains import StateChains
-from engine.backends.reference.composite import CompositeOps
-from engine.backends.reference.ops import REFERENCE
+from engine.backends.gpu.page_tables import PageTables, StateChains
+from engine.backends.reference.ops import REFERENCE, CompositeOps
 from engine.hardware.fallbacks import Fallbacks
-from engine.model.forward.batch_sizes import SMALL_BATCH
+from engine.model.forward.batch import SMALL_BATCH
 from engine.model.forward.pages import PAGE
 
 if TYPE_CHECKING:
@@ -27,10 +25,10 @@ if TYPE_CHECKING:
     from engine.backends.reference.recurrent import Chunks
     from engine.model.forward.batch import Batch, Tables
     from engine.model.forward.cache import LayerCache
-    from engine.model.forward.expert_rows import Groups
     from engine.model.forward.operands import (
         Activation,
         DeltaInputs,
+        Groups,
         PlacedStates,
         RopeParams,
         Routing,
@@ -38,8 +36,14 @@ if TYPE_CHECKING:
         Scores,
         States,
     )
-    from engine.model.forward.ops import Addend, ExpertLayer, FusedAllReduce, LinearLayer, NormLayer
-    from engine.model.forward.weight import Weight
+    from engine.model.forward.ops import (
+        Addend,
+        ExpertLayer,
+        FusedAllReduce,
+        LinearLayer,
+        NormLayer,
+        Weight,
+    )
 
 MOST_TURNED = 2
 """Tensors that one kernel rotates."""
@@ -73,7 +77,7 @@ class GpuOps(CompositeOps):
         self._x_bytes = x_bytes
         self.tables = PageTables(device, n_ctx)
         self._chains = StateChains(device)
-        self._angles = rope.Angles()
+        self._angles = elementwise.Angles()
 
     def begin(self, batch: Batch, positions: Tensor) -> None:
         self.tables.begin(batch, positions)
@@ -293,14 +297,16 @@ class GpuOps(CompositeOps):
         style: str,
         norms: Sequence[NormLayer] = (),
     ) -> Sequence[Tensor]:
-        turned = rope.rope_all(xs, cos, sin, style, norms) if len(xs) <= MOST_TURNED else None
+        turned = (
+            elementwise.rope_all(xs, cos, sin, style, norms) if len(xs) <= MOST_TURNED else None
+        )
         if turned is None and norms:
             return self.ropes(self.normed(xs, norms), cos, sin, style)
         return super().ropes(xs, cos, sin, style) if turned is None else turned
 
     def write_cache(self, cache: LayerCache, k: Tensor, v: Tensor | None, batch: Batch) -> None:
         rows = self.tables.rows(cache.group)
-        if rows is None or not kv_write.write(cache, k, v, rows):
+        if rows is None or not attention.write(cache, k, v, rows):
             self._miss("writes such a cache")
             refuse_capture("no kernel writes such a cache")
             REFERENCE.write_cache(cache, k, v, batch)

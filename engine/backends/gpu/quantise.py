@@ -8,11 +8,10 @@ import torch
 from torch import Tensor
 
 from engine.backends.gpu.kernels import quantise as kernels
+from engine.backends.gpu.launch.configs import target_of
 from engine.backends.gpu.launch.kernel_launch import launch
-from engine.backends.gpu.launch.target import target_of
-from engine.backends.reference.few_rows import most_few_rows
-from engine.formats.quants.extent import Extent
-from engine.formats.quants.layout import BLOCK
+from engine.backends.reference.attention import most_few_rows
+from engine.formats.quants.layout import BLOCK, Extent
 
 N_COUNTERS = 2048
 """Largest number of tiles in a launch that several programs share; each needs a counter."""

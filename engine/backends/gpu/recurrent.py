@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from engine.backends.gpu.elementwise import is_plain, power_of_two
-from engine.backends.gpu.kernels import conv, recurrent
+from engine.backends.gpu.kernels import recurrent
+from engine.backends.gpu.launch.configs import target_of
 from engine.backends.gpu.launch.kernel_launch import launch
 from engine.backends.gpu.launch.refusals import refusable
-from engine.backends.gpu.launch.target import target_of
 
 if TYPE_CHECKING:
     from engine.backends.reference.recurrent import Chunks
@@ -65,14 +65,14 @@ def causal_conv(
     blocks, added = -(-n_channel // CONV_CHANNELS), x if bias is None else bias
     if chains is not None:
         launch(
-            conv.causal_conv_of_chains, (blocks, n_token),
+            recurrent.causal_conv_of_chains, (blocks, n_token),
             x, before, after, state, chains, weight, added, y, state.stride(0), n_channel,
             x.stride(0), **constants,
         )  # fmt: skip
         return y
     tokens = 1 if n_token == 1 else max(CONV_TOKENS, power_of_two(n_tap - 1))
     launch(
-        conv.causal_conv, (blocks, -(-n_token // tokens)),
+        recurrent.causal_conv, (blocks, -(-n_token // tokens)),
         x, before, after, state, weight, added, y, n_token, n_channel, x.stride(0), TOKENS=tokens,
         **constants,
     )  # fmt: skip

@@ -11,12 +11,12 @@ from torch import Tensor
 
 from engine.backends.gpu.elementwise import is_plain, power_of_two
 from engine.backends.gpu.kernels import routing
+from engine.backends.gpu.launch.configs import KernelTarget, target_of
 from engine.backends.gpu.launch.kernel_launch import launch
 from engine.backends.gpu.launch.refusals import allows, refusable
-from engine.backends.gpu.launch.target import KernelTarget, target_of
-from engine.backends.reference.few_rows import most_few_rows
+from engine.backends.reference.attention import most_few_rows
 from engine.backends.reference.ops import SMALLEST_SUM
-from engine.model.forward.expert_rows import Groups
+from engine.model.forward.operands import Groups
 
 if TYPE_CHECKING:
     from engine.model.forward.operands import Routing

@@ -6,19 +6,23 @@ GPU path is not used and the reference computes.
 
 from __future__ import annotations
 
+import json
 import logging
+import sys
 from collections.abc import Callable, Mapping
 from functools import cache
+from typing import TextIO
 
 import gguf
 import numpy as np
 import torch
 from torch import Tensor
 
-from engine.backends.gpu import attention, elementwise, kv_write
+import engine.hardware.backend_choice  # noqa: F401 before torch, which reads it
+from engine.backends.gpu import attention, elementwise
+from engine.backends.gpu.launch.configs import target_of
 from engine.backends.gpu.launch.graph import capture
-from engine.backends.gpu.launch.launcher_choice import prepare
-from engine.backends.gpu.launch.target import target_of
+from engine.backends.gpu.launch.own_launcher import prepare
 from engine.backends.gpu.loading.pack import pack
 from engine.backends.gpu.matmul import gemv, tile_gemm
 from engine.backends.gpu.matmul.weights import GpuPlanes
@@ -27,15 +31,15 @@ from engine.backends.reference.attention import attend
 from engine.backends.reference.ops import ReferenceOps
 from engine.errors import EngineError
 from engine.formats.quants.dequantise import dequantise
-from engine.formats.quants.extent import Extent, n_tiles
-from engine.formats.quants.layout import LAYOUTS
+from engine.formats.quants.layout import LAYOUTS, Extent, n_tiles
 from engine.hardware.faults import fault_of
 from engine.hardware.torch_devices import is_out_of_memory
 from engine.model.forward.batch import Batch
 from engine.model.forward.cache import LayerCache
 from engine.model.forward.operands import Scores
 from engine.model.forward.state import KVState
-from engine.model.sharding.ranges import Ranges
+from engine.model.sharding.shares import Ranges
+from engine.util.programs import tie_to_parent
 
 log = logging.getLogger(__name__)
 
@@ -102,7 +106,7 @@ def _attention(device: torch.device) -> None:
     for start, n in ((0, N_PAST), (N_PAST, 1)):
         q, k, v = (_random(n, N_HEAD, HEAD_DIM, device=device) for _ in range(3))
         rows = PagedRows.alone(torch.arange(start, start + n, device=device), 2 * N_PAST)
-        if not kv_write.write(cache, k, v, rows):
+        if not attention.write(cache, k, v, rows):
             raise EngineError("no kernel writes the KV cache")
         y = attention.attention(q, cache, rows, scores)
         _compare("attention", y, attend(q, cache, Batch.of_one(start, n, 0), scores, None, None))
@@ -157,3 +161,50 @@ def _compare(what: str, found: Tensor | None, expected: Tensor) -> None:
     error = float((found - expected).square().mean() / expected.square().mean()) ** 0.5
     if not error < TOLERANCE:
         raise EngineError(f"{what} came out wrong (relative error {error:.2g})")
+
+
+# isort: split
+
+
+OPENING = "opening the GPU"
+"""Name of the first step."""
+
+
+def run(requests: TextIO, replies: TextIO) -> None:
+    """Test kernels on the device that the first line of `requests` names.
+
+    The replies are `{"begin": step}` before each step, and at last what was found: `{"problem":
+    sentence, "has_fault": whether the GPU is lost to this process}`, or `{"refused": sentence}` if
+    that says nothing about the kernels.
+    """
+    device = torch.device(json.loads(requests.readline())["device"])
+
+    def say(**message: object) -> None:
+        replies.write(json.dumps(message) + "\n")
+        replies.flush()
+
+    say(begin=OPENING)
+    try:
+        torch.zeros(1, device=device)
+        if device.type == "cuda":
+            prepare()
+    except Exception as error:  # noqa: BLE001 drivers fail in all ways
+        say(refused=described(error))
+        return
+    try:
+        with torch.inference_mode():
+            for what, check in CHECKS.items():
+                say(begin=what)
+                check(device)
+    except Exception as error:  # noqa: BLE001 drivers and compilers fail in all ways
+        if is_out_of_memory(error):
+            say(refused=described(error))
+        else:
+            say(problem=described(error), has_fault=bool(fault_of(error)))
+        return
+    say(problem="", has_fault=False)
+
+
+if __name__ == "__main__":
+    tie_to_parent()
+    run(sys.stdin, sys.stdout)

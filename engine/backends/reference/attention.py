@@ -6,12 +6,15 @@ query keeps its largest score so far, and sums relative to that (arXiv 1805.0286
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from engine.model.forward.batch import MOST_AT_ONCE, SMALL_BATCH
 from engine.model.forward.state import CPU_STEP, DEVICE_STEP
 
 if TYPE_CHECKING:
@@ -185,3 +188,27 @@ def _distances(queries: slice, keys: slice, like: Tensor) -> Tensor:
 def _length(interval: slice) -> int:
     """Return the number of positions in an interval."""
     return int(interval.stop - interval.start)
+
+
+_thread = threading.local()
+
+
+@contextmanager
+def computing(batch: Batch) -> Iterator[None]:
+    """Enter the computation of a batch on this thread."""
+    before = is_checking()
+    _thread.is_checking = batch.checks_guesses
+    try:
+        yield
+    finally:
+        _thread.is_checking = before
+
+
+def is_checking() -> bool:
+    """Return whether this thread computes a pass in which each row has the bits it has alone."""
+    return getattr(_thread, "is_checking", False)
+
+
+def most_few_rows() -> int:
+    """Return the largest number of rows that this thread's pass multiplies as few rows."""
+    return MOST_AT_ONCE if is_checking() else SMALL_BATCH

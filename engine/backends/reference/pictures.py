@@ -12,8 +12,8 @@ from engine.backends.reference.ops import ReferenceOps
 from engine.backends.reference.weights import PackedWeight
 from engine.errors import Cancelled
 from engine.util.progress import IsCancelled, never
-from engine.vision.encoders.footprint import most_queries
-from engine.vision.encoders.operations import PictureOps
+from engine.vision.encoders.base import PictureOps
+from engine.vision.encoders.file import most_queries
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

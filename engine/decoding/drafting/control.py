@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from engine.decoding.drafting.guesses import Kind
+from engine.decoding.drafting.ngram import Kind
 
 LENGTHS = (1, 3, 7, 15)
 """Numbers of guesses that are checked at once: with the token before them, rows of a pass that is

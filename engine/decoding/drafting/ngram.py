@@ -2,11 +2,129 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Generic
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
-from engine.decoding.drafting.guesses import Answer, Guess, Kind
-from engine.decoding.drafting.repeats import Repeats
+Answer = TypeVar("Answer", bound=Hashable)
+"""Answer that runs, as who asks for guesses tells it from others."""
+
+
+class Kind(NamedTuple):
+    """Class of guesses, whose share of right ones is measured apart.
+
+    Attributes:
+        source: name of what makes them.
+        sureness: number of the class among those of its source, which tells likelier ones apart.
+        first_share: assumed share of right guesses until some have been checked.
+    """
+
+    source: str
+    sureness: int = 0
+    first_share: float = 0.5
+
+
+class Guess(NamedTuple):
+    """Tokens that may follow one text.
+
+    Attributes:
+        tokens: ids of the next tokens, one at least.
+        kind: class of these guesses.
+    """
+
+    tokens: Sequence[int]
+    kind: Kind
+
+
+class GuessSource(Protocol[Answer]):
+    """Maker of guesses for all running answers of one model at once.
+
+    Attributes:
+        kind: class of all its guesses, where making them takes time, so that they are made only if
+            they are going to be checked; None where they take next to none.
+        most: largest number of guesses that it makes for a text; 0 for any number.
+    """
+
+    @property
+    def kind(self) -> Kind | None: ...
+
+    @property
+    def most(self) -> int: ...
+
+    def guess(self, texts: Mapping[Answer, Sequence[int]], most: int) -> Mapping[Answer, Guess]:
+        """Return up to `most` tokens that may follow each text; answers without a guess are absent.
+
+        Args:
+            texts: all tokens of some answers so far, prompts included; mostly those of the last
+                call with some more, or with the last ones replaced.
+        """
+        ...
+
+    def n_unread(self, texts: Mapping[Answer, Sequence[int]]) -> int:
+        """Return about how many tokens it has to read before it can guess what follows texts."""
+        ...
+
+    def forget(self, answer: Answer) -> None:
+        """Free what is kept for an answer that is over; it may be unknown."""
+        ...
+
+
+ROOT = 0
+NONE = -1
+"""State of the empty sequence, and what stands for none."""
+
+
+class Repeats:
+    """A sequence of tokens, and where its end stands for the second time.
+
+    Attributes:
+        n: number of tokens.
+        n_alike: length in tokens of the longest end that stands in the sequence earlier as well.
+        behind: position behind such an earlier place, the latest that is known.
+    """
+
+    def __init__(self) -> None:
+        self.n = self.n_alike = self.behind = 0
+        self._next: list[dict[int, int]] = [{}]
+        self._link = [NONE]
+        self._length = [0]
+        self._behind = [0]
+        self._last = ROOT
+
+    def append(self, token: int) -> None:
+        """Add a token at the end."""
+        self.n += 1
+        state = self._new(self._length[self._last] + 1, {}, self.n)
+        before = self._last
+        while before != NONE and token not in self._next[before]:
+            self._next[before][token] = state
+            before = self._link[before]
+        self._link[state] = ROOT if before == NONE else self._after(before, token)
+        self._last = state
+        alike = self._link[state]
+        self.n_alike, self.behind = self._length[alike], self._behind[alike]
+        self._behind[alike] = self.n
+
+    def _after(self, before: int, token: int) -> int:
+        """Return the state of exactly the sequence of a state with one more token."""
+        found, length = self._next[before][token], self._length[before] + 1
+        if self._length[found] == length:
+            return found
+        made = self._new(length, dict(self._next[found]), self._behind[found])
+        self._link[made] = self._link[found]
+        self._link[found] = made
+        while before != NONE and self._next[before].get(token) == found:
+            self._next[before][token] = made
+            before = self._link[before]
+        return made
+
+    def _new(self, length: int, following: dict[int, int], behind: int) -> int:
+        """Add a state, whose link is still to be set, and return its number."""
+        self._next.append(following)
+        self._link.append(ROOT)
+        self._length.append(length)
+        self._behind.append(behind)
+        return len(self._length) - 1
+
 
 ALIKE = (2, 3, 5, 9)
 """Numbers of last tokens that stood in the text before, from each of which on guesses are a kind of

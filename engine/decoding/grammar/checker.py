@@ -9,7 +9,8 @@ import time
 from collections import OrderedDict
 from hashlib import blake2b
 
-from engine.decoding.grammar.limits import (
+from engine.decoding.grammar.compiling import check
+from engine.decoding.grammar.schema import (
     MAX_AT_ONCE,
     MAX_CHARACTERS,
     MAX_MEMORY,
@@ -20,10 +21,16 @@ from engine.errors import Cancelled, EngineError, GrammarError
 from engine.sampling_params import Grammar
 from engine.util.programs import program_command
 from engine.util.progress import IsCancelled, never
-from engine.util.sandbox.child import ChildEnded, Excess, LimitedChild
-from engine.util.sandbox.turns import FairSemaphore
+from engine.util.sandbox import (
+    ChildEnded,
+    Excess,
+    FairSemaphore,
+    LimitedChild,
+    answer_lines,
+    ending_after,
+)
 
-COMMAND = program_command("engine.decoding.grammar.program")
+COMMAND = program_command("engine.decoding.grammar.checker")
 """Command of the child."""
 
 MAX_KNOWN = 256
@@ -200,3 +207,36 @@ def check_grammar(grammar: Grammar, is_cancelled: IsCancelled = never) -> None:
         Cancelled: `is_cancelled` has returned True.
     """
     shared_checker.check(grammar, is_cancelled)
+
+
+STACK = 512 << 10
+"""Bytes of stack for checking, less than any thread of the engine has: where a grammar makes
+llguidance call itself too often, this program ends rather than the engine."""
+
+
+def _answer(line: bytes) -> dict[str, str]:
+    request = json.loads(line)
+    found = dict[str, str]()
+    with ending_after(2 * MAX_SECONDS):
+        checking = threading.Thread(
+            target=_check, args=(Grammar(request["kind"], request["text"]), found)
+        )
+        checking.start()
+        checking.join()
+    return found
+
+
+def _check(grammar: Grammar, found: dict[str, str]) -> None:
+    """Put the error of a grammar into `found`, if it has one."""
+    try:
+        check(grammar)
+    except GrammarError as error:
+        found.update(message=error.message, hint=error.hint, place=error.place)
+    except Exception as error:  # noqa: BLE001 what llguidance does not expect must not pass
+        why = f"{type(error).__name__}: {error}"
+        found.update(message=f"The grammar cannot be used: {why}.", hint="", place="")
+
+
+if __name__ == "__main__":
+    threading.stack_size(STACK)
+    answer_lines(_answer, MAX_MEMORY)

@@ -5,9 +5,18 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from engine.decoding.grammar.bnf import as_lark, place_of_rule
-from engine.decoding.grammar.limits import MAX_CHARACTERS, MAX_DEPTH, MAX_STATES, MAX_SYMBOLS
-from engine.decoding.grammar.schema import Schema, error_of, read_schema, told
+from engine.decoding.grammar.schema import (
+    MAX_CHARACTERS,
+    MAX_DEPTH,
+    MAX_STATES,
+    MAX_SYMBOLS,
+    Schema,
+    as_lark,
+    error_of,
+    place_of_rule,
+    read_schema,
+    told,
+)
 from engine.errors import GrammarError
 from engine.sampling_params import Grammar
 

@@ -13,8 +13,48 @@ from collections.abc import Callable, Iterator, Mapping
 from math import isfinite
 from typing import Any, NoReturn, TypeGuard
 
-from engine.decoding.grammar.limits import MAX_DEPTH, MAX_PLACING_SECONDS
 from engine.errors import GrammarError
+
+MAX_CHARACTERS = 1 << 20
+"""Largest number of characters of a grammar."""
+
+MAX_DEPTH = 100
+"""Deepest nesting of a schema, and of brackets in other grammars."""
+
+MAX_SECONDS = 3.0
+"""Longest time to check a grammar."""
+
+MAX_AT_ONCE = 2
+"""Largest number of grammars that are checked at once."""
+
+MAX_MEMORY = 1 << 30
+"""Largest number of bytes of memory that checking a grammar may take."""
+
+MAX_REQUEST = 4 * MAX_CHARACTERS
+"""Largest number of bytes of a grammar as a line of JSON, which escapes some characters."""
+
+MAX_SYMBOLS = 200_000
+"""Largest number of symbols of a compiled grammar; llguidance's default is 500 000."""
+
+MAX_STATES = 50_000
+"""Largest number of states of a lexer, of 1 to 2 kB each; llguidance's default is 250 000."""
+
+USUAL_MASK_SECONDS = 0.03
+"""Processor time, in seconds, that a mask may take. Most take well below a millisecond, and 10 ms
+with a large vocabulary of which nearly everything is allowed."""
+
+MAX_MASK_SECONDS = 0.3
+"""Processor time, in seconds, that the masks of one answer may take beyond that, all together.
+
+All other answers wait meanwhile. Where a grammar can read a text in very many ways, each mask takes
+longer than the one before."""
+
+DRAFTED_MASK_SECONDS = 0.01
+"""Processor time, in seconds, beyond which a mask is too slow for one pass to compute several."""
+
+MAX_PLACING_SECONDS = 1.0
+"""Longest time to search for the part of a schema that is wrong."""
+
 
 Schema = dict[str, Any]
 
@@ -182,3 +222,57 @@ def told(message: str) -> str:
     if "retrieving it failed" in told:
         return f"{told.split(' is not present')[0]} is not in the schema, and nothing is fetched"
     return told.split(". Enable 'coerce_one_of'")[0].rstrip(".")
+
+
+CODE = re.compile(r"\\(\\|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8}))")
+"""Escape in a literal: a backslash, or a character by its number."""
+
+PLAIN = re.compile(r"[^\x00-\x1f\x7f\"\\/\[\]^-]")
+"""Characters that can stand for themselves in a literal and in a class of characters."""
+
+MISSING = re.compile(r"Rule '(.*)' not found|unknown name: \"(.*)\"")
+
+
+def as_lark(text: str) -> str:
+    """Return the Lark grammar that a GBNF grammar means.
+
+    Raises:
+        GrammarError: it is not GBNF.
+    """
+    from llguidance.gbnf_to_lark import GbnfToLarkError, gbnf_to_lark
+
+    try:
+        return gbnf_to_lark(CODE.sub(_character, text))
+    except GbnfToLarkError as error:
+        place = _place(error.pos.text, error.pos.pos)
+        why = str(error).split(" at line ")[0]
+        raise GrammarError(f"The grammar cannot be used at {place}: {why}.", place) from None
+    except RecursionError:
+        raise GrammarError("The grammar is nested too deep.") from None
+    except Exception as error:  # noqa: BLE001 the converter has no class of its own for these
+        place = place_of_rule(text, str(error))
+        at = f" at {place}" if place else ""
+        raise GrammarError(f"The grammar cannot be used{at}: {error}.", place) from None
+
+
+def _character(match: re.Match[str]) -> str:
+    """Return the character that an escape stands for, which the converter would spell wrong."""
+    number = match[2] or match[3]
+    if number is None or int(number, 16) > 0x10FFFF:
+        return match[0]
+    char = chr(int(number, 16))
+    return char if PLAIN.match(char) else f"\\x{ord(char):02x}" if ord(char) < 256 else match[0]
+
+
+def place_of_rule(text: str, message: str) -> str:
+    """Return where a rule that does not exist is named; "" where that is not the problem."""
+    missing = MISSING.search(message)
+    if missing is None:
+        return ""
+    found = re.search(rf"(?<![\w-]){re.escape(missing[1] or missing[2])}(?![\w-])", text)
+    return _place(text, found.start()) if found else ""
+
+
+def _place(text: str, at: int) -> str:
+    line = text.count("\n", 0, at) + 1
+    return f"line {line}, column {at - text.rfind(chr(10), 0, at)}"

@@ -10,10 +10,12 @@ from __future__ import annotations
 import math
 import secrets
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from engine.decoding.sampling.rare_steps import (
     DynamicTemperature,
@@ -194,3 +196,52 @@ def penalises(p: SamplingParams) -> bool:
     """Return whether any penalty makes tokens of the history less likely."""
     is_neutral = p.repeat_penalty == 1 and p.frequency_penalty == 0 and p.presence_penalty == 0
     return p.repeat_last_n != 0 and not is_neutral
+
+
+Logits = NDArray[np.float32]
+"""Logits as an array of the host."""
+
+
+class SamplingWish(NamedTuple):
+    """How a device may sample the token that follows a computed one.
+
+    Attributes:
+        sampler: settings, history and random numbers; it has accepted the computed token.
+        never: ids of tokens that must not come; always the same for one sampler.
+        allowed: returns which tokens may come this time, (at most n_vocab,); called once the
+            devices compute. What it raises leaves sampling to the host. None for all.
+    """
+
+    sampler: Sampler
+    never: Sequence[int]
+    allowed: Callable[[], NDArray[np.bool_]] | None = None
+
+
+def log_sums(rows: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return log(sum(exp(row))) of each row of (T, n), as (T,)."""
+    top = rows.max(-1, keepdims=True)
+    sums: NDArray[np.float64] = np.log(np.exp(rows - top).sum(-1)) + top[:, 0]
+    return sums
+
+
+def logprobs_of(logits: Logits) -> NDArray[np.float64]:
+    """Return the natural logarithms of the probabilities of all tokens, (n_vocab,).
+
+    Args:
+        logits: finite logits, or -inf for what cannot come; (n_vocab,).
+    """
+    row = logits.astype(np.float64)
+    return row - float(log_sums(row[None])[0])
+
+
+def likeliest(logprobs: NDArray[np.float64], n: int) -> list[tuple[int, float]]:
+    """Return ids and logarithms of the n likeliest tokens, the likeliest first, ties by id.
+
+    Those that cannot come are left out.
+    """
+    if n <= 0:
+        return []
+    least = np.partition(logprobs, -n)[-n] if n < len(logprobs) else -np.inf
+    (ids,) = np.nonzero((logprobs >= least) & (logprobs > -np.inf))
+    order = np.argsort(-logprobs[ids], kind="stable")[:n]
+    return [(int(token), float(logprobs[token])) for token in ids[order]]

@@ -21,8 +21,7 @@ from typing import Final
 
 from engine.errors import InvalidGGUF, UnsupportedQuant
 from engine.formats.gguf.metadata import ARRAY, DTYPES, STRING, U64, Metadata, MetadataValue
-from engine.formats.gguf.tensors import TensorInfo, check_layout, quote
-from engine.formats.gguf.types import TYPES
+from engine.formats.gguf.tensors import TYPES, TensorInfo, check_layout, quote
 
 HEADER_LIMIT: Final = 160 << 20  # bytes; the largest vocabularies known take some 30 MiB
 

@@ -2,21 +2,82 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from copy import copy
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Self
+from typing import Final, Self
 
-from engine.errors import InvalidGGUF
+from engine.errors import InvalidGGUF, MissingShard, ModelFileError
 from engine.formats.gguf.header import HEADER_LIMIT, Header, HeaderEndsEarly, parse_header
 from engine.formats.gguf.metadata import Metadata
-from engine.formats.gguf.open_part import OpenPart
-from engine.formats.gguf.shards import check_agreement, part_paths
-from engine.formats.gguf.tensor_bytes import TensorBytes
+from engine.formats.gguf.tensor_bytes import OpenPart, TensorBytes
 from engine.formats.gguf.tensors import TensorInfo, quote
+
+NAME: Final = re.compile(r"(?P<prefix>.*)-(?P<no>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
+
+MAX_NAMED: Final = 8  # missing parts that a message lists
+
+
+def part_paths(path: Path, meta: Metadata) -> tuple[Path, ...]:
+    """Return all parts of the model that a file belongs to, in order; itself if it is whole.
+
+    Args:
+        path: path of any part.
+        meta: metadata of that part.
+
+    Raises:
+        InvalidGGUF: the names of the other parts cannot be derived from this one.
+        MissingShard: parts are missing.
+    """
+    count = meta.int("split.count", 1)
+    if count <= 1:
+        return (path,)
+    match = NAME.fullmatch(path.name)
+    if match is None or int(match["count"]) != count:
+        problem = (
+            f"it is one of {count} parts, but its name does not end in '-00001-of-{count:05d}.gguf'"
+        )
+        raise InvalidGGUF(path, problem, "Give all parts the names they were published under.")
+    names = [f"{match['prefix']}-{i + 1:05d}-of-{count:05d}.gguf" for i in range(count)]
+    paths = tuple(path.with_name(name) for name in names)
+    missing = [part.name for part in paths if not part.exists()]
+    if missing:
+        more = [f"{len(missing) - MAX_NAMED} more"] if len(missing) > MAX_NAMED else []
+        raise MissingShard(path, missing[:MAX_NAMED] + more)
+    return paths
+
+
+def check_agreement(paths: Sequence[Path], headers: Sequence[Header]) -> None:
+    """Check that the parts belong to one model and have the right numbers.
+
+    Raises:
+        InvalidGGUF: a part does not fit; the error names it.
+    """
+    first = headers[0].meta
+    for i, (path, header) in enumerate(zip(paths, headers, strict=True)):
+        _check_place(path, header.meta, i, len(paths))
+        # the later parts need not name the architecture
+        name = header.meta.str("general.architecture", None)
+        if name is not None and name != first.architecture:
+            problem = f"its architecture differs from that of {paths[0].name}"
+            raise InvalidGGUF(path, problem, "Put the parts of one model together.")
+    total = sum(len(header.tensors) for header in headers)
+    if first.int("split.tensors.count", total) != total:
+        problem = f"its parts have {total} tensors in all, not the number that it states"
+        raise InvalidGGUF(paths[0], problem)
+
+
+def _check_place(path: Path, meta: Metadata, no: int, count: int) -> None:
+    found, of = meta.int("split.no"), meta.int("split.count")
+    if (found, of) != (no, count):
+        problem = f"its content is part {found + 1} of {of}, unlike its name"
+        raise InvalidGGUF(path, problem, "Give all parts the names they were published under.")
+
 
 FIRST_BYTES = 1 << 20
 """Bytes of a file that are read at first for its header; if it is longer, twice as many."""
@@ -158,3 +219,41 @@ def _collect(paths: tuple[Path, ...], headers: list[Header]) -> dict[str, Tensor
                 raise InvalidGGUF(paths[i], f"its tensor {quote(tensor.name)} is in {other} too")
             tensors[tensor.name] = replace(tensor, part=i) if i else tensor
     return tensors
+
+
+SAMPLES = 32
+"""Number of tensors to sample, evenly spaced in the order of the file."""
+
+SAMPLE_BYTES = 4096
+"""Bytes to sample of each of these tensors, from its middle."""
+
+
+def model_hash(file: GGUFFile) -> str:
+    """Return a hash of a model's content, whatever its file is called: 64 hexadecimal digits.
+
+    It covers the header and samples of the weights, as a model that was trained further often has
+    the header of the model it comes from. It takes milliseconds.
+    """
+    digest = hashlib.sha256(file.meta.data)
+    tensors = list(file.tensors.values())
+    for tensor in tensors:
+        entry = (tensor.name, tensor.type.name, tensor.shape, tensor.part, tensor.offset)
+        digest.update(repr(entry).encode())
+    for index in range(min(SAMPLES, len(tensors))):
+        tensor = tensors[index * len(tensors) // min(SAMPLES, len(tensors))]
+        raw = file.raw(tensor).flat()
+        start = max(0, len(raw) - SAMPLE_BYTES) // 2
+        digest.update(raw[start : start + SAMPLE_BYTES].read().data)
+    return digest.hexdigest()
+
+
+def check_unchanged(file: GGUFFile, stamps: object) -> None:
+    """Check that a file is the one that was opened before, see `GGUFFile.stamps`.
+
+    Raises:
+        ModelFileError: another one lies under its path now.
+    """
+    if file.stamps != stamps:
+        raise ModelFileError(
+            file.path, f"{file.path.name} has changed since the model was loaded.", "Load it again."
+        )

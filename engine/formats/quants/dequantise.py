@@ -8,10 +8,9 @@ import torch
 from gguf.constants import GGMLQuantizationType as Kind
 from torch import Tensor
 
-from engine.formats.gguf.types import TYPES
-from engine.formats.quants import iquants, kquants, legacy, microscaling, ternary
-from engine.formats.quants.bits import Codes, weight_reader
-from engine.formats.quants.plain import plain
+from engine.formats.gguf.tensors import TYPES
+from engine.formats.quants import block_formats, iquants
+from engine.formats.quants.block_formats import Codes, plain, weight_reader
 
 # Elements to dequantise at a time. On a CPU, intermediate bytes then stay in its caches; elsewhere
 # a step must be long enough to hide its launch, and memory limits it.
@@ -48,19 +47,19 @@ _READERS: dict[int, Callable[[Tensor], Tensor]] = {
     Kind.I16: plain(torch.int16),
     Kind.I32: plain(torch.int32),
     Kind.I64: plain(torch.int64),
-    Kind.Q4_0: legacy.q4_0,
-    Kind.Q4_1: legacy.q4_1,
-    Kind.Q5_0: legacy.q5_0,
-    Kind.Q5_1: legacy.q5_1,
-    Kind.Q8_0: legacy.q8_0,
-    Kind.Q2_K: kquants.q2_k,
-    Kind.Q3_K: kquants.q3_k,
-    Kind.Q4_K: kquants.q4_k,
-    Kind.Q5_K: kquants.q5_k,
-    Kind.Q6_K: kquants.q6_k,
+    Kind.Q4_0: block_formats.q4_0,
+    Kind.Q4_1: block_formats.q4_1,
+    Kind.Q5_0: block_formats.q5_0,
+    Kind.Q5_1: block_formats.q5_1,
+    Kind.Q8_0: block_formats.q8_0,
+    Kind.Q2_K: block_formats.q2_k,
+    Kind.Q3_K: block_formats.q3_k,
+    Kind.Q4_K: block_formats.q4_k,
+    Kind.Q5_K: block_formats.q5_k,
+    Kind.Q6_K: block_formats.q6_k,
     Kind.IQ4_NL: iquants.iq4_nl,
     Kind.IQ4_XS: iquants.iq4_xs,
-    Kind.MXFP4: microscaling.mxfp4,
+    Kind.MXFP4: block_formats.mxfp4,
 }
 
 _CODED: dict[int, Callable[[Tensor], Codes]] = {
@@ -71,11 +70,11 @@ _CODED: dict[int, Callable[[Tensor], Codes]] = {
     Kind.IQ3_S: iquants.iq3_s,
     Kind.IQ1_S: iquants.iq1_s,
     Kind.IQ1_M: iquants.iq1_m,
-    Kind.TQ1_0: ternary.tq1_0,
-    Kind.TQ2_0: ternary.tq2_0,
-    Kind.NVFP4: microscaling.nvfp4,
-    41: ternary.q1_0,
-    42: ternary.q2_0,
+    Kind.TQ1_0: block_formats.tq1_0,
+    Kind.TQ2_0: block_formats.tq2_0,
+    Kind.NVFP4: block_formats.nvfp4,
+    41: block_formats.q1_0,
+    42: block_formats.q2_0,
 }
 
 

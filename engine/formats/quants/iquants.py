@@ -4,8 +4,8 @@ import torch
 from gguf.quants import IQ4_NL
 from torch import Tensor
 
-from engine.formats.quants import lookup_tables
-from engine.formats.quants.bits import (
+from engine.formats.quants import block_formats as lookup_tables
+from engine.formats.quants.block_formats import (
     Q_SUPER,
     Codes,
     read_field,

@@ -10,14 +10,14 @@ from engine.generation.wishes import PromptWishes
 from engine.util.progress import IsCancelled, never
 
 if TYPE_CHECKING:
+    from engine.generation.image_prompts import Seen
     from engine.generation.occupancy import Occupancy
-    from engine.generation.pictures.prompt_text import Seen
     from engine.generation.prompts import Prompts
-    from engine.model.architectures.description import ModelInfo
+    from engine.model.architectures.info import ModelInfo
     from engine.text.chat_template import ChatTemplate
     from engine.text.messages import ChatMessage, Tool
     from engine.text.tokenizer import Tokenizer
-    from engine.vision.images.sight import PictureSight
+    from engine.vision.images.placed import PictureSight
 
 
 class TextInquiries:

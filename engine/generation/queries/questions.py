@@ -6,10 +6,29 @@ on behind it.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.errors import Cancelled, EngineError
+from engine.generation.queries.about_text import TextInquiries
 from engine.generation.results import TokenLogprob
+from engine.generation.scheduling.own import OwnSequence, own_sequence
+from engine.generation.scoring import check_n_logprobs, token_logprob
+from engine.model.forward.batch import PROMPT_BATCH
 from engine.text.messages import ChatMessage, Tool
+from engine.util.progress import IsCancelled, never
+
+if TYPE_CHECKING:
+    from engine.decoding.sampling.sampler import Logits
+    from engine.generation.scheduling.scheduler import Scheduler
+    from engine.model.layers.keys import Keys
+    from engine.runtime.thread_runtime import ThreadRuntime
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,3 +230,286 @@ Reply = (
     | CacheCounted
 )  # fmt: skip
 """Closing events of questions."""
+
+
+Pooling = Literal["mean", "first", "last"]
+"""Mean of the states of all tokens, the first token's state, or the last token's."""
+
+MEAN, CLS, RANK = 1, 2, 4
+BY_NUMBER: dict[int, Pooling] = {-1: "last", 0: "last", MEAN: "mean", CLS: "first", 3: "last"}
+"""Pooling by `pooling_type`; -1 and 0 do not say any, as most files, and get the last token's."""
+
+
+def pooling_of(keys: Keys, name: str) -> Pooling:
+    """Return how a model's states are pooled.
+
+    Args:
+        keys: metadata of the model's file.
+        name: name of the model, for error messages.
+
+    Raises:
+        EngineError: the model makes no embeddings, or not from states that see only what is before.
+    """
+    number = keys.integer("pooling_type", -1)
+    if number == RANK:
+        raise EngineError(
+            f"{name} rates how well texts fit together; it makes no embeddings.",
+            "Load an embedding model.",
+        )
+    if number not in BY_NUMBER:
+        raise EngineError(
+            f"{name} makes embeddings in a way that is not known ({number}).",
+            "Load another embedding model.",
+        )
+    if not keys.flag("attention.causal", True):
+        raise EngineError(
+            f"{name} reads texts in both directions, which Tandem does not do.",
+            "Load an embedding model that reads from left to right, such as Qwen3-Embedding.",
+        )
+    return BY_NUMBER[number]
+
+
+def pooled(states: Iterable[NDArray[np.float32]], pooling: Pooling, n: int) -> NDArray[np.float32]:
+    """Return the vector of a text, of length 1, (n_embd,).
+
+    Args:
+        states: hidden states of its tokens (rows, n_embd), in several parts; the last token's are
+            enough if that is what counts, the first token's likewise.
+        n: number of its tokens.
+
+    Raises:
+        EngineError: the states are no numbers.
+    """
+    parts = [part.astype(np.float64) for part in states]
+    if pooling == "mean":
+        vector = np.sum([part.sum(0) for part in parts], 0) / n
+    else:
+        vector = parts[0][0] if pooling == "first" else parts[-1][-1]
+    size = float(np.linalg.norm(vector))
+    if not np.isfinite(size):
+        raise EngineError("The model gives a text no usable embedding.", "The file may be damaged.")
+    found: NDArray[np.float32] = (vector / size if size else vector).astype(np.float32)
+    return found
+
+
+MOST_NUMBERS = 4 << 20
+"""Largest number of elements of the vectors of one `Embed`, which are sent at once."""
+
+Check = Callable[[], None]
+"""Function that raises `Cancelled` once nobody waits for a computation any more."""
+
+
+class Inquiries(TextInquiries):
+    """The part of `engine.api.Model` that answers questions.
+
+    What it computes for them are fresh sequences in the pages of the cache; answers under way go on
+    behind them.
+    """
+
+    n_ctx: int
+    runtime: ThreadRuntime
+    scheduler: Scheduler
+
+    def logits(self, ids: Sequence[int]) -> Logits:
+        """Compute the logits after each of `ids`, a fresh sequence, whatever is cached.
+
+        Returns:
+            Logits in F32, (len(ids), n_vocab).
+
+        Raises:
+            PromptError: no tokens, unknown tokens, or more than the context holds.
+        """
+        with self._alone("Computing logits", [ids], never, is_noted=True) as (sequence, check):
+            return np.concatenate(list(sequence.compute(ids, 0, check, PROMPT_BATCH)))
+
+    def score(
+        self, ids: Sequence[int], n_logprobs: int = 0, is_cancelled: IsCancelled = never
+    ) -> list[TokenLogprob]:
+        """Return how likely each of `ids` but the first was behind those before it.
+
+        Args:
+            n_logprobs: number of likeliest tokens to name at each place, 20 at most.
+            is_cancelled: asked before each batch; returning True ends it.
+
+        Raises:
+            EngineError: tokens that cannot be computed, too many likeliest ones, or cancelled.
+        """
+        check_n_logprobs(n_logprobs)
+        found = list[TokenLogprob]()
+        with self._alone("Scoring", [ids], is_cancelled) as (sequence, check):
+            for rows in sequence.compute(ids, 0, check, PROMPT_BATCH):
+                following = ids[len(found) + 1 :]
+                found += [
+                    token_logprob(row, token, n_logprobs)
+                    for row, token in zip(rows, following, strict=False)
+                ]
+        return found
+
+    @property
+    def cache_use(self) -> tuple[int, int]:
+        """Numbers of tokens in the cache: of answers under way, and kept for later prompts."""
+        with self._occupancy.use("its cache is being counted"):
+            return self.scheduler.places.use
+
+    def embed(
+        self, inputs: Sequence[str | Sequence[int]], is_cancelled: IsCancelled = never
+    ) -> Embedded:
+        """Compute a vector of length 1 for each text: its embedding.
+
+        It is pooled from the hidden states behind the model's final norm as the file says, or is
+        the last token's where the file says nothing. A text gets the BOS and EOS that the model
+        wants, and the spelling of a special token is that token.
+
+        Args:
+            inputs: texts, or their token ids, which are taken as they are.
+            is_cancelled: asked before each batch; returning True ends it.
+
+        Raises:
+            EngineError: the model makes no embeddings, a text is empty or does not fit into the
+                context, there are too many, or it was cancelled.
+        """
+        pooling = pooling_of(self.runtime.hp.keys, self.info.name)
+        most = max(1, MOST_NUMBERS // self.info.n_embd)
+        if len(inputs) > most:
+            raise EngineError(
+                f"{len(inputs)} texts are too many to be embedded at once.",
+                f"Send up to {most} at a time.",
+            )
+        prompts = [self._ids_of(one) for one in inputs]
+        with self._alone("Embedding", prompts, is_cancelled) as (sequence, check):
+            vectors = tuple(_vector(sequence, ids, pooling, check) for ids in prompts)
+        return Embedded(vectors, sum(map(len, prompts)))
+
+    def _ids_of(self, text: str | Sequence[int]) -> Sequence[int]:
+        if isinstance(text, str):
+            return self._prompts.counted(text, self.n_ctx, add_special=True, parse_special=True)
+        return text
+
+    @contextmanager
+    def _alone(
+        self, doing: str, prompts: Sequence[Sequence[int]], is_cancelled: IsCancelled, *,
+        is_noted: bool = False,
+    ) -> Iterator[tuple[OwnSequence, Check]]:  # fmt: skip
+        """Yield an empty sequence, and what to call before each batch.
+
+        Args:
+            doing: begin of the sentence that it was cancelled.
+            prompts: tokens that will be computed.
+            is_noted: see `own_sequence`.
+
+        Raises:
+            EngineError: these tokens cannot be computed, or the model has been closed.
+        """
+        with self._occupancy.use(f"it is {doing.lower()}", is_cancelled) as is_cancelled:
+
+            def check() -> None:
+                if is_cancelled():
+                    raise Cancelled(doing)
+
+            for ids in prompts:
+                self.scheduler.check(ids)
+            runner = self.runtime.runner
+            with own_sequence(self.scheduler, runner, is_noted=is_noted) as sequence:
+                yield sequence, check
+
+
+def _vector(
+    sequence: OwnSequence, ids: Sequence[int], pooling: Pooling, check: Check
+) -> tuple[float, ...]:
+    """Return the embedding of tokens; each number has the fewest digits that tell it in F32."""
+    sequence.restart()
+    wanted = ids[:1] if pooling == "first" else ids  # the first token sees no other
+    first = 0 if pooling == "mean" else len(wanted) - 1
+    states = sequence.compute(wanted, first, check, PROMPT_BATCH, wants_hidden=True)
+    return tuple(float(str(x)) for x in pooled(states, pooling, len(ids)))
+
+
+Answering = Callable[["Inquiries", Any, "IsCancelled"], Reply]
+"""Function that returns a model's reply to a question; it may end as cancelled."""
+
+
+def _counted(model: Inquiries, question: CountTokens, is_cancelled: IsCancelled) -> TokensCounted:
+    counts = model.count_tokens(question.messages, question.draft, question.tools, is_cancelled)
+    return TokensCounted(*counts)
+
+
+def _tokenized(model: Inquiries, question: Tokenize, _: IsCancelled) -> Tokenized:
+    ids = model.tokenize(
+        question.text, add_special=question.add_special, parse_special=question.parse_special
+    )
+    return Tokenized(tuple(ids), _pieces(model, ids) if question.has_pieces else ())
+
+
+def _detokenized(model: Inquiries, question: Detokenize, _: IsCancelled) -> Detokenized:
+    text = model.detokenize(question.ids, skip_special=question.skip_special)
+    return Detokenized(text, _pieces(model, question.ids) if question.has_pieces else ())
+
+
+def _pieces(model: Inquiries, ids: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    return tuple(tuple(piece) for piece in model.pieces(ids))
+
+
+def _applied(
+    model: Inquiries, question: ApplyTemplate, is_cancelled: IsCancelled
+) -> TemplateApplied:
+    prompt = model.apply_template(
+        question.messages, continue_last=question.continue_last, thinks=question.thinks,
+        effort=question.effort, variables=question.variables, tools=question.tools,
+        add_generation_prompt=question.add_generation_prompt,
+    )  # fmt: skip
+    if not has_pictures(question):
+        return TemplateApplied(prompt, model.prompt_size(prompt))
+    n_tokens = model.chat_size(
+        question.messages, continue_last=question.continue_last, thinks=question.thinks,
+        effort=question.effort, variables=question.variables, tools=question.tools,
+        is_cancelled=is_cancelled,
+    )  # fmt: skip
+    return TemplateApplied(prompt, n_tokens)
+
+
+def _embedded(model: Inquiries, question: Embed, is_cancelled: IsCancelled) -> Embedded:
+    return model.embed(question.inputs, is_cancelled)
+
+
+def _scored(model: Inquiries, question: ScoreTokens, is_cancelled: IsCancelled) -> TokensScored:
+    ids = model.prompt_ids(question.text, model.n_ctx)
+    return TokensScored(tuple(ids), tuple(model.score(ids, question.n_logprobs, is_cancelled)))
+
+
+def _cache_counted(model: Inquiries, question: CountCache, _: IsCancelled) -> CacheCounted:
+    return CacheCounted(*model.cache_use)
+
+
+BESIDE = (CountTokens, Tokenize, Detokenize, ApplyTemplate)
+"""Questions that any thread may answer, also while tokens are computed."""
+
+ANSWERING: Mapping[type, Answering] = MappingProxyType(
+    {
+        CountTokens: _counted,
+        Tokenize: _tokenized,
+        Detokenize: _detokenized,
+        ApplyTemplate: _applied,
+        Embed: _embedded,
+        ScoreTokens: _scored,
+        CountCache: _cache_counted,
+    }
+)
+"""Functions that answer, by the class of the question."""
+
+
+def has_pictures(question: Question) -> bool:
+    """Return whether pictures are read for the reply to a question, which may take seconds."""
+    messages = question.messages if isinstance(question, CountTokens | ApplyTemplate) else None
+    return any(message.pictures for message in messages or ())
+
+
+def reply_to(model: Inquiries, question: Question, is_cancelled: IsCancelled) -> Reply:
+    """Return a model's reply to a question.
+
+    Args:
+        is_cancelled: asked again and again; returning True ends what is computed for it.
+
+    Raises:
+        EngineError: the question cannot be answered, or it was cancelled.
+    """
+    return ANSWERING[type(question)](model, question, is_cancelled)

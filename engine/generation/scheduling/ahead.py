@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from engine.decoding.sampling.token_source import Logits
+    from engine.decoding.sampling.sampler import Logits
     from engine.generation.scheduling.requests import Request
     from engine.generation.work import Follow
     from engine.model.forward.batch import Piece

@@ -13,9 +13,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 from engine.decoding.drafting.control import LENGTHS, DraftControl, Proposal
-from engine.decoding.drafting.guesses import Guess, GuessSource, Kind
-from engine.decoding.drafting.ngram import NgramSource
-from engine.generation.paging.pool import OutOfPages
+from engine.decoding.drafting.ngram import Guess, GuessSource, Kind, NgramSource
+from engine.generation.kv_cache import OutOfPages
 from engine.generation.work import Follow
 from engine.vision.images.placed import n_before_picture, text_ids
 

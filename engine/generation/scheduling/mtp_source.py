@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from engine.decoding.drafting.guesses import Guess, GuessSource, Kind
-from engine.decoding.drafting.ngram import NgramSource
-from engine.generation.paging.pool import OutOfPages
+from engine.decoding.drafting.ngram import Guess, GuessSource, Kind, NgramSource
+from engine.generation.kv_cache import OutOfPages
 from engine.generation.scheduling.drafts import Drafts
 from engine.model.forward.batch import MOST_AT_ONCE, Batch, Piece
 

@@ -7,12 +7,11 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from engine.errors import ContextOverflow
-from engine.generation.paging.pool import OutOfPages
+from engine.generation.kv_cache import OutOfPages
 from engine.model.forward.batch import Batch, Piece
 
 if TYPE_CHECKING:
-    from engine.decoding.sampling.sampler import Sampler
-    from engine.decoding.sampling.token_source import Logits
+    from engine.decoding.sampling.sampler import Logits, Sampler
     from engine.generation.scheduling.places import CachePlace, Places
     from engine.generation.scheduling.scheduler import Scheduler
     from engine.runtime.interface import PagedRuntime

@@ -6,9 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from engine.generation.paging.checkpoints import Checkpoints
-from engine.generation.paging.pool import OutOfPages, PagePool
-from engine.generation.paging.sequences import Group, PagedSequence, Sequences
+from engine.generation.kv_cache import (
+    Checkpoints,
+    Group,
+    OutOfPages,
+    PagedSequence,
+    PagePool,
+    Sequences,
+)
 from engine.model.forward.batch import MOST_AT_ONCE, Tables
 from engine.model.forward.pages import GONE, PAGE, n_alike
 

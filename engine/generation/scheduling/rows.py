@@ -10,7 +10,7 @@ from engine.generation.work import Follow
 from engine.model.forward.batch import Piece
 
 if TYPE_CHECKING:
-    from engine.decoding.sampling.token_source import SamplingWish
+    from engine.decoding.sampling.sampler import SamplingWish
     from engine.generation.scheduling.requests import Request
 
 

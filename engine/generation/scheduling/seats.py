@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from engine.generation.paging.pool import OutOfPages
+from engine.generation.kv_cache import OutOfPages
 from engine.generation.scheduling.places import CachePlace, Places
 
 if TYPE_CHECKING:

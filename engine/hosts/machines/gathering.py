@@ -15,8 +15,14 @@ from engine.errors import EngineError
 from engine.hardware.devices.places import far_id
 from engine.hardware.devices.selection import parse_devices
 from engine.hardware.devices.types import DeviceInfo, DeviceSnapshot
-from engine.hosts.machines.device_reports import devices_from, states_from
-from engine.hosts.machines.identity import difference, file_difference, file_facts, machine_facts
+from engine.hosts.machines.joining import (
+    devices_from,
+    difference,
+    file_difference,
+    file_facts,
+    machine_facts,
+    states_from,
+)
 from engine.hosts.machines.lines import BEAT_S, HANDSHAKE_S, MOST_SILENT, LineError, Lines, lead
 from engine.util.sanitize import one_line
 

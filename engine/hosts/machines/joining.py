@@ -5,24 +5,162 @@ from __future__ import annotations
 import json
 import logging
 import queue
+import socket
 import subprocess
+import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 from engine.errors import EngineError
+from engine.formats.gguf.reader import GGUFFile, model_hash
+from engine.hardware.devices.catalog import list_devices
 from engine.hardware.devices.monitor import DeviceMonitor
-from engine.hardware.devices.types import DeviceSnapshot
+from engine.hardware.devices.types import DeviceInfo, DeviceSnapshot
 from engine.hosts.machines.agent import AgentTask
-from engine.hosts.machines.device_reports import REPORT_S, told_devices, told_states
-from engine.hosts.machines.identity import checked_path, file_facts, machine_facts
 from engine.hosts.machines.interfaces import connect, interface_of
 from engine.hosts.machines.lines import BEAT_S, MOST_SILENT, LineError, Lines, SilentError, join
 from engine.util.programs import NO_WINDOW, child_environment, tie_child
-from engine.util.sanitize import one_line
+from engine.util.sanitize import one_line, package_version
+
+REPORT_S = 2.0
+"""Seconds between two reports."""
+
+MOST_DEVICES, MOST_LETTERS, MOST_NUMBER, MOST_BYTES = 64, 200, 1e6, 1 << 60
+"""Most devices of a machine, letters of a text about one, and what a load, a temperature and a
+memory are below."""
+
+TOLD = ("id", "kind", "name", "total_bytes", "free_bytes", "n_cores", "compute_capability")
+"""Facts of a device that are told."""
+
+
+def told_devices() -> list[dict[str, Any]]:
+    """Return facts of this machine's usable devices, as JSON."""
+    usable = [device for device in list_devices() if device.usable]
+    return [{name: getattr(device, name) for name in TOLD} for device in usable]
+
+
+def devices_from(document: object) -> tuple[DeviceInfo, ...]:
+    """Return the devices that a machine tells of; what makes no sense is left out."""
+    types = {spec.name: spec.type for spec in fields(DeviceInfo)}
+    found = []
+    for entry in _dicts(document):
+        given = {name: entry.get(name) for name in TOLD}
+        wanted = {name: int if types[name] == "int" else str for name in TOLD}
+        is_whole = all(type(value) is wanted[name] for name, value in given.items())
+        if is_whole and given["kind"] in ("cpu", "cuda"):
+            cut: dict[str, Any] = {
+                k: v[:MOST_LETTERS] if isinstance(v, str) else v for k, v in given.items()
+            }
+            found.append(DeviceInfo(**cut))
+    return tuple(found)
+
+
+def told_states(snapshots: Sequence[DeviceSnapshot]) -> list[dict[str, Any]]:
+    """Return the states of this machine's devices, as JSON."""
+    return [
+        {
+            "device": one.device, "used_bytes": one.used_bytes, "total_bytes": one.total_bytes,
+            "free_bytes": one.free_bytes, "load_percent": one.load_percent,
+            "temperature_c": one.temperature_c,
+        }
+        for one in snapshots
+        if not one.problem
+    ]  # fmt: skip
+
+
+def states_from(document: object) -> tuple[DeviceSnapshot, ...]:
+    """Return the states that a machine tells of, as of now; what makes no sense is left out."""
+    found = []
+    for entry in _dicts(document):
+        sizes = [_size(entry.get(f"{name}_bytes")) for name in ("used", "total", "free")]
+        device = entry.get("device")
+        if isinstance(device, str) and None not in sizes:
+            used, total, free = (size or 0 for size in sizes)
+            found.append(
+                DeviceSnapshot(
+                    device[:MOST_LETTERS], time.monotonic(), used, total, free,
+                    load_percent=_number(entry.get("load_percent")),
+                    temperature_c=_number(entry.get("temperature_c")),
+                )
+            )  # fmt: skip
+    return tuple(found)
+
+
+def _dicts(document: object) -> list[dict[str, Any]]:
+    entries = document if isinstance(document, list) else []
+    return [entry for entry in entries[:MOST_DEVICES] if isinstance(entry, dict)]
+
+
+def _size(value: object) -> int | None:
+    return value if type(value) is int and 0 <= value < MOST_BYTES else None
+
+
+def _number(value: object) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if -MOST_NUMBER < value < MOST_NUMBER else None
+
+
+def machine_facts() -> dict[str, str]:
+    """Return the name of this machine, and versions that must be alike."""
+    try:
+        torch = metadata.version("torch")
+    except metadata.PackageNotFoundError:
+        torch = ""
+    return {
+        "name": socket.gethostname(),
+        "Tandem": package_version(),
+        "PyTorch": torch.partition("+")[0],
+        "byte order": sys.byteorder,
+    }
+
+
+def difference(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
+    """Return why a machine cannot join, as a sentence; "" if it can."""
+    for what in ("Tandem", "PyTorch", "byte order"):
+        own, other = ours.get(what, ""), str(theirs.get(what, ""))[:40]
+        if own != other:
+            return f"It has {what} {other or '?'}, and this machine {own or '?'}."
+    return ""
+
+
+def file_facts(path: str) -> dict[str, Any]:
+    """Return what tells a model's file from others, whatever it is called.
+
+    Raises:
+        EngineError: it cannot be read.
+    """
+    with GGUFFile.open(Path(path)) as file:
+        n_bytes = sum(tensor.n_bytes for tensor in file.tensors.values())
+        return {"bytes": n_bytes, "hash": model_hash(file)}
+
+
+def file_difference(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
+    """Return how a machine's file differs from machine 0's, as a sentence; "" if it does not."""
+    if theirs.get("bytes") != ours["bytes"]:
+        sizes = f"{theirs.get('bytes')} bytes of weights instead of {ours['bytes']}"
+        return f"It has another file: {sizes}."
+    if theirs.get("hash") != ours["hash"]:
+        return "It has another file of the same size: the header or samples of the weights differ."
+    return ""
+
+
+def checked_path(path: str) -> str:
+    """Return a path as an absolute one.
+
+    Raises:
+        EngineError: there is no such file.
+    """
+    if not Path(path).is_file():
+        raise EngineError(f"There is no file {path}.", "Name this machine's copy with --model.")
+    return str(Path(path).resolve())
+
 
 log = logging.getLogger(__name__)
 

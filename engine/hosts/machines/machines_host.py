@@ -12,8 +12,8 @@ from engine.events import Command, Failed, HostEvent, ModelLoaded
 from engine.hosts.machines.agent import AgentTask, told_fault
 from engine.hosts.machines.gathering import Gathering
 from engine.hosts.machines.interfaces import free_port, interface_of
-from engine.hosts.process.command_numbers import CommandNumbers
-from engine.hosts.process.death import Death
+from engine.hosts.process.channel import CommandNumbers
+from engine.hosts.process.child import Death
 from engine.hosts.process.process_host import CLOSING_EVENTS, ProcessHost
 from engine.hosts.thread_host import EventSink
 

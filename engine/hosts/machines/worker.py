@@ -17,15 +17,15 @@ from functools import partial
 from multiprocessing import reduction
 from multiprocessing.connection import Client, Connection
 
-import engine.hardware.environment  # noqa: F401 before torch, which reads it
+import engine.hardware.backend_choice  # noqa: F401 before torch, which reads it
 
 # isort: split
 from engine.distributed.follower import follow
 from engine.distributed.machine_runtime import open_on_machines
 from engine.distributed.machines import END, Machines
 from engine.distributed.straight import backend_of_environment
+from engine.distributed.straight_proof import measure_wires
 from engine.distributed.wire import GlooWire
-from engine.distributed.wire_speed import measure_wires
 from engine.errors import EngineError
 from engine.events import WiresMeasured
 from engine.hosts.machines.agent import (
@@ -34,10 +34,9 @@ from engine.hosts.machines.agent import (
     PLACE_VARIABLE,
     task_of_environment,
 )
-from engine.hosts.process.channel import Channel, inherited_connection
-from engine.hosts.process.messages import FROM_ENGINE, TO_ENGINE
+from engine.hosts.process.channel import FROM_ENGINE, TO_ENGINE, Channel, inherited_connection
 from engine.hosts.process.program import serve
-from engine.runtime.opening import open_on_machines_by
+from engine.runtime.thread_runtime import open_on_machines_by
 from engine.util.programs import tie_to_parent
 
 BEAT_S = 1.0

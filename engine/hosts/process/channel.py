@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import threading
+import time
+from bisect import bisect_right
+from collections.abc import Iterable
+from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe
 from typing import Generic, TypeVar
 
-from engine.hosts.process.codec import LARGEST_BYTES, Codec
+from engine.errors import EngineCrashed
+from engine.events import Command, Failed, HostEvent
+from engine.generation.results import PrefillProgress, TokenText, join_texts
+from engine.hosts.process.codec import LARGEST_BYTES, Codec, MessageError
+from engine.runtime.timeline import TokenTimes
+from engine.util.progress import LoadProgress, StateProgress
 
 Out = TypeVar("Out")
 In = TypeVar("In")
@@ -64,3 +74,196 @@ def inherited_connection(handle: int) -> Connection:
 
         return PipeConnection(handle)
     return Connection(handle)
+
+
+@dataclass(frozen=True, slots=True)
+class SubmitMessage:
+    """A command for the engine, and the number that its events shall carry."""
+
+    generation: int
+    command: Command
+
+
+@dataclass(frozen=True, slots=True)
+class CancelMessage:
+    """The wish that a command ends, or all that were sent before.
+
+    Attributes:
+        generation: number of the command; None for all.
+    """
+
+    generation: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CloseMessage:
+    """The wish that the engine frees its model and ends its process."""
+
+
+@dataclass(frozen=True, slots=True)
+class EventsMessage:
+    """Events of the engine, in order."""
+
+    events: tuple[HostEvent, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BeatMessage:
+    """A sign that the process runs, whatever its engine is busy with."""
+
+
+ToEngine = SubmitMessage | CancelMessage | CloseMessage
+FromEngine = EventsMessage | BeatMessage
+
+TO_ENGINE: Codec[ToEngine] = Codec(ToEngine)
+"""Codec of what the window sends."""
+
+FROM_ENGINE: Codec[FromEngine] = Codec(FromEngine)
+"""Codec of what the engine sends."""
+
+
+class CommandNumbers:
+    """Numbers of commands of whoever submits them, such as the window, and a host's own ones.
+
+    The host's count from 1 without a gap.
+
+    Both only rise, so what is kept does not grow with the commands, only with the gaps between the
+    window's numbers: commands of earlier processes, and those that could not be sent.
+    """
+
+    def __init__(self) -> None:
+        self._n = 0
+        self._own, self._windows = [0], [0]  # the first numbers of each run without a gap
+
+    def add(self, window: int) -> None:
+        """Note the window's number of the command that the host gets next."""
+        if window - self._n - 1 != self._windows[-1] - self._own[-1]:
+            self._windows.append(window)  # first, as another thread finds it by the host's
+            self._own.append(self._n + 1)
+        self._n += 1
+
+    def of_window(self, own: int) -> int:
+        """Return the window's number of a command of the host; 0 for none's."""
+        at = bisect_right(self._own, own) - 1
+        return self._windows[at] + own - self._own[at]
+
+    def of_host(self, window: int) -> int:
+        """Return the host's number of a command of the window; 0 for one that it never got."""
+        at = bisect_right(self._windows, window) - 1
+        own = self._own[at] + window - self._windows[at]
+        end = self._own[at + 1] if at + 1 < len(self._own) else self._n + 1
+        return own if own < end else 0
+
+
+log = logging.getLogger(__name__)
+
+FRAME_S = 1 / 25
+"""Seconds between two batches of events that can wait: as often as the window empties its queue.
+Each batch takes processor time of both processes, which small models feel."""
+
+BEAT_S = 0.5
+"""Seconds between two heartbeats."""
+
+PATIENT = (TokenText, TokenTimes, PrefillProgress, LoadProgress, StateProgress)
+"""Events that can wait for the next batch; all others are sent at once, and these before them."""
+
+
+class EventSender:
+    """Threads that send the engine's events and heartbeats, so that the engine never waits."""
+
+    def __init__(self, channel: Channel[FromEngine, ToEngine]) -> None:
+        self._channel = channel
+        self._waiting: list[HostEvent] = []
+        self._changed = threading.Condition()
+        self._is_urgent = self._is_closed = False
+        self._threads = [
+            threading.Thread(target=target, name=name, daemon=True)
+            for target, name in ((self._run, "tandem-events"), (self._beat, "tandem-heartbeat"))
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def put(self, event: HostEvent) -> None:
+        """Take an event to send; return at once."""
+        with self._changed:
+            self._waiting.append(event)
+            is_urgent = not isinstance(event.event, PATIENT)
+            self._is_urgent = self._is_urgent or is_urgent
+            if is_urgent or len(self._waiting) == 1:  # else it waits for the frame already
+                self._changed.notify_all()
+
+    def close(self) -> None:
+        """Send what waits, and end."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+        for thread in self._threads:
+            thread.join()
+
+    def _run(self) -> None:
+        sent = 0.0
+        while events := self._take(sent):
+            sent = time.monotonic()
+            try:
+                self._send(merged(events))
+            except OSError:  # the window's process is gone, which the reader of commands finds, too
+                return
+
+    def _take(self, sent: float) -> tuple[HostEvent, ...]:
+        """Wait for a batch, at least a frame after the last one; return none at the end."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._is_closed)
+            rest = sent + FRAME_S - time.monotonic()
+            self._changed.wait_for(lambda: self._is_urgent or self._is_closed, max(0.0, rest))
+            events = tuple(self._waiting)
+            self._waiting.clear()
+            self._is_urgent = False
+        return events
+
+    def _send(self, events: tuple[HostEvent, ...]) -> None:
+        try:
+            self._channel.send(EventsMessage(events))
+        except MessageError as error:
+            if len(events) > 1:
+                for event in events:
+                    self._send((event,))
+            else:
+                log.exception("%s cannot be sent", type(events[0].event).__name__)
+                failed = Failed(EngineCrashed(error.message, error.hint))
+                self._channel.send(EventsMessage((HostEvent(events[0].generation, failed),)))
+
+    def _beat(self) -> None:
+        while not self._is_closed:
+            try:
+                self._channel.send(BeatMessage())
+            except OSError:
+                return
+            with self._changed:
+                self._changed.wait_for(lambda: self._is_closed, BEAT_S)
+
+
+def merged(events: Iterable[HostEvent]) -> tuple[HostEvent, ...]:
+    """Return events with the texts of an answer joined, up to its next part or other event.
+
+    Writing each by itself would take as long as a small model takes for a token. Answers that run
+    at once send theirs in turn; an event that cannot wait keeps its place among all.
+    """
+    found: list[HostEvent] = []
+    tokens: dict[int, list[TokenText]] = {}  # by the place of the first one in `found`
+    growing: dict[int, int] = {}  # that place, by generation, where more may follow
+    for event in events:
+        if isinstance(event.event, TokenText):
+            place = growing.get(event.generation)
+            if place is not None and tokens[place][0].part == event.event.part:
+                tokens[place].append(event.event)
+                continue
+            growing[event.generation] = len(found)
+            tokens[len(found)] = [event.event]
+        elif isinstance(event.event, PATIENT):
+            growing.pop(event.generation, None)
+        else:
+            growing.clear()
+        found.append(event)
+    for place, texts in tokens.items():
+        found[place] = HostEvent(found[place].generation, join_texts(texts))
+    return tuple(found)

@@ -18,7 +18,7 @@ from engine import errors
 from engine.errors import EngineError
 from engine.planning.search.estimate import TuneEstimate
 from engine.planning.search.results import Trial, TuneResult
-from engine.vision.images.sight import PictureSight
+from engine.vision.images.placed import PictureSight
 
 PROTOCOL = 1
 """Version of the format; a message of another version is refused."""

@@ -22,16 +22,22 @@ from engine.events import (
 )
 from engine.generation.queries.questions import CountCache, CountTokens, Reply
 from engine.generation.results import Finished, StateLoaded, StateSaved
-from engine.hosts.process.child import EngineProcess
-from engine.hosts.process.codec import MessageError
-from engine.hosts.process.death import Death, crash_of, doing_of, start_failure, stopped_hint
-from engine.hosts.process.messages import (
+from engine.hosts.process.channel import (
     CancelMessage,
     CloseMessage,
     EventsMessage,
     SubmitMessage,
     ToEngine,
 )
+from engine.hosts.process.child import (
+    Death,
+    EngineProcess,
+    crash_of,
+    doing_of,
+    start_failure,
+    stopped_hint,
+)
+from engine.hosts.process.codec import MessageError
 from engine.hosts.thread_host import EventSink
 from engine.util.programs import program_command
 

@@ -16,17 +16,18 @@ from contextlib import suppress
 from pathlib import Path
 
 from engine.events import Event, HostEvent
-from engine.hosts.process.channel import Channel, inherited_connection
-from engine.hosts.process.command_numbers import CommandNumbers
-from engine.hosts.process.messages import (
+from engine.hosts.process.channel import (
     FROM_ENGINE,
     TO_ENGINE,
+    Channel,
     CloseMessage,
+    CommandNumbers,
+    EventSender,
     FromEngine,
     SubmitMessage,
     ToEngine,
+    inherited_connection,
 )
-from engine.hosts.process.sender import EventSender
 from engine.hosts.thread_host import ThreadHost
 from engine.util.programs import tie_to_parent
 

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, ClassVar
 from engine.model.architectures.mtp import MTP
 from engine.model.forward.operands import RopeParams
 from engine.model.layers.block import Block
-from engine.model.layers.fused import separate_gate_up, separate_qkv
+from engine.model.layers.ffn import separate_gate_up, separate_qkv
 from engine.model.layers.hparams import HParams, Traits
+from engine.model.layers.keys import DEFAULT_BASE
 from engine.model.layers.linear import CopiedHead, Embedding, Linear, TiedHead
 from engine.model.layers.module import Module, TensorSource
-from engine.model.layers.rope import Rope, choose_rope_factors
-from engine.model.layers.rope_keys import DEFAULT_BASE
+from engine.model.layers.norm import Rope, choose_rope_factors
 from engine.model.sharding.placement import Replicate, Shard
 from engine.model.sharding.split import ModelSplit
 

@@ -10,8 +10,7 @@ from engine.model.layers.block import TransformerBlock
 from engine.model.layers.ffn import FFN
 from engine.model.layers.hparams import HParams, Traits
 from engine.model.layers.mixers.attention import Attention
-from engine.model.layers.norm import RMSNorm
-from engine.model.layers.rope import Rope
+from engine.model.layers.norm import RMSNorm, Rope
 from engine.model.sharding.placement import Shard
 from engine.model.sharding.split import BlockSplit
 

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, ClassVar
 from engine.model.architectures.base import ScaledLM, SwaOnlyRopeLM
 from engine.model.architectures.registry import register
 from engine.model.layers.block import Block, ParallelBlock
+from engine.model.layers.ffn import MoE
 from engine.model.layers.hparams import HParams, Traits
 from engine.model.layers.mixers.attention import HeadNormAttention
-from engine.model.layers.moe import MoE
-from engine.model.layers.norm import LayerNorm
-from engine.model.layers.rope import Rope
+from engine.model.layers.norm import LayerNorm, Rope
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -11,7 +11,7 @@ from engine.model.layers.block import Block, FFNBlock, MixerBlock, TransformerBl
 from engine.model.layers.hparams import HParams, Traits
 from engine.model.layers.linear import Linear
 from engine.model.layers.mixers.mixer import Mixer
-from engine.model.layers.rope import Rope
+from engine.model.layers.norm import Rope
 from engine.model.sharding.placement import Shard
 from engine.model.sharding.split import BlockDims, BlockSplit
 

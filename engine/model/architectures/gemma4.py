@@ -8,8 +8,15 @@ from engine.model.architectures.gemma import GemmaLM
 from engine.model.architectures.registry import register
 from engine.model.forward.operands import GELU
 from engine.model.forward.ops import Addend
-from engine.model.layers.block import Block, SandwichBlock
-from engine.model.layers.ffn import FFN
+from engine.model.layers.block import (
+    SIDE,
+    Block,
+    PerLayerEmbedding,
+    PerLayerGate,
+    SandwichBlock,
+    per_layer_width,
+)
+from engine.model.layers.ffn import FFN, MoE, read_routing
 from engine.model.layers.hparams import HParams, Traits
 from engine.model.layers.linear import Linear, Vector
 from engine.model.layers.mixers.mixer import Mixer
@@ -21,10 +28,7 @@ from engine.model.layers.mixers.shared_kv import (
     share_caches,
 )
 from engine.model.layers.module import Slot, TensorSource
-from engine.model.layers.moe import MoE, read_routing
-from engine.model.layers.norm import RMSNorm
-from engine.model.layers.per_layer import SIDE, PerLayerEmbedding, PerLayerGate, per_layer_width
-from engine.model.layers.rope import Rope
+from engine.model.layers.norm import RMSNorm, Rope
 from engine.model.sharding.placement import Replicate
 from engine.model.sharding.split import BlockSplit, ModelSplit
 

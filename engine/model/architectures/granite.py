@@ -11,9 +11,9 @@ from engine.model.forward.operands import Scores
 from engine.model.layers.block import TransformerBlock
 from engine.model.layers.hparams import HParams, Traits
 from engine.model.layers.mixers.attention import Attention, SinkAttention
-from engine.model.layers.mixers.mamba2 import Mamba2
+from engine.model.layers.mixers.mamba import Mamba2
 from engine.model.layers.mixers.mixer import Mixer
-from engine.model.layers.rope import Rope
+from engine.model.layers.norm import Rope
 from engine.model.sharding.split import BlockSplit
 
 if TYPE_CHECKING:

@@ -9,17 +9,16 @@ from engine.model.architectures.base import CausalLM, EachFourthNoPELM
 from engine.model.architectures.registry import register
 from engine.model.forward.operands import Scores
 from engine.model.layers.block import TransformerBlock
+from engine.model.layers.ffn import MoE
 from engine.model.layers.hparams import HParams
-from engine.model.layers.mixers.attention import Attention
-from engine.model.layers.mixers.temperature import Temperature
-from engine.model.layers.moe import MoE
-from engine.model.layers.rope import Rope
+from engine.model.layers.mixers.attention import Attention, Temperature
+from engine.model.layers.norm import Rope
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from engine.model.forward.context import Context
-    from engine.model.forward.expert_rows import Groups
+    from engine.model.forward.operands import Groups
 
 CHUNK = 8192
 """Tokens of a chunk; no key says so, but all models share it."""

@@ -9,9 +9,8 @@ from engine.model.architectures.base import CausalLM
 from engine.model.architectures.registry import register
 from engine.model.layers.block import TransformerBlock
 from engine.model.layers.hparams import HParams
-from engine.model.layers.mixers.attention import Attention
-from engine.model.layers.mixers.temperature import Temperature
-from engine.model.layers.rope import Rope
+from engine.model.layers.mixers.attention import Attention, Temperature
+from engine.model.layers.norm import Rope
 from engine.model.sharding.split import BlockSplit
 
 if TYPE_CHECKING:

@@ -5,15 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from engine.model.architectures.base import SwaRopeLM
-from engine.model.architectures.deepseek_moe import SigmoidRoutedBlock
+from engine.model.architectures.deepseek import SigmoidRoutedBlock
 from engine.model.architectures.registry import register
 from engine.model.forward.operands import Activation, RopeParams
-from engine.model.layers.ffn import FFN
-from engine.model.layers.fused import separate
+from engine.model.layers.ffn import FFN, MoE, separate
 from engine.model.layers.hparams import HParams, Traits
-from engine.model.layers.mixers.gated_attention import GatedAttention
+from engine.model.layers.mixers.attention import GatedAttention
 from engine.model.layers.module import TensorSource
-from engine.model.layers.moe import MoE
 
 
 class Step35Block(SigmoidRoutedBlock):

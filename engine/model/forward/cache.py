@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from engine.formats.gguf.types import row_bytes
+from engine.formats.gguf.tensors import row_bytes
 from engine.formats.quants.dequantise import dequantise
 from engine.formats.quants.encode import quantise
 from engine.hardware.host_memory import HostTensor
@@ -17,11 +17,10 @@ from engine.model.forward.state import KV_INFO, KVState, RecurrentState, sights_
 from engine.model.sharding.split import head_groups
 
 if TYPE_CHECKING:
-    from engine.model.forward.attention_window import Sight
     from engine.model.forward.batch import Batch, Piece
-    from engine.model.forward.cache_size import CacheSize
-    from engine.model.forward.state import State
-    from engine.model.sharding.ranges import Ranges
+    from engine.model.forward.pages import Sight
+    from engine.model.forward.state import CacheSize, State
+    from engine.model.sharding.shares import Ranges
 
 UNIT = 512
 """Bytes at whose multiples values begin behind keys, for aligned accesses."""

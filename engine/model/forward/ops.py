@@ -1,7 +1,7 @@
 """Interface to the arithmetic: operations that layers call, and the layers as operations use them.
 
 `reference.ops` is the oracle in torch, `cpu.ops` and `gpu.ops` are the fast
-ones. None of them is below another: what all share is in `engine.backends.reference.composite`.
+ones. None of them is below another: what all share is in `engine.backends.reference.ops`.
 """
 
 from __future__ import annotations
@@ -14,17 +14,52 @@ if TYPE_CHECKING:
 
     from engine.model.forward.batch import Batch, Tables
     from engine.model.forward.cache import LayerCache
-    from engine.model.forward.expert_rows import Groups
     from engine.model.forward.operands import (
         Activation,
         DeltaInputs,
+        Groups,
         RopeParams,
         Routing,
         ScanInputs,
         Scores,
         States,
     )
-    from engine.model.forward.weight import Weight
+
+ALL = slice(None)
+"""Slice of all rows."""
+
+
+class Weight(Protocol):
+    """A matrix (n_out, n_in), or one per expert."""
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes that the matrix takes."""
+        ...
+
+    def matmul(self, x: Tensor) -> Tensor:
+        """Return `x Wᵀ`, (T, n_out), for x (T, n_in) in F32."""
+        ...
+
+    def lookup(self, ids: Tensor) -> Tensor:
+        """Return the rows `ids` (T,) as (T, n_in); zeros for ids that this rank has no row of."""
+        ...
+
+    def grouped(self, x: Tensor, groups: Groups) -> Tensor:
+        """Multiply each row of x (n_row, n_in) by its expert's matrix (grouped GEMM).
+
+        On CPUs, x may have a row for each token instead, (T, n_in), where these are fewer.
+        """
+        ...
+
+    def per_head(self, x: Tensor, rows: slice = ALL, *, transposed: bool = False) -> Tensor:
+        """Return `x Wᵀ` with one matrix per head, (T, n_head, n_out), for x (T, n_head, n_in).
+
+        Args:
+            rows: rows of each W to multiply by.
+            transposed: whether to return `x W` instead: (T, n_head, n_out) to (T, n_head, n_in).
+        """
+        ...
 
 
 class LinearLayer(Protocol):
@@ -88,7 +123,7 @@ class NormLayer(Protocol):
 
 
 class RopeLayer(Protocol):
-    """Interface of a rotation to operations; see `engine.model.layers.rope.Rope`.
+    """Interface of a rotation to operations; see `engine.model.layers.norm.Rope`.
 
     Attributes:
         params: parameters of the map from positions to angles.
@@ -399,4 +434,69 @@ class Ops(Protocol):
         slopes: Tensor | None = None,
     ) -> Tensor:
         """Write k and v to the cache at the rows' positions, then attend as `attention`."""
+        ...
+
+
+Group = tuple[int, ...]
+"""Ranks that take part in a collective, in ascending order."""
+
+
+class Communicator(Protocol):
+    """Collectives of one rank; a rank that has no value passes `None`.
+
+    Every member of a group makes the same calls in the same order. Sums run in rank order on every
+    rank, so all members end with the same bits, whatever the number of ranks.
+
+    Raises:
+        CommError: a rank left, or passed an invalid value; the error names that rank. `LeftAlone`
+            names none: another rank's error says what has happened.
+
+    Attributes:
+        rank: number of this rank.
+    """
+
+    rank: int
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds that this rank has waited for others so far, replayed calls excluded."""
+        ...
+
+    def all_reduce(
+        self, x: Tensor | None, group: Group, shape: Sequence[int] | None = None
+    ) -> Tensor:
+        """Return the sum of the members' values; all members get the same bits.
+
+        Args:
+            shape: shape of the members' values, if every member knows it.
+        """
+        ...
+
+    def gather(self, x: Tensor | None, group: Group, alike: Tensor | None = None) -> Tensor | None:
+        """Join slices along the last dimension, in rank order, on the first member of the group.
+
+        The others get None.
+
+        Args:
+            alike: a tensor that has the same bits on all ranks whose devices round as this one's;
+                it is compared between ranks where that costs little.
+        """
+        ...
+
+    def broadcast(
+        self, x: Tensor | None, source: int, group: Group, shape: Sequence[int] | None = None
+    ) -> Tensor:
+        """Return the tensor of rank `source` on every member of the group.
+
+        Args:
+            shape: shape of the tensor, if every member knows it.
+        """
+        ...
+
+    def one_shot(self, group: Group, n: int) -> FusedAllReduce | None:
+        """Return the one-shot all-reduce inside kernels for values of n numbers.
+
+        Returns:
+            None, on all members alike, if there is none for this group and size.
+        """
         ...

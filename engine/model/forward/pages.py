@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from hashlib import blake2b
 
 PAGE = 256
@@ -42,3 +43,45 @@ def n_alike(a: Sequence[int], b: Sequence[int]) -> int:
     """Return the length of the common prefix of two sequences."""
     n = min(len(a), len(b))
     return next((i for i in range(n) if a[i] != b[i]), n)
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """Attention window of a group of layers: how far back its tokens see.
+
+    Attributes:
+        n: number of tokens; None for all.
+        is_chunked: whether the tokens are cut in chunks of `n`, each of which sees its own
+            beginning (Llama 4); else each token sees the last `n`, itself included.
+    """
+
+    n: int | None = None
+    is_chunked: bool = False
+
+    def first_seen(self, position: int) -> int:
+        """Return the first position that the token at a position sees."""
+        if self.n is None:
+            return 0
+        if self.is_chunked:
+            return position // self.n * self.n
+        return max(0, position - self.n + 1)
+
+    def n_pages(self, n_ctx: int, n_batch: int) -> int:
+        """Return how many pages a sequence of `n_ctx` tokens uses at once, at most.
+
+        Args:
+            n_batch: largest number of tokens that are computed at once.
+        """
+        whole = -(-n_ctx // PAGE)
+        if self.n is None:
+            return whole
+        return min(whole, -(-(self.n + n_batch - 2) // PAGE) + 1)
+
+
+EVERYTHING = Sight()
+"""Sight of layers without a window."""
+
+
+def in_order(sights: Iterable[Sight]) -> tuple[Sight, ...]:
+    """Return each sight once: that of everything first, then the others, the farthest first."""
+    return tuple(sorted(set(sights), key=lambda s: (s.n is not None, -(s.n or 0), s.is_chunked)))

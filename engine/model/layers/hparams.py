@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Literal
 from engine.errors import InvalidGGUF
 from engine.formats.gguf.tensors import split_name
 from engine.model.forward.operands import RopeParams, RopeStyle
-from engine.model.layers.keys import Keys
-from engine.model.layers.rope_keys import read_rope
+from engine.model.layers.keys import Keys, read_rope
 
 if TYPE_CHECKING:
     from engine.formats.gguf.reader import GGUFFile

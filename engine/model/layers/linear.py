@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from engine.model.forward.weight import ALL
+from engine.model.forward.ops import ALL
 from engine.model.layers.module import Module, Slot, TensorSource
 from engine.model.sharding.placement import Placement, Replicate, Shard
 
@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from engine.model.forward.context import Context
-    from engine.model.forward.expert_rows import Groups
-    from engine.model.forward.weight import Weight
+    from engine.model.forward.operands import Groups
+    from engine.model.forward.ops import Weight
 
 EMBEDDING = "token_embd.weight"
 """Name of the embedding."""

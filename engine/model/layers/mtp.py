@@ -52,7 +52,7 @@ class MTPHead(Module):
 
     They are cut like those of the trunk, which stand in for what is missing. If guesses are made
     from some tokens alone (`HParams.n_guessed`), the rows of these are held once more, as they are
-    in the file. A file's own head may have few rows, see `engine.model.architectures.draft_tokens`.
+    in the file. A file's own head may have few rows, see `engine.model.architectures.mtp`.
 
     Attributes:
         output: head of the block, with all its rows or some; None for the trunk's.

@@ -13,7 +13,7 @@ from engine.formats.gguf.reader import GGUFFile
 from engine.hardware.backend_choice import uses_kernels
 from engine.load_params import LoadParams
 from engine.model.architectures.declare import declare, read_sizes
-from engine.model.forward.batch_sizes import PROMPT_BATCH
+from engine.model.forward.batch import PROMPT_BATCH
 from engine.model.forward.state import RecurrentState
 from engine.planning.draft.mtp_file import draft_model_path
 from engine.planning.rank_size import rank_memory, rank_size

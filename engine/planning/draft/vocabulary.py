@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from engine.errors import EngineError
-from engine.text.support import has_vocabulary, tokenizer_model
+from engine.text.tokenizer import has_vocabulary, tokenizer_model
 from engine.text.vocabulary import Vocabulary, read_vocabulary
 
 if TYPE_CHECKING:

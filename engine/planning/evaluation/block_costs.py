@@ -14,17 +14,19 @@ from engine.model.forward.state import State
 from engine.model.layers.linear import ExpertLinear
 from engine.model.layers.mixers.attention import Attention
 from engine.model.layers.mixers.mla import LatentAttention
-from engine.planning.evaluation.part_probe import (
+from engine.planning.evaluation.workload import (
+    DEQUANTISED,
     FIELDS,
     MEMBERS,
     NOTHING,
     SEEN,
     SIZES,
+    RankWorkload,
     Span,
     Spans,
+    Weights,
     one_rank,
 )
-from engine.planning.evaluation.workload import DEQUANTISED, RankWorkload, Weights
 from engine.planning.footprint import (
     WorkingSizes,
     n_elements,
@@ -40,7 +42,7 @@ if TYPE_CHECKING:
     from engine.model.architectures.base import CausalLM
     from engine.model.layers.block import Block
     from engine.model.layers.module import Module, Slot, TensorSource
-    from engine.model.sharding.ranges import Ranges
+    from engine.model.sharding.shares import Ranges
     from engine.model.sharding.split import BlockDims, BlockSplit
 
 MIXER, FEED = ("attention", "recurrent"), ("ffn", "experts", "shared")

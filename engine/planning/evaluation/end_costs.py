@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from engine.formats.gguf.tensors import split_name
 from engine.model.layers.linear import Embedding
 from engine.model.sharding.placement import Replicate, Shard
-from engine.model.sharding.ranges import Ranges
+from engine.model.sharding.shares import Ranges
 from engine.planning.evaluation.block_costs import (
     NO_COST,
     NO_WORK,
@@ -19,8 +19,15 @@ from engine.planning.evaluation.block_costs import (
     join_workloads,
     sum_costs,
 )
-from engine.planning.evaluation.part_probe import EMBEDDING, MEMBERS, OUTPUT, SEEN, Span, owner_of
-from engine.planning.evaluation.workload import RankWorkload
+from engine.planning.evaluation.workload import (
+    EMBEDDING,
+    MEMBERS,
+    OUTPUT,
+    SEEN,
+    RankWorkload,
+    Span,
+    owner_of,
+)
 from engine.planning.footprint import WorkingSizes
 
 if TYPE_CHECKING:

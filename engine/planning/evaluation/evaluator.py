@@ -19,12 +19,19 @@ from engine.model.architectures.declare import (
     with_context,
 )
 from engine.model.forward.state import KVState, sights_of
-from engine.model.sharding.patterns import wanted_shares
+from engine.model.sharding.placement import wanted_shares
 from engine.model.sharding.split import cut_model
 from engine.planning.evaluation.block_costs import NO_WORK, BlockKind, Cost, Formats, Stage
 from engine.planning.evaluation.end_costs import EndCost, Ends
-from engine.planning.evaluation.part_probe import NOTHING, Spans, owner_of, probe_split
-from engine.planning.evaluation.workload import BlockWorkload, ModelWorkload, RankWorkload
+from engine.planning.evaluation.workload import (
+    NOTHING,
+    BlockWorkload,
+    ModelWorkload,
+    RankWorkload,
+    Spans,
+    owner_of,
+    probe_split,
+)
 from engine.planning.footprint import WorkingSizes
 from engine.planning.plan import Plan, choose_plan, with_held_types
 from engine.planning.rank_size import RankSize
@@ -34,7 +41,7 @@ if TYPE_CHECKING:
     from engine.load_params import LoadParams
     from engine.model.architectures.base import CausalLM
     from engine.model.layers.hparams import HParams
-    from engine.model.sharding.ranges import Ranges
+    from engine.model.sharding.shares import Ranges
     from engine.model.sharding.split import BlockDims, ModelSplit
 
     StageCuts = tuple[Stage, Ranges | tuple[Ranges, ...], bool]

@@ -11,8 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from engine.model.sharding.ranges import Apportioner
-from engine.model.sharding.shares import normalise
+from engine.model.sharding.shares import Apportioner, normalise
 from engine.model.sharding.split import COLUMN_UNIT
 
 if TYPE_CHECKING:

@@ -14,6 +14,7 @@ from engine.planning.search.split_search import expected_trials
 
 if TYPE_CHECKING:
     from engine.planning.planner import Planner
+    from engine.planning.search.results import Speeds
     from engine.planning.speed.forecast import Forecaster
 
 LOAD_BYTES_PER_S = 5e8
@@ -158,3 +159,26 @@ def goal_named(name: str) -> Goal:
     if name not in GOALS:
         raise EngineError(f"There is no goal '{name}'.", f"Use {' or '.join(GOALS)}.")
     return GOALS[name]
+
+
+@dataclass(frozen=True, slots=True)
+class Alternative:
+    """A split with its predicted speed.
+
+    Attributes:
+        params: parameters to load it with.
+        speeds: predicted tokens per second of prompt and answer.
+        seconds: predicted time of the whole request.
+        n_sum: number of all-reduces of a token, over all groups.
+        sum_s: time of the slowest of these, in seconds.
+        link_s: time of a token that goes to links, in seconds.
+        limit: sentence that says what limits decoding.
+    """
+
+    params: LoadParams
+    speeds: Speeds
+    seconds: float
+    n_sum: int
+    sum_s: float
+    link_s: float
+    limit: str

@@ -15,9 +15,16 @@ from typing import TYPE_CHECKING
 from engine.errors import EngineError
 from engine.hardware.devices.selection import require_devices
 from engine.load_params import SPLIT_MODES, LoadParams
-from engine.planning.search.line_search import minimise, ranges
 from engine.planning.search.results import Goal, Region, Speeds
-from engine.planning.search.split_search import Candidate, Family, Handle, Split, balanced
+from engine.planning.search.split_search import (
+    Candidate,
+    Family,
+    Handle,
+    Split,
+    balanced,
+    minimise,
+    ranges,
+)
 
 if TYPE_CHECKING:
     from engine.hardware.devices.types import DeviceInfo

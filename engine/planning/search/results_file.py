@@ -12,12 +12,18 @@ from typing import TYPE_CHECKING, Any
 from engine.errors import EngineError
 from engine.hardware.devices.selection import require_devices
 from engine.hardware.fallbacks import Fallback
-from engine.planning.params_json import params_document, params_from
-from engine.planning.saved_plans import model_key
-from engine.planning.search.draft_results import DraftTrial
-from engine.planning.search.results import Goal, Region, Sample, Speeds, Trial, TuneResult
+from engine.planning.saved_plans import model_key, params_document, params_from
+from engine.planning.search.results import (
+    DraftTrial,
+    Goal,
+    Region,
+    Sample,
+    Speeds,
+    Trial,
+    TuneResult,
+)
 from engine.planning.speed.calibration import device_set
-from engine.util.json_file import cache_folder, read_json, write_json
+from engine.util.files import cache_folder, read_json, write_json
 
 if TYPE_CHECKING:
     from engine.load_params import LoadParams

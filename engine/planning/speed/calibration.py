@@ -17,9 +17,9 @@ from statistics import median
 from typing import Any
 
 from engine.hardware.devices.types import DeviceInfo
-from engine.planning.speed.prediction import Prediction
-from engine.util.json_file import cache_folder, read_json, write_json
-from engine.util.version import package_version
+from engine.planning.speed.facts import Prediction
+from engine.util.files import cache_folder, read_json, write_json
+from engine.util.sanitize import package_version
 
 FILE_NAME = "calibration.json"
 MOST_SUBJECTS, MOST_RATIOS, MOST_LETTERS = 256, 9, 2000

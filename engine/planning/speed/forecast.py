@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from zlib import crc32
 
 from engine.hardware.backend_choice import simulate_gpus
-from engine.hardware.cuda_overhead import use_overheads
+from engine.hardware.cuda_api import use_overheads
 from engine.hardware.devices.catalog import list_devices
 from engine.hardware.devices.links import read_topology
 from engine.hardware.devices.places import far_id, is_cpu, local_id, machine_of
@@ -17,15 +17,14 @@ from engine.hardware.devices.types import CPU, DeviceInfo
 from engine.load_params import PEER_MODES, PeerMode
 from engine.planning.evaluation.fit import Room
 from engine.planning.speed.calibration import DECODE, PREFILL, Calibration, Subject, device_kind
-from engine.planning.speed.facts import CACHE, DeviceFacts, WeightRate
+from engine.planning.speed.facts import CACHE, DeviceFacts, Prediction, WeightRate
+from engine.planning.speed.links import Links
 from engine.planning.speed.machine_file import (
     MachineFile,
     known_facts,
     known_links,
     use_measured_overheads,
 )
-from engine.planning.speed.machine_links import Links
-from engine.planning.speed.prediction import Prediction
 from engine.planning.speed.speed_model import SpeedModel
 
 if TYPE_CHECKING:

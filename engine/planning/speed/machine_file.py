@@ -14,7 +14,7 @@ from itertools import permutations
 from pathlib import Path
 from typing import Any, TypeVar
 
-from engine.hardware.cuda_overhead import is_overhead, use_overheads
+from engine.hardware.cuda_api import is_overhead, use_overheads
 from engine.hardware.devices.links import Link, Topology
 from engine.hardware.devices.torch_build import find_torch_build
 from engine.hardware.devices.types import DeviceInfo
@@ -27,7 +27,6 @@ from engine.planning.speed.device_specs import (
     DeviceSpec,
 )
 from engine.planning.speed.facts import DeviceFacts, LinkFacts, WeightRate
-from engine.planning.speed.link_classes import expected_links
 from engine.planning.speed.link_records import (
     LinkRecord,
     chosen_way,
@@ -35,10 +34,10 @@ from engine.planning.speed.link_records import (
     record_from,
     speed_of,
 )
-from engine.planning.speed.machine_links import Links
+from engine.planning.speed.links import Links, expected_links
 from engine.planning.speed.rigs import spec_from_driver
-from engine.util.json_file import cache_folder, read_json, write_json
-from engine.util.version import package_version
+from engine.util.files import cache_folder, read_json, write_json
+from engine.util.sanitize import package_version
 
 FILE_NAME = "machine.json"
 MOST_ENTRIES = 64

@@ -13,8 +13,7 @@ from engine.hardware.devices.links import Link, LinkKind, Pcie, Topology
 from engine.hardware.devices.types import CPU, DeviceInfo
 from engine.planning.speed.device_specs import CPU_SPECS, GIB, GPU_SPECS, RESERVED_BYTES, DeviceSpec
 from engine.planning.speed.facts import DeviceFacts, LinkFacts
-from engine.planning.speed.link_classes import CLASSES, nvlink_facts
-from engine.planning.speed.machine_links import SHARED_MEMORY, Links
+from engine.planning.speed.links import CLASSES, SHARED_MEMORY, Links, nvlink_facts
 
 MOST_DEVICES = 16
 """Most GPUs of a rig."""

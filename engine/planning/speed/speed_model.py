@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from engine.hardware.devices.places import far_id, is_cpu, machine_of
 from engine.hardware.devices.types import CPU
-from engine.model.forward.batch_sizes import SMALL_BATCH
+from engine.model.forward.batch import SMALL_BATCH
 from engine.planning.evaluation.workload import (
     DEQUANTISED,
     BlockWorkload,
@@ -21,9 +21,8 @@ from engine.planning.evaluation.workload import (
     RankWorkload,
     Weights,
 )
-from engine.planning.speed.facts import CACHE, DeviceFacts
-from engine.planning.speed.machine_links import Links
-from engine.planning.speed.prediction import Path, Prediction, RankTime
+from engine.planning.speed.facts import CACHE, DeviceFacts, Path, Prediction, RankTime
+from engine.planning.speed.links import Links
 
 F32_BYTES = 4
 """Bytes of one element that ranks exchange."""

@@ -6,17 +6,16 @@ A model's measured speed is compared with these, and predictions start from them
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-import engine.hardware.environment  # noqa: F401 before torch, which reads it
-
-# isort: split
 import torch
 from torch import Tensor
 
+import engine.hardware.backend_choice  # noqa: F401 before torch, which reads it
 from engine.errors import EngineError
 from engine.hardware.devices.host import usable_cores
+from engine.hardware.devices.monitor import DeviceMonitor
 from engine.hardware.devices.types import DeviceInfo
 from engine.hardware.faults import explain_faults
 from engine.hardware.torch_devices import (
@@ -30,6 +29,9 @@ from engine.planning.speed.facts import DeviceFacts, WeightRate
 from engine.planning.speed.machine_file import MachineFile, expected_facts
 from engine.planning.speed.rigs import spec_from_driver
 from engine.runtime.measuring.weight_speed import measurable, measure_weights
+
+# isort: split
+
 
 READ_BYTES = 512 << 20
 """Bytes to read at a time: more than any cache holds."""
@@ -207,3 +209,26 @@ def _seconds(compute: Callable[[], Tensor], device: torch.device) -> float:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter() - begun
+
+
+WATCHED_S = 0.25
+"""Seconds for which devices are watched."""
+
+LEAST_PERCENT = 15.0
+"""Load in percent below which a device counts as idle."""
+
+
+def other_load(devices: Sequence[str]) -> tuple[tuple[str, float], ...]:
+    """Return (device, load in percent) of those that are in use while this program does nothing.
+
+    Devices whose load nobody tells are left out.
+    """
+    try:
+        with DeviceMonitor(devices) as monitor:
+            monitor.snapshot()  # the CPU's load is counted between two readings
+            time.sleep(WATCHED_S)
+            found = monitor.snapshot()
+    except EngineError:
+        return ()
+    loads = ((reading.device, reading.load_percent or 0.0) for reading in found)
+    return tuple((device, round(load, 1)) for device, load in loads if load >= LEAST_PERCENT)

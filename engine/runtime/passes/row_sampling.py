@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from engine.backends.executor import RankOutOfMemory
 from engine.errors import EngineError
 from engine.hardware.backend_choice import captures_tokens
-from engine.model.forward.batch_sizes import captured_rows
+from engine.model.forward.batch import KEPT_STATES, MOST_AT_ONCE, Batch, Piece, captured_rows
+from engine.model.forward.pages import GONE, PAGE
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from engine.backends.executor import RankExecutor
-    from engine.backends.gpu.decode.row_sampler import RowSampler, SampledRow
-    from engine.decoding.sampling.token_source import Logits, SamplingWish
+    from engine.backends.gpu.decode.sampling import RowSampler, SampledRow
+    from engine.decoding.sampling.sampler import Logits, SamplingWish
     from engine.runtime.rank import Rank
 
 log = logging.getLogger(__name__)
@@ -50,7 +51,7 @@ class RowSampling:
         """
         if not self._is_possible or not any(wishes):
             return list(logits.cpu().numpy())
-        from engine.backends.gpu.decode.row_sampler import SampledRow
+        from engine.backends.gpu.decode.sampling import SampledRow
 
         rows = list[SampledRow]()
         for row, (token, wish) in enumerate(zip(ids, wishes, strict=True)):
@@ -77,7 +78,7 @@ class RowSampling:
     def _sampler_for(self, n: int) -> RowSampler | None:
         """Return a sampler with at least n slots; None if there is no memory for it."""
         if self._sampler is None or self._sampler.n_slot < n:
-            from engine.backends.gpu.decode.row_sampler import RowSampler
+            from engine.backends.gpu.decode.sampling import RowSampler
 
             self._sampler = None  # its memory is free before there is more
             device, n_slot = self._executor.devices[self._rank], captured_rows(n)
@@ -93,3 +94,157 @@ class RowSampling:
                 return None
             self._sampler = found[self._rank]
         return self._sampler
+
+
+Rows = tuple[Sequence[int], Batch]
+"""Tokens, and the pass that reads them."""
+
+Reading = tuple[int, Rows]
+"""Index of an MTP block, and what it reads."""
+
+
+class UnreadTokens:
+    """The unread tokens of all sequences, by their seats (`Piece.seat`).
+
+    Args:
+        n_blocks: number of MTP blocks. The k-th guess behind a sequence is the k-th block's; one
+            that is alone makes all of them.
+    """
+
+    def __init__(self, n_blocks: int = 1) -> None:
+        self._n_blocks = n_blocks
+        self._of: dict[int, _Text] = {}
+
+    def forget(self, seat: int) -> None:
+        """Forget the tokens of a sequence."""
+        self._of.pop(seat, None)
+
+    def note(self, ids: Sequence[int], batch: Batch) -> None:
+        """Note a pass over the model's other blocks."""
+        row, is_kept = 0, batch.is_of_few_singles
+        for piece in batch.pieces:
+            text = self._text(piece)
+            is_of_picture = row == 0 and bool(batch.pictures)  # its id stands for no token
+            if is_kept or (piece.n == 1 and not is_of_picture):
+                text.add(piece.n_past, ids[row])
+            else:
+                text.begin(piece.stop)
+            row += piece.n
+
+    def is_due(self, piece: Piece, n_ahead: int = 0) -> bool:
+        """Return whether a single token needs places of hidden states that are not read.
+
+        Args:
+            n_ahead: number of tokens behind it that may be computed along with it.
+        """
+        text = self._of.get(piece.seat)
+        most = KEPT_STATES - self._n_blocks + 1  # guesses take places, too
+        return text is not None and piece.stop + n_ahead - min(text.n_read) >= most
+
+    def due(self, batch: Batch, n_ahead: int = 0) -> Iterator[Reading]:
+        """Yield what has to be read before a pass, as hidden states would be lost.
+
+        Args:
+            n_ahead: see `is_due`.
+        """
+        firsts = {piece.seat: piece for piece in reversed(batch.pieces)}
+        lasts = {piece.seat: piece for piece in batch.pieces}
+        for seat, piece in firsts.items():
+            if piece.n == 1 and not self.is_due(lasts[seat], n_ahead):
+                continue
+            text = self._text(piece)
+            for block in range(self._n_blocks):
+                rest = text.rows(block, piece)
+                text.note_read(block, piece.n_past)
+                if rest[0]:
+                    yield block, rest
+
+    def joined(
+        self, ids: Sequence[int], batch: Batch, number: int = 0
+    ) -> tuple[list[Reading], Reading]:
+        """Return what has to be read before guesses, and their pass, which reads the rest.
+
+        Args:
+            ids: token of each sequence that is computed next, or that was guessed.
+            batch: places of these tokens.
+            number: number of guesses before them.
+        """
+        block = min(number, self._n_blocks - 1)
+        if block < number:  # hidden states of guesses are what the block has made itself
+            return [], (block, (ids, batch))
+        for token, piece in zip(ids, batch.pieces, strict=True):
+            self._text(piece).add(piece.n_past, token)
+        found = (self._text(piece).rows(block, piece) for piece in batch.pieces)
+        rests = [rest for rest in found if rest[0]]
+        if len(ids) + sum(len(tokens) for tokens, _ in rests) > MOST_AT_ONCE:
+            return [(block, rest) for rest in rests], (block, (ids, batch))
+        unread = [token for tokens, _ in rests for token in tokens]
+        places = [single for _, rest in rests for single in _singles(rest.pieces[0])]
+        rows = [*unread, *ids], Batch((*places, *batch.pieces), len(unread))
+        return [], (block, rows)
+
+    def note_guess(self, batch: Batch, number: int = 0) -> None:
+        """Note that a block has read all up to some tokens, and guessed what follows them."""
+        if number < self._n_blocks:
+            for piece in batch.pieces:
+                self._text(piece).note_read(number, piece.stop)
+
+    def _text(self, piece: Piece) -> _Text:
+        """Return the tokens of a sequence."""
+        if piece.seat not in self._of:
+            self._of[piece.seat] = _Text(self._n_blocks)
+        return self._of[piece.seat]
+
+
+class _Text:
+    """The last tokens of one sequence, some of which blocks have not read.
+
+    A token is among them before it is computed where something was guessed behind it. Another one
+    in its place takes away all that follow.
+
+    Attributes:
+        n_read: number of tokens that each block has read, or that come before all that it reads:
+            there is nothing for the first block at position 0, and for each further one at as many
+            more.
+    """
+
+    def __init__(self, n_blocks: int) -> None:
+        self.n_read = [0] * n_blocks
+        self.begin(0)
+
+    def begin(self, n: int) -> None:
+        """Go on behind so many tokens, which the blocks have read."""
+        self._first, self._ids = n, list[int]()
+        self.n_read = [max(n, block + 1) for block in range(len(self.n_read))]
+
+    def add(self, at: int, token: int) -> None:
+        """Note a token that was computed, or is going to be unless a guess is wrong."""
+        if not at or not self._first <= at <= self._first + len(self._ids):
+            self.begin(at)
+        index = at - self._first
+        if self._ids[index : index + 1] != [token]:
+            self._ids[index:] = [token]
+            self.n_read = [max(min(n, at), block + 1) for block, n in enumerate(self.n_read)]
+
+    def note_read(self, block: int, n: int) -> None:
+        """Note that a block has read so many tokens."""
+        self.n_read[block] = max(self.n_read[block], n)
+        n_spare = min(self.n_read) - KEPT_STATES - self._first
+        if n_spare > 0:
+            del self._ids[:n_spare]
+            self._first += n_spare
+
+    def rows(self, block: int, piece: Piece) -> Rows:
+        """Return what a block has not read right before a piece, as far as there are its pages."""
+        at, stop = self.n_read[block], piece.n_past
+        if not at <= stop <= self._first + len(self._ids):
+            at = stop
+        while at < stop and any(table[at // PAGE] == GONE for table in piece.tables):
+            at = (at // PAGE + 1) * PAGE
+        ids = self._ids[at - self._first : stop - self._first]
+        return ids, Batch((piece._replace(n_past=at, n=len(ids)),), len(ids))
+
+
+def _singles(piece: Piece) -> list[Piece]:
+    """Return the tokens of a piece one by one."""
+    return [piece._replace(n_past=at, n=1) for at in range(piece.n_past, piece.stop)]

@@ -6,11 +6,9 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from engine.text.tool_calls.json_text import JsonReader, escaped
-from engine.text.tool_calls.layout import CallForm
-from engine.text.tool_calls.marks import AnswerMark
-from engine.text.tool_calls.schemas import as_json, json_or_text
-from engine.text.tool_calls.source import BrokenForm, IncomingText, Reading
+from engine.text.tool_calls.formats import CallForm
+from engine.text.tool_calls.json_text import JsonReader, as_json, escaped, json_or_text
+from engine.text.tool_calls.marks import AnswerMark, BrokenForm, IncomingText, Reading
 
 Types = Mapping[str, Mapping[str, tuple[str, ...]]]
 """Types of the arguments of each function, by their names."""

@@ -13,13 +13,43 @@ from typing import Any, Protocol
 from engine.errors import TemplateError
 from engine.text.messages import ChatMessage, Tool, ToolCall
 from engine.text.thinking import THINKING_MARKS
-from engine.text.tool_calls.formats.base import AnswerFormat, filled
-from engine.text.tool_calls.formats.listed import HERMES
-from engine.text.tool_calls.formats.named import KIMI
-from engine.text.tool_calls.known import KNOWN_FORMS
+from engine.text.tool_calls.formats import (
+    APRIEL,
+    COHERE,
+    DEEPSEEK,
+    DEEPSEEK_V4,
+    DEEPSEEK_V31,
+    DEEPSEEK_V32,
+    FUNCTION_GEMMA,
+    FUNCTIONARY,
+    GEMMA,
+    GIGACHAT,
+    GLM,
+    GRANITE,
+    HARMONY,
+    HERMES,
+    KIMI,
+    LLAMA,
+    MINIMAX,
+    MISTRAL,
+    MISTRAL_ARGS,
+    NEMOTRON,
+    QWEN_CODER,
+    SEED,
+    AnswerFormat,
+    filled,
+)
+from engine.text.tool_calls.marks import CallBegun, CallEnded, CallText, PartText
 from engine.text.tool_calls.parser import AnswerParser
-from engine.text.tool_calls.parts import CallBegun, CallEnded, CallText, PartText
 from engine.text.tool_calls.turns import THOUGHT_KEYS, TemplateUse, ThoughtKey, as_functions
+
+KNOWN_FORMS = (
+    SEED, QWEN_CODER, GLM, MINIMAX, DEEPSEEK_V32, DEEPSEEK_V4, HERMES, MISTRAL, NEMOTRON, APRIEL,
+    GRANITE, COHERE, GIGACHAT, MISTRAL_ARGS, HARMONY, DEEPSEEK, DEEPSEEK_V31, KIMI, GEMMA,
+    FUNCTION_GEMMA, FUNCTIONARY, LLAMA,
+)  # fmt: skip
+"""All forms, in the order in which a template's own call is tried with them."""
+
 
 QUESTION = "What is the weather like?"
 RESULT = "It rains in the probe."

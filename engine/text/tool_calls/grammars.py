@@ -13,8 +13,8 @@ from typing import Any
 
 from engine.sampling_params import Grammar
 from engine.text.messages import Tool
-from engine.text.tool_calls.formats.base import NAME, AnswerFormat
-from engine.text.tool_calls.schemas import types_of
+from engine.text.tool_calls.formats import NAME, AnswerFormat
+from engine.text.tool_calls.json_text import types_of
 from engine.text.tool_calls.turns import NO_PARAMETERS, read_object
 
 JSON_OPTIONS = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}

@@ -9,17 +9,18 @@ from dataclasses import replace
 from itertools import groupby
 
 from engine.text.tool_calls.call_reader import CallReader, Types
-from engine.text.tool_calls.formats.base import AnswerFormat
-from engine.text.tool_calls.layout import AnswerRegion
-from engine.text.tool_calls.marks import AnswerMark
-from engine.text.tool_calls.parts import (
+from engine.text.tool_calls.formats import AnswerFormat, AnswerRegion
+from engine.text.tool_calls.marks import (
+    AnswerMark,
     AnswerPartEvent,
+    BrokenForm,
     CallBegun,
     CallEnded,
     CallText,
+    IncomingText,
     PartText,
+    Reading,
 )
-from engine.text.tool_calls.source import BrokenForm, IncomingText, Reading
 
 Watched = tuple[AnswerMark, AnswerRegion | None]
 """A mark that may come next, and the region that it opens or closes; None for a mark of noise."""

@@ -11,8 +11,7 @@ from typing import Any, Literal, get_args
 
 from engine.errors import PromptError
 from engine.text.messages import ChatMessage, Tool, ToolCall
-from engine.text.tool_calls.formats.base import AnswerFormat, filled
-from engine.text.tool_calls.formats.listed import HERMES
+from engine.text.tool_calls.formats import HERMES, AnswerFormat, filled
 
 Turn = dict[str, Any]
 

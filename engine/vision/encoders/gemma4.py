@@ -9,18 +9,20 @@ from engine.model.forward.operands import RopeParams
 from engine.model.layers.linear import Linear, Vector
 from engine.model.layers.module import Module, Slot, TensorSource
 from engine.model.layers.norm import LayerNorm, RMSNorm
-from engine.vision.encoders.base import WHOLE, TextModel, Tower, TowerSizes
-from engine.vision.encoders.blocks import (
+from engine.vision.encoders.base import (
     N_CHANNELS,
+    WHOLE,
     GatedBlock,
     PatchEmbedding,
     Rotation,
+    TextModel,
+    Tower,
+    TowerSizes,
     grid_places,
     patches,
     rotation,
 )
-from engine.vision.images.resizing import Resizing
-from engine.vision.images.rule import PictureRule
+from engine.vision.images.resizing import PictureRule, Resizing
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from engine.model.layers.keys import Keys
-    from engine.vision.encoders.operations import PictureOps
+    from engine.vision.encoders.base import PictureOps
 
 THETA = 100.0
 """Base of the frequencies of the tower's RoPE."""

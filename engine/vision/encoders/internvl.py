@@ -7,17 +7,19 @@ from typing import TYPE_CHECKING, ClassVar
 from engine.model.layers.linear import Vector
 from engine.model.layers.module import Module, Slot, TensorSource
 from engine.model.layers.norm import LayerNorm, RMSNorm
-from engine.vision.encoders.base import WHOLE, TextModel, Tower, TowerSizes
-from engine.vision.encoders.blocks import (
+from engine.vision.encoders.base import (
     MLP,
+    WHOLE,
     PatchEmbedding,
     Rotation,
+    TextModel,
+    Tower,
     TowerBlock,
+    TowerSizes,
     in_blocks,
     patches,
 )
-from engine.vision.images.resizing import Resizing
-from engine.vision.images.rule import PictureRule, TileTexts
+from engine.vision.images.resizing import PictureRule, Resizing, TileTexts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
 
     from engine.model.forward.ops import Ops
     from engine.model.layers.keys import Keys
-    from engine.vision.encoders.operations import PictureOps
+    from engine.vision.encoders.base import PictureOps
 
 MOST_TILES = 12
 """Most tiles of a picture unless a file has its own number."""

@@ -9,24 +9,26 @@ from engine.model.forward.operands import RopeParams
 from engine.model.layers.linear import Linear, Vector
 from engine.model.layers.module import Module
 from engine.model.layers.norm import RMSNorm
-from engine.vision.encoders.base import WHOLE, TextModel, Tower, TowerSizes
-from engine.vision.encoders.blocks import (
+from engine.vision.encoders.base import (
     MLP,
+    WHOLE,
     GatedBlock,
     PatchEmbedding,
+    TextModel,
+    Tower,
+    TowerSizes,
     grid_places,
     in_blocks,
     patches,
     rotation,
 )
-from engine.vision.images.resizing import Resizing
-from engine.vision.images.rule import PictureRule
+from engine.vision.images.resizing import PictureRule, Resizing
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from engine.model.layers.keys import Keys
-    from engine.vision.encoders.operations import PictureOps
+    from engine.vision.encoders.base import PictureOps
 
 THETA = 10000.0
 """Base of the frequencies of the tower's RoPE, unless a file has its own."""

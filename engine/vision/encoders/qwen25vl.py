@@ -6,15 +6,24 @@ from typing import TYPE_CHECKING, ClassVar
 
 from engine.model.layers.module import Module
 from engine.model.layers.norm import RMSNorm
-from engine.vision.encoders.base import WHOLE, TextModel, Tower, TowerSizes
-from engine.vision.encoders.blocks import GatedBlock, Rotation, TwoFramePatches, in_blocks, patches
+from engine.vision.encoders.base import (
+    WHOLE,
+    GatedBlock,
+    Rotation,
+    TextModel,
+    Tower,
+    TowerSizes,
+    TwoFramePatches,
+    in_blocks,
+    patches,
+)
 from engine.vision.encoders.qwen3vl import Merger, qwen_rule, rotation_in_blocks
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from engine.model.layers.keys import Keys
-    from engine.vision.encoders.operations import PictureOps
+    from engine.vision.encoders.base import PictureOps
 
 WINDOW = 112
 """Side of a window unless a file has its own, in pixels."""

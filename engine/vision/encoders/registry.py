@@ -6,13 +6,12 @@ from typing import TYPE_CHECKING
 
 from engine.errors import ModelFileError
 from engine.formats.gguf.tensors import quote
-from engine.vision.encoders.gemma3 import Gemma3Tower
 from engine.vision.encoders.gemma4 import Gemma4Tower, Gemma4UnifiedTower
-from engine.vision.encoders.idefics3 import Idefics3Tower
 from engine.vision.encoders.internvl import InternVLTower
 from engine.vision.encoders.pixtral import PixtralTower
 from engine.vision.encoders.qwen3vl import Qwen3VLTower
 from engine.vision.encoders.qwen25vl import Qwen25VLTower
+from engine.vision.encoders.siglip import Gemma3Tower, Idefics3Tower
 
 if TYPE_CHECKING:
     from engine.formats.gguf.metadata import Metadata

@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
-from engine.model.layers.linear import Vector
+from engine.model.layers.linear import HeadLinear, Linear, Vector
 from engine.model.layers.module import Module
-from engine.model.layers.norm import LayerNorm
-from engine.vision.encoders.base import WHOLE, TowerSizes
-from engine.vision.encoders.blocks import PatchEmbedding, TowerBlock, patches
+from engine.model.layers.norm import LayerNorm, RMSNorm
+from engine.model.sharding.placement import Shard
+from engine.model.sharding.shares import Ranges
+from engine.vision.encoders.base import (
+    WHOLE,
+    PatchEmbedding,
+    TextModel,
+    Tower,
+    TowerBlock,
+    TowerSizes,
+    in_blocks,
+    patches,
+)
+from engine.vision.images.resizing import PictureRule, Resizing, TileTexts
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from engine.vision.encoders.operations import PictureOps
+    from engine.model.layers.keys import Keys
+    from engine.vision.encoders.base import PictureOps
 
 
 class SigLIP(Module):
@@ -32,3 +44,89 @@ class SigLIP(Module):
         for block in self.blk:
             x = block(x, ops)
         return self.post_ln.apply(x, ops)
+
+
+POOL = 4
+"""Number of patches along each side of the square that a token stands for."""
+
+
+class Gemma3Projector(Module):
+    """Norm and projection of averaged patches; files store the matrix as (n_in, n_out)."""
+
+    def __init__(self, sizes: TowerSizes) -> None:
+        self.soft_emb_norm = RMSNorm(sizes.n_embd, sizes.eps, WHOLE)
+        whole = Shard(0, Ranges(((0, 1),), 1))
+        self.input_projection = HeadLinear(1, sizes.n_text, sizes.n_embd, whole)
+
+    def __call__(self, x: Tensor, ops: PictureOps) -> Tensor:
+        """Map x (tokens, n_embd) to (tokens, n_text)."""
+        normed = self.soft_emb_norm.apply(x, ops)
+        return self.input_projection(normed[:, None], transposed=True)[:, 0]
+
+
+class Gemma3Tower(Tower):
+    """Tower of Gemma 3 4B, 12B and 27B (arXiv 2503.19786), and of MedGemma."""
+
+    architectures: ClassVar = ("gemma3",)
+
+    def __init__(self, keys: Keys, text: TextModel) -> None:
+        self.sizes = sizes = TowerSizes.read(keys, text.n_embd)
+        if sizes.n_side % POOL:
+            raise keys.invalid(f"{sizes.n_side} patches in a row cannot be averaged by {POOL}")
+        self.v = SigLIP(sizes)
+        self.mm = Gemma3Projector(sizes)
+        self.rule = PictureRule(
+            Resizing("bilinear", side=sizes.n_side * sizes.patch), POOL * sizes.patch,
+            sizes.mean, sizes.std,
+            "\n\n<start_of_image>", "<end_of_image>\n\n", is_two_way=True,
+        )  # fmt: skip
+
+    def encode(self, pixels: Tensor, ops: PictureOps) -> Tensor:
+        x, n = self.v(pixels, ops), self.sizes.n_side // POOL
+        squares = x.reshape(n, POOL, n, POOL, -1)
+        return self.mm(squares.mean((1, 3)).flatten(0, 1), ops)
+
+
+AROUND, WHOLE_PICTURE = "<fake_token_around_image>", "<global-img>"
+
+TEXTS = TileTexts(
+    "", f"{AROUND}<row_{{row}}_col_{{column}}>", "\n", f"\n{AROUND}{WHOLE_PICTURE}",
+)  # fmt: skip
+"""Texts around the tiles of a picture."""
+
+LARGEST = 4096
+"""Longest side to which a picture is brought, in pixels."""
+
+
+class Idefics3Projector(Module):
+    """Linear map of neighbouring patches to a token."""
+
+    tensor_names: ClassVar = {"fc": "model.fc"}
+
+    def __init__(self, n_in: int, n_out: int) -> None:
+        self.fc = Linear(n_in, n_out, WHOLE)
+
+
+class Idefics3Tower(Tower):
+    """Tower of Idefics 3 (arXiv 2408.12637), and of SmolVLM and SmolVLM 2 (arXiv 2504.05299)."""
+
+    architectures: ClassVar = ("llama",)
+
+    def __init__(self, keys: Keys, text: TextModel) -> None:
+        self.sizes = sizes = TowerSizes.read(keys, text.n_embd)
+        self._merge = merge = keys.integer("vision.projector.scale_factor", 2)
+        if sizes.n_side % merge or sizes.image % sizes.patch:
+            raise keys.invalid(f"{sizes.n_side} patches in a row cannot be merged by {merge}")
+        self.v = SigLIP(sizes)
+        self.mm = Idefics3Projector(sizes.n_embd * merge**2, text.n_embd)
+        longest = keys.integer("vision.preproc_image_size", 4 * sizes.image)
+        self.rule = PictureRule(
+            Resizing("lanczos", side=sizes.image, longest=min(longest, LARGEST)),
+            merge * sizes.patch, sizes.mean, sizes.std,
+            AROUND + WHOLE_PICTURE, AROUND, tiles=TEXTS,
+        )  # fmt: skip
+
+    def encode(self, pixels: Tensor, ops: PictureOps) -> Tensor:
+        n = self.sizes.n_side
+        squares = in_blocks(self.v(pixels, ops).reshape(n, n, -1), self._merge)
+        return self.mm.fc(squares.reshape(-1, self.mm.fc.shape[1]))

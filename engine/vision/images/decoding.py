@@ -2,14 +2,44 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from base64 import b64decode, b64encode
 from io import BytesIO
 
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from engine.vision.images.limits import FORMATS, MOST_PIXELS
+from engine.util.sandbox import answer_lines, ending_after
 from engine.vision.images.resizing import Resizing, TooNarrow, Views
+
+MOST_FILE_BYTES = 32 << 20
+"""Largest number of bytes of a picture's file."""
+
+MOST_PICTURES = 64
+"""Largest number of pictures of a conversation."""
+
+MOST_PIXELS = 1 << 26
+"""Largest number of pixels of a picture: 67 megapixels."""
+
+MAX_MEMORY = 1280 << 20
+"""Largest number of bytes of memory for decoding: a picture of `MOST_PIXELS` with alpha or turned,
+the result, and what a progressive JPEG needs beside them."""
+
+MAX_SECONDS = 20.0
+"""Longest time to decode and resize a picture."""
+
+MORE_SECONDS = 1.0
+"""Seconds that each further picture adds to that, for all of a conversation together."""
+
+MAX_AT_ONCE = 2
+"""Largest number of pictures that are decoded at once."""
+
+GRACE_S = 1.0
+"""Seconds after that time for the child to end by itself; then it is killed."""
+
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
+"""Formats of files that are read, as Pillow names them; of several frames the first counts."""
+
 
 FILTERS = {
     "bilinear": Image.Resampling.BILINEAR,
@@ -133,3 +163,13 @@ def _strip_in_rgb(image: Image.Image) -> Image.Image:
         layered = image.convert("RGBA")
         return Image.alpha_composite(Image.new("RGBA", layered.size, WHITE), layered).convert("RGB")
     return image.convert("RGB")
+
+
+def _answer(line: bytes) -> Answer:
+    request = json.loads(line)
+    with ending_after(MAX_SECONDS + 4 * GRACE_S):
+        return prepared(request["picture"], Resizing(**request["resizing"]))
+
+
+if __name__ == "__main__":
+    answer_lines(_answer, MAX_MEMORY)

@@ -14,9 +14,8 @@ import numpy as np
 from engine.errors import Cancelled, PictureError
 from engine.util.programs import program_command
 from engine.util.progress import IsCancelled, never
-from engine.util.sandbox.child import ChildEnded, Excess, LimitedChild
-from engine.util.sandbox.turns import FairSemaphore
-from engine.vision.images.limits import (
+from engine.util.sandbox import ChildEnded, Excess, FairSemaphore, LimitedChild
+from engine.vision.images.decoding import (
     GRACE_S,
     MAX_AT_ONCE,
     MAX_MEMORY,
@@ -28,10 +27,9 @@ from engine.vision.images.limits import (
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from engine.vision.images.resizing import Resizing
-    from engine.vision.images.tiling import Size
+    from engine.vision.images.resizing import Resizing, Size
 
-COMMAND = program_command("engine.vision.images.program")
+COMMAND = program_command("engine.vision.images.decoding")
 """Command of the child."""
 
 _turns = FairSemaphore(MAX_AT_ONCE)

@@ -6,7 +6,64 @@ import math
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from engine.vision.images.tiling import Size, best_grid, in_tiles, with_longest
+Size = tuple[int, int]
+
+
+def best_grid(width: int, height: int, side: int, least: int, most: int) -> tuple[int, int]:
+    """Return the rows and columns of tiles whose proportions are most like a picture's.
+
+    Of grids of the same proportions a larger one counts while the picture has more than half of
+    its pixels (InternVL 1.5, arXiv 2404.16821).
+
+    Args:
+        side: side of a tile, in pixels.
+        least, most: bounds of the number of tiles.
+    """
+    grids = [
+        (rows, columns)
+        for columns in range(1, most + 1)
+        for rows in range(1, most // columns + 1)
+        if rows * columns >= least
+    ]
+    best, found = float("inf"), (1, 1)
+    for rows, columns in sorted(grids, key=lambda grid: grid[0] * grid[1]):
+        off = abs(width / height - columns / rows)
+        is_filled = width * height > 0.5 * side * side * rows * columns
+        if off < best or (off == best and is_filled):
+            best, found = off, (rows, columns)
+    return found
+
+
+def with_longest(width: int, height: int, longest: int) -> Size:
+    """Return the size of a picture whose longer side is brought to `longest` (Idefics 3).
+
+    The other side keeps the proportions, rounded down and then up to an even number.
+    """
+    if width >= height:
+        return longest, _even(int(longest / (width / height)))
+    return _even(int(longest * (width / height))), longest
+
+
+def in_tiles(width: int, height: int, side: int) -> Size:
+    """Return the size of a picture whose sides are brought up to multiples of `side` (Idefics 3).
+
+    The shorter one follows from the longer one's new length.
+    """
+    if width >= height:
+        wide = _above(width, side)
+        return wide, _above(int(wide / (width / height)), side)
+    high = _above(height, side)
+    return _above(int(high * (width / height)), side), high
+
+
+def _even(n: int) -> int:
+    return max(1, n + n % 2)
+
+
+def _above(n: int, side: int) -> int:
+    """Return the smallest multiple of a tile's side that is not below n, and one at least."""
+    return max(1, -(-n // side)) * side
+
 
 Resample = Literal["bilinear", "bicubic", "lanczos"]
 
@@ -134,3 +191,85 @@ class Resizing:
         if self.longest:
             return self._above(self.longest) ** 2
         return self.most if self.fills else max(self.most, self.least + self.factor * self.factor)
+
+
+Channels = tuple[float, float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class TileTexts:
+    """Texts around the tiles of a picture, behind which the whole of it stands.
+
+    Attributes:
+        opening: text before the first one.
+        tile: text before each, in which {row} and {column} are its place, from 1 on.
+        row_end: text behind each row of tiles.
+        whole: text before the whole picture.
+    """
+
+    opening: str = ""
+    tile: str = ""
+    row_end: str = ""
+    whole: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PictureRule:
+    """How a family of models takes pictures.
+
+    Attributes:
+        resizing: rule by which they are resized.
+        cell: side of the square of a resized picture that one token stands for, in pixels.
+        mean, std: numbers that are taken from each channel, whose values are 0 to 1, and by which
+            it is divided then.
+        before, behind: texts around the tokens of a picture in a prompt.
+        has_places: whether the tokens of a picture have rows and columns in place of positions, so
+            that a picture takes as many positions as it has of the more of either (M-RoPE).
+        is_two_way: whether the tokens of a picture see all of it, and not only what is before them.
+        only_in_windows: whether they do so in layers with a sliding window alone.
+        has_breaks: whether a token stands between two rows of tokens.
+        tiles: texts around the tiles of a picture, where large ones are cut into tiles.
+    """
+
+    resizing: Resizing
+    cell: int
+    mean: Channels
+    std: Channels
+    before: str
+    behind: str
+    is_two_way: bool = False
+    only_in_windows: bool = False
+    has_places: bool = False
+    has_breaks: bool = False
+    tiles: TileTexts | None = None
+
+    def grid(self, width: int, height: int) -> tuple[int, int]:
+        """Return the rows and columns of tokens of a resized picture, without breaks."""
+        return height // self.cell, width // self.cell
+
+    def n_tokens(self, width: int, height: int) -> int:
+        """Return the number of tokens of a resized picture."""
+        rows, columns = self.grid(width, height)
+        return rows * columns + (rows - 1 if self.has_breaks else 0)
+
+    @property
+    def most_tokens(self) -> int:
+        """Upper bound of the number of tokens of a picture or tile."""
+        most = self.resizing.most_pixels // (self.cell * self.cell)
+        return 2 * most if self.has_breaks else most
+
+    def texts(self, rows: int, columns: int) -> list[str]:
+        """Return the texts before the tokens of each view of a picture, and behind the last.
+
+        Args:
+            rows, columns: numbers of tiles; 1 and 1 for a picture that is seen as a whole alone.
+        """
+        if self.tiles is None or rows * columns == 1:
+            return [self.before, self.behind]
+        tiles, found, held = self.tiles, list[str](), self.tiles.opening
+        for row in range(1, rows + 1):
+            for column in range(1, columns + 1):
+                found.append(held + tiles.tile.format(row=row, column=column))
+                held = ""
+            held = tiles.row_end
+        return [*found, held + tiles.whole, self.behind]

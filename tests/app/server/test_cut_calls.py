@@ -25,9 +25,9 @@ from engine import (
     ToolCallText,
     Usage,
 )
-from engine.generation.parts.part_events import in_parts
-from engine.text.tool_calls.formats.base import AnswerFormat
-from engine.text.tool_calls.known import KNOWN_FORMS
+from engine.generation.answer_parts import in_parts
+from engine.text.tool_calls.detection import KNOWN_FORMS
+from engine.text.tool_calls.formats import AnswerFormat
 from engine.text.tool_calls.parser import AnswerParser
 from tests.helpers.answer_texts import ANSWERS, TYPES
 

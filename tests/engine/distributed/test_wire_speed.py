@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import pytest
 from torch import Tensor
 
-from engine.distributed import wire_speed
+from engine.distributed import straight_proof as wire_speed
+from engine.distributed.straight_proof import measure_wires
 from engine.distributed.wire import Parcel
-from engine.distributed.wire_speed import measure_wires
 from engine.planning.speed.facts import WireSpeed
 from tests.helpers.queue_wires import Queues, QueueWire
 

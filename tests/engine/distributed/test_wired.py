@@ -12,7 +12,7 @@ from tests.helpers.wire import DEVICE, WireKind, can_wire, wired
 PROGRAM = """
 import os
 from engine.distributed.wire import GlooWire
-from engine.distributed.wire_speed import measure_wires
+from engine.distributed.straight_proof import measure_wires
 wire = GlooWire("machine")
 (found,) = measure_wires(wire)
 if wire.rank == 0:

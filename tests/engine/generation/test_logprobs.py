@@ -20,7 +20,7 @@ from engine import (
     TokenText,
     load_model,
 )
-from engine.decoding.sampling.logprobs import likeliest, logprobs_of
+from engine.decoding.sampling.sampler import likeliest, logprobs_of
 from tests.helpers.ahead import AheadSource
 from tests.helpers.tiny_gguf import tiny_gguf
 

@@ -6,8 +6,7 @@ from hypothesis import strategies as st
 
 from engine import ChatMessage, Tool, ToolCall
 from engine.formats.gguf.reader import GGUFFile
-from engine.generation.dropping import droppable
-from engine.generation.prompts import Prompts
+from engine.generation.prompts import Prompts, droppable
 from engine.text.chat_template import ChatTemplate
 from tests.helpers.tiny_gguf import tiny_gguf
 

@@ -25,7 +25,7 @@ from engine import (
     StateProgress,
     load_model,
 )
-from engine.generation import state_strips
+from engine.generation import state_format as state_strips
 from engine.model.forward.batch import Piece
 from tests.helpers.answers import ask
 from tests.helpers.control_vector import write_control_vector

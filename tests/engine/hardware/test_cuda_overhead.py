@@ -11,15 +11,15 @@ import torch
 
 from engine import LoadParams, Planner
 from engine.errors import NoDevice
-from engine.hardware import cuda_overhead, torch_devices
-from engine.hardware.cuda_overhead import CUDA_OVERHEAD_BYTES, overhead_bytes, use_overheads
+from engine.hardware import cuda_api, torch_devices
+from engine.hardware.cuda_api import CUDA_OVERHEAD_BYTES, overhead_bytes, use_overheads
 from engine.hardware.devices.types import DeviceInfo, DeviceSnapshot
 from engine.planning.memory import MemoryUse
 from engine.planning.speed.forecast import Forecaster
 from engine.planning.speed.machine_file import MachineFile, use_measured_overheads
 from engine.planning.speed.rigs import parse_rig
-from engine.runtime.memory import overheads
-from engine.runtime.memory.used_memory import UsedMemory
+from engine.runtime import memory as overheads
+from engine.runtime.memory import UsedMemory
 from tests.helpers.tiny_gguf import tiny_gguf
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -29,7 +29,7 @@ CUDA = torch.device("cuda:0")
 
 @pytest.fixture(autouse=True)
 def apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuda_overhead, "_measured", {})
+    monkeypatch.setattr(cuda_api, "_measured", {})
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.backends.gpu.launch import launcher_choice, target
+from engine.backends.gpu.launch import configs, own_launcher
 from engine.errors import NoDevice
 from engine.hardware import backend_choice, gpu_path
 from engine.hardware.card_records import CardVerdict
@@ -18,7 +18,7 @@ from engine.hardware.devices.torch_build import TorchBuild
 from engine.hardware.devices.types import DeviceInfo
 from engine.hardware.gpu_path import find_gpu_path
 from engine.hardware.torch_devices import torch_device
-from engine.runtime import card_trial
+from engine.runtime import kernel_proof as card_trial
 from engine.runtime.kernel_proof import prove_kernels
 from tests.helpers.fake_amd import RX9070, XTX, install_amd
 from tests.helpers.fake_nvml import FakeDriver, install, three_gpus, use_build
@@ -62,13 +62,13 @@ def test_an_amd_gpu_reaches_the_self_test_of_the_kernels(
     tested: list[tuple[str, str, str]] = []
 
     def try_card(info: DeviceInfo) -> CardVerdict:
-        maker = target.target_of(torch.device(info.id)).maker
+        maker = configs.target_of(torch.device(info.id)).maker
         tested.append((info.arch, maker, card_trial.only_shown(info)["HIP_VISIBLE_DEVICES"]))
         return CardVerdict("passed")
 
     monkeypatch.setattr(card_trial, "try_card", try_card)
-    monkeypatch.setattr(launcher_choice, "prepare", lambda: "triton")
-    monkeypatch.setattr(target, "_cards", {})
+    monkeypatch.setattr(own_launcher, "prepare", lambda: "triton")
+    monkeypatch.setattr(configs, "_cards", {})
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     names = [info.id for info in list_devices() if info.kind == "cuda" and info.usable]
     devices = [torch_device(name) for name in names]

@@ -15,10 +15,9 @@ from engine.hardware.host_memory import HostTensor
 from engine.load_params import KV_TYPES
 from engine.model.forward.batch import Batch
 from engine.model.forward.cache import Cache, HostLayerCache, LayerCache
-from engine.model.forward.cache_size import CacheSize
 from engine.model.forward.operands import Scores
-from engine.model.forward.state import KVState, RecurrentState
-from engine.model.sharding.ranges import Ranges
+from engine.model.forward.state import CacheSize, KVState, RecurrentState
+from engine.model.sharding.shares import Ranges
 
 CPU = torch.device("cpu")
 

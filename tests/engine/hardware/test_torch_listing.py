@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from engine.hardware.devices.drivers.torch_gpus import TorchGpu
-from engine.hardware.torch_listing import has_code_for, list_gpus
+from engine.hardware.torch_devices import has_code_for, list_gpus
 
 CUDA = types.SimpleNamespace(
     name="RTX 4090", total_memory=24 << 30, major=8, minor=9, uuid="aaaa-bbbb",

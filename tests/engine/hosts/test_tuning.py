@@ -23,8 +23,8 @@ from engine import (
     tune,
 )
 from engine.hosts.tuning import TrialModel
-from engine.planning.search.draft_results import DraftTrial, reason_for_drafts
 from engine.planning.search.estimate import TrialSize
+from engine.planning.search.results import DraftTrial, reason_for_drafts
 from engine.planning.search.split_search import Candidate, Infeasible
 from tests.helpers.mtp_models import mtp_gguf
 from tests.helpers.tiny_gguf import tiny_gguf

@@ -5,8 +5,8 @@ import time
 
 import pytest
 
-from engine.parallel.liveness import Life
 from engine.parallel.turns import Turns
+from engine.parallel.watch import Life
 
 
 class Steps:

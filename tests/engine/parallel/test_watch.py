@@ -12,8 +12,8 @@ from torch import Tensor
 
 from engine.backends.cpu.thread_comm import ThreadCommunicator, ThreadGroup
 from engine.errors import CommError
-from engine.parallel.liveness import Life
 from engine.parallel.rank_threads import _Job
+from engine.parallel.watch import Life
 from tests.helpers.faults import quicken
 from tests.helpers.thread_ranks import CPU, Ranks
 

@@ -17,7 +17,7 @@ import pytest
 from engine import GOALS, EngineError, Forecaster, LoadParams, Planner, parse_rig
 from engine.planning.choice import LEAST_GAIN, Choice, choose
 from engine.planning.speed.facts import LinkFacts
-from engine.planning.speed.machine_links import Links
+from engine.planning.speed.links import Links
 from tests.helpers.hollow import hollow_llama, hollow_moe
 from tests.helpers.tiny_gguf import tiny_gguf
 

@@ -3,8 +3,8 @@
 from typing import Any
 
 from engine import GOALS, LoadParams, Speeds
-from engine.planning.choice_reason import reason_for_choice
-from engine.planning.search.alternative import Alternative
+from engine.planning.choice import reason_for_choice
+from engine.planning.search.estimate import Alternative
 
 CHAT = GOALS["chat"]
 ONE, TWO, FOUR = (tuple(f"cuda:{i}" for i in range(n)) for n in (1, 2, 4))

@@ -8,11 +8,11 @@ from engine.backends.cpu.kernels.cache import attention_page
 from engine.formats.gguf.reader import GGUFFile
 from engine.load_params import LoadParams
 from engine.model.architectures.declare import Declaration, declare
-from engine.model.forward import attention_sizes
+from engine.model.forward import state as attention_sizes
 from engine.planning import plan as plans
-from engine.planning.buffers import LOADING_BYTES, link_bytes
 from engine.planning.evaluation.evaluator import Evaluator
 from engine.planning.footprint import GRAPH_BYTES, WorkingSizes, compute_bytes
+from engine.planning.memory import LOADING_BYTES, link_bytes
 from engine.planning.plan import Plan, make_plan
 from tests.helpers.hollow import hollow_llama, hollow_moe
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from engine import LoadParams, Planner
-from engine.model.forward.cache_size import FEW_GUESSED
+from engine.model.forward.state import FEW_GUESSED
 from engine.planning.plan import LARGE_FRACTION, Plan
 from tests.helpers.least_recurrent import least_recurrent_gguf
 

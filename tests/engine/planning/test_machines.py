@@ -6,12 +6,11 @@ from pathlib import Path
 import pytest
 
 from engine import EngineError, Forecaster, LinkFacts, LoadParams, Planner, choose_machines
-from engine.planning.machines.machine_choice import rank_counts
-from engine.planning.machines.machine_rigs import parse_rig, parse_wire
+from engine.planning.machines import parse_rig, parse_wire, rank_counts
+from engine.planning.speed.collectives import Wires
 from engine.planning.speed.facts import DeviceFacts, WireSpeed
-from engine.planning.speed.machine_links import SHARED_MEMORY, Links
+from engine.planning.speed.links import SHARED_MEMORY, Links
 from engine.planning.speed.speed_model import SpeedModel
-from engine.planning.speed.wires import Wires
 from tests.helpers.hollow import hollow_70b, hollow_llama
 
 MS = LinkFacts(1e-3, 100e6)

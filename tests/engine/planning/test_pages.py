@@ -9,8 +9,8 @@ import torch
 from engine.formats.gguf.reader import GGUFFile
 from engine.load_params import LoadParams
 from engine.model.architectures.declare import declare
-from engine.model.forward.attention_window import EVERYTHING, Sight
 from engine.model.forward.cache import Cache
+from engine.model.forward.pages import EVERYTHING, Sight
 from engine.model.forward.state import sights_of
 from engine.planning.plan import Plan, make_plan
 from engine.planning.planner import Planner

@@ -7,7 +7,7 @@ import pytest
 
 from engine import LoadParams, OutOfDeviceMemory, Planner, load_model
 from engine.formats.gguf.reader import GGUFFile
-from engine.hardware.cuda_overhead import CUDA_OVERHEAD_BYTES
+from engine.hardware.cuda_api import CUDA_OVERHEAD_BYTES
 from tests.helpers.tiny_gguf import tiny_gguf
 
 

@@ -3,15 +3,16 @@
 import pytest
 
 from engine.backends.gpu.comm.one_shot import SLOT
-from engine.planning.buffers import (
+from engine.planning.memory import (
     GATHER_BYTES,
     LOAD_BUFFER_BYTES,
     LOAD_BUFFERS,
     ONE_SHOT_SLOT_BYTES,
+    allocated_bytes,
     host_link_bytes,
+    padding_bytes,
     pinned_bytes,
 )
-from engine.planning.rounding import allocated_bytes, padding_bytes
 from tests.helpers.cuda_allocator import CachingAllocator
 
 KIB, MIB = 1 << 10, 1 << 20

@@ -22,7 +22,7 @@ from engine import (
     import_plan,
     model_key,
 )
-from engine.planning.params_json import READERS, params_document, params_from
+from engine.planning.saved_plans import READERS, params_document, params_from
 from tests.helpers.tiny_gguf import tiny_gguf
 
 MODEL = ModelKey("ab" * 32, "Some Model 7B", 4_000_000_000)

@@ -36,18 +36,18 @@ from engine.backends.cpu.thread_comm import ThreadGroup
 from engine.backends.executor import RankExecutor, RankOutOfMemory
 from engine.backends.gpu.comm.communicator import DeviceGroup
 from engine.backends.gpu.decode.token_stream import TokenStream
-from engine.backends.gpu.launch import compiling, launcher_choice
+from engine.backends.gpu.launch import compiling, own_launcher
 from engine.backends.gpu.launch.graph import NotRepeatable
 from engine.errors import DeviceStopped
 from engine.generation.state_file import StateFiles
 from engine.hardware import backend_choice
 from engine.hardware.card_records import CardVerdict
 from engine.hardware.cuda_api import OUT_OF_MEMORY, CudaCallError
-from engine.hardware.devices.routes import Routes
+from engine.hardware.devices.links import Routes
 from engine.hardware.devices.stopped import mark_stopped, stopped_gpus
 from engine.hardware.faults import call_all
 from engine.parallel.rank_threads import RankThreads
-from engine.runtime import card_trial, thread_runtime
+from engine.runtime import kernel_proof, thread_runtime
 from engine.runtime.model_runner import ModelRunner
 from engine.runtime.rank import Rank
 from tests.helpers.dead_card import fault, forget_stopped, install_dead_cards
@@ -70,8 +70,8 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def called(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Install GPUs that have died, whose kernels worked; return the calls of `torch.cuda`."""
     passed: Callable[[object], CardVerdict] = lambda info: CardVerdict("passed")  # noqa: E731
-    monkeypatch.setattr(card_trial, "try_card", passed)
-    monkeypatch.setattr(launcher_choice, "prepare", lambda: "triton")
+    monkeypatch.setattr(kernel_proof, "try_card", passed)
+    monkeypatch.setattr(own_launcher, "prepare", lambda: "triton")
     monkeypatch.setattr(backend_choice, "_refused", {})
     return install_dead_cards(monkeypatch)[1]
 

@@ -12,17 +12,16 @@ import psutil
 import pytest
 import torch
 
-from engine.backends.gpu import self_test, self_test_program
-from engine.backends.gpu.launch import launcher_choice
+from engine.backends.gpu import self_test
+from engine.backends.gpu.launch import own_launcher as launcher_choice
 from engine.errors import OutOfDeviceMemory
 from engine.hardware import backend_choice
 from engine.hardware.card_records import WHOLE_CARD, CardRecords, CardVerdict, card_key
 from engine.hardware.card_records import card_problems as problems_on_disk
 from engine.hardware.devices.selection import require_devices
 from engine.hardware.devices.types import DeviceInfo
-from engine.runtime import card_trial, kernel_proof
-from engine.runtime.card_trial import only_shown, try_card
-from engine.runtime.kernel_proof import prove_cards, prove_kernels
+from engine.runtime import kernel_proof
+from engine.runtime.kernel_proof import only_shown, prove_cards, prove_kernels, try_card
 from tests.helpers.dead_card import fault
 from tests.helpers.fake_nvml import FakeDriver, install, three_gpus
 
@@ -94,12 +93,12 @@ def test_amd_gpus_are_chosen_by_number(monkeypatch: pytest.MonkeyPatch) -> None:
 def said(device: str = "cpu") -> list[dict[str, object]]:
     """Return the replies of the child's program, run in this process."""
     replies = io.StringIO()
-    self_test_program.run(io.StringIO(json.dumps({"device": device}) + "\n"), replies)
+    self_test.run(io.StringIO(json.dumps({"device": device}) + "\n"), replies)
     return [json.loads(line) for line in replies.getvalue().splitlines()]
 
 
 def test_the_program_names_each_step_and_says_what_it_found() -> None:
-    steps = [self_test_program.OPENING, *self_test.CHECKS]
+    steps = [self_test.OPENING, *self_test.CHECKS]
     assert said() == [*({"begin": step} for step in steps), {"problem": "", "has_fault": False}]
 
 
@@ -121,7 +120,7 @@ def test_the_program_tells_faults_from_a_lack_of_memory(
         raise error
 
     monkeypatch.setattr(self_test, "CHECKS", {})
-    monkeypatch.setattr(self_test_program, "CHECKS", {"norms": fail, "products": fail})
+    monkeypatch.setattr(self_test, "CHECKS", {"norms": fail, "products": fail})
     assert said()[1:] == [{"begin": "norms"}, last]
 
 
@@ -141,7 +140,7 @@ def driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeDriver:
 def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
     """Return the GPUs that were tested: "child" and "here"; those in a child crash it at will."""
     found: dict[str, list[str]] = {"child": [], "here": []}
-    monkeypatch.setattr(card_trial, "try_card", noted(found["child"], CardVerdict("passed")))
+    monkeypatch.setattr(kernel_proof, "try_card", noted(found["child"], CardVerdict("passed")))
     monkeypatch.setattr(self_test, "problem_of", lambda device: found["here"].append(str(device)))
     return found
 
@@ -182,7 +181,7 @@ def test_a_card_that_crashes_its_child_computes_without_kernels_from_then_on(
     driver: FakeDriver, asked: dict[str, list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     crashed = CardVerdict("crashed", "a test program ended in the middle of norms", "2026-03-01")
-    monkeypatch.setattr(card_trial, "try_card", noted(asked["child"], crashed))
+    monkeypatch.setattr(kernel_proof, "try_card", noted(asked["child"], crashed))
     (found,) = prove_kernels(["cuda:2"]).current
     assert (found.kind, found.devices) == ("kernels", ("cuda:2",))
     assert found.why == (
@@ -199,7 +198,7 @@ def test_a_card_that_crashes_its_child_computes_without_kernels_from_then_on(
 def test_a_card_whose_child_does_not_start_is_tested_in_this_process(
     driver: FakeDriver, asked: dict[str, list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(card_trial, "try_card", noted(asked["child"], None))
+    monkeypatch.setattr(kernel_proof, "try_card", noted(asked["child"], None))
     assert prove_kernels(["cuda:0"]).current == ()
     assert asked == {"child": ["cuda:0"], "here": ["cuda:0"]}
     monkeypatch.setattr(self_test, "problem_of", lambda device: "it computes nonsense")
@@ -214,7 +213,7 @@ def test_a_full_memory_is_no_verdict(
     def full(device: torch.device) -> str:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(card_trial, "try_card", noted(asked["child"], None))
+    monkeypatch.setattr(kernel_proof, "try_card", noted(asked["child"], None))
     monkeypatch.setattr(self_test, "problem_of", full)
     monkeypatch.setattr(kernel_proof, "free_bytes", lambda names: dict.fromkeys(names, 1 << 30))
     with pytest.raises(OutOfDeviceMemory, match=r"cuda:0 has 1\.00 GiB free but .* test its ker"):
@@ -246,7 +245,7 @@ def test_a_failed_card_can_be_tested_again(
     assert prove_kernels(["cuda:0", "cuda:1"]).current
     hung = CardVerdict("hung", "it hung again", "2026-03-02")
     monkeypatch.setattr(
-        card_trial, "try_card",
+        kernel_proof, "try_card",
         lambda info: noted(asked["child"], CardVerdict("passed") if info.id == "cuda:0" else hung)(
             info
         ),

@@ -7,7 +7,7 @@ import pytest
 
 from engine.model.forward.batch import Batch, Piece
 from engine.runtime.rank import NO_RANKS, Captures
-from engine.runtime.recording.sizes import captures_of, may_repeat, padded_guesses
+from engine.runtime.recording import captures_of, may_repeat, padded_guesses
 
 
 def rank(captures: bool, elsewhere: Captures = NO_RANKS, *, is_idle: bool = False) -> Any:

@@ -9,7 +9,7 @@ from statistics import median
 import numpy as np
 import pytest
 
-from engine.hardware.process_memory import ResidentPeak, resident_bytes
+from engine.hardware.host_memory import ResidentPeak, resident_bytes
 from tests.helpers.golden import golden_path
 from tests.helpers.measured_memory import measured
 from tests.helpers.tiny_gguf import tiny_gguf

@@ -27,9 +27,8 @@ from engine import (
 )
 from engine.backends.cpu.backend import CpuBackend
 from engine.model.forward.cache import Cache
-from engine.model.forward.cache_size import CacheSize
-from engine.model.forward.state import KVState
-from engine.model.sharding.ranges import Ranges
+from engine.model.forward.state import CacheSize, KVState
+from engine.model.sharding.shares import Ranges
 from engine.runtime import resplit as resplit_module
 from tests.helpers.answers import ask
 from tests.helpers.control_vector import write_control_vector

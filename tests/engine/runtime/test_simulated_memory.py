@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from engine.formats.gguf.reader import GGUFFile
-from engine.hardware.cuda_overhead import CUDA_OVERHEAD_BYTES
+from engine.hardware.cuda_api import CUDA_OVERHEAD_BYTES
 from engine.load_params import LoadParams
 from engine.model.architectures.declare import declare
-from engine.planning.buffers import copying_bytes, link_bytes
 from engine.planning.evaluation.fit import Fit, Room
+from engine.planning.memory import copying_bytes, link_bytes
 from engine.planning.plan import Plan, make_plan
 from tests.helpers.cuda_allocator import OutOfSimulatedMemory
 from tests.helpers.hollow import hollow_70b, hollow_llama, hollow_moe

@@ -5,7 +5,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.text.stream import StreamDecoder
+from engine.text.tokenizer import StreamDecoder
 
 
 def decoder(pieces: list[bytes]) -> StreamDecoder:

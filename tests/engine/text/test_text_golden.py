@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.errors import TemplateError
-from engine.text.chat_template import ChatTemplate
-from engine.text.loader import load_tokenizer
+from engine.text.chat_template import ChatTemplate, load_tokenizer
 from engine.text.tokenizer import Tokenizer
 from tests.helpers.golden import golden_path
 from tests.helpers.tiers import paired

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.errors import InvalidGGUF, ModelFileError
-from engine.text.loader import load_tokenizer
+from engine.text.chat_template import load_tokenizer
 from engine.text.tokenizer import Tokenizer
 from tests.helpers.vocabularies import (
     BYTE,

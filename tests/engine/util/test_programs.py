@@ -110,12 +110,12 @@ def test_children_are_tied_on_windows_and_nowhere_else(monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize(
     "module",
-    ["engine.hosts.process.child", "engine.util.sandbox.child", "engine.hardware.trial_process"],
+    ["engine.hosts.process.child", "engine.util.sandbox", "engine.hardware.trial_process"],
 )
 def test_every_kind_of_child_is_tied(monkeypatch: pytest.MonkeyPatch, module: str) -> None:
     from engine.hardware.trial_process import TrialProcess
     from engine.hosts.process.child import EngineProcess
-    from engine.text.templates.child import TemplateChild
+    from engine.text.templates.renderer import TemplateChild
 
     tied: list[int] = []
     monkeypatch.setattr(f"{module}.tie_child", tied.append)
@@ -124,7 +124,7 @@ def test_every_kind_of_child_is_tied(monkeypatch: pytest.MonkeyPatch, module: st
         process = EngineProcess(ends_at_once, lambda message, error: None)
         assert tied == [process.pid]
         process.bury()
-    elif module == "engine.util.sandbox.child":
+    elif module == "engine.util.sandbox":
         child = TemplateChild()
         assert tied == [child.pid]
         child.close()

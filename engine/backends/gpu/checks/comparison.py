@@ -14,10 +14,29 @@ bar of its own, and one wrong row cannot hide.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+import torch
 from torch import Tensor
+
+from engine.backends.cpu.weights import JoinedColumns
+from engine.backends.gpu.decode.sampling import DeviceSampler, RingEntry, WordExchange
+from engine.backends.gpu.launch.refusals import allows
+from engine.decoding.sampling.sampler import Sampler
+from engine.model.forward.cache import LayerCache
+from engine.model.forward.operands import Groups
+from engine.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from engine.backends.gpu.checks.calls import OpCall, OpCallLog
+    from engine.model.forward.ops import Ops
+    from engine.model.layers.module import Slot
 
 
 class Bar(NamedTuple):
@@ -96,3 +115,214 @@ SMALLEST = 1e-20
 def all_agree(pairs: Sequence[Pair]) -> bool:
     """Return whether all results are as they should be."""
     return all(pair.agrees for pair in pairs)
+
+
+SAMPLING = "sampling"
+"""Name of the kernels, by which they may be refused."""
+
+SETTINGS = (
+    SamplingParams(temperature=0, repeat_penalty=1),
+    SamplingParams(temperature=0.8, top_k=40, top_p=0.95, min_p=0.05, seed=1),
+    SamplingParams(temperature=1.2, top_k=0, top_p=0.7, min_p=0.02, seed=2),
+    SamplingParams(
+        temperature=0.9, top_k=20, top_p=1, min_p=0, seed=3, repeat_last_n=16,
+        repeat_penalty=1.3, frequency_penalty=0.15, presence_penalty=0.4,
+    ),
+)  # fmt: skip
+"""Settings that each use other steps: the most likely token; all limits; no top-k; penalties."""
+
+HISTORY = 16
+"""Tokens before the first that is drawn; they are among the most likely."""
+
+SPREAD = 3.0
+"""Standard deviation of the logits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """What ranks draw tokens from.
+
+    Attributes:
+        n_vocab: number of tokens of the vocabulary.
+        slices: ids of each rank's logits.
+        n_embd: size of the hidden state that the ranks compare.
+    """
+
+    n_vocab: int
+    slices: tuple[range, ...]
+    n_embd: int
+
+    @property
+    def name(self) -> str:
+        """Text that tells the kernels' variants and numbers of programs from others."""
+        widths = "+".join(str(len(own)) for own in self.slices)
+        return f"{SAMPLING} {widths} of {self.n_vocab}, {self.n_embd}"
+
+
+def drawn_tokens(drawing: Drawing, device: torch.device) -> list[Pair]:
+    """Draw tokens on a device and on the host; return the two rows of ids."""
+    if not allows(device, SAMPLING):
+        return []
+    random = np.random.default_rng(0)
+    found, expected = [], []
+    for params in SETTINGS:
+        logits = SPREAD * random.standard_normal(drawing.n_vocab, np.float32)
+        last = np.argpartition(-logits, HISTORY)[:HISTORY].tolist()
+        expected.append(_sampler(params, last).sample(logits))
+        found.append(_drawn(drawing, partial(_sampler, params, last), logits, device))
+    return [Pair(torch.tensor(found), torch.tensor(expected), EXACT)]
+
+
+def _sampler(params: SamplingParams, history: Sequence[int]) -> Sampler:
+    sampler = Sampler(params)
+    sampler.accept_all(history)
+    return sampler
+
+
+def _drawn(
+    drawing: Drawing, make: Callable[[], Sampler], logits: NDArray[np.float32],
+    device: torch.device,
+) -> int:  # fmt: skip
+    """Return the token that all ranks draw; -1 where one does not, or they differ."""
+    n_rank = len(drawing.slices)
+    group = tuple(range(n_rank))
+    messages: list[Tensor | None] = [None] * n_rank
+    hidden = torch.ones(drawing.n_embd, device=device)
+    tokens: set[int] = set()
+    for _ in range(1 if n_rank == 1 else 2):
+        tokens.clear()
+        for seat, own in enumerate(drawing.slices):
+            exchange: WordExchange = _Collected(seat, group, messages)
+            sampler = DeviceSampler(device, drawing.n_vocab, own, exchange)
+            if not sampler.begin(make(), (), 0):
+                return -1
+            token = torch.zeros(1, dtype=torch.int64, device=device)
+            mine = torch.from_numpy(logits[own.start : own.stop]).to(device) if own else None
+            sampler.sample(mine, token, torch.zeros_like(token), hidden)
+            entry = RingEntry.of(int(sampler.ring[0]))
+            tokens.add(entry.token if entry.is_sampled and entry.token == int(token) else -1)
+    return tokens.pop() if len(tokens) == 1 else -1
+
+
+class _Collected:
+    """Exchange of messages between ranks that one device plays, one after the other."""
+
+    def __init__(self, seat: int, group: tuple[int, ...], messages: list[Tensor | None]) -> None:
+        self.seat, self.group, self._messages = seat, group, messages
+
+    def words(self, own: Tensor) -> Tensor:
+        """Return the messages of all, with the own one in place of those that are missing."""
+        self._messages[self.seat] = own.clone()
+        return torch.stack([own if m is None else m for m in self._messages])
+
+
+UNIT = 64
+"""Divisor of whole random numbers, which brings them to a mean square near one."""
+
+LEAST, LARGEST = 32, 127
+"""Magnitudes of whole random numbers: none is so small that a wrong weight would not matter."""
+
+EACH = 8
+"""Elements among which one is as large as any, so that each block of activations has such a one."""
+
+NEGATIVE = ("rate",)
+"""Fields of operands that are negative in each model: exponents of what is forgotten."""
+
+
+class StandIns:
+    """Arguments of the operations of a dry run, as a real pass would have them.
+
+    The dry run's modules get the weights of the rank, and so are the rank's modules from then on.
+
+    Args:
+        log: log of the dry run.
+        dry: tensors of the dry run's model, and the attributes that hold its stand-ins.
+        real: the same of the rank, in the same order.
+        caches: keys and values of the rank's layers.
+        device: device of the rank.
+    """
+
+    def __init__(
+        self, log: OpCallLog, dry: Iterable[Slot], real: Iterable[Slot],
+        caches: Iterable[LayerCache], device: torch.device,
+    ) -> None:  # fmt: skip
+        self.device = device
+        self._log = log
+        self._held: list[object] = []  # so that no other object gets the id of one of them
+        self._objects: dict[int, object] = {}
+        self._memory: dict[int, Tensor] = {}
+        for mine, theirs in zip(dry, real, strict=True):
+            was = getattr(mine.owner, mine.attribute)
+            value = getattr(theirs.owner, theirs.attribute)
+            setattr(mine.owner, mine.attribute, value)
+            self._know(was, value)
+        for was, cache in zip(log.context.cache.layers, caches, strict=True):
+            self._know(was, cache)
+        for numbers, was in log.context.indices.items():
+            self._know(was, torch.tensor(numbers, device=device))
+        self._generator = torch.Generator(device).manual_seed(0)
+
+    def _know(self, was: object, value: object) -> None:
+        """Note what stands for an object of the dry run."""
+        self._held.append(was)
+        self._objects[id(was)] = value
+        if isinstance(was, Tensor) and isinstance(value, Tensor):
+            self._memory[_storage(was)] = value
+        if isinstance(was, JoinedColumns) and isinstance(value, JoinedColumns):
+            for part, real in zip(was.parts, value.parts, strict=True):
+                self._know(part, real)
+
+    def arguments(
+        self, call: OpCall, ops: Ops, *, whole: bool = False
+    ) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+        """Return arguments of a call, and those by name.
+
+        Args:
+            ops: operations that group rows by expert.
+            whole: whether numbers are 64ths, such that rounding them to bytes or BF16 changes
+                nothing; else they are normally distributed.
+        """
+        memory = dict(self._memory)
+
+        def made(value: Any, name: str = "") -> Any:
+            if id(value) in self._objects:
+                return self._objects[id(value)]
+            if isinstance(value, Groups):
+                return ops.assign(*made(self._log.routings[id(value)][1]))[1]
+            if isinstance(value, Tensor):
+                x = self._tensor(value, memory, whole=whole)
+                return -x.abs() if name in NEGATIVE else x
+            if isinstance(value, tuple) and hasattr(value, "_fields"):
+                return type(value)(*map(made, value, value._fields))
+            if isinstance(value, tuple | list):
+                return type(value)(map(made, value))
+            return value
+
+        return made(call.args), {name: made(value) for name, value in call.named.items()}
+
+    def _tensor(self, like: Tensor, memory: dict[int, Tensor], *, whole: bool) -> Tensor:
+        """Return a tensor with the shape and strides of one without memory."""
+        key = _storage(like)
+        if key not in memory:
+            memory[key] = self._random(like, whole=whole)
+        base = memory[key]
+        offset = base.storage_offset() + like.storage_offset()
+        return base.as_strided(like.shape, like.stride(), offset)
+
+    def _random(self, like: Tensor, *, whole: bool) -> Tensor:
+        """Return random numbers that fill the memory which `like` is a view of."""
+        n = like.untyped_storage().nbytes() // like.dtype.itemsize
+        if not like.is_floating_point():  # positions
+            return torch.arange(n, dtype=like.dtype, device=self.device)
+        if not whole:
+            return torch.randn(n, generator=self._generator, device=self.device).to(like.dtype)
+        x = torch.randint(LEAST, LARGEST + 1, (n,), generator=self._generator, device=self.device)
+        x[::EACH] = LARGEST
+        signs = torch.randint(0, 2, (n,), generator=self._generator, device=self.device) * 2 - 1
+        return (x * signs / UNIT).to(like.dtype)
+
+
+def _storage(x: Tensor) -> int:
+    """Return a key that views of one tensor share."""
+    key: int = x.untyped_storage()._cdata
+    return key

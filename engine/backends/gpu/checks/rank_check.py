@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from engine.backends.gpu.checks.calls import OpCallLog
-from engine.backends.gpu.checks.drawing import Drawing, drawn_tokens
-from engine.backends.gpu.checks.file_rows import FileRows
-from engine.backends.gpu.checks.stand_ins import StandIns
+from engine.backends.gpu.checks.comparison import Drawing, StandIns, drawn_tokens
+from engine.backends.gpu.checks.products import FileRows
 from engine.backends.gpu.checks.weight_check import Verdicts, WeightCheck, report
 from engine.backends.gpu.ops import GpuOps
 from engine.hardware.card_records import CardRecords, card_key

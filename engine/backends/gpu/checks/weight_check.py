@@ -15,14 +15,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from engine.backends.gpu.checks import operations
-from engine.backends.gpu.checks.comparison import Pair, all_agree
-from engine.backends.gpu.checks.file_rows import FileRows
-from engine.backends.gpu.checks.products import ProductChecks
-from engine.backends.gpu.checks.stand_ins import StandIns
+from engine.backends.gpu.checks.comparison import Pair, StandIns, all_agree
+from engine.backends.gpu.checks.products import FileRows, ProductChecks
 from engine.backends.gpu.launch.refusals import Key, refuse, refused, watched
 from engine.backends.gpu.ops import GpuOps
 from engine.errors import EngineError
-from engine.formats.gguf.types import TYPES
+from engine.formats.gguf.tensors import TYPES
 from engine.hardware.card_records import CardVerdict
 
 if TYPE_CHECKING:

@@ -31,19 +31,18 @@ from engine.backends.gpu.comm.slots import (
 )
 from engine.backends.gpu.elementwise import add_norm_launch, power_of_two, warps_of
 from engine.backends.gpu.kernels import one_shot
+from engine.backends.gpu.launch.configs import target_of
 from engine.backends.gpu.launch.graph import host_step, refuse_capture
 from engine.backends.gpu.launch.kernel_launch import launch
-from engine.backends.gpu.launch.target import target_of
-from engine.backends.reference.few_rows import is_checking
+from engine.backends.reference.attention import is_checking
 from engine.errors import CommError, EngineError
 from engine.hardware.fallbacks import Fallbacks
-from engine.model.forward.batch_sizes import MOST_IN_F32, MOST_ONE_SHOT
+from engine.model.forward.batch import MOST_IN_F32, MOST_ONE_SHOT
 
 if TYPE_CHECKING:
-    from engine.hardware.devices.routes import Routes
+    from engine.hardware.devices.links import Routes
     from engine.hardware.host_memory import HostTensor
-    from engine.model.forward.communicator import Group
-    from engine.model.forward.ops import Addend, NormLayer
+    from engine.model.forward.ops import Addend, Group, NormLayer
 
 log = logging.getLogger(__name__)
 

@@ -15,16 +15,16 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 from torch import Tensor
 
-from engine.backends.gpu.launch.target import target_of
+from engine.backends.gpu.launch.configs import target_of
 from engine.errors import EngineError
+from engine.hardware.backend_choice import launches_block, loads_kernels_lazily
 from engine.hardware.cuda_api import CudaApi
-from engine.hardware.environment import launches_block, loads_kernels_lazily
 from engine.hardware.faults import call_all
 from engine.hardware.host_memory import HostTensor
 
 if TYPE_CHECKING:
-    from engine.hardware.devices.routes import Place, Routes
-    from engine.model.forward.communicator import Group
+    from engine.hardware.devices.links import Place, Routes
+    from engine.model.forward.ops import Group
 
 
 FIRST_ROUND = 1

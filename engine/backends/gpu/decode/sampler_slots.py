@@ -15,14 +15,30 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.backends.gpu.decode.sampler_settings import settings_of
 from engine.backends.gpu.elementwise import power_of_two
-from engine.backends.gpu.kernels import sample_token
 from engine.backends.gpu.kernels import sampling as kernels
+from engine.backends.gpu.kernels import sampling as sample_token
 from engine.backends.gpu.launch.kernel_launch import launch
-from engine.decoding.sampling.on_device import N_HISTORY, ROOM
+from engine.decoding.sampling.on_device import N_HISTORY, ROOM, most_sent, why_on_host
 from engine.decoding.sampling.sampler import Sampler, penalises
 from engine.sampling_params import SamplingParams
+
+
+def settings_of(sampler: Sampler, n_vocab: int, n_rank: int = 1) -> Sequence[float] | None:
+    """Return a sampler's settings as the kernels read them; None where the host must sample."""
+    if why_on_host(sampler, n_vocab, n_rank):
+        return None
+    most = most_sent(n_rank)
+    p = sampler.params
+    n_last = p.repeat_last_n if penalises(p) else 0
+    penalties = [p.repeat_penalty, p.frequency_penalty, p.presence_penalty, float(n_last != 0)]
+    if p.temperature <= 0:
+        return [*penalties, n_last, 1, 1, 1, -math.inf, 1, 0]
+    n_wanted = min(p.top_k or most, n_vocab)
+    min_p = float(np.float32(math.log(p.min_p))) if p.min_p > 0 else -math.inf
+    is_by_id = p.top_k == 0 and p.top_p >= 1
+    return [*penalties, n_last, n_wanted, p.top_k > 0, p.top_p, min_p, p.temperature, is_by_id]
+
 
 FEW = 128
 """Number of candidates up to which a smaller sort is enough."""

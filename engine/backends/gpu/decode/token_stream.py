@@ -34,7 +34,7 @@ from engine.model.forward.batch import FIRST_TOKEN, Piece, Tables
 if TYPE_CHECKING:
     from engine.backends.executor import RankExecutor
     from engine.backends.gpu.decode.rank_capture import OneShotControl
-    from engine.decoding.sampling.token_source import Logits
+    from engine.decoding.sampling.sampler import Logits
     from engine.model.forward.batch import Tables
     from engine.sampling_params import SamplingParams
 from engine.decoding.sampling.on_device import why_on_host

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from engine.backends.gpu.kernels.asm import atomic_add
-from engine.backends.gpu.kernels.sample_token import (
+from engine.backends.gpu.kernels.sampling import (
     BEST,
     CHECK,
     DRAWN,
@@ -29,12 +29,13 @@ from engine.backends.gpu.kernels.sample_token import (
     UNUSABLE,
     WRONG,
     below,
+    candidates_of,
     choose,
     finish,
     number_of,
     sort,
+    total_of,
 )  # fmt: skip
-from engine.backends.gpu.kernels.sampling import candidates_of, total_of
 
 MARK = tl.constexpr(0)
 """Index of the step's number and, in the lower half, the token before the sampled one."""

@@ -10,11 +10,13 @@ import triton
 import triton.language as tl
 
 from engine.backends.gpu.kernels.asm import chosen_bytes
-from engine.backends.gpu.kernels.plane_words import is_narrow, looked_up_eight, looked_up_halves
 from engine.backends.gpu.kernels.planes import (
     half_power,
     has_minimum,
+    is_narrow,
     looked_up,
+    looked_up_eight,
+    looked_up_halves,
     splat,
     starts,
     super_bytes,

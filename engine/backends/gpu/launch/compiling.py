@@ -28,7 +28,7 @@ from engine.backends.gpu.launch.kernel_launch import (
     is_far,
     is_interpreted,
 )
-from engine.backends.gpu.launch.launcher_choice import prepare
+from engine.backends.gpu.launch.own_launcher import prepare
 from engine.errors import Cancelled, EngineError
 from engine.hardware.devices.host import usable_cores
 from engine.hardware.torch_devices import is_out_of_memory

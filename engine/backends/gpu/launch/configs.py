@@ -6,11 +6,92 @@ loaded, so that the same product is always computed by the same kernel.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
 
-from engine.backends.gpu.launch.target import KernelTarget
+import torch
+
 from engine.formats.quants.layout import TILE
+from engine.util.files import cache_folder, read_json, write_json
+from engine.util.sanitize import package_version
+
+Maker = Literal["nvidia", "amd", "interpreter"]
+GemvOperands = Literal["int8", "f32"]
+
+
+@dataclass(frozen=True, slots=True)
+class KernelTarget:
+    """Properties of a device that kernels are compiled for.
+
+    Attributes:
+        maker: maker of the device; "interpreter" for Triton's interpreter on the CPU.
+        capability: NVIDIA's compute capability times ten, such as 90; 0 elsewhere.
+        n_sm: number of multiprocessors.
+    """
+
+    maker: Maker
+    capability: int
+    n_sm: int
+
+    @property
+    def is_interpreted(self) -> bool:
+        """Whether numpy computes, which has no BF16."""
+        return self.maker == "interpreter"
+
+    @property
+    def has_asm(self) -> bool:
+        """Whether kernels may use inline PTX."""
+        return self.maker == "nvidia"
+
+    @property
+    def gemv_operands(self) -> GemvOperands:
+        """Type of the activations that gemv multiplies: "int8" (by `dp4a`) or "f32"."""
+        return "int8" if self.maker == "interpreter" or self.capability >= 61 else "f32"
+
+    @property
+    def dot_precision(self) -> str:
+        """`input_precision` of `tl.dot` with F32 operands for a result as exact as F32."""
+        return "tf32x3" if self.capability >= 80 else "ieee"
+
+
+INTERPRETER = KernelTarget("interpreter", 0, 4)
+
+
+_aim = threading.local()
+_cards: dict[torch.device, KernelTarget] = {}
+
+
+def target_of(device: torch.device) -> KernelTarget:
+    """Return the target of kernels for tensors on `device`; for "meta", that of `use_target`."""
+    found = _cards.get(device)
+    if found is None and device.type == "cuda":
+        found = _cards[device] = _card(device)
+    elif found is None and device.type == "meta":
+        found = getattr(_aim, "target", None)
+    return found or INTERPRETER
+
+
+@contextmanager
+def use_target(target: KernelTarget) -> Iterator[None]:
+    """Treat the device "meta" as this target, on this thread."""
+    before = getattr(_aim, "target", None)
+    _aim.target = target
+    try:
+        yield
+    finally:
+        _aim.target = before
+
+
+def _card(device: torch.device) -> KernelTarget:
+    facts = torch.cuda.get_device_properties(device)
+    if torch.version.hip:
+        return KernelTarget("amd", 0, facts.multi_processor_count)
+    return KernelTarget("nvidia", 10 * facts.major + facts.minor, facts.multi_processor_count)
+
 
 Config = Mapping[str, int]
 Rule = Callable[..., Config]
@@ -151,3 +232,59 @@ def use_found(found: Mapping[Key, Config]) -> None:
     """Replace the found configurations of all devices."""
     _found.clear()
     _found.update(found)
+
+
+FILE_NAME = "kernels.json"
+
+LARGEST = 1 << 20
+"""Largest number that a configuration may hold."""
+
+
+def configs_file() -> Path | None:
+    """Return the path in the user's cache folder; None on a system without such a folder."""
+    folder = cache_folder()
+    return folder / FILE_NAME if folder else None
+
+
+def read_configs(path: Path | None) -> dict[Key, Config]:
+    """Return all valid entries that this version of Tandem wrote."""
+    document = read_json(path)
+    if not isinstance(document, dict) or document.get("version") != package_version():
+        return {}
+    entries = document.get("configs")
+    found: dict[Key, Config] = {}
+    for entry in entries if isinstance(entries, list) else []:
+        made = _made(entry)
+        if made is not None:
+            found[made[0]] = made[1]
+    return found
+
+
+def save_configs(path: Path | None, found: Mapping[Key, Config]) -> None:
+    """Add configurations to the file; they replace entries of the same keys."""
+    everything = {**read_configs(path), **found}
+    configs = [
+        {
+            "maker": maker, "capability": capability, "n_sm": n_sm, "kernel": kernel,
+            "facts": dict(facts), "config": dict(config),
+        }
+        for (maker, capability, n_sm, kernel, facts), config in everything.items()
+    ]  # fmt: skip
+    write_json(path, {"version": package_version(), "configs": configs})
+
+
+def _made(entry: Any) -> tuple[Key, Config] | None:
+    """Return an entry's key and configuration; None if a field is missing or of another type."""
+    if not isinstance(entry, dict):
+        return None
+    maker, kernel, facts = entry.get("maker"), entry.get("kernel"), entry.get("facts")
+    capability, n_sm, config = entry.get("capability"), entry.get("n_sm"), entry.get("config")
+    if maker not in ("nvidia", "amd") or kernel not in RULES:
+        return None
+    if not isinstance(capability, int) or not isinstance(n_sm, int):
+        return None
+    if not isinstance(facts, dict) or not isinstance(config, dict):
+        return None
+    if not all(type(n) is int and 0 <= n <= LARGEST for n in (*facts.values(), *config.values())):
+        return None
+    return (maker, capability, n_sm, str(kernel), tuple(sorted(facts.items()))), config

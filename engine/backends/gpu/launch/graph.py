@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from engine.backends.gpu.launch.kernel_launch import KernelLaunch, intercept_launches
-from engine.backends.reference.replay import (
+from engine.backends.reference.backend import (
     DispatchMode,
     ReplayedOp,
     is_allocation,

@@ -8,7 +8,122 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from engine.backends.gpu.launch.interpreter_types import share_shapes, shorten_checks
+MOST_CONSTANTS = 4096
+"""Number of remembered constants at which all are forgotten."""
+
+
+def share_shapes() -> None:
+    """Make block types of one shape share the objects that describe it, and tensors theirs."""
+    from triton.language import core
+
+    block, tensor = core.block_type, core.tensor
+    block.__init__ = _with_known_shapes(block.__init__, core)
+    block.name = property(lambda self: f"<{self.shape}, {self.element_ty}>", lambda self, _: None)
+    tensor.__init__ = _of_known_shape(tensor.__init__, core)
+
+
+def _with_known_shapes(make: Callable[..., None], core: Any) -> Callable[..., None]:
+    """Return the initialiser of block types, with a memory of shapes that it has checked."""
+    constexpr, known = core.constexpr, dict[tuple[int, ...], tuple[Any, Any]]()
+
+    def init(self: Any, element_ty: Any, shape: Any) -> None:
+        key = tuple([size.value if type(size) is constexpr else size for size in shape])
+        if found := known.get(key):
+            self.element_ty = element_ty
+            self.shape, self.numel = found
+            return
+        make(self, element_ty, shape)
+        sizes = core.tuple([constexpr(size) for size in self.shape])
+        self.shape.of_tensors = sizes, constexpr(self.numel)
+        known[key] = self.shape, self.numel
+
+    return init
+
+
+def _of_known_shape(make: Callable[..., None], core: Any) -> Callable[..., None]:
+    """Return the initialiser of tensors, which takes what its type knows of the shape."""
+    scalar = core.tuple([]), core.constexpr(1)
+
+    def init(self: Any, handle: Any, kind: Any) -> None:
+        if kind.is_block():
+            known = vars(kind.shape).get("of_tensors")
+            if known is None:  # the type is older than `share_shapes`
+                make(self, handle, kind)
+                return
+            self.shape, self.numel = known
+        else:
+            self.shape, self.numel = scalar
+        self.handle, self.type, self.dtype = handle, kind, kind.scalar
+
+    return init
+
+
+def shorten_checks() -> None:
+    """Make operations on tensors of one type and shape go without conversions."""
+    from triton.language import core
+    from triton.language.semantic import TritonSemantic as Semantic
+
+    Semantic.cast = _unless_same_type(Semantic.cast)
+    Semantic.broadcast_impl_value = _unless_same_shape(Semantic.broadcast_impl_value)
+    Semantic.binary_op_type_checking_impl = _with_known_operands(
+        Semantic.binary_op_type_checking_impl, core.tensor
+    )
+
+
+def _unless_same_type(cast: Callable[..., Any]) -> Callable[..., Any]:
+    def cast_if_needed(self: Any, value: Any, to: Any, *rest: Any, **named: Any) -> Any:
+        if value.type.scalar is to.scalar:
+            return value
+        return cast(self, value, to, *rest, **named)
+
+    return cast_if_needed
+
+
+def _unless_same_shape(broadcast: Callable[..., Any]) -> Callable[..., Any]:
+    def broadcast_if_needed(self: Any, left: Any, right: Any) -> Any:
+        a, b = left.type, right.type
+        if a.is_block() and b.is_block() and a.shape is b.shape:
+            return left, right
+        return broadcast(self, left, right)
+
+    return broadcast_if_needed
+
+
+def _with_known_operands(convert: Callable[..., Any], tensor: type[Any]) -> Callable[..., Any]:
+    """Return `convert`, which makes two operands alike, with a memory of constant ones.
+
+    Operands of one type are alike but for the shape, unless they are floats to divide, of which
+    Triton widens some. Zeros are not remembered, for there are two that are equal.
+    """
+    known: dict[tuple[object, ...], Any] = {}
+
+    def converted(self: Any, left: Any, right: Any, *rest: Any, **named: Any) -> Any:
+        kind = left.dtype if type(left) is tensor else None
+        if kind is None or kind.is_ptr():
+            return convert(self, left, right, *rest, **named)
+        if type(right) is tensor and right.dtype is kind:
+            if not kind.is_floating() or not _divides(rest, named):
+                return self.broadcast_impl_value(left, right)
+        elif type(right) in (int, float) and right:
+            shape = left.type.shape if left.type.is_block() else None
+            key = right, type(right), kind.name, id(shape), rest, tuple(named.items())
+            if key in known:
+                return left, known[key][0]
+            found = convert(self, left, right, *rest, **named)
+            if found[0] is left:
+                if len(known) >= MOST_CONSTANTS:
+                    known.clear()
+                known[key] = found[1], shape  # kept, so that its `id` stays its own
+            return found
+        return convert(self, left, right, *rest, **named)
+
+    return converted
+
+
+def _divides(rest: tuple[object, ...], named: dict[str, object]) -> bool:
+    """Return whether the arguments behind the operands ask for a division."""
+    return bool(named.get("div_or_mod") or (len(rest) > 3 and rest[3]))
+
 
 _lock = threading.RLock()
 

@@ -21,9 +21,8 @@ from pathlib import Path
 
 from engine.errors import EngineError
 from engine.hardware.fallbacks import OF_THIS_PROCESS
-from engine.util.files import exposure, make_private, temporary_folder
-from engine.util.json_file import cache_folder
-from engine.util.version import package_version
+from engine.util.files import cache_folder, exposure, make_private, temporary_folder
+from engine.util.sanitize import package_version
 
 log = logging.getLogger(__name__)
 

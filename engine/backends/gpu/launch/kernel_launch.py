@@ -19,8 +19,7 @@ import torch
 from torch import Tensor
 
 from engine.backends.gpu.launch.interpreter import interpret
-from engine.backends.gpu.launch.launcher_choice import prepare
-from engine.backends.gpu.launch.own_launcher import OwnLauncher, Start
+from engine.backends.gpu.launch.own_launcher import OwnLauncher, Start, prepare
 
 Grid = tuple[int, ...]
 Argument = Tensor | int | float

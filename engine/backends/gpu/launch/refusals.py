@@ -16,7 +16,7 @@ from typing import ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
-from engine.backends.gpu.launch.target import KernelTarget, target_of
+from engine.backends.gpu.launch.configs import KernelTarget, target_of
 
 Key = tuple[str | int, ...]
 """Name of a kernel, and what its variants differ by: type of the weights, number of rows."""

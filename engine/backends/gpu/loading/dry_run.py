@@ -15,21 +15,19 @@ from torch import Tensor
 
 from engine.backends.cpu.weights import JoinedColumns
 from engine.backends.gpu.comm.one_shot import OneShotGroups
+from engine.backends.gpu.launch.configs import KernelTarget, use_target
 from engine.backends.gpu.launch.kernel_launch import KernelLaunch, intercept_launches
 from engine.backends.gpu.launch.refusals import watched
-from engine.backends.gpu.launch.target import KernelTarget, use_target
 from engine.backends.gpu.matmul.weights import GpuPlain, GpuPlanes
 from engine.backends.gpu.ops import GpuOps
 from engine.backends.reference.weights import DenseWeight, PackedWeight
-from engine.formats.quants.extent import Extent, n_tiles
-from engine.formats.quants.layout import LAYOUTS
-from engine.hardware.devices.routes import Routes
-from engine.model.forward.batch import Batch
-from engine.model.forward.batch_sizes import MOST_IN_F32, SMALL_BATCH
+from engine.formats.quants.layout import LAYOUTS, Extent, n_tiles
+from engine.hardware.devices.links import Routes
+from engine.model.forward.batch import MOST_IN_F32, SMALL_BATCH, Batch
 from engine.model.forward.cache import Cache
-from engine.model.forward.cache_size import CacheSize
 from engine.model.forward.context import Context
-from engine.model.forward.weight import Weight
+from engine.model.forward.ops import Weight
+from engine.model.forward.state import CacheSize
 from engine.model.sharding.placement import Shard, Slices
 from engine.planning.footprint import plane_parts, slot_pieces, x_bytes
 
@@ -37,8 +35,7 @@ if TYPE_CHECKING:
     from engine.backends.gpu.checks.calls import OpCallLog
     from engine.load_params import LoadParams
     from engine.model.architectures.declare import Declaration
-    from engine.model.forward.communicator import Group
-    from engine.model.forward.ops import FusedAllReduce, Ops
+    from engine.model.forward.ops import FusedAllReduce, Group, Ops
     from engine.model.layers.module import Slot
 
 META = torch.device("meta")

@@ -16,16 +16,15 @@ import torch
 from gguf.constants import GGMLQuantizationType as Kind
 from torch import Tensor
 
-from engine.formats.quants import iquants, kquants
-from engine.formats.quants.bits import read_field, unpack_planes
-from engine.formats.quants.codes import codes_and_scales
+from engine.formats.quants import block_formats, iquants
+from engine.formats.quants.block_formats import five_bits, read_field, unpack_planes
 from engine.formats.quants.dequantise import QUANTS, Quant
+from engine.formats.quants.encode import codes_and_scales
 from engine.formats.quants.layout import BLOCK, CODED, LAYOUTS, TILE, Layout
-from engine.formats.quants.legacy import five_bits
-from engine.planning.buffers import PACK_BYTES
+from engine.planning.memory import PACK_BYTES
 
 if TYPE_CHECKING:
-    from engine.formats.quants.extent import Extent
+    from engine.formats.quants.layout import Extent
 
 WEIGHT_BYTES = 8
 """Largest number of bytes that packing needs per weight, of any type."""
@@ -197,7 +196,7 @@ def _bytes(start: int, stop: int) -> Read:
 
 
 def _six_bits(blocks: Tensor) -> Tensor:
-    return torch.stack(kquants.six_bits(blocks), dim=-1)
+    return torch.stack(block_formats.six_bits(blocks), dim=-1)
 
 
 BLOCK_FIELDS: Mapping[int, BlockFields] = {
@@ -206,11 +205,11 @@ BLOCK_FIELDS: Mapping[int, BlockFields] = {
     Kind.Q5_0: BlockFields(_five(2), _halves(0)),
     Kind.Q5_1: BlockFields(_five(4), _halves(0, 2)),
     Kind.Q8_0: BlockFields(_bytes(2, 34), _halves(0)),
-    Kind.Q2_K: BlockFields(kquants.q2_k_codes, _bytes(0, 16), (80, 82)),
-    Kind.Q3_K: BlockFields(kquants.q3_k_codes, kquants.q3_k_scales, (108,)),
-    Kind.Q4_K: BlockFields(kquants.q4_k_codes, _six_bits, (0, 2)),
-    Kind.Q5_K: BlockFields(kquants.q5_k_codes, _six_bits, (0, 2)),
-    Kind.Q6_K: BlockFields(kquants.q6_k_codes, _bytes(192, 208), (208,)),
+    Kind.Q2_K: BlockFields(block_formats.q2_k_codes, _bytes(0, 16), (80, 82)),
+    Kind.Q3_K: BlockFields(block_formats.q3_k_codes, block_formats.q3_k_scales, (108,)),
+    Kind.Q4_K: BlockFields(block_formats.q4_k_codes, _six_bits, (0, 2)),
+    Kind.Q5_K: BlockFields(block_formats.q5_k_codes, _six_bits, (0, 2)),
+    Kind.Q6_K: BlockFields(block_formats.q6_k_codes, _bytes(192, 208), (208,)),
     Kind.IQ4_NL: BlockFields(_nibbles(2), _halves(0)),
     Kind.IQ4_XS: BlockFields(iquants.iq4_xs_codes, iquants.iq4_xs_scales, (0,)),
     Kind.MXFP4: BlockFields(_nibbles(1), _bytes(0, 1)),

@@ -19,7 +19,7 @@ from torch import Tensor
 from engine.errors import DeviceError
 from engine.hardware.devices.host import usable_cores
 from engine.hardware.host_memory import HostTensor
-from engine.planning.buffers import LOAD_BUFFER_BYTES, LOAD_BUFFERS
+from engine.planning.memory import LOAD_BUFFER_BYTES, LOAD_BUFFERS
 
 if TYPE_CHECKING:
     import numpy as np

@@ -5,8 +5,10 @@ The host never holds more of a model than a few buffers; see `engine.backends.gp
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from math import prod
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,19 +18,54 @@ from engine.backends.cpu.packing import DTYPES, in_parts, joined_shape, stacks
 from engine.backends.gpu.loading.pack import pack
 from engine.backends.gpu.loading.staging import Staging
 from engine.backends.gpu.matmul.weights import GpuPlain, GpuPlanes
-from engine.formats.quants.extent import Extent, file_blocks, n_tiles
-from engine.formats.quants.layout import LAYOUTS, TILE
-from engine.planning.buffers import staging_bytes
-from engine.planning.footprint import packed_bytes, slot_pieces
+from engine.formats.quants.layout import LAYOUTS, TILE, Extent, file_blocks, n_tiles
+from engine.planning.footprint import arena_key, packed_bytes, sizes_of_pieces, slot_pieces
+from engine.planning.memory import aligned_bytes, is_arena, staging_bytes
 
 if TYPE_CHECKING:
-    from engine.backends.gpu.loading.arenas import Arenas
     from engine.formats.gguf.reader import GGUFFile
     from engine.formats.gguf.tensor_bytes import TensorBytes
     from engine.formats.gguf.tensors import TensorInfo
-    from engine.model.forward.weight import Weight
+    from engine.model.forward.ops import Weight
     from engine.model.layers.module import Slot
     from engine.model.sharding.placement import Slices
+
+STORAGE = "kernels"
+"""Storage of the matrices, see `engine.planning.plan.DevicePlan`."""
+
+
+class Arenas:
+    """Memory for a rank's parts of some tensors; a part of it is freed with all that share it.
+
+    Args:
+        slots: tensors that will be loaded, each once.
+        rank: number of the rank.
+    """
+
+    def __init__(self, slots: Sequence[Slot], rank: int, device: torch.device) -> None:
+        self._device = device
+        totals: Counter[object] = Counter()
+        for slot in slots:
+            sizes = sizes_of_pieces(slot, slot_pieces(slot, rank), STORAGE)
+            totals[arena_key(slot, STORAGE)] += sum(map(aligned_bytes, sizes))
+        del totals[None]
+        self._left = {key: total for key, total in totals.items() if is_arena(total)}
+        self._open: dict[object, Tensor] = {}
+
+    def zeros(self, slot: Slot, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """Return memory for a part of a tensor, filled with zeros."""
+        key = arena_key(slot, STORAGE)
+        if key not in self._left:
+            return torch.zeros(tuple(shape), dtype=dtype, device=self._device)
+        n_bytes = prod(shape) * dtype.itemsize
+        free = self._open.pop(key, None)
+        if free is None:
+            free = torch.zeros(self._left[key], dtype=torch.uint8, device=self._device)
+        found, rest = free[:n_bytes], free[aligned_bytes(n_bytes) :]
+        if len(rest):
+            self._open[key] = rest  # else only the tensors hold the memory
+        return found.view(dtype).view(*shape)
+
 
 Zeros = Callable[[Sequence[int], torch.dtype], Tensor]
 """Function that returns memory of a shape and type on the device, filled with zeros."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -19,24 +20,58 @@ import torch
 from torch import Tensor
 
 from engine.backends.gpu.launch import configs
-from engine.backends.gpu.launch.configs import RULES, Config, Key, config_of, key_of
-from engine.backends.gpu.launch.found_configs import configs_file, read_configs, save_configs
+from engine.backends.gpu.launch.configs import (
+    RULES,
+    Config,
+    KernelTarget,
+    Key,
+    config_of,
+    configs_file,
+    key_of,
+    read_configs,
+    save_configs,
+    target_of,
+)
 from engine.backends.gpu.launch.graph import capture
-from engine.backends.gpu.launch.launcher_choice import prepare
-from engine.backends.gpu.launch.target import KernelTarget, target_of
+from engine.backends.gpu.launch.own_launcher import prepare
 from engine.backends.gpu.matmul import experts, gemv, tile_gemm, unquantised
-from engine.backends.gpu.matmul.tuning_report import KernelTuning, TuningProgress
 from engine.backends.gpu.matmul.weights import GpuPlanes
 from engine.backends.gpu.routing import DeviceGroups, assign
 from engine.errors import Cancelled, EngineError
 from engine.formats.gguf.reader import GGUFFile
-from engine.formats.quants.extent import Extent, n_tiles
-from engine.formats.quants.layout import LAYOUTS
+from engine.formats.quants.layout import LAYOUTS, Extent, n_tiles
 from engine.hardware.faults import fault_of
 from engine.model.forward.operands import Routing
 
 if TYPE_CHECKING:
     from engine.util.progress import IsCancelled
+
+TuningProgress = Callable[[int, int, str], None]
+"""Callback: number of searches done, number of all searches, description of the next one."""
+
+
+@dataclass(frozen=True, slots=True)
+class KernelTuning:
+    """Result of the search for the configuration of one kernel.
+
+    Attributes:
+        device: name of the GPU, such as "cuda:0".
+        kernel: name of the kernel's rule, a key of `engine.backends.gpu.launch.configs.RULES`.
+        facts: sizes of the product that the configuration is for, by name.
+        rule_s: time of one product with the rule's configuration, in seconds.
+        best_s: time of one product with the best configuration, in seconds.
+        config: the best configuration.
+        n_tried: number of configurations that were measured.
+    """
+
+    device: str
+    kernel: str
+    facts: dict[str, Any]
+    rule_s: float
+    best_s: float
+    config: dict[str, int]
+    n_tried: int
+
 
 log = logging.getLogger(__name__)
 

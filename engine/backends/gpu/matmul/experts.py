@@ -14,22 +14,19 @@ import torch
 from torch import Tensor
 
 from engine.backends.gpu import elementwise
-from engine.backends.gpu.kernels import expert_gemm, expert_gemv
-from engine.backends.gpu.launch.configs import WARP, config_of
+from engine.backends.gpu.kernels import experts
+from engine.backends.gpu.launch.configs import WARP, config_of, target_of
 from engine.backends.gpu.launch.graph import refuse_capture
 from engine.backends.gpu.launch.kernel_launch import launch
 from engine.backends.gpu.launch.refusals import allows
-from engine.backends.gpu.launch.target import target_of
 from engine.backends.gpu.matmul.dequant_gemm import f16_row_scale, half_dtype
 from engine.backends.gpu.matmul.planes import QuantisedMatrix, constants_of
 from engine.backends.gpu.quantise import BLOCKS, QuantisedRows, allocate_rows, quantise
 from engine.backends.gpu.routing import DeviceGroups, assign, sum_of_experts
-from engine.formats.quants.extent import n_tiles
-from engine.formats.quants.layout import BLOCK
+from engine.formats.quants.layout import BLOCK, n_tiles
 
 if TYPE_CHECKING:
-    from engine.model.forward.expert_rows import Groups
-    from engine.model.forward.operands import Activation
+    from engine.model.forward.operands import Activation, Groups
     from engine.model.forward.ops import ExpertLayer
 
 __all__ = ["assign", "ffn", "grouped", "sum_of_experts"]
@@ -114,7 +111,7 @@ class ExpertInput(NamedTuple):
 
 
 def grouped(weight: object, x: Tensor, groups: Groups) -> Tensor | None:
-    """Compute `engine.model.forward.weight.Weight.grouped`; return None where no kernel serves."""
+    """Compute `engine.model.forward.ops.Weight.grouped`; return None where no kernel serves."""
     matrix = ExpertMatrices.of(weight)
     if matrix is None or not isinstance(groups, DeviceGroups) or x.dtype != torch.float32:
         return None
@@ -209,7 +206,7 @@ def _planes_gemv(
     config = config_of(target, "expert_rows", n_blocks=n_blocks)
     out = rows.facts.new_empty(len(matrices), groups.n_row, weight.n_rows, dtype=torch.float32)
     launch(
-        expert_gemv.planes_rows, (n_tile, groups.n_row, len(matrices)),
+        experts.planes_rows, (n_tile, groups.n_row, len(matrices)),
         *_operands(matrices, out), out, groups.expert_of, rows.numbers, rows.facts, n_tile,
         weight.n_rows, max(1, per_row), weight.planes.shape[-1], n_blocks, weight.extent.skip,
         num_warps=config["num_warps"], ITEMS=config["num_warps"] * WARP, UNROLL=config["unroll"],
@@ -226,7 +223,7 @@ def _plain_gemv(matrices: Sequence[ExpertMatrices], given: ExpertInput) -> Tenso
     unit = _common_unit(n_columns)
     out = x.new_empty(len(matrices), groups.n_row, n_rows)
     launch(
-        expert_gemv.plain_rows, (-(-n_rows // PLAIN_ROWS), groups.n_row, len(matrices)),
+        experts.plain_rows, (-(-n_rows // PLAIN_ROWS), groups.n_row, len(matrices)),
         *_operands(matrices, out), out, groups.expert_of, x, n_rows, n_columns // unit,
         max(1, per_row), ROWS=PLAIN_ROWS, STEP=min(PLAIN_STEP, elementwise.power_of_two(n_columns)),
         UNIT=unit, **_epilogue_constants(matrices[0]),
@@ -245,7 +242,7 @@ def _quantised_inner(
     )  # no counters: no tile is shared
     rows = allocate_rows(first.shape[0], extent, x_bytes, nothing)
     launch(
-        expert_gemv.quantise_inner, (rows.n_row, -(-extent.n_blocks // BLOCKS)),
+        experts.quantise_inner, (rows.n_row, -(-extent.n_blocks // BLOCKS)),
         first, second, first.stride(0), extent.lead, extent.n_columns, extent.n_blocks, act.limit,
         *rows.typed, X_BYTES=x_bytes, KIND=act.kind, HAS_UP=len(found) > 1,
         HAS_LIMIT=act.limit != 0, BLOCKS=BLOCKS,
@@ -275,7 +272,7 @@ def _grouped_gemm(matrices: Sequence[ExpertMatrices], given: ExpertInput) -> Ten
     grid = (-(-n_rows // columns), groups.table.shape[0], len(matrices))
     if weight is not None:
         launch(
-            expert_gemm.planes_product, grid,
+            experts.planes_product, grid,
             *args, weight.planes.shape[-1], n_tiles(n_rows), weight.extent.n_blocks,
             weight.extent.skip, num_warps=config["num_warps"], num_stages=num_stages,
             COLUMNS=columns, BLOCKS=config["blocks"], **constants,
@@ -285,7 +282,7 @@ def _grouped_gemm(matrices: Sequence[ExpertMatrices], given: ExpertInput) -> Ten
         unit = _common_unit(given.x.shape[1])
         step = 16 if x.dtype == torch.float32 else config["blocks"] * BLOCK
         launch(
-            expert_gemm.plain_product, grid,
+            experts.plain_product, grid,
             *args, given.x.shape[1] // unit, num_warps=config["num_warps"], num_stages=num_stages,
             COLUMNS=columns, STEP=step, UNIT=unit,
             PRECISION=target.dot_precision, **constants,
@@ -310,7 +307,7 @@ def _to_half(x: Tensor, matrix: ExpertMatrices) -> tuple[Tensor, Tensor | None]:
     size = min(HALF_STEP, elementwise.power_of_two(width))
     unit = _common_unit(lead, x.shape[1], width)
     launch(
-        expert_gemm.shorten, (x.shape[0], -(-width // size)),
+        experts.shorten, (x.shape[0], -(-width // size)),
         x, x if scale is None else scale, out, *(n // unit for n in (lead, x.shape[1], width)),
         HAS_SCALE=scale is not None, UNIT=unit, SIZE=size,
     )  # fmt: skip

@@ -13,10 +13,9 @@ from torch import Tensor
 
 from engine.backends.gpu.elementwise import is_plain, rows_at_once
 from engine.backends.gpu.kernels import gemv
-from engine.backends.gpu.launch.configs import WARP, Config, config_of
+from engine.backends.gpu.launch.configs import WARP, Config, config_of, target_of
 from engine.backends.gpu.launch.kernel_launch import launch
 from engine.backends.gpu.launch.refusals import allows
-from engine.backends.gpu.launch.target import target_of
 from engine.backends.gpu.matmul.planes import QuantisedMatrix, constants_of
 from engine.backends.gpu.quantise import (
     N_COUNTERS,
@@ -25,10 +24,9 @@ from engine.backends.gpu.quantise import (
     attach_rows,
     quantise,
 )
-from engine.backends.reference.few_rows import most_few_rows
-from engine.formats.quants.extent import Extent, n_tiles
-from engine.formats.quants.layout import LAYOUTS, TILE
-from engine.model.forward.batch_sizes import SMALL_BATCH
+from engine.backends.reference.attention import most_few_rows
+from engine.formats.quants.layout import LAYOUTS, TILE, Extent, n_tiles
+from engine.model.forward.batch import SMALL_BATCH
 
 if TYPE_CHECKING:
     from engine.model.forward.operands import Activation

@@ -12,14 +12,13 @@ import torch
 from torch import Tensor
 
 from engine.backends.gpu.kernels import per_head as kernels
+from engine.backends.gpu.launch.configs import target_of
 from engine.backends.gpu.launch.kernel_launch import launch
 from engine.backends.gpu.launch.refusals import allows
-from engine.backends.gpu.launch.target import target_of
-from engine.backends.gpu.matmul import dequant_gemm, dequantise
+from engine.backends.gpu.matmul import dequant_gemm
 from engine.backends.gpu.matmul.planes import constants_of
-from engine.backends.reference.few_rows import most_few_rows
-from engine.formats.quants.extent import DEVICE_CHUNK, Extent
-from engine.formats.quants.layout import LAYOUTS, TILE
+from engine.backends.reference.attention import most_few_rows
+from engine.formats.quants.layout import DEVICE_CHUNK, LAYOUTS, TILE, Extent
 
 if TYPE_CHECKING:
     from engine.backends.gpu.matmul.planes import QuantisedMatrix
@@ -79,14 +78,14 @@ class HeadMatrices:
             return data[:, self.first : self.stop].to(dtype)
         n_head, n_tile, tile_bytes = data.shape
         n_rows = n_head * n_tile * TILE
-        found = dequantise.dequantise_rows(
+        found = dequant_gemm.dequantise_rows(
             data.reshape(-1, tile_bytes), self.type_number, self.extent, n_rows, 0, n_rows, dtype
         )
         return found.view(n_head, n_tile * TILE, -1)[:, self.first : self.stop]
 
 
 def product(x: Tensor, held: HeadMatrices, *, is_transposed: bool) -> Tensor:
-    """Return `x Wᵀ` of each head, or `x W`; see `engine.model.forward.weight.Weight.per_head`.
+    """Return `x Wᵀ` of each head, or `x W`; see `engine.model.forward.ops.Weight.per_head`.
 
     Args:
         x: F32 (T, n_head, n); few rows have the bits of each alone.

@@ -16,8 +16,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from engine.formats.quants.extent import Extent
-    from engine.formats.quants.layout import Layout
+    from engine.formats.quants.layout import Extent, Layout
 
 
 class QuantisedMatrix(Protocol):

@@ -15,10 +15,9 @@ from torch import Tensor
 
 from engine.backends.gpu.elementwise import power_of_two
 from engine.backends.gpu.kernels import tile_gemm
-from engine.backends.gpu.launch.configs import config_of
+from engine.backends.gpu.launch.configs import KernelTarget, config_of, target_of
 from engine.backends.gpu.launch.kernel_launch import launch
 from engine.backends.gpu.launch.refusals import allows
-from engine.backends.gpu.launch.target import KernelTarget, target_of
 from engine.backends.gpu.matmul.dequant_gemm import f16_row_scale, half_dtype
 from engine.backends.gpu.matmul.planes import constants_of
 from engine.formats.quants.layout import BLOCK, LAYOUTS
@@ -26,7 +25,7 @@ from engine.formats.quants.layout import BLOCK, LAYOUTS
 if TYPE_CHECKING:
     from engine.backends.gpu.launch.configs import Config
     from engine.backends.gpu.matmul.planes import QuantisedMatrix
-    from engine.formats.quants.extent import Extent
+    from engine.formats.quants.layout import Extent
 
 MOST_ROWS = 256
 """Largest number of rows x."""

@@ -7,11 +7,10 @@ from torch import Tensor
 
 from engine.backends.gpu.elementwise import rows_at_once
 from engine.backends.gpu.kernels import unquantised as kernels
-from engine.backends.gpu.launch.configs import config_of
+from engine.backends.gpu.launch.configs import config_of, target_of
 from engine.backends.gpu.launch.kernel_launch import launch
 from engine.backends.gpu.launch.refusals import allows
-from engine.backends.gpu.launch.target import target_of
-from engine.backends.reference.few_rows import most_few_rows
+from engine.backends.reference.attention import most_few_rows
 from engine.backends.reference.weights import gathered_rows
 
 

@@ -13,24 +13,16 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from engine.backends.gpu.launch.target import target_of
-from engine.backends.gpu.matmul import (
-    dequant_gemm,
-    dequantise,
-    experts,
-    gemv,
-    per_head,
-    tile_gemm,
-    unquantised,
-)
+from engine.backends.gpu.launch.configs import target_of
+from engine.backends.gpu.matmul import dequant_gemm, experts, gemv, per_head, tile_gemm, unquantised
 from engine.errors import EngineError
-from engine.formats.gguf.types import TYPES
-from engine.model.forward.batch_sizes import SMALL_BATCH
-from engine.model.forward.weight import ALL
+from engine.formats.gguf.tensors import TYPES
+from engine.model.forward.batch import SMALL_BATCH
+from engine.model.forward.ops import ALL
 
 if TYPE_CHECKING:
-    from engine.formats.quants.extent import Extent
-    from engine.model.forward.expert_rows import Groups
+    from engine.formats.quants.layout import Extent
+    from engine.model.forward.operands import Groups
 
 
 class GpuPlanes:
@@ -87,7 +79,7 @@ class GpuPlanes:
         )
 
     def lookup(self, ids: Tensor) -> Tensor:
-        return dequantise.look_up(self.planes, self.type_number, self.extent, self.n_rows, ids)
+        return dequant_gemm.look_up(self.planes, self.type_number, self.extent, self.n_rows, ids)
 
     def grouped(self, x: Tensor, groups: Groups) -> Tensor:
         y = experts.grouped(self, x, groups)

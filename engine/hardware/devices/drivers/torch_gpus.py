@@ -25,7 +25,7 @@ __all__ = ["TorchGpu", "ask_torch", "read_torch_gpu"]
 
 log = logging.getLogger(__name__)
 
-COMMAND = program_command("engine.hardware.torch_listing")
+COMMAND = program_command("engine.hardware.torch_devices")
 """Command of the child."""
 
 ANSWER_S = 60.0

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from engine.model.forward.operands import Scores
+from engine.model.forward.operands import SIGMOID, Scores
 from engine.model.forward.state import KVState
 from engine.model.layers.linear import Linear, Vector
 from engine.model.layers.mixers.mixer import Mixer
+from engine.model.layers.module import Module, Slot, TensorSource
 from engine.model.layers.norm import LayerNorm, RMSNorm
 from engine.model.sharding.placement import Replicate, Shard
+from engine.model.sharding.shares import Ranges
 from engine.model.sharding.split import BlockDims, BlockSplit
 
 if TYPE_CHECKING:
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
 
     from engine.model.forward.context import Context
     from engine.model.layers.hparams import HParams
-    from engine.model.layers.rope import Rope
+    from engine.model.layers.norm import Rope
 
 
 class Attention(Mixer):
@@ -232,3 +234,205 @@ def alibi_slopes(n_head: int, max_bias: float) -> list[float]:
     n = 1 << (n_head.bit_length() - 1)
     exponents = [*range(1, n + 1), *(i + 0.5 for i in range(n_head - n))]
     return [2.0 ** (-max_bias * exponent / n) for exponent in exponents]
+
+
+@dataclass(frozen=True, slots=True)
+class HeadGroups:
+    """Groups of equally many neighbouring heads, cut over ranks.
+
+    Attributes:
+        heads: heads of each rank.
+        groups: groups that each rank's heads belong to; ranks may share one.
+    """
+
+    heads: Ranges
+    groups: Ranges
+
+    @property
+    def size(self) -> int:
+        """Number of heads of a group."""
+        return self.heads.total // self.groups.total
+
+    @property
+    def are_whole(self) -> bool:
+        """Whether no group has heads on two ranks."""
+        return all(start % self.size == stop % self.size == 0 for start, stop in self.heads.spans)
+
+    def repeat_for_heads(self, x: Tensor, rank: int) -> Tensor:
+        """Repeat the values of the rank's groups for its heads: (T, groups, …) to (T, heads, …)."""
+        repeated = x.repeat_interleave(self.size, dim=1)
+        return repeated[:, self.own_heads(rank)]
+
+    def group_of_each_head(self, rank: int) -> tuple[int, ...]:
+        """Return the group of each of a rank's heads, numbered within the rank."""
+        own = self.own_heads(rank)
+        return tuple(i // self.size for i in range(own.start, own.stop))
+
+    def sums(self, x: Tensor, rank: int) -> Tensor:
+        """Sum x (T, heads of the rank) over the heads of each group of the layer: (T, n_group)."""
+        start, stop = self.groups.spans[rank]
+        padded = x.new_zeros(x.shape[0], (stop - start) * self.size)
+        padded[:, self.own_heads(rank)] = x
+        sums = x.new_zeros(x.shape[0], self.groups.total)
+        sums[:, start:stop] = padded.view(x.shape[0], -1, self.size).sum(-1)
+        return sums
+
+    def own_heads(self, rank: int) -> slice:
+        """Return the interval of the rank's heads among all heads of its groups."""
+        start, stop = self.heads.spans[rank]
+        begin = self.groups.spans[rank][0] * self.size
+        return slice(start - begin, stop - begin)
+
+
+class GroupedRMSNorm(Module):
+    """RMS norm of each group of heads by itself, cut by heads.
+
+    If a group has heads on several ranks, its sum of squares is all-reduced: one number per token
+    and group. A file has the weight as (n_group, elements of a group) or flat.
+
+    Args:
+        n: number of elements of all groups.
+        eps: number added to the mean square.
+        optional: whether a file may have no weight; vectors then stay as they are.
+
+    Attributes:
+        weight: this rank's part, (elements of this rank's heads,), or None.
+        is_absent: whether the norm is optional and the file has no weight.
+    """
+
+    weight: Tensor | None = None
+
+    def __init__(
+        self, n: int, groups: HeadGroups, eps: float, *, optional: bool = False
+    ) -> None:  # fmt: skip
+        self.shape = (groups.groups.total, n // groups.groups.total)
+        self.groups = groups
+        self.eps = eps
+        self.optional = optional
+        self.is_absent = False
+
+    def bind(self, source: TensorSource, name: str = "") -> list[Slot]:
+        tensor, flat = f"{name}.weight", (self.shape[0] * self.shape[1],)
+        self.is_absent = self.optional and tensor not in source
+        if self.is_absent:
+            return []
+        weight = source.get(tensor, flat, self.shape)
+        return [Slot(self, "weight", weight, Shard(0, self.groups.heads), is_matrix=False)]
+
+    def __call__(self, x: Tensor | None, ctx: Context) -> Tensor | None:
+        """Normalise x (T, elements of this rank's heads).
+
+        Every rank of the block's group calls it; one without heads passes None and gets None.
+        """
+        if self.is_absent:
+            return x
+        if self.groups.are_whole:
+            return None if x is None else self._local(x, ctx)
+        n_head = self.groups.heads.size(ctx.rank)
+        heads = None if x is None else x.reshape(x.shape[0], n_head, -1)
+        sums = None if heads is None else self.groups.sums(heads.square().sum(-1), ctx.rank)
+        mean = ctx.all_reduce(sums, n=self.groups.groups.total) / self.shape[1]
+        if heads is None:
+            return None
+        start, stop = self.groups.groups.spans[ctx.rank]
+        factors = self.groups.repeat_for_heads((mean[:, start:stop] + self.eps).rsqrt(), ctx.rank)
+        assert self.weight is not None, "a rank without heads must not compute it"
+        return (heads * factors[..., None]).flatten(1) * self.weight
+
+    def _local(self, x: Tensor, ctx: Context) -> Tensor:
+        """Normalise x where every group is whole on its rank."""
+        assert self.weight is not None, "a rank without heads must not compute it"
+        grouped = x.reshape(x.shape[0], self.groups.groups.size(ctx.rank), -1)
+        weight = self.weight.view(grouped.shape[1:])
+        return ctx.ops.rms_norm(grouped, weight, None, self.eps).flatten(1)
+
+
+@dataclass(frozen=True, slots=True)
+class Temperature:
+    """Factor 1 + scale × ln(1 + floor((p + offset) / n_ctx)) on the query at position p.
+
+    This is Llama 4's formula (the idea is from arXiv 2501.19399); Mistral has another offset.
+
+    Attributes:
+        scale: growth of the factor.
+        n_ctx: number of tokens between two steps of the factor.
+        offset: number added to positions.
+    """
+
+    scale: float
+    n_ctx: int
+    offset: int = 0
+
+    @classmethod
+    def read(cls, hp: HParams) -> Temperature | None:
+        """Read a file's keys; without a length of its own, the context before stretching counts.
+
+        Returns:
+            None if the file has no scale.
+
+        Raises:
+            InvalidGGUF: there is a scale, but no length.
+        """
+        scale = hp.keys.number("attention.temperature_scale", 0.0)
+        n_ctx = hp.keys.integer("attention.temperature_length", 0) or hp.rope.n_ctx_orig
+        if not scale:
+            return None
+        if not n_ctx:
+            raise hp.keys.invalid("queries grow with their position, but from which is not said")
+        return cls(scale, n_ctx)
+
+    def apply(self, q: Tensor, ctx: Context) -> Tensor:
+        """Scale queries (T, n_head, head_dim)."""
+        periods = (ctx.positions + self.offset).div(self.n_ctx, rounding_mode="floor")
+        # in F64: torch's F32 logarithm of a number depends on how many others there are
+        factors = 1 + self.scale * periods.double().log1p()
+        return q * factors.to(q.dtype)[:, None, None]
+
+
+class HeadGate(Linear):
+    """Projection to one gate per head or one per element of each head, as in the file.
+
+    Attributes:
+        per_head: shape of the matrix with one gate per head.
+    """
+
+    def __init__(self, n_embd: int, n_head: int, head_dim: int, placement: Shard) -> None:
+        super().__init__(n_embd, n_head * head_dim, placement)
+        self.per_head = (n_head, n_embd)
+
+    def bind(self, source: TensorSource, name: str = "") -> list[Slot]:
+        found = source.tensors.get(f"{name}.weight")
+        if found is not None and found.shape == self.per_head:
+            self.shape = self.per_head
+        return super().bind(source, name)
+
+
+class GatedAttention(QKNormAttention):
+    """Attention with sigmoid gates on the heads' outputs, before they are mixed (arXiv 2505.06708).
+
+    Some layers have no gates; then outputs stay as they are.
+    """
+
+    def __init__(self, hp: HParams, split: BlockSplit, layer: int, rope: Rope | None) -> None:
+        super().__init__(hp, split, layer, rope)
+        self.attn_gate: HeadGate | None = None
+        if hp.has(layer, "attn_gate.weight"):
+            placement = Shard(0, split.heads)
+            self.attn_gate = HeadGate(hp.n_embd, hp.n_head[layer], self.head_dim_v, placement)
+
+    def gate_factors(self, gate: Tensor, ctx: Context) -> Tensor:
+        """Return the factors of gates, which may have any shape."""
+        return ctx.ops.activate(SIGMOID, gate)
+
+    def finish(self, heads: Tensor, x: Tensor, ctx: Context) -> Tensor:
+        if self.attn_gate is not None:
+            gates = self.gate_factors(self.attn_gate(ctx.kept(x)), ctx)
+            heads = heads * split_heads(gates, gates.shape[-1] // heads.shape[1])
+        return super().finish(heads, x, ctx)
+
+
+class SoftplusGatedAttention(GatedAttention):
+    """Attention with softplus gates, which may also amplify."""
+
+    def gate_factors(self, gate: Tensor, ctx: Context) -> Tensor:
+        return ctx.ops.softplus(gate)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from engine.model.forward.operands import SILU
+from engine.model.forward.operands import SILU, ScanInputs
 from engine.model.forward.state import RecurrentState
 from engine.model.layers.linear import Linear, Vector
+from engine.model.layers.mixers.attention import GroupedRMSNorm, HeadGroups, split_heads
 from engine.model.layers.mixers.conv import CausalConv
 from engine.model.layers.mixers.mixer import Mixer, split_last
 from engine.model.layers.norm import RMSNorm
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
 
     from engine.model.forward.context import Context
     from engine.model.layers.hparams import HParams
-    from engine.model.layers.rope import Rope
+    from engine.model.layers.norm import Rope
 
 
 class Mamba(Mixer):
@@ -99,3 +101,109 @@ class NormedMamba(Mamba):
     """Mamba 1 layer with weighted norms of step sizes, B and C (Jamba, arXiv 2403.19887)."""
 
     has_norms = True
+
+
+@dataclass(frozen=True, slots=True)
+class Mamba2Sizes:
+    """Sizes of a Mamba 2 layer.
+
+    Attributes:
+        n_head: number of heads.
+        n_group: number of groups of heads that share B and C.
+        head_dim: number of channels of a head.
+        n_state: number of elements of a channel's state.
+    """
+
+    n_head: int
+    n_group: int
+    head_dim: int
+    n_state: int
+
+    @classmethod
+    def read(cls, hp: HParams) -> Mamba2Sizes:
+        """Read the `ssm.*` keys of a file.
+
+        Raises:
+            InvalidGGUF: the heads do not divide the channels, or the groups the heads.
+        """
+        keys = hp.keys
+        n_inner, n_head = keys.integer("ssm.inner_size"), keys.integer("ssm.time_step_rank")
+        n_group = keys.integer("ssm.group_count")
+        if n_inner % n_head or n_group < 1 or n_head % n_group:
+            raise keys.invalid(
+                f"{n_inner} channels, {n_head} heads and {n_group} groups of a Mamba 2 layer do "
+                "not fit together"
+            )
+        return cls(n_head, n_group, n_inner // n_head, keys.integer("ssm.state_size"))
+
+
+class Mamba2(Mixer):
+    """Mamba 2 layer, a state-space dual model (arXiv 2405.21060), cut by heads.
+
+    B and C belong to groups of heads; ranks that share a group both compute them.
+
+    Attributes:
+        norm_is_optional: whether a file may have no `ssm_norm`; nothing is normalised then.
+        state: declaration of the convolution's inputs, and of a matrix per head.
+    """
+
+    norm_is_optional: ClassVar[bool] = False
+
+    def __init__(self, hp: HParams, split: BlockSplit, layer: int, rope: Rope | None) -> None:
+        super().__init__(hp, split, layer, rope)
+        sizes = self.sizes = Mamba2Sizes.read(hp)
+        heads, n_head, n_inner = split.state_heads, sizes.n_head, sizes.n_head * sizes.head_dim
+        self.groups = HeadGroups(heads, split.state_groups)
+        channels, states = heads.scaled(sizes.head_dim), split.state_groups.scaled(sizes.n_state)
+        n_mixed = n_inner + 2 * states.total
+        mixed = (channels, states, states)
+        self.ssm_in = Linear(
+            hp.n_embd, n_inner + n_mixed + n_head, Shard(0, (channels, *mixed, heads))
+        )
+        self.ssm_conv1d = CausalConv(n_mixed, hp.keys.integer("ssm.conv_kernel"), *mixed)
+        self.ssm_dt = Vector((n_head,), Shard(0, heads), (".bias",))
+        self.ssm_a = Vector((n_head, 1), Shard(0, heads), ("",))
+        self.ssm_d = Vector((n_head, 1), Shard(0, heads), ("",))
+        self.ssm_norm = GroupedRMSNorm(
+            n_inner, self.groups, hp.norm_eps, optional=self.norm_is_optional
+        )
+        self.ssm_out = Linear(n_inner, hp.n_embd, Shard(1, heads), split.group)
+        self.state = RecurrentState(
+            conv=self.ssm_conv1d.memory, ssm=(heads, (sizes.head_dim, sizes.n_state))
+        )
+
+    @classmethod
+    def dims(cls, hp: HParams, layer: int) -> BlockDims:
+        sizes = Mamba2Sizes.read(hp)
+        return BlockDims(n_state_head=sizes.n_head, n_state_group=sizes.n_group)
+
+    @property
+    def bias(self) -> Tensor | None:
+        return self.ssm_out.bias
+
+    def __call__(self, x: Tensor, ctx: Context) -> Tensor | None:
+        y = self.scan(x, ctx) if ctx.owns(self.split.state_heads) else None
+        y = self.ssm_norm(y, ctx)
+        return None if y is None else self.ssm_out(y)
+
+    def scan(self, x: Tensor, ctx: Context) -> Tensor:
+        """Return the gated outputs of this rank's heads, (T, heads × head_dim)."""
+        sizes = self.sizes
+        n_head = self.split.state_heads.size(ctx.rank)
+        n_x = n_head * sizes.head_dim
+        n_bc = self.split.state_groups.size(ctx.rank) * sizes.n_state
+        gate, mixed, dt = split_last(self.ssm_in(x), n_x, n_x + 2 * n_bc, n_head)
+        mixed = self.ssm_conv1d(mixed, ctx, self.state, "conv", SILU)
+        values, b, c = split_last(mixed, n_x, n_bc, n_bc)
+        inputs = ScanInputs(
+            split_heads(values, sizes.head_dim),
+            dt,
+            self.ssm_dt(),
+            self.ssm_a().flatten(),
+            split_heads(b, sizes.n_state),
+            split_heads(c, sizes.n_state),
+            self.ssm_d().flatten(),
+            gate,
+            ctx.index(self.groups.group_of_each_head(ctx.rank)) if self.groups.size > 1 else None,
+        )
+        return ctx.ops.state_space_scan(inputs, ctx.states(self.state, "ssm"))

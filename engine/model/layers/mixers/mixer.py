@@ -7,7 +7,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from engine.model.layers.module import Module
-from engine.model.layers.rope import Rope
+from engine.model.layers.norm import Rope
 from engine.model.sharding.split import BlockDims, BlockSplit
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from engine.model.forward.context import Context
     from engine.model.layers.hparams import HParams
-    from engine.model.layers.rope import Rope
+    from engine.model.layers.norm import Rope
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,7 @@ from engine.model.forward.operands import Scores
 from engine.model.forward.state import KVState
 from engine.model.layers.mixers.attention import Attention, split_heads
 from engine.model.layers.mixers.mixer import Mixer
-from engine.model.layers.norm import RMSNorm
-from engine.model.layers.rope import Rope
+from engine.model.layers.norm import RMSNorm, Rope
 from engine.model.sharding.placement import Replicate
 from engine.model.sharding.split import BlockDims, BlockSplit
 

@@ -15,9 +15,8 @@ from app.chat.pictures.views.tiles import PictureTile
 from app.chat.pictures.views.viewer import PictureViewer
 from app.main import Shell
 from engine import Generate, PictureFile, PictureSight
-from engine.vision.images.limits import MOST_FILE_BYTES
-from engine.vision.images.resizing import Resizing
-from engine.vision.images.rule import PictureRule
+from engine.vision.images.decoding import MOST_FILE_BYTES
+from engine.vision.images.resizing import PictureRule, Resizing
 from tests.app.chat.attachments.test_shell_attachments import drop
 from tests.helpers.fake_host import Script
 from tests.helpers.pdf import pdf

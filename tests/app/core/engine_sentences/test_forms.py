@@ -32,12 +32,17 @@ from engine.errors import (
     UnsupportedArchitecture,
     UnsupportedQuant,
 )
-from engine.hosts.process.death import Death, crash_of
-from engine.planning.choice_reason import reason_for_choice
-from engine.planning.machines.machine_choice import MachineSpeed, reason_for_machines
-from engine.planning.search.draft_results import DraftTrial, reason_for_drafts
-from engine.planning.search.results import _note_on_others, _note_on_rounds, reason_for_best
-from engine.planning.speed.prediction import REASONS
+from engine.hosts.process.child import Death, crash_of
+from engine.planning.choice import reason_for_choice
+from engine.planning.machines import MachineSpeed, reason_for_machines
+from engine.planning.search.results import (
+    DraftTrial,
+    _note_on_others,
+    _note_on_rounds,
+    reason_for_best,
+    reason_for_drafts,
+)
+from engine.planning.speed.facts import REASONS
 from tests.engine.planning.test_choice_reason import FOUR, ONE, TWO, split, told
 from tests.helpers.engine_errors import LISTED, all_texts, untranslated
 

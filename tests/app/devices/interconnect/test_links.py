@@ -42,9 +42,9 @@ from engine import (
     known_links,
     parse_rig,
 )
-from engine.hardware.devices.routes import Routes
+from engine.hardware.devices.links import Routes
+from engine.planning.speed.facts import Path, RankTime
 from engine.planning.speed.link_records import TrialRecord
-from engine.planning.speed.prediction import Path, RankTime
 
 GIB = 1 << 30
 CPU = DeviceInfo("cpu", "cpu", "Ryzen", 32 * GIB, 30 * GIB, n_cores=8)

@@ -12,8 +12,7 @@ from engine.backends.cpu.file_packing import pack_rows
 from engine.backends.cpu.weights import FineWeight, PlaneWeight
 from engine.backends.cpu.worker import Worker
 from engine.formats.quants.dequantise import QUANTS, dequantise
-from engine.formats.quants.extent import Extent, n_tiles
-from engine.formats.quants.layout import LAYOUTS
+from engine.formats.quants.layout import LAYOUTS, Extent, n_tiles
 from tests.bench.random_blocks import random_tensor
 from tests.helpers.tiers import swept
 

@@ -11,13 +11,11 @@ from gguf.constants import GGMLQuantizationType as Kind
 from engine.backends.cpu import file_packing
 from engine.backends.cpu.file_packing import FilePacker, pack_rows
 from engine.backends.cpu.worker import Worker
-from engine.backends.reference.file_bytes import FileReader
+from engine.backends.reference.weights import FileReader
 from engine.errors import Cancelled, ModelFileError
-from engine.formats.gguf.open_part import OpenPart
-from engine.formats.gguf.tensor_bytes import TensorBytes
-from engine.formats.gguf.types import TYPES
-from engine.formats.quants.extent import Extent, n_tiles
-from engine.formats.quants.layout import LAYOUTS
+from engine.formats.gguf.tensor_bytes import OpenPart, TensorBytes
+from engine.formats.gguf.tensors import TYPES
+from engine.formats.quants.layout import LAYOUTS, Extent, n_tiles
 from tests.helpers.kernels import random_rows
 
 N_COLUMNS = 1024

@@ -14,7 +14,7 @@ from engine.backends.cpu.kernels.language.isa import chosen
 from engine.backends.cpu.ops import CpuOps
 from engine.backends.cpu.weights import FineWeight, PlaneWeight
 from engine.backends.cpu.worker import Worker
-from engine.formats.quants.extent import Extent
+from engine.formats.quants.layout import Extent
 from engine.model.forward.operands import Activation
 from engine.model.layers.linear import Linear
 from engine.model.sharding.placement import Replicate

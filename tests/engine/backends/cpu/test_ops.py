@@ -11,7 +11,7 @@ from engine.model.forward.batch import Batch
 from engine.model.forward.cache import LayerCache
 from engine.model.forward.operands import Activation, RopeParams, Routing, Scores
 from engine.model.forward.state import KVState
-from engine.model.sharding.ranges import Ranges
+from engine.model.sharding.shares import Ranges
 from tests.helpers.kv_layers import as_multiplied
 
 REFERENCE = ReferenceOps()

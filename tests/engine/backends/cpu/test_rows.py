@@ -8,7 +8,7 @@ import torch
 from gguf.constants import GGMLQuantizationType as Kind
 from torch import Tensor
 
-from engine.backends.cpu import gemm_choice
+from engine.backends.cpu import worker as gemm_choice
 from engine.backends.cpu.kernels import compiled
 from engine.backends.cpu.kernels.language.isa import Isa, chosen, supported
 from engine.backends.cpu.kernels.products.group_gemm import MOST_PANELS
@@ -16,10 +16,10 @@ from engine.backends.cpu.ops import CpuOps
 from engine.backends.cpu.plain_weights import KINDS, PlainWeight
 from engine.backends.cpu.weights import JoinedColumns, JointProduct, PlaneWeight
 from engine.backends.cpu.worker import Worker
-from engine.formats.quants.extent import Extent
+from engine.formats.quants.layout import Extent
 from engine.model.forward.batch import Batch
 from engine.model.forward.operands import Activation, RopeParams, Routing
-from engine.model.forward.weight import Weight
+from engine.model.forward.ops import Weight
 from tests.helpers.kernels import packed, random_rows
 from tests.helpers.planes import TYPES
 

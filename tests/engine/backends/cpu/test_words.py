@@ -11,10 +11,9 @@ from torch import Tensor
 from engine import LoadParams, Planner, load_model
 from engine.backends.cpu.file_packing import pack_rows
 from engine.backends.cpu.kernels.language.isa import chosen
-from engine.backends.cpu.weights import JointProduct
-from engine.backends.cpu.word_weights import LEAST_TOKENS, WordWeight
+from engine.backends.cpu.weights import LEAST_TOKENS, JointProduct, WordWeight
 from engine.backends.cpu.worker import Worker
-from engine.formats.quants.extent import Extent, n_tiles, word_tile_bytes
+from engine.formats.quants.layout import Extent, n_tiles, word_tile_bytes
 from tests.helpers.tiny_gguf import tiny_gguf
 
 pytestmark = pytest.mark.skipif(
@@ -155,7 +154,7 @@ def test_products_that_are_made_at_once(worker: Worker) -> None:
 
 
 def test_routers_and_fast_prompts_take_no_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.backends.cpu.gemm_choice.is_bf16_fast", lambda n_threads: True)
+    monkeypatch.setattr("engine.backends.cpu.worker.is_bf16_fast", lambda n_threads: True)
     for x_bytes, fast_prompts, expected in ((1, False, True), (2, False, False), (1, True, False)):
         worker = Worker(1, x_bytes, fast_prompts=fast_prompts)
         assert worker.uses_words == expected

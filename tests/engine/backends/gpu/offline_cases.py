@@ -22,9 +22,9 @@ from triton.runtime.jit import JITFunction
 
 from engine.backends.gpu.launch import compiling, own_launcher
 from engine.backends.gpu.launch.compiling import Compiling, compile_launch, variant_key, variants
+from engine.backends.gpu.launch.configs import KernelTarget
 from engine.backends.gpu.launch.kernel_cache import leave_cache
 from engine.backends.gpu.launch.kernel_launch import KernelLaunch, intercept_launches, launch
-from engine.backends.gpu.launch.target import KernelTarget
 from engine.backends.gpu.loading.dry_run import collect_launches
 from engine.formats.gguf.reader import GGUFFile
 from engine.load_params import LoadParams

@@ -13,29 +13,27 @@ from types import SimpleNamespace
 import torch
 from torch import Tensor
 
-from engine.backends.gpu import attention, elementwise, kv_write, recurrent, routing
+from engine.backends.gpu import attention, elementwise, recurrent, routing
 from engine.backends.gpu.comm.one_shot import OneShotGroups
 from engine.backends.gpu.comm.slots import PacketSlot
 from engine.backends.gpu.decode.sampling import DeviceSampler
+from engine.backends.gpu.launch.configs import KernelTarget, use_target
 from engine.backends.gpu.launch.kernel_launch import KernelLaunch, intercept_launches
-from engine.backends.gpu.launch.target import KernelTarget, use_target
 from engine.backends.gpu.loading.dry_run import collect_launches
-from engine.backends.gpu.matmul import dequantise, experts, gemv, tile_gemm, unquantised
+from engine.backends.gpu.matmul import dequant_gemm, experts, gemv, tile_gemm, unquantised
 from engine.backends.gpu.matmul.weights import GpuPlain, GpuPlanes
-from engine.backends.gpu.page_tables import PagedRows
-from engine.backends.gpu.state_chains import WORDS
+from engine.backends.gpu.page_tables import WORDS, PagedRows
 from engine.backends.reference.recurrent import Chunks, Decays
 from engine.formats.gguf.reader import GGUFFile
-from engine.formats.quants.extent import Extent, n_tiles
-from engine.formats.quants.layout import LAYOUTS
-from engine.hardware.devices.routes import Routes
+from engine.formats.quants.layout import LAYOUTS, Extent, n_tiles
+from engine.hardware.devices.links import Routes
 from engine.load_params import KV_TYPES, LoadParams
 from engine.model.architectures.declare import declare
 from engine.model.forward.cache import LayerCache
 from engine.model.forward.operands import Activation, DeltaInputs, Routing, ScanInputs, Scores
 from engine.model.forward.ops import Addend
 from engine.model.forward.state import KVState
-from engine.model.sharding.ranges import Ranges
+from engine.model.sharding.shares import Ranges
 from engine.runtime.interconnect.exchange import Exchange, load_pairs, store_pairs
 from tests.helpers.hollow import hollow_moe
 
@@ -95,8 +93,10 @@ def of_weights(is_brief: bool) -> None:
             for n in (64,) if is_brief else (16, 64, 256):
                 tile_gemm.product(_f32(n, extent.n_columns), weight)
             for dtype in (torch.float16, torch.bfloat16, torch.float32)[: 1 if is_brief else 3]:
-                dequantise.dequantise_rows(weight.planes, number, extent, N_ROWS, 0, N_ROWS, dtype)
-            dequantise.look_up(weight.planes, number, extent, N_ROWS, _ids(4))
+                dequant_gemm.dequantise_rows(
+                    weight.planes, number, extent, N_ROWS, 0, N_ROWS, dtype
+                )
+            dequant_gemm.look_up(weight.planes, number, extent, N_ROWS, _ids(4))
 
 
 def of_steps(is_brief: bool) -> None:
@@ -143,7 +143,7 @@ def of_attention(is_brief: bool) -> None:
             for n in (1, 512) if is_brief else (1, 4, 64, 512):
                 k = _f32(n, n_kv, dim)
                 rows = PagedRows.alone(torch.arange(n, device=META), N_CTX)
-                kv_write.write(cache, k, k, rows)
+                attention.write(cache, k, k, rows)
                 q = _f32(n, n_head, dim)
                 for scores in (Scores(0.1), Scores(0.1, window=1024, softcap=50.0)):
                     attention.attention(q, cache, rows, scores)

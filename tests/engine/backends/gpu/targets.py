@@ -35,8 +35,8 @@ from triton.backends.compiler import GPUTarget
 
 from engine.backends.gpu.launch import own_launcher
 from engine.backends.gpu.launch.compiling import Compiling, compile_launch, variants
+from engine.backends.gpu.launch.configs import KernelTarget
 from engine.backends.gpu.launch.kernel_launch import KernelLaunch
-from engine.backends.gpu.launch.target import KernelTarget
 from tests.engine.backends.gpu.offline import offline, parameter_bytes
 from tests.engine.backends.gpu.scenes import collect
 

@@ -7,16 +7,16 @@ import torch
 from torch import Tensor
 
 from engine.backends.gpu import attention as gpu
-from engine.backends.gpu.kv_write import write
+from engine.backends.gpu.attention import write
+from engine.backends.gpu.launch.configs import KernelTarget, use_target
 from engine.backends.gpu.launch.kernel_launch import KernelLaunch, intercept_launches
-from engine.backends.gpu.launch.target import KernelTarget, use_target
 from engine.backends.gpu.page_tables import PagedRows
 from engine.backends.reference.attention import attend
 from engine.model.forward.batch import Batch
 from engine.model.forward.cache import LayerCache
 from engine.model.forward.operands import Scores
 from engine.model.forward.state import KVState
-from engine.model.sharding.ranges import Ranges
+from engine.model.sharding.shares import Ranges
 from tests.helpers.kv_pairs import MIXED
 from tests.helpers.tiers import paired
 

@@ -8,8 +8,8 @@ import torch
 from gguf.constants import GGMLQuantizationType as Kind
 
 from engine.backends.gpu import self_test
-from engine.backends.gpu.launch import target
-from engine.backends.gpu.launch.target import KernelTarget
+from engine.backends.gpu.launch import configs as target
+from engine.backends.gpu.launch.configs import KernelTarget
 from tests.engine.backends.gpu import test_attention, test_routing
 from tests.engine.backends.gpu.matmul import test_experts, test_gemv, test_unquantised, test_weights
 from tests.helpers.ptx import emulated

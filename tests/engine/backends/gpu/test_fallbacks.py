@@ -35,7 +35,7 @@ from engine.backends.gpu.decode import rank_capture
 from engine.backends.gpu.decode.rank_capture import Unproven
 from engine.backends.gpu.decode.token_stream import TokenStream
 from engine.backends.gpu.launch.graph import NotRepeatable
-from engine.hardware.devices.routes import Routes, Way
+from engine.hardware.devices.links import Routes, Way
 from engine.hardware.fallbacks import Fallbacks
 from tests.helpers.tiny_gguf import least_gguf
 
@@ -259,7 +259,7 @@ def test_steps_without_a_kernel_are_told(
     """They cannot be captured either."""
     monkeypatch.setattr("engine.backends.gpu.attention.attention", lambda *_: None)
     if not writes:
-        monkeypatch.setattr("engine.backends.gpu.kv_write.write", lambda *_: False)
+        monkeypatch.setattr("engine.backends.gpu.attention.write", lambda *_: False)
     with load_model(path, n_ctx=32) as model:
         run(model, GREEDY)
         told = {(found.kind, found.why) for found in model.fallbacks}

@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.backends.gpu import kv_write as gpu
+from engine.backends.gpu import attention as gpu
 from engine.backends.gpu.launch.kernel_launch import KernelLaunch, intercept_launches
 from engine.backends.gpu.page_tables import PagedRows
 from engine.model.forward.batch import Batch
 from engine.model.forward.cache import HostLayerCache, LayerCache
 from engine.model.forward.state import KVState
-from engine.model.sharding.ranges import Ranges
+from engine.model.sharding.shares import Ranges
 from tests.helpers.kv_pairs import MIXED
 
 TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0")

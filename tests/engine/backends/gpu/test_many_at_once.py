@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from engine import Model, SamplingParams, TokenText, load_model
-from engine.backends.gpu.decode.row_sampler import RowSampler
+from engine.backends.gpu.decode.sampling import RowSampler
 from engine.backends.gpu.launch.graph import NotRepeatable
 from engine.decoding.sampling.sampler import Sampler
 from engine.model.forward.batch import Batch, Piece

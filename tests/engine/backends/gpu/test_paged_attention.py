@@ -14,7 +14,7 @@ from engine.model.forward.cache import LayerCache
 from engine.model.forward.operands import Scores
 from engine.model.forward.pages import GONE, PAGE
 from engine.model.forward.state import KVState
-from engine.model.sharding.ranges import Ranges
+from engine.model.sharding.shares import Ranges
 
 N_CTX, N_PAGES = 5 * PAGE, 13
 N_HEAD, N_KV, DIM = 4, 2, 32

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from engine.backends.cpu.kernels.products.panels import LARGEST
-from engine.backends.gpu.launch.target import KernelTarget
+from engine.backends.gpu.launch.configs import KernelTarget
 from engine.backends.gpu.quantise import quantise
-from engine.formats.quants.extent import Extent
+from engine.formats.quants.layout import Extent
 
 EXTENTS = (Extent.of(0, 64), Extent.of(40, 700), Extent.of(31, 33), Extent.of(96, 97))
 

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from engine.backends.gpu import rope as gpu
+from engine.backends.gpu import elementwise as gpu
 from engine.backends.reference.ops import ReferenceOps
 from engine.model.forward.operands import RopeParams
 from engine.model.layers.norm import RMSNorm

@@ -15,7 +15,7 @@ from engine.model.forward.batch import Batch
 from engine.model.forward.cache import LayerCache
 from engine.model.forward.operands import Scores
 from engine.model.forward.state import CPU_STEP, KVState, Step
-from engine.model.sharding.ranges import Ranges
+from engine.model.sharding.shares import Ranges
 
 HEAD_DIM_K, HEAD_DIM_V = 8, 6
 

@@ -13,8 +13,7 @@ from engine.decoding.drafting.control import (
     DraftControl,
     Proposal,
 )
-from engine.decoding.drafting.guesses import Kind
-from engine.decoding.drafting.ngram import kind_of
+from engine.decoding.drafting.ngram import Kind, kind_of
 
 MODEL = Kind("model", first_share=0.7)
 """Kind of guesses that take time to make."""

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.decoding.drafting import ngram
-from engine.decoding.drafting.ngram import LEAST_ALIKE, NgramDrafter
-from engine.decoding.drafting.repeats import Repeats
+from engine.decoding.drafting.ngram import LEAST_ALIKE, NgramDrafter, Repeats
 
 
 def longest_repeated_end(ids: Sequence[int]) -> int:

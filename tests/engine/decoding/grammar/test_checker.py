@@ -11,8 +11,7 @@ import pytest
 
 from engine import Cancelled, Grammar, GrammarError, check_grammar
 from engine.decoding.grammar.checker import GrammarChecker
-from engine.decoding.grammar.limits import MAX_AT_ONCE
-from engine.decoding.grammar.schema import read_schema
+from engine.decoding.grammar.schema import MAX_AT_ONCE, read_schema
 from engine.sampling_params import GrammarKind
 
 CHAIN = "start: a0\n" + "".join(f"a{n}: a{n + 1}\n" for n in range(40_000)) + 'a40000: "x"'

@@ -13,8 +13,7 @@ from gguf import GGUFEndian, GGUFReader, GGUFWriter
 
 from engine.errors import EngineError, InvalidGGUF, ModelFileError
 from engine.formats.gguf.reader import GGUFFile
-from engine.formats.gguf.tensors import TensorInfo
-from engine.formats.gguf.types import TYPES
+from engine.formats.gguf.tensors import TYPES, TensorInfo
 from tests.helpers import raw_gguf
 from tests.helpers.golden import golden_path
 from tests.helpers.tiny_gguf import tiny_gguf

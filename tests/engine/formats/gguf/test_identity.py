@@ -3,8 +3,7 @@
 import os
 from pathlib import Path
 
-from engine.formats.gguf.identity import model_hash
-from engine.formats.gguf.reader import GGUFFile
+from engine.formats.gguf.reader import GGUFFile, model_hash
 from tests.helpers.tiny_gguf import split_gguf, tiny_gguf
 
 

@@ -13,8 +13,7 @@ import pytest
 
 from engine.errors import ModelFileError
 from engine.formats.gguf import tensor_bytes
-from engine.formats.gguf.open_part import OpenPart
-from engine.formats.gguf.tensor_bytes import TensorBytes
+from engine.formats.gguf.tensor_bytes import OpenPart, TensorBytes
 
 OFFSET = 100
 SHAPE = (5, 40, 300)

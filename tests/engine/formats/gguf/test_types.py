@@ -6,7 +6,7 @@ import sys
 import pytest
 from gguf.constants import GGML_QUANT_SIZES
 
-from engine.formats.gguf.types import TYPES, row_bytes
+from engine.formats.gguf.tensors import TYPES, row_bytes
 
 
 def test_sizes_are_those_of_the_gguf_package() -> None:
@@ -45,5 +45,5 @@ def test_a_row_that_cuts_a_block_is_refused() -> None:
 
 def test_sizes_are_known_without_torch() -> None:
     """A plan needs the table long before torch is loaded."""
-    code = "import sys, engine.formats.gguf.types; sys.exit('torch' in sys.modules)"
+    code = "import sys, engine.formats.gguf.tensors; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0

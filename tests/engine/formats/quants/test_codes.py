@@ -12,10 +12,10 @@ from engine.backends.cpu.kernels.language.isa import chosen
 from engine.backends.cpu.kernels.packing import pack
 from engine.backends.cpu.kernels.running import jit
 from engine.backends.cpu.kernels.running.team import Team
-from engine.formats.gguf.types import TYPES
-from engine.formats.quants import codes
-from engine.formats.quants.codes import coded_rows
+from engine.formats.gguf.tensors import TYPES
+from engine.formats.quants import encode as codes
 from engine.formats.quants.dequantise import QUANTS, dequantise
+from engine.formats.quants.encode import coded_rows
 from engine.formats.quants.layout import BLOCK, CODED, LAYOUTS, TILE, Layout
 from tests.bench.random_blocks import random_tensor
 from tests.helpers.kernels import activations, aligned, multiplied, quantised

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from engine.formats.gguf.types import TYPES
+from engine.formats.gguf.tensors import TYPES
 from engine.formats.quants import dequantise as dequantise_module
 from engine.formats.quants.dequantise import QUANTS, Quant, dequantise
 from tests.helpers.block_bytes import assert_same_bits, random_rows

@@ -6,7 +6,7 @@ import torch
 from gguf import quants as reference
 from gguf.constants import GGMLQuantizationType
 
-from engine.formats.gguf.types import TYPES
+from engine.formats.gguf.tensors import TYPES
 from engine.formats.quants.dequantise import dequantise
 from engine.formats.quants.encode import WRITERS, quantise
 

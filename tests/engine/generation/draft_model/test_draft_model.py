@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from engine import EngineError, LoadParams, Model, SamplingParams, load_model
-from engine.generation.draft_model.source import ModelSource
+from engine.generation.draft_model import ModelSource
 from engine.generation.scheduling.drafts import Drafts
 from tests.helpers.answering import answered
 from tests.helpers.golden import golden_path

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.generation.paging.checkpoints import Checkpoints
+from engine.generation.kv_cache import Checkpoints
 from engine.model.forward.pages import PAGE
 
 

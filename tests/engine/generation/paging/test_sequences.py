@@ -7,10 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from engine.generation.paging.pool import OutOfPages, PagePool
-from engine.generation.paging.sequences import Group, PagedSequence, Sequences
-from engine.model.forward.attention_window import Sight
-from engine.model.forward.pages import GONE, PAGE, page_keys
+from engine.generation.kv_cache import Group, OutOfPages, PagedSequence, PagePool, Sequences
+from engine.model.forward.pages import GONE, PAGE, Sight, page_keys
 
 EMPTY = -7
 

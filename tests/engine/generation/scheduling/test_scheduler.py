@@ -25,8 +25,7 @@ from engine.generation.results import (
 from engine.generation.scheduling.drafts import Drafts
 from engine.generation.scheduling.requests import MOST_UNREAD, Request
 from engine.generation.scheduling.scheduler import Scheduler
-from engine.model.forward.attention_window import Sight
-from engine.model.forward.pages import PAGE
+from engine.model.forward.pages import PAGE, Sight
 from engine.sampling_params import SamplingParams
 from tests.helpers.paged_toy import N_VOCAB, PagedToy, ToySource
 from tests.helpers.prophet import Prophet, always

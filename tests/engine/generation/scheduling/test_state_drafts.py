@@ -11,7 +11,7 @@ import torch
 
 from engine import Model, load_model
 from engine.decoding.drafting.control import DraftControl, Proposal
-from engine.decoding.sampling.token_source import Logits
+from engine.decoding.sampling.sampler import Logits
 from engine.generation.scheduling.drafts import Drafts
 from engine.generation.scheduling.places import Places
 from engine.generation.scheduling.scheduler import Scheduler

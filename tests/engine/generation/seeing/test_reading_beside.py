@@ -79,7 +79,7 @@ def test_pictures_that_are_not_kept_are_read_once(
     monkeypatch.setenv("TANDEM_BACKEND", "reference")
     with load_model(model, n_ctx=512) as loaded:
         kept = ids_of(list(loaded.answer(LOOKING)))
-    monkeypatch.setattr("engine.generation.pictures.prompt_text.MOST_KEPT_BYTES", 0)
+    monkeypatch.setattr("engine.generation.image_prompts.MOST_KEPT_BYTES", 0)
     with load_model(model, n_ctx=512) as loaded:
         held = HeldPictures(monkeypatch)
         held.may_end.set()

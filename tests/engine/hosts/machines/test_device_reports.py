@@ -6,7 +6,7 @@ from pathlib import Path
 
 import engine
 from engine.hardware.devices.places import far_id, is_cpu, local_id, machine_of
-from engine.hosts.machines.device_reports import (
+from engine.hosts.machines.joining import (
     devices_from,
     states_from,
     told_devices,

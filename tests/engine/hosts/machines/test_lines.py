@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from engine.errors import EngineError
-from engine.hosts.machines.identity import difference
 from engine.hosts.machines.interfaces import parse_address
+from engine.hosts.machines.joining import difference
 from engine.hosts.machines.lines import LineError, Lines, check_token, join, lead
 
 TOKEN = "a long token"

@@ -13,7 +13,7 @@ import pytest
 import engine
 from engine.hosts.machines import gathering as gathering_module
 from engine.hosts.machines import joining
-from engine.hosts.machines.identity import file_facts, machine_facts
+from engine.hosts.machines.joining import file_facts, machine_facts
 from engine.hosts.machines.lines import LineError, join
 from tests.helpers.tiny_gguf import tiny_gguf
 

@@ -35,8 +35,7 @@ from engine.backends.executor import RankOutOfMemory
 from engine.events import Unload
 from engine.hardware.cuda_api import CudaCallError
 from engine.hardware.fallbacks import Fallback
-from engine.hosts.process.codec import LARGEST_BYTES, PROTOCOL, MessageError, field_hints
-from engine.hosts.process.messages import (
+from engine.hosts.process.channel import (
     FROM_ENGINE,
     TO_ENGINE,
     BeatMessage,
@@ -45,6 +44,7 @@ from engine.hosts.process.messages import (
     EventsMessage,
     SubmitMessage,
 )
+from engine.hosts.process.codec import LARGEST_BYTES, PROTOCOL, MessageError, field_hints
 from engine.load_params import MOST_ROPE_BASE, MOST_ROPE_FACTOR, ROPE_SCALINGS
 from engine.sampling_params import SAMPLERS
 

@@ -2,7 +2,7 @@
 
 import random
 
-from engine.hosts.process.command_numbers import CommandNumbers
+from engine.hosts.process.channel import CommandNumbers
 
 
 def test_both_numbers_lead_to_each_other() -> None:

@@ -35,8 +35,8 @@ from engine import (
     Unload,
 )
 from engine.hosts.process import process_host
+from engine.hosts.process.child import Death, crash_of
 from engine.hosts.process.codec import LARGEST_BYTES, MessageError
-from engine.hosts.process.death import Death, crash_of
 from tests.helpers.new_threads import new_threads
 from tests.helpers.tiers import paired
 from tests.helpers.tiny_gguf import tiny_gguf

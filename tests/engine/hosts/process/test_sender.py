@@ -19,17 +19,19 @@ from engine import (
     TokenTimes,
     Usage,
 )
-from engine.hosts.process import sender as sender_module
-from engine.hosts.process.channel import Channel, connected_pair
-from engine.hosts.process.messages import (
+from engine.hosts.process import channel as sender_module
+from engine.hosts.process.channel import (
     FROM_ENGINE,
     TO_ENGINE,
     BeatMessage,
+    Channel,
+    EventSender,
     EventsMessage,
     FromEngine,
     ToEngine,
+    connected_pair,
+    merged,
 )
-from engine.hosts.process.sender import EventSender, merged
 from tests.helpers.new_threads import new_threads
 
 END = Finished("stop", Usage(1, 0, 3), Timings())

@@ -18,12 +18,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.formats.gguf.reader import GGUFFile
-from engine.formats.gguf.types import TYPES
+from engine.formats.gguf.tensors import TYPES
 from engine.load_params import LoadParams
 from engine.model.architectures.declare import IGNORED, declare
 from engine.model.architectures.registry import is_supported, supported_architectures
-from engine.model.layers.keys import BOUNDS, UNPREFIXED
-from engine.model.layers.rope_keys import SCALING_TYPES
+from engine.model.layers.keys import BOUNDS, SCALING_TYPES, UNPREFIXED
 from tests.helpers.golden import golden_models, golden_path
 from tests.helpers.hostile import (
     INF,

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from engine import load_model
-from engine.model.layers.mixers.temperature import Temperature
+from engine.model.layers.mixers.attention import Temperature
 from tests.helpers.golden import TOLERANCE, nmse
 from tests.helpers.hf_models.nope import LLAMA4, llama4_config
 

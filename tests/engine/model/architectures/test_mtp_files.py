@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from engine import EngineError, LoadParams, Model, load_model, read_model_info
-from engine.decoding.drafting.guesses import Guess
+from engine.decoding.drafting.ngram import Guess
 from engine.formats.gguf.reader import GGUFFile
 from engine.generation.scheduling.drafts import Drafts
 from engine.generation.scheduling.mtp_source import MTPSource

@@ -178,7 +178,7 @@ def test_a_rank_that_fails_is_an_error_and_then_forgotten(
 def test_impatient_ranks_sleep_and_wake(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = singly(model, IDS)
     model.runtime.runner.drop_recordings()
-    monkeypatch.setattr("engine.backends.cpu.meeting.SPIN_TURNS", 1)
+    monkeypatch.setattr("engine.backends.cpu.thread_comm.SPIN_TURNS", 1)
     found = singly(model, IDS * 3)
     assert are_recorded(model)
     assert all(np.array_equal(a, b) for a, b in zip(found, expected, strict=False))

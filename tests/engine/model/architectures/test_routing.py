@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from engine import Model, load_model
-from engine.model.layers.moe import MoE
+from engine.model.layers.ffn import MoE
 from tests.helpers.hf_models import FAMILIES
 
 pytest.importorskip("transformers")

@@ -9,7 +9,7 @@ import pytest
 from torch import Tensor
 
 from engine import load_model
-from engine.model.forward.batch_sizes import SMALL_BATCH
+from engine.model.forward.batch import SMALL_BATCH
 from engine.model.forward.context import Context
 from engine.model.layers.ffn import FFN
 from tests.helpers.passes import forward_alone

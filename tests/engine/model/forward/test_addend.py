@@ -9,8 +9,7 @@ from torch import Tensor
 
 from engine import load_model
 from engine.backends.cpu.thread_comm import ThreadCommunicator, ThreadGroup
-from engine.backends.reference.composite import CompositeOps
-from engine.backends.reference.ops import REFERENCE
+from engine.backends.reference.ops import REFERENCE, CompositeOps
 from engine.model.forward.context import Context
 from engine.model.forward.ops import Addend
 from engine.model.layers.norm import LayerNorm, Norm, RMSNorm

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.model.forward.batch_sizes import (
+from engine.model.forward.batch import (
     GEMM_TILE,
     GEMM_WAVES,
     LEAST_CHUNK,

@@ -8,14 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.errors import EngineError
-from engine.generation.paging.pool import PagePool
-from engine.generation.paging.sequences import Group, Sequences
+from engine.generation.kv_cache import Group, PagePool, Sequences
 from engine.load_params import LoadParams
-from engine.model.forward.attention_window import EVERYTHING, Sight
-from engine.model.forward.cache_size import CacheSize
 from engine.model.forward.operands import Scores
-from engine.model.forward.state import KVState, RecurrentState, sights_of
-from engine.model.sharding.ranges import Ranges
+from engine.model.forward.pages import EVERYTHING, Sight
+from engine.model.forward.state import CacheSize, KVState, RecurrentState, sights_of
+from engine.model.sharding.shares import Ranges
 
 WINDOW = Sight(512)
 

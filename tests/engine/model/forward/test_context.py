@@ -7,8 +7,8 @@ from torch import Tensor
 from engine.backends.reference.ops import ReferenceOps
 from engine.model.forward.batch import Batch
 from engine.model.forward.cache import Cache
-from engine.model.forward.cache_size import CacheSize
 from engine.model.forward.context import Context
+from engine.model.forward.state import CacheSize
 
 CPU = torch.device("cpu")
 GPUS = ("NVIDIA GeForce RTX 3090", "NVIDIA GeForce RTX 3060")

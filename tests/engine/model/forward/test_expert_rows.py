@@ -6,11 +6,10 @@ from torch import Tensor
 
 from engine.backends.reference.ops import ReferenceOps
 from engine.backends.reference.weights import DenseWeight, PackedWeight
-from engine.model.forward.expert_rows import Groups
-from engine.model.forward.operands import Routing
+from engine.model.forward.operands import Groups, Routing
 from engine.model.layers.linear import ExpertLinear
 from engine.model.sharding.placement import Shard
-from engine.model.sharding.ranges import Ranges
+from engine.model.sharding.shares import Ranges
 
 SIZES = [(1, 1, 4), (1, 8, 64), (2, 2, 2), (3, 2, 5), (17, 4, 9), (64, 16, 40), (300, 3, 5)]
 """Numbers of tokens, of experts per token, and of all experts."""

@@ -16,7 +16,7 @@ from engine.model.forward.batch import Batch, Piece
 from engine.model.forward.cache import LayerCache
 from engine.model.forward.pages import PAGE
 from engine.model.forward.state import KVState
-from engine.model.sharding.ranges import Ranges
+from engine.model.sharding.shares import Ranges
 from tests.helpers.answers import ask
 from tests.helpers.golden import Case, golden_logits, golden_path, logits_in_steps, nmse
 from tests.helpers.kv_pairs import MIXED

@@ -3,8 +3,7 @@
 import pytest
 
 from engine.errors import InvalidGGUF
-from engine.formats.gguf.tensors import TensorInfo
-from engine.formats.gguf.types import TYPES
+from engine.formats.gguf.tensors import TYPES, TensorInfo
 from engine.model.layers.module import TensorSource
 
 F32 = 0

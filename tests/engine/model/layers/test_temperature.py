@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 import torch
 
-from engine.model.layers.mixers.temperature import Temperature
+from engine.model.layers.mixers.attention import Temperature
 
 
 @pytest.mark.parametrize(("n_ctx", "offset"), [(16, 0), (5, 0), (5, 1), (8192, 1)])

@@ -1,7 +1,6 @@
 """Description in words of how finely a model can be cut."""
 
-from engine.model.sharding.parts import split_parts
-from engine.model.sharding.split import BlockDims
+from engine.model.sharding.split import BlockDims, split_parts
 
 
 def test_the_coarsest_block_counts_and_absent_parts_are_not_named() -> None:

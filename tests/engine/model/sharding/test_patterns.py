@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from engine import LoadParams, SplitError
 from engine.load_params import default_groups
-from engine.model.sharding.patterns import WantedShares, wanted_shares
+from engine.model.sharding.placement import WantedShares, wanted_shares
 from engine.model.sharding.shares import Shares
 
 PARTS = ("attention", "recurrent", "ffn", "experts", "shared")

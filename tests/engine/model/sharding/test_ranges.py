@@ -5,7 +5,7 @@ from math import floor
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.model.sharding.ranges import Apportioner, Ranges, largest_remainder
+from engine.model.sharding.shares import Apportioner, Ranges, largest_remainder
 
 splits = st.lists(st.integers(0, 9), min_size=1, max_size=6).filter(any)
 

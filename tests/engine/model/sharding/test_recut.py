@@ -7,9 +7,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.model.sharding.ranges import Apportioner, Ranges
-from engine.model.sharding.recut import Move, Segments, as_one, next_move, runs
-from engine.model.sharding.split import _HeadCutter
+from engine.model.sharding.shares import Apportioner, Ranges
+from engine.model.sharding.split import Move, Segments, _HeadCutter, as_one, next_move, runs
 
 Shares = st.lists(st.integers(0, 5), min_size=1, max_size=5).filter(any)
 

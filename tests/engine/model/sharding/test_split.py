@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 from engine.errors import SplitError
 from engine.model.forward.cache import head_rows
 from engine.model.sharding.placement import Replicate, Shard
-from engine.model.sharding.ranges import Ranges
-from engine.model.sharding.shares import apply_overrides, normalise, share_table
+from engine.model.sharding.shares import Ranges, apply_overrides, normalise, share_table
 from engine.model.sharding.split import BlockDims, cut_model, head_groups, tiles
 
 

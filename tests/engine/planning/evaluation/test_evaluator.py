@@ -16,7 +16,7 @@ from engine.model.architectures.declare import declare
 from engine.planning.evaluation.evaluator import Evaluation, Evaluator
 from engine.planning.evaluation.workload import ModelWorkload
 from engine.planning.footprint import held_bytes
-from engine.planning.token_work import work_of
+from engine.planning.threads import work_of
 from tests.helpers.golden import golden_models, golden_path
 from tests.helpers.hollow import hollow_moe
 from tests.helpers.model_draft import DraftTensor, ModelDraft

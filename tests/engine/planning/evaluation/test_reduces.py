@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from engine import LoadParams, load_model
-from engine.model.layers.mixers.mamba2 import Mamba2
+from engine.model.layers.mixers.mamba import Mamba2
 from engine.model.layers.module import Module
 from engine.planning.planner import Planner
 from tests.helpers.golden import golden_models, golden_path

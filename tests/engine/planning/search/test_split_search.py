@@ -10,7 +10,6 @@ import pytest
 
 from engine.errors import Cancelled
 from engine.load_params import LoadParams
-from engine.planning.search.line_search import minimise, ranges
 from engine.planning.search.results import Goal, Sample, Speeds, Trial, best_of, reason_for_best
 from engine.planning.search.split_search import (
     Candidate,
@@ -19,6 +18,8 @@ from engine.planning.search.split_search import (
     SplitSearch,
     TrialBudget,
     expected_trials,
+    minimise,
+    ranges,
 )
 
 GOAL = Goal("decode", 0, 1)

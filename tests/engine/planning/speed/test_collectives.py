@@ -6,7 +6,7 @@ import pytest
 
 from engine.planning.speed.collectives import COPY_S, MOST_F32_BYTES, MOST_ONE_SHOT_BYTES, PEER_S
 from engine.planning.speed.facts import LinkFacts
-from engine.planning.speed.machine_links import Links
+from engine.planning.speed.links import Links
 from engine.planning.speed.rigs import parse_rig
 
 RATE = 1e9
@@ -150,7 +150,7 @@ def test_a_push_of_four_gpus_takes_what_was_measured(n_bytes: int, measured_us: 
 
 
 def test_sums_that_are_remembered_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.planning.speed.machine_links.MOST_KNOWN", 10)
+    monkeypatch.setattr("engine.planning.speed.links.MOST_KNOWN", 10)
     links = Links({}, FREE)
     for n_bytes in range(1, 50):
         links.all_reduce_s(gpus(2), n_bytes)

@@ -8,7 +8,7 @@ import pytest
 
 from engine.planning.evaluation.workload import BlockWorkload, ModelWorkload, RankWorkload, Weights
 from engine.planning.speed.facts import CACHE, DeviceFacts, LinkFacts, WeightRate
-from engine.planning.speed.machine_links import Links
+from engine.planning.speed.links import Links
 from engine.planning.speed.speed_model import CANDIDATE_BYTES, SpeedModel
 
 FREE = LinkFacts(0.0, 1e30)

@@ -8,9 +8,9 @@ import torch
 from engine.hardware.devices.links import Link, Topology
 from engine.hardware.devices.types import DeviceInfo
 from engine.planning.speed.link_records import TrialRecord
-from engine.runtime.interconnect import this_machine
+from engine.runtime.interconnect import proof as this_machine
 from engine.runtime.interconnect.child import StepResult, TrialStep
-from engine.runtime.interconnect.this_machine import ThisMachine
+from engine.runtime.interconnect.proof import ThisMachine
 
 GPUS = [
     DeviceInfo(f"cuda:{n}", "cuda", "RTX 3090", 1, 1, uuid=f"GPU-{n}", pci_bus=f"0:{n}")

@@ -12,13 +12,13 @@ import torch
 from engine.backends.gpu.kernels import link_trial as kernels
 from engine.backends.gpu.launch.kernel_launch import is_interpreted
 from engine.errors import EngineError
-from engine.hardware.devices.routes import Place
-from engine.runtime.interconnect import bench as benches
-from engine.runtime.interconnect import child_program, exchange
-from engine.runtime.interconnect.bench import GpuBench
+from engine.hardware.devices.links import Place
+from engine.runtime.interconnect import child, exchange
+from engine.runtime.interconnect import trial as benches
 from engine.runtime.interconnect.trial import (
     FULL,
     Effort,
+    GpuBench,
     failed_trials,
     try_copies,
     try_nccl,
@@ -138,12 +138,12 @@ def test_another_process_says_what_it_begins_and_what_comes_of_it(
             return bench
 
     bench.warm_up = lambda: None  # type: ignore[attr-defined]
-    monkeypatch.setattr(child_program, "GpuBench", Bench)
-    monkeypatch.setattr(child_program, "FULL", TINY)
+    monkeypatch.setattr(child, "GpuBench", Bench)
+    monkeypatch.setattr(child, "FULL", TINY)
     steps = [[1, 0, "stores", "host"], [1, 0, "copies", "peer"]]
     request = json.dumps({"names": ["cuda:2", "cuda:5"], "steps": steps})
     replies = io.StringIO()
-    child_program.run(io.StringIO(request + "\n"), replies)
+    child.run(io.StringIO(request + "\n"), replies)
     assert seen == [((1, 0), ("cuda:5", "cuda:2"))] * 2
     said = [json.loads(line) for line in replies.getvalue().splitlines()]
     assert [message.get("begin") for message in said] == [0, None, 1, None]

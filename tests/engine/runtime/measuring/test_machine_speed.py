@@ -9,8 +9,13 @@ from engine.hardware.devices.host import usable_cores
 from engine.hardware.devices.types import DeviceInfo
 from engine.planning.speed.machine_file import MachineFile
 from engine.runtime.measuring.machine_speed import measure_facts
-from engine.runtime.measuring.product_speed import measure_products, product_types
-from engine.runtime.measuring.weight_speed import Probe, measurable, measure_weights
+from engine.runtime.measuring.weight_speed import (
+    Probe,
+    measurable,
+    measure_products,
+    measure_weights,
+    product_types,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -134,8 +139,8 @@ def test_a_gpu_is_believed_as_far_as_its_maker_goes(
 
 @pytest.mark.parametrize("fast_prompts", [False, True])
 def test_products_are_measured_by_type(fast_prompts: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.backends.cpu.gemm_choice.bf16_from", lambda n_threads: 100)
-    monkeypatch.setattr("engine.backends.cpu.gemm_choice.is_bf16_fast", lambda n_threads: True)
+    monkeypatch.setattr("engine.backends.cpu.worker.bf16_from", lambda n_threads: 100)
+    monkeypatch.setattr("engine.backends.cpu.worker.is_bf16_fast", lambda n_threads: True)
     before = torch.get_num_threads()
     kinds = ["Q4_K", "F16", "F32", "I8"]
     speeds = list(measure_products(kinds, 1, fast_prompts=fast_prompts, n_bytes=1 << 20))

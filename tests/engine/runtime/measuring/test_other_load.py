@@ -9,14 +9,14 @@ import pytest
 
 from engine.hardware.devices.monitor import DeviceMonitor
 from engine.hardware.devices.types import DeviceSnapshot
-from engine.runtime.measuring.other_load import LEAST_PERCENT, other_load
+from engine.runtime.measuring.machine_speed import LEAST_PERCENT, other_load
 
 BUSY = "while True: pass"
 
 
 def test_a_busy_program_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     n_cores = os.cpu_count() or 1
-    monkeypatch.setattr("engine.runtime.measuring.other_load.LEAST_PERCENT", 50 / n_cores)
+    monkeypatch.setattr("engine.runtime.measuring.machine_speed.LEAST_PERCENT", 50 / n_cores)
     with subprocess.Popen([sys.executable, "-c", BUSY]) as busy:
         try:
             time.sleep(0.2)

@@ -12,8 +12,8 @@ import psutil
 import pytest
 
 from engine.errors import TemplateError
-from engine.text.templates import child
-from engine.text.templates.limits import MAX_ADDED, MAX_REQUEST, MAX_SOURCE
+from engine.text.templates import renderer as child
+from engine.text.templates.program import MAX_ADDED, MAX_REQUEST, MAX_SOURCE
 from engine.text.templates.renderer import TemplateRenderer
 from tests.helpers.prepared_templates import wait_for_templates
 from tests.helpers.template_attacks import comparisons

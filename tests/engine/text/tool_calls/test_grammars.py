@@ -10,11 +10,16 @@ from llguidance import LLMatcher, LLTokenizer
 
 from engine.errors import PromptError
 from engine.text.messages import Tool
-from engine.text.tool_calls.formats.base import AnswerFormat
-from engine.text.tool_calls.formats.listed import HERMES
-from engine.text.tool_calls.formats.named import FUNCTION_GEMMA, GEMMA, HARMONY, LLAMA
+from engine.text.tool_calls.detection import KNOWN_FORMS
+from engine.text.tool_calls.formats import (
+    FUNCTION_GEMMA,
+    GEMMA,
+    HARMONY,
+    HERMES,
+    LLAMA,
+    AnswerFormat,
+)
 from engine.text.tool_calls.grammars import grammar_of_calls
-from engine.text.tool_calls.known import KNOWN_FORMS
 from engine.text.tool_calls.marks import AnswerMark
 from engine.text.tool_calls.turns import written_call
 from tests.helpers.answer_texts import CLOCK, TOOLS, WEATHER, parsed

@@ -5,7 +5,7 @@ import regex
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.text.tool_calls.known import KNOWN_FORMS
+from engine.text.tool_calls.detection import KNOWN_FORMS
 from engine.text.tool_calls.marks import AnswerMark
 
 MARKS = {

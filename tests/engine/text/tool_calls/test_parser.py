@@ -11,13 +11,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers.utils.chat_parsing import parse_response
 
-from engine.text.tool_calls.formats.base import AnswerFormat, filled
-from engine.text.tool_calls.formats.listed import HERMES, MISTRAL
-from engine.text.tool_calls.formats.named import DEEPSEEK, GEMMA, HARMONY, LLAMA, MISTRAL_ARGS
-from engine.text.tool_calls.formats.tagged import DEEPSEEK_V32, GLM, MINIMAX, QWEN_CODER, SEED
-from engine.text.tool_calls.known import KNOWN_FORMS
+from engine.text.tool_calls.detection import KNOWN_FORMS
+from engine.text.tool_calls.formats import (
+    DEEPSEEK,
+    DEEPSEEK_V32,
+    GEMMA,
+    GLM,
+    HARMONY,
+    HERMES,
+    LLAMA,
+    MINIMAX,
+    MISTRAL,
+    MISTRAL_ARGS,
+    QWEN_CODER,
+    SEED,
+    AnswerFormat,
+    filled,
+)
+from engine.text.tool_calls.marks import CallBegun, CallEnded, CallText, PartText
 from engine.text.tool_calls.parser import AnswerParser
-from engine.text.tool_calls.parts import CallBegun, CallEnded, CallText, PartText
 from engine.text.tool_calls.turns import as_functions
 from tests.helpers.answer_texts import ANSWERS, TOOLS, TYPES, Read, parsed, put_together
 

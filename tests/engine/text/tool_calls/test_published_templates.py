@@ -13,8 +13,7 @@ import pytest
 from engine.errors import TemplateError
 from engine.text.chat_template import ChatTemplate
 from engine.text.messages import ChatMessage, Tool, ToolCall
-from engine.text.tool_calls.detection import detect
-from engine.text.tool_calls.known import KNOWN_FORMS
+from engine.text.tool_calls.detection import KNOWN_FORMS, detect
 from engine.text.tool_calls.turns import TemplateUse, as_functions
 from tests.helpers.answer_texts import Read, parsed
 

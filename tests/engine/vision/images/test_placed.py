@@ -11,8 +11,7 @@ from engine.vision.images.placed import (
     n_before_picture,
     text_ids,
 )
-from engine.vision.images.resizing import Resizing
-from engine.vision.images.rule import PictureRule, TileTexts
+from engine.vision.images.resizing import PictureRule, Resizing, TileTexts
 
 RULE = PictureRule(
     Resizing("bilinear", side=12), 4, (0.5,) * 3, (0.5,) * 3, "<", ">", is_two_way=True

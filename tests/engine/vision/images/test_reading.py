@@ -19,8 +19,7 @@ from transformers.models.pixtral.image_processing_pil_pixtral import get_resize_
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
 from engine import Cancelled, EngineError, picture_text
-from engine.vision.images.decoding import in_rgb
-from engine.vision.images.limits import MOST_FILE_BYTES
+from engine.vision.images.decoding import MOST_FILE_BYTES, in_rgb
 from engine.vision.images.reading import PictureReading, ReadPicture
 from engine.vision.images.resizing import Resizing, TooNarrow
 from tests.helpers.peak_memory import PeakMemory

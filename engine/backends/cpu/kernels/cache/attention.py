@@ -28,7 +28,7 @@ from engine.backends.cpu.kernels.cache.attention_softmax import STATE_BYTES, add
 from engine.backends.cpu.kernels.cache.attention_tile import add_parts
 from engine.backends.cpu.kernels.cache.attention_words import UNIT_BYTES, in_words
 from engine.backends.cpu.kernels.language.isa import Isa
-from engine.backends.cpu.kernels.language.parallel_for import Named, ceil_div, share
+from engine.backends.cpu.kernels.language.loops import Named, ceil_div, share
 from engine.backends.cpu.kernels.language.values import I1, I64, VOID, Code, Value, function
 from engine.backends.cpu.kernels.running.team import add_run
 from engine.load_params import KVTypes

@@ -21,8 +21,8 @@ from engine.backends.cpu.kernels.cache.attention_softmax import (
 )
 from engine.backends.cpu.kernels.language import maths
 from engine.backends.cpu.kernels.language.isa import Isa
+from engine.backends.cpu.kernels.language.loops import SimdLanes, for_each_vector
 from engine.backends.cpu.kernels.language.values import F32, FLOATS, Code, Value, Variable, function
-from engine.backends.cpu.kernels.language.vector_loop import SimdLanes, for_each_vector
 
 PAST_FACTOR = 12
 """Byte offset in a page's state: the factor on the result of the pages before."""

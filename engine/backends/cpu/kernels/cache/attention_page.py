@@ -21,7 +21,7 @@ from engine.backends.cpu.kernels.cache.attention_softmax import (
 from engine.backends.cpu.kernels.cache.attention_tile import MOST_WORD_DOTS, tile_width
 from engine.backends.cpu.kernels.cache.attention_words import UNIT_BYTES, add_query_words, in_words
 from engine.backends.cpu.kernels.language.isa import Isa
-from engine.backends.cpu.kernels.language.parallel_for import Named, ceil_div
+from engine.backends.cpu.kernels.language.loops import Named, SimdLanes, ceil_div, for_each_vector
 from engine.backends.cpu.kernels.language.values import (
     F32,
     I1,
@@ -32,7 +32,6 @@ from engine.backends.cpu.kernels.language.values import (
     Value,
     function,
 )
-from engine.backends.cpu.kernels.language.vector_loop import SimdLanes, for_each_vector
 from engine.load_params import KVTypes
 from engine.model.forward.pages import PAGE
 from engine.model.forward.state import ATTENTION_BLOCK as BLOCK

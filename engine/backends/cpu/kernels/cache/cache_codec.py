@@ -11,19 +11,35 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+import torch
+from llvmlite import ir
+from torch import Tensor
+
 from engine.backends.cpu.kernels.language.isa import Isa
+from engine.backends.cpu.kernels.language.loops import (
+    Named,
+    add_kernel,
+    ceil_div,
+    piece,
+    rows_per_piece,
+)
 from engine.backends.cpu.kernels.language.maths import ints_like
 from engine.backends.cpu.kernels.language.values import (
     F32,
     FLOATS,
     I8,
     I16,
+    I64,
     INTS,
     LANES,
+    VOID,
     Code,
     Value,
+    function,
     vector,
 )
+from engine.backends.cpu.kernels.running.team import add_run
+from engine.model.forward.pages import PAGE
 
 BYTES, HALVES = vector(I8), vector(I16)
 HALF_BITS = 0x3F000000
@@ -239,3 +255,91 @@ def f32_to_f16(code: Code, x: Value) -> Value:
     result = code.where(result > INFINITE, code.constant(ints, INFINITE), result)
     result = code.where(x.equals(x), result, code.constant(ints, NO_NUMBER))
     return (result | ((bits >> 16) & 0x8000)).to(half)
+
+
+DTYPES = {
+    "f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16, "q8_0": torch.uint8,
+    "q4_0": torch.uint8,
+}  # fmt: skip
+"""Torch type that holds each type of keys and values."""
+
+
+class CacheTensor:
+    """The keys or the values of one layer, (n_kv, n_slots, head_dim), as kernels address them.
+
+    Attributes:
+        n_kv, n_slots, head_dim: numbers of key-value heads, of slots, and of elements of a head.
+        address: address of the first element.
+        stride, head_stride: bytes from slot to slot and from head to head.
+        fits: whether the kernels can read it: on the CPU, in the type's layout, rows contiguous.
+    """
+
+    def __init__(self, held: Tensor, kind: str) -> None:
+        codec, size = CODECS[kind], held.element_size()
+        head_stride, stride, step = held.stride()
+        self.n_kv, self.n_slots, width = held.shape
+        has_blocks = held.dtype == torch.uint8
+        self.head_dim = width // codec.n_bytes * codec.width if has_blocks else width
+        self.address = held.data_ptr()
+        self.stride, self.head_stride = stride * size, head_stride * size
+        self.fits = (
+            held.is_cpu
+            and held.dtype == DTYPES[kind]
+            and step == 1
+            and not (has_blocks and width % codec.n_bytes)
+        )
+
+
+ARGUMENTS = (
+    "x", "token_stride", "head_stride", "n_tokens", "n_heads", "n", "cells", "cells_token_stride",
+    "cells_head_stride", "positions", "tables",
+)  # fmt: skip
+"""Arguments of the kernel. x is F32, (n_tokens, n_heads, n), with strides in bytes; `cells` is the
+address of slot 0 and head 0 in the cache. positions, tables: addresses of n_tokens 64-bit integers,
+the position of each token and the address of its sequence's table of pages. For block types, n is a
+multiple of 32."""
+
+
+def build(module: ir.Module, isa: Isa, kind: str) -> None:
+    """Write `store(team, *ARGUMENTS)` for a type of keys or of values."""
+    add_run(module)
+    _add_row(module, isa, kind)
+    with piece(module, "store", ARGUMENTS) as (code, given, index):
+        per_piece = rows_per_piece(code, given["n_heads"] * given["n"])
+        stop = code.min_signed((index + 1) * per_piece, given["n_tokens"])
+        with code.loop(index * per_piece, stop) as token:
+            position, table = (
+                code.load(given[name] + token * 8, I64) for name in ("positions", "tables")
+            )
+            slot = code.load(table + position // PAGE * 8, I64) * PAGE + position % PAGE
+            x = given["x"] + token * given["token_stride"]
+            cells = given["cells"] + slot * given["cells_token_stride"]
+            with code.loop(code.number(0), given["n_heads"]) as head:
+                source, goal = (
+                    x + head * given["head_stride"], cells + head * given["cells_head_stride"]
+                )  # fmt: skip
+                code.call("row", VOID, source, given["n"], goal)
+    add_kernel(module, "store", ARGUMENTS, _n_pieces)
+
+
+def _n_pieces(code: Code, given: Named) -> Value:
+    per_piece = rows_per_piece(code, given["n_heads"] * given["n"])
+    return ceil_div(given["n_tokens"], per_piece)
+
+
+def _add_row(module: ir.Module, isa: Isa, kind: str) -> None:
+    """Write `row(x, n, cells)`: stores one head of one token."""
+    code, (x, n, place) = function(module, "row", 3)
+    code.builder.function.linkage = "internal"
+    codec = CODECS[kind](code, isa)
+    n_units = n // codec.width
+    with code.loop(code.number(0), n_units) as unit:
+        at = x + unit * (4 * codec.width)
+        values = [code.load(at + 4 * n, FLOATS) for n in range(0, codec.width, 16)]
+        codec.write(values, place + unit * codec.n_bytes)
+    if isinstance(codec, PlainCodec):
+        with code.when(n % codec.width > 0):
+            left = n % codec.width
+            value = code.load_part(x + n_units * (4 * codec.width), FLOATS, left)
+            codec.write_part(value, place + n_units * codec.n_bytes, left)
+    code.builder.ret_void()

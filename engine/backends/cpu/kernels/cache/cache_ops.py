@@ -13,15 +13,13 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from engine.backends.cpu.kernels.cache import attention, cache_write
-from engine.backends.cpu.kernels.cache.cache_tensor import CacheTensor
-from engine.backends.cpu.kernels.cache.pass_rows import GroupTables, PassRows
-from engine.backends.cpu.kernels.cache.query_heads import QueryHeads
+from engine.backends.cpu.kernels.cache import attention, cache_codec
+from engine.backends.cpu.kernels.cache.cache_codec import CacheTensor
+from engine.backends.cpu.kernels.cache.query_heads import GroupTables, PassRows, QueryHeads
 from engine.backends.cpu.kernels.language.isa import Isa, chosen, named
 from engine.backends.cpu.kernels.running import jit
 from engine.backends.cpu.kernels.running.fastcall import BoundKernel, Kernel, bind_both
-from engine.backends.cpu.kernels.running.growing_memory import GrowingMemory
-from engine.backends.cpu.kernels.running.result_memory import result
+from engine.backends.cpu.kernels.running.result_memory import GrowingMemory, result
 from engine.backends.cpu.kernels.running.team import Team
 from engine.backends.cpu.kernels.small.small_ops import SHORT_CALL, f32_bits, is_plain, row_layout
 from engine.load_params import KVTypes
@@ -41,9 +39,9 @@ lock."""
 def _store(isa_name: str, kind: str) -> BoundKernel:
     """Compile the write of keys or values of a type for an instruction set."""
     isa = named(isa_name)
-    build = partial(cache_write.build, isa=isa, kind=kind)
+    build = partial(cache_codec.build, isa=isa, kind=kind)
     address = jit.addresses_by_source(f"store-{kind}", isa, ["store"], build)["store"]
-    return bind_both(address, len(cache_write.ARGUMENTS))
+    return bind_both(address, len(cache_codec.ARGUMENTS))
 
 
 @cache

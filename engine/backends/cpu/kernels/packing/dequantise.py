@@ -9,7 +9,7 @@ from __future__ import annotations
 from llvmlite import ir
 
 from engine.backends.cpu.kernels.language.isa import Isa
-from engine.backends.cpu.kernels.language.parallel_for import Named, add_kernel, piece
+from engine.backends.cpu.kernels.language.loops import Named, add_kernel, piece
 from engine.backends.cpu.kernels.language.values import F32, FLOATS, I64, INTS, LANES, Value, vector
 from engine.backends.cpu.kernels.products.tile_reader import BlockGroup, TileReader
 from engine.backends.cpu.kernels.running.team import add_run

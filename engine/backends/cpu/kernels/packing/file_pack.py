@@ -10,7 +10,7 @@ from __future__ import annotations
 from llvmlite import ir
 
 from engine.backends.cpu.kernels.language.isa import Isa
-from engine.backends.cpu.kernels.language.parallel_for import Named, add_kernel, ceil_div, piece
+from engine.backends.cpu.kernels.language.loops import Named, add_kernel, ceil_div, piece
 from engine.backends.cpu.kernels.language.values import I64, VOID, Code, Value
 from engine.backends.cpu.kernels.packing import pack, word_pack
 from engine.backends.cpu.kernels.packing.file_read import add_fill

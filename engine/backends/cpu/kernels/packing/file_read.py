@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from llvmlite import ir
 
-from engine.backends.cpu.kernels.language.parallel_for import add_kernel, ceil_div, piece
+from engine.backends.cpu.kernels.language.loops import add_kernel, ceil_div, piece
 from engine.backends.cpu.kernels.language.values import I64, function
 from engine.backends.cpu.kernels.running.team import add_run
 

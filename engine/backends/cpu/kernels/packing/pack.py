@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from llvmlite import ir
 
-from engine.backends.cpu.kernels.language.parallel_for import Named, add_kernel, ceil_div, piece
+from engine.backends.cpu.kernels.language.loops import Named, add_kernel, ceil_div, piece
 from engine.backends.cpu.kernels.language.values import I8, I16, I32, LANES, Code, Value, vector
 from engine.backends.cpu.kernels.packing.block_readers import (
     BLOCK_READERS,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from llvmlite import ir
 
 from engine.backends.cpu.kernels.language.isa import Isa
-from engine.backends.cpu.kernels.language.parallel_for import add_kernel, ceil_div, piece
+from engine.backends.cpu.kernels.language.loops import add_kernel, ceil_div, piece
 from engine.backends.cpu.kernels.language.values import F32, I32, INTS, Code, Value, vector
 from engine.backends.cpu.kernels.packing.block_readers import transposed
 from engine.backends.cpu.kernels.packing.pack import ARGUMENTS
@@ -20,8 +20,7 @@ from engine.backends.cpu.kernels.words.words import (
     scale_of,
     whole,
 )
-from engine.formats.quants.extent import WORD_BLOCK_BYTES, WORD_FACTOR_BYTES
-from engine.formats.quants.layout import BLOCK, SUPER, TILE
+from engine.formats.quants.layout import BLOCK, SUPER, TILE, WORD_BLOCK_BYTES, WORD_FACTOR_BYTES
 
 KINDS = {1: "f16", 30: "bf16"}
 """Kernel names of the types that become words, by the number of the GGML type."""

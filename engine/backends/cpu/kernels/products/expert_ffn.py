@@ -10,7 +10,7 @@ from __future__ import annotations
 from llvmlite import ir
 
 from engine.backends.cpu.kernels.language.isa import Isa
-from engine.backends.cpu.kernels.language.parallel_for import Named, add_kernel, ceil_div, piece
+from engine.backends.cpu.kernels.language.loops import Named, add_kernel, ceil_div, piece
 from engine.backends.cpu.kernels.language.values import (
     I32,
     I64,
@@ -25,7 +25,7 @@ from engine.backends.cpu.kernels.products.experts import ENTRY_BYTES, n_parts
 from engine.backends.cpu.kernels.products.panel_packing import add_pack_tokens, token_bytes
 from engine.backends.cpu.kernels.running.team import add_run, store
 from engine.backends.cpu.kernels.small.activation import COLUMNS
-from engine.formats.quants.extent import panel_block_bytes
+from engine.formats.quants.layout import panel_block_bytes
 
 NAMES = ("pack_each", "feed")
 

@@ -23,13 +23,12 @@ from __future__ import annotations
 from llvmlite import ir
 
 from engine.backends.cpu.kernels.language.isa import Isa
-from engine.backends.cpu.kernels.language.parallel_for import Named, add_kernel, ceil_div, piece
+from engine.backends.cpu.kernels.language.loops import Named, add_kernel, ceil_div, piece
 from engine.backends.cpu.kernels.language.values import I64, VOID, Code, Value
 from engine.backends.cpu.kernels.products.panel_packing import add_pack_tokens
 from engine.backends.cpu.kernels.products.quantised_gemm import add_rows, row_count
 from engine.backends.cpu.kernels.running.team import add_run
-from engine.formats.quants.extent import panel_block_bytes
-from engine.formats.quants.layout import TILE, Layout
+from engine.formats.quants.layout import TILE, Layout, panel_block_bytes
 
 ENTRY_BYTES = 24
 """Size of the table's entry of a group: its expert, first row and number of rows, 64-bit each."""

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from llvmlite import ir
 
 from engine.backends.cpu.kernels.language.isa import Isa
-from engine.backends.cpu.kernels.language.parallel_for import Named, add_kernel, ceil_div, piece
+from engine.backends.cpu.kernels.language.loops import Named, add_kernel, ceil_div, piece
 from engine.backends.cpu.kernels.language.values import LANES, VOID, Code, Value
 from engine.backends.cpu.kernels.products.float_operands import FloatOperands
 from engine.backends.cpu.kernels.products.float_tiles import (

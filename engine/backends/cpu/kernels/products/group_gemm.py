@@ -14,7 +14,7 @@ from __future__ import annotations
 from llvmlite import ir
 
 from engine.backends.cpu.kernels.language.isa import Isa
-from engine.backends.cpu.kernels.language.parallel_for import ceil_div
+from engine.backends.cpu.kernels.language.loops import ceil_div
 from engine.backends.cpu.kernels.language.values import (
     F32,
     FLOATS,

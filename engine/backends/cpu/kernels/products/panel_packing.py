@@ -8,15 +8,14 @@ from __future__ import annotations
 from llvmlite import ir
 
 from engine.backends.cpu.kernels.language.isa import Isa
-from engine.backends.cpu.kernels.language.parallel_for import Named, ceil_div, piece, share
+from engine.backends.cpu.kernels.language.loops import Named, ceil_div, piece, share
 from engine.backends.cpu.kernels.language.values import I64, VOID, Code, Value, function
 from engine.backends.cpu.kernels.products import panels
 from engine.backends.cpu.kernels.products.panels import ARGUMENTS
 from engine.backends.cpu.kernels.products.tile_reader import BlockGroup
 from engine.backends.cpu.kernels.running.team import THREADS, add_run, load
 from engine.backends.cpu.kernels.words import plane_words
-from engine.formats.quants.extent import panel_block_bytes
-from engine.formats.quants.layout import BLOCK, SUPER
+from engine.formats.quants.layout import BLOCK, SUPER, panel_block_bytes
 
 PART_BLOCKS = 48
 """Least number of blocks, of all tokens together, that are worth a thread's part: some 1.2 us."""

@@ -38,8 +38,7 @@ from engine.backends.cpu.kernels.language.values import (
     function,
     vector,
 )
-from engine.formats.quants.extent import panel_block_bytes
-from engine.formats.quants.layout import BLOCK
+from engine.formats.quants.layout import BLOCK, panel_block_bytes
 
 BASE = 255
 """Value of the high byte's unit, where an activation has two bytes."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from llvmlite import ir
 
 from engine.backends.cpu.kernels.language.isa import Isa
-from engine.backends.cpu.kernels.language.parallel_for import Named, add_kernel, ceil_div, piece
+from engine.backends.cpu.kernels.language.loops import Named, add_kernel, ceil_div, piece
 from engine.backends.cpu.kernels.language.values import (
     F32,
     FLOATS,
@@ -31,8 +31,7 @@ from engine.backends.cpu.kernels.products.panels import PanelOffsets, panel_size
 from engine.backends.cpu.kernels.products.tile_reader import BlockGroup, TileReader, for_each_group
 from engine.backends.cpu.kernels.running.team import add_run
 from engine.backends.cpu.kernels.words import plane_word_gemm
-from engine.formats.quants.extent import panel_block_bytes
-from engine.formats.quants.layout import TILE, Layout
+from engine.formats.quants.layout import TILE, Layout, panel_block_bytes
 
 LEAST_PANELS = 2
 """Smallest number of full panels for which weights are unpacked once for all of them."""

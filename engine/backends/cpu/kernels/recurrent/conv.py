@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from llvmlite import ir
 
 from engine.backends.cpu.kernels.language.isa import concatenated
-from engine.backends.cpu.kernels.language.parallel_for import Named, add_kernel, ceil_div, piece
+from engine.backends.cpu.kernels.language.loops import Named, SimdLanes, add_kernel, ceil_div, piece
 from engine.backends.cpu.kernels.language.values import (
     F32,
     FLOATS,
@@ -23,7 +23,6 @@ from engine.backends.cpu.kernels.language.values import (
     Value,
     function,
 )
-from engine.backends.cpu.kernels.language.vector_loop import SimdLanes
 from engine.backends.cpu.kernels.recurrent.state_rows import chain_words, n_chains
 from engine.backends.cpu.kernels.running.team import add_run
 from engine.backends.cpu.kernels.small.activation import activated

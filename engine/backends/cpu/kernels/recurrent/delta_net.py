@@ -13,7 +13,14 @@ from llvmlite import ir
 
 from engine.backends.cpu.kernels.language import maths
 from engine.backends.cpu.kernels.language.isa import Isa
-from engine.backends.cpu.kernels.language.parallel_for import Named, add_kernel, ceil_div, piece
+from engine.backends.cpu.kernels.language.loops import (
+    Named,
+    SimdLanes,
+    add_kernel,
+    ceil_div,
+    for_each_vector,
+    piece,
+)
 from engine.backends.cpu.kernels.language.values import (  # fmt: skip
     F32,
     FLOATS,
@@ -27,7 +34,6 @@ from engine.backends.cpu.kernels.language.values import (  # fmt: skip
     Variable,
     function,
 )
-from engine.backends.cpu.kernels.language.vector_loop import SimdLanes, for_each_vector
 from engine.backends.cpu.kernels.recurrent import delta_strip
 from engine.backends.cpu.kernels.recurrent.state_rows import chain_words, n_chains
 from engine.backends.cpu.kernels.running.team import add_run

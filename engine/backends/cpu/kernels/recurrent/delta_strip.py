@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from llvmlite import ir
 
 from engine.backends.cpu.kernels.language.isa import Isa
+from engine.backends.cpu.kernels.language.loops import SimdLanes
 from engine.backends.cpu.kernels.language.values import (
     F32,
     FLOATS,
@@ -21,7 +22,6 @@ from engine.backends.cpu.kernels.language.values import (
     Value,
     function,
 )
-from engine.backends.cpu.kernels.language.vector_loop import SimdLanes
 
 ARGUMENTS = (
     "keys", "queries", "decays", "key_bytes", "betas", "n_token", "n_key", "v", "v_stride", "out",

@@ -14,7 +14,14 @@ from typing import NamedTuple
 from llvmlite import ir
 
 from engine.backends.cpu.kernels.language import maths
-from engine.backends.cpu.kernels.language.parallel_for import Named, add_kernel, ceil_div, piece
+from engine.backends.cpu.kernels.language.loops import (
+    Named,
+    SimdLanes,
+    add_kernel,
+    ceil_div,
+    for_each_vector,
+    piece,
+)
 from engine.backends.cpu.kernels.language.values import (  # fmt: skip
     F32,
     FLOATS,
@@ -26,7 +33,6 @@ from engine.backends.cpu.kernels.language.values import (  # fmt: skip
     Variable,
     function,
 )
-from engine.backends.cpu.kernels.language.vector_loop import SimdLanes, for_each_vector
 from engine.backends.cpu.kernels.recurrent.state_rows import chain_words, n_chains
 from engine.backends.cpu.kernels.running.team import add_run
 from engine.backends.cpu.kernels.small.activation import activated

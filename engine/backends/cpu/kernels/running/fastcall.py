@@ -21,8 +21,7 @@ from engine.backends.cpu.kernels.language.isa import chosen
 from engine.backends.cpu.kernels.language.values import I32, I64, VOID, Code, Value, function
 from engine.backends.cpu.kernels.running import jit
 from engine.backends.cpu.kernels.running.call_log import MAX_ARGUMENTS, emit_log
-from engine.backends.cpu.kernels.running.team import LOG, TICKS
-from engine.backends.cpu.kernels.running.timestamp_counter import now
+from engine.backends.cpu.kernels.running.team import LOG, TICKS, now
 
 Kernel = Callable[..., None]
 """Python function of integers: a team's address, then the kernel's arguments."""

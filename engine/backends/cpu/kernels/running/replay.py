@@ -12,9 +12,8 @@ from engine.backends.cpu.kernels.language.values import I64, VOID, function
 from engine.backends.cpu.kernels.running import jit
 from engine.backends.cpu.kernels.running.call_log import CHECKED, MAX_ARGUMENTS, CallLog
 from engine.backends.cpu.kernels.running.fastcall import Kernel, bind
-from engine.backends.cpu.kernels.running.team import WAITED, Team
+from engine.backends.cpu.kernels.running.team import WAITED, Team, now
 from engine.backends.cpu.kernels.running.thread_all_reduce import ADDED, COMPLETE, RESULT
-from engine.backends.cpu.kernels.running.timestamp_counter import now
 
 ARGUMENTS = ("calls", "place", "stop")
 """Arguments of the kernel. calls: address of a log's words. place: address of a word index: where

@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 import weakref
 from math import prod
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -17,6 +18,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.backends.cpu.large_pages import weight_memory
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 SMALLEST = 256 << 10
 """Smallest result whose memory is kept, in bytes; the C library keeps that of smaller ones."""
@@ -95,3 +99,28 @@ def result(*shape: int) -> Tensor:
     lent = block[:n_bytes].view(np.float32)  # the tensor's memory refers to this view, not to block
     weakref.finalize(lent, free.add, block).atexit = False
     return torch.from_numpy(lent).view(shape)
+
+
+class GrowingMemory:
+    """Memory that grows to the largest size that was asked for.
+
+    Args:
+        allocate: returns an uninitialised tensor of n elements.
+
+    Attributes:
+        memory: the memory, of which callers use the first elements.
+    """
+
+    def __init__(self, allocate: Callable[[int], Tensor]) -> None:
+        self._allocate = allocate
+        self.memory = allocate(0)
+
+    def tensor(self, n: int) -> Tensor:
+        """Return memory for n elements or more, valid until the next call."""
+        if self.memory.numel() < n:
+            self.memory = self._allocate(n)
+        return self.memory
+
+    def release(self) -> None:
+        """Free the memory."""
+        self.memory = self._allocate(0)

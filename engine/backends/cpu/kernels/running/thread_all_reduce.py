@@ -21,13 +21,20 @@ import numpy as np
 from llvmlite import ir
 
 from engine.backends.cpu.kernels.language.isa import chosen
+from engine.backends.cpu.kernels.language.loops import for_each_vector
 from engine.backends.cpu.kernels.language.values import I64, function
-from engine.backends.cpu.kernels.language.vector_loop import for_each_vector
 from engine.backends.cpu.kernels.running import jit
 from engine.backends.cpu.kernels.running.call_log import CallLog, Finish
 from engine.backends.cpu.kernels.running.fastcall import Kernel, bind
-from engine.backends.cpu.kernels.running.team import TICKS, YIELD, load, pause, store, yield_address
-from engine.backends.cpu.kernels.running.timestamp_counter import tick_s
+from engine.backends.cpu.kernels.running.team import (
+    TICKS,
+    YIELD,
+    load,
+    pause,
+    store,
+    tick_s,
+    yield_address,
+)
 
 IS_BROKEN, N_ASLEEP, N_SEAT, HEAD_BYTES = 0, 8, 64, 128
 """Byte offsets in the shared head: abort flag, number of members asleep, number of seats. As in a

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 from llvmlite import ir
 
-from engine.backends.cpu.kernels.language.parallel_for import (
+from engine.backends.cpu.kernels.language.loops import (
     Named,
+    SimdLanes,
     add_kernel,
     ceil_div,
+    for_each_vector,
     piece,
     rows_per_piece,
 )
 from engine.backends.cpu.kernels.language.values import VOID, Code, Value
-from engine.backends.cpu.kernels.language.vector_loop import SimdLanes, for_each_vector
 from engine.backends.cpu.kernels.running.team import add_run
 from engine.backends.cpu.kernels.small import norm
 

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from llvmlite import ir
 
-from engine.backends.cpu.kernels.language.parallel_for import Named, add_kernel, ceil_div, piece
+from engine.backends.cpu.kernels.language.loops import (
+    Named,
+    SimdLanes,
+    add_kernel,
+    ceil_div,
+    for_each_vector,
+    piece,
+)
 from engine.backends.cpu.kernels.language.values import Code, Value
-from engine.backends.cpu.kernels.language.vector_loop import SimdLanes, for_each_vector
 from engine.backends.cpu.kernels.running.team import add_run
 
 NAMES = ("add", "multiply")

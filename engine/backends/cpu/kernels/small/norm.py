@@ -9,10 +9,12 @@ from collections.abc import Callable
 
 from llvmlite import ir
 
-from engine.backends.cpu.kernels.language.parallel_for import (
+from engine.backends.cpu.kernels.language.loops import (
     Named,
+    SimdLanes,
     add_kernel,
     ceil_div,
+    for_each_vector,
     piece,
     rows_per_piece,
 )
@@ -27,7 +29,6 @@ from engine.backends.cpu.kernels.language.values import (
     Variable,
     function,
 )
-from engine.backends.cpu.kernels.language.vector_loop import SimdLanes, for_each_vector
 from engine.backends.cpu.kernels.running.team import add_run
 
 NAMES = ("rms_norm", "layer_norm")

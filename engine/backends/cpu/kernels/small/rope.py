@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from llvmlite import ir
 
-from engine.backends.cpu.kernels.language.parallel_for import (
+from engine.backends.cpu.kernels.language.loops import (
     Named,
+    SimdLanes,
     add_kernel,
     ceil_div,
+    for_each_vector,
     piece,
     rows_per_piece,
 )
 from engine.backends.cpu.kernels.language.values import LANES, VOID, Code, Value, function
-from engine.backends.cpu.kernels.language.vector_loop import SimdLanes, for_each_vector
 from engine.backends.cpu.kernels.running.team import add_run
 
 STYLES = ("norm", "neox")
-"""Styles of pairing elements, see `engine.model.layers.rope`."""
+"""Styles of pairing elements, see `engine.model.layers.norm`."""
 
 ARGUMENTS = (
     "x", "token_stride", "head_stride", "n_tokens", "n_heads", "head_dim", "n_pairs", "cos", "sin",

@@ -11,10 +11,12 @@ from typing import Any
 from llvmlite import ir
 
 from engine.backends.cpu.kernels.language import maths
-from engine.backends.cpu.kernels.language.parallel_for import (
+from engine.backends.cpu.kernels.language.loops import (
     Named,
+    SimdLanes,
     add_kernel,
     ceil_div,
+    for_each_vector,
     piece,
     rows_per_piece,
     share,
@@ -32,7 +34,6 @@ from engine.backends.cpu.kernels.language.values import (  # fmt: skip
     Value,
     function,
 )
-from engine.backends.cpu.kernels.language.vector_loop import SimdLanes, for_each_vector
 from engine.backends.cpu.kernels.running.team import add_run
 
 GATINGS = ("softmax", "sigmoid", "softmax_chosen")

@@ -12,13 +12,12 @@ from collections.abc import Sequence
 from llvmlite import ir
 
 from engine.backends.cpu.kernels.language.isa import Isa
-from engine.backends.cpu.kernels.language.parallel_for import Named, add_kernel, piece
+from engine.backends.cpu.kernels.language.loops import Named, add_kernel, piece
 from engine.backends.cpu.kernels.language.values import F32, I16, LINE, VOID, Code, Value, vector
 from engine.backends.cpu.kernels.products.panels import ARGUMENTS
 from engine.backends.cpu.kernels.running.team import add_run
 from engine.backends.cpu.kernels.words.words import add_pack_group, panel_factor, panel_words
-from engine.formats.quants.extent import WORD_PANEL_BYTES
-from engine.formats.quants.layout import BLOCK, LINE_BYTES, SUPER
+from engine.formats.quants.layout import BLOCK, LINE_BYTES, SUPER, WORD_PANEL_BYTES
 
 PAIR = 2
 """Panels that are combined."""

@@ -28,8 +28,7 @@ from engine.backends.cpu.kernels.language.values import (
 from engine.backends.cpu.kernels.products.panels import ROUNDER, ROUNDER_BITS, TINY
 from engine.backends.cpu.kernels.products.tile_reader import BlockGroup
 from engine.backends.cpu.kernels.words.words import joined, scale_of
-from engine.formats.quants.extent import panel_block_bytes
-from engine.formats.quants.layout import BLOCK, SUPER
+from engine.formats.quants.layout import BLOCK, SUPER, panel_block_bytes
 
 BLOCK_BYTES = panel_block_bytes(2)
 """Bytes of a token's block in a panel."""

@@ -24,8 +24,13 @@ from engine.backends.cpu.kernels.language.values import (
 from engine.backends.cpu.kernels.words.combined_panels import PAIR, WORDS, part_bytes, sum_of
 from engine.backends.cpu.kernels.words.word_gemm import VECTOR_BYTES
 from engine.backends.cpu.kernels.words.words import panel_words
-from engine.formats.quants.extent import WORD_BLOCK_BYTES, WORD_FACTOR_BYTES
-from engine.formats.quants.layout import BLOCK, LINE_BYTES, SUPER
+from engine.formats.quants.layout import (
+    BLOCK,
+    LINE_BYTES,
+    SUPER,
+    WORD_BLOCK_BYTES,
+    WORD_FACTOR_BYTES,
+)
 
 WEIGHTS = ("0+3", "2+3", "3", "0+1", "0", "1-3", "2-0")
 """Parts of the weights in each product."""

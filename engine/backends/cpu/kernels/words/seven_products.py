@@ -25,7 +25,7 @@ from typing import NamedTuple
 from llvmlite import ir
 
 from engine.backends.cpu.kernels.language.isa import Isa
-from engine.backends.cpu.kernels.language.parallel_for import Named, add_kernel, ceil_div, piece
+from engine.backends.cpu.kernels.language.loops import Named, add_kernel, ceil_div, piece
 from engine.backends.cpu.kernels.language.values import FLOATS, I64, INTS, VOID, Code, Value
 from engine.backends.cpu.kernels.words.combined_panels import PAIR, add_combine, chunk_bytes, chunks
 from engine.backends.cpu.kernels.words.quad_products import (

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from llvmlite import ir
 
 from engine.backends.cpu.kernels.language.isa import Isa
-from engine.backends.cpu.kernels.language.parallel_for import ceil_div
+from engine.backends.cpu.kernels.language.loops import ceil_div
 from engine.backends.cpu.kernels.language.values import (
     F32,
     FLOATS,
@@ -32,8 +32,15 @@ from engine.backends.cpu.kernels.products.group_gemm import AHEAD_PANELS, MOST_P
 from engine.backends.cpu.kernels.products.quantised_gemm import TileProducts, build_products
 from engine.backends.cpu.kernels.products.tile_reader import AHEAD, FAR_AHEAD
 from engine.backends.cpu.kernels.words.words import GROUP_BYTES, panel_factor, panel_words
-from engine.formats.quants.extent import WORD_BLOCK_BYTES, WORD_FACTOR_BYTES, WORD_PANEL_BYTES
-from engine.formats.quants.layout import BLOCK, LINE_BYTES, SUPER, TILE
+from engine.formats.quants.layout import (
+    BLOCK,
+    LINE_BYTES,
+    SUPER,
+    TILE,
+    WORD_BLOCK_BYTES,
+    WORD_FACTOR_BYTES,
+    WORD_PANEL_BYTES,
+)
 
 PAIR = 2
 """Number of tiles that are multiplied at once."""

@@ -25,7 +25,7 @@ from collections.abc import Callable
 from llvmlite import ir
 
 from engine.backends.cpu.kernels.language.isa import Isa
-from engine.backends.cpu.kernels.language.parallel_for import add_kernel, ceil_div, piece
+from engine.backends.cpu.kernels.language.loops import add_kernel, ceil_div, piece
 from engine.backends.cpu.kernels.language.values import (
     F32,
     FLOATS,
@@ -45,8 +45,13 @@ from engine.backends.cpu.kernels.products.panels import (
     size_bits,
 )
 from engine.backends.cpu.kernels.running.team import add_run
-from engine.formats.quants.extent import WORD_BLOCK_BYTES, WORD_FACTOR_BYTES, WORD_PANEL_BYTES
-from engine.formats.quants.layout import BLOCK, SUPER
+from engine.formats.quants.layout import (
+    BLOCK,
+    SUPER,
+    WORD_BLOCK_BYTES,
+    WORD_FACTOR_BYTES,
+    WORD_PANEL_BYTES,
+)
 
 MOST_LENGTH = 46_000
 """Largest length of a vector of words: its square, with what rounding adds, is less than 2^31."""

@@ -15,9 +15,8 @@ from engine.backends.cpu.kernels.products import experts, panel_packing, panels,
 from engine.backends.cpu.kernels.products.panels import quantised_bytes
 from engine.backends.cpu.kernels.running import jit
 from engine.backends.cpu.kernels.running.team import Team
-from engine.formats.quants.extent import n_tiles
-from engine.formats.quants.layout import BLOCK, LAYOUTS, Layout
-from engine.model.forward.expert_rows import Groups
+from engine.formats.quants.layout import BLOCK, LAYOUTS, Layout, n_tiles
+from engine.model.forward.operands import Groups
 from tests.helpers.planes import planes_apart
 from tests.helpers.tiers import swept
 

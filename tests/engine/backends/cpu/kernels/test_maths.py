@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from engine.backends.cpu.kernels.language import maths
 from engine.backends.cpu.kernels.language.isa import Isa, supported
+from engine.backends.cpu.kernels.language.loops import for_each_vector
 from engine.backends.cpu.kernels.language.values import Code, Value, function
-from engine.backends.cpu.kernels.language.vector_loop import for_each_vector
 from engine.backends.cpu.kernels.running import jit
 
 FUNCTIONS = {

@@ -15,8 +15,7 @@ from engine.backends.cpu.kernels.running.thread_all_reduce import (
     NO_NUMBERS,
     ThreadAllReduce,
 )
-from engine.backends.cpu.meeting import MOST_ADDED
-from engine.backends.cpu.thread_comm import ThreadCommunicator, ThreadGroup
+from engine.backends.cpu.thread_comm import MOST_ADDED, ThreadCommunicator, ThreadGroup
 from engine.errors import CommError
 from engine.parallel.rank_threads import RankThreads
 
@@ -63,7 +62,7 @@ def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
 @pytest.fixture(params=[1, 30_000], ids=["impatient", "patient"])
 def turns(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     """Set how long ranks spin: the impatient ones fall asleep nearly every time."""
-    monkeypatch.setattr("engine.backends.cpu.meeting.SPIN_TURNS", request.param)
+    monkeypatch.setattr("engine.backends.cpu.thread_comm.SPIN_TURNS", request.param)
     return int(request.param)
 
 

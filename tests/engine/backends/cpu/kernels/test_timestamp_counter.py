@@ -8,8 +8,7 @@ from llvmlite import ir
 from engine.backends.cpu.kernels.language.isa import chosen
 from engine.backends.cpu.kernels.language.values import I64, function
 from engine.backends.cpu.kernels.running import fastcall, jit
-from engine.backends.cpu.kernels.running.team import Team
-from engine.backends.cpu.kernels.running.timestamp_counter import tick_s
+from engine.backends.cpu.kernels.running.team import Team, tick_s
 
 TURNS = 20_000_000
 

@@ -10,7 +10,7 @@ from gguf.constants import GGMLQuantizationType as Kind
 from torch import Tensor
 
 from engine import EngineError, Model, load_model
-from engine.backends.gpu import attention, elementwise, kv_write, ops, routing
+from engine.backends.gpu import attention, elementwise, ops, routing
 from engine.backends.gpu.backend import GpuBackend
 from engine.backends.gpu.checks import calls
 from engine.backends.gpu.checks.weight_check import Verdicts
@@ -43,7 +43,7 @@ def nothing_refused() -> Iterator[None]:
 @pytest.fixture
 def no_drawing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave out the check of sampling, which takes longest to interpret."""
-    monkeypatch.setattr("engine.backends.gpu.checks.drawing.SETTINGS", ())
+    monkeypatch.setattr("engine.backends.gpu.checks.comparison.SETTINGS", ())
 
 
 @pytest.fixture(scope="module")
@@ -168,12 +168,12 @@ def test_what_is_wrong_is_found_and_replaced(
 @pytest.mark.usefixtures("no_drawing")
 def test_a_wrong_cache_is_written_by_torch(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Many tokens are written by a kernel of its own."""
-    original = kv_write.write
+    original = attention.write
 
     def write(cache: Any, k: Tensor, v: Tensor | None, rows: PagedRows) -> bool:
         return original(cache, k, None if v is None else v * 1.1, rows)
 
-    monkeypatch.setattr(kv_write, "write", write)
+    monkeypatch.setattr(attention, "write", write)
     rank = CheckedRank(path, (16,)).only("new_attention")
     rank.check()
     assert refused(CPU) == {("kv_write", "f16")}

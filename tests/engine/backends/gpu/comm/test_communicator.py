@@ -9,15 +9,15 @@ import torch
 from torch import Tensor
 
 from engine.backends.gpu.comm import communicator as comms
+from engine.backends.gpu.comm import copies, streams
 from engine.backends.gpu.comm import copies as copying
-from engine.backends.gpu.comm import gather_buffer, streams
 from engine.backends.gpu.comm.communicator import DeviceCommunicator, DeviceGroup
 from engine.backends.gpu.comm.streams import Queues, queues_of
 from engine.backends.gpu.launch.graph import capture
 from engine.errors import CommError
-from engine.hardware.devices.routes import BY_HOST, Routes, Way
+from engine.hardware.devices.links import BY_HOST, Routes, Way
 from engine.parallel.rank_threads import RankThreads
-from engine.planning.buffers import ONE_SHOT_SLOT_BYTES, copying_bytes, host_link_bytes, link_bytes
+from engine.planning.memory import ONE_SHOT_SLOT_BYTES, copying_bytes, host_link_bytes, link_bytes
 from engine.runtime.measuring import link_speed
 from tests.helpers.fake_streams import FakeQueues, Machine
 
@@ -188,7 +188,7 @@ def test_joins_of_many_rows_come_in_turns(
     ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     some = ranks(3, None, Machine(0))
-    monkeypatch.setattr(gather_buffer, "GATHER_BYTES", 4 * 5 * 7)
+    monkeypatch.setattr(copies, "GATHER_BYTES", 4 * 5 * 7)
     whole = torch.randn(23, 7)
     bounds = [0, 4, 4, 7]  # the second rank has none
 

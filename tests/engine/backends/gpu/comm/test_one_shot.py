@@ -15,14 +15,14 @@ from engine.backends.gpu.comm import slots
 from engine.backends.gpu.comm.one_shot import MOST_ONE_SHOT, MOST_WORDS, OneShot, OneShotGroups
 from engine.backends.gpu.comm.slots import most_waiting
 from engine.backends.gpu.kernels import one_shot
+from engine.backends.gpu.launch.configs import KernelTarget, use_target
 from engine.backends.gpu.launch.graph import NotRepeatable, Tape, capture
 from engine.backends.gpu.launch.kernel_launch import KernelLaunch, intercept_launches
-from engine.backends.gpu.launch.target import KernelTarget, use_target
 from engine.backends.gpu.ops import GpuOps
 from engine.backends.gpu.quantise import quantise
-from engine.backends.reference.few_rows import computing
-from engine.formats.quants.extent import Extent
-from engine.hardware.devices.routes import Routes, Way
+from engine.backends.reference.attention import computing
+from engine.formats.quants.layout import Extent
+from engine.hardware.devices.links import Routes, Way
 from engine.model.forward.ops import Addend
 from engine.model.layers.norm import LayerNorm, Norm, RMSNorm
 from engine.model.sharding.placement import Replicate

@@ -10,7 +10,7 @@ import pytest
 
 from engine import LoadParams
 from engine.backends.gpu.kernels import one_shot
-from engine.backends.gpu.launch.target import KernelTarget
+from engine.backends.gpu.launch.configs import KernelTarget
 from engine.backends.gpu.loading.dry_run import LoneRank, collect_launches
 from engine.formats.gguf.reader import GGUFFile
 from engine.model.architectures.declare import declare

@@ -12,10 +12,10 @@ from engine.backends.gpu.comm import one_shot as one_shot_module
 from engine.backends.gpu.comm import slots as slots_module
 from engine.backends.gpu.comm.one_shot import OneShot, OneShotGroups
 from engine.backends.gpu.comm.slots import FIRST_ROUND, fresh_round, new_slot
-from engine.backends.gpu.launch.target import INTERPRETER
+from engine.backends.gpu.launch.configs import INTERPRETER
 from engine.errors import CommError, EngineError
 from engine.hardware.cuda_api import CudaApi
-from engine.hardware.devices.routes import Routes, Way
+from engine.hardware.devices.links import Routes, Way
 from engine.model.forward.ops import Addend
 from tests.helpers.fake_cuda import FakeCuda
 from tests.helpers.one_shot import (

@@ -23,9 +23,9 @@ from engine.backends.gpu.decode.rank_capture import (
 )
 from engine.backends.gpu.launch.graph import NotRepeatable, capture
 from engine.errors import CommError
-from engine.model.forward.attention_window import EVERYTHING
 from engine.model.forward.batch import Batch
-from engine.model.forward.cache_size import CacheSize
+from engine.model.forward.pages import EVERYTHING
+from engine.model.forward.state import CacheSize
 from engine.runtime.model_runner import ModelRunner
 from engine.runtime.rank import NO_RANKS
 

@@ -11,10 +11,9 @@ import pytest
 import torch
 
 from engine.backends.executor import RankOutOfMemory
-from engine.backends.gpu.decode.row_sampler import RowSampler, SampledRow
 from engine.backends.gpu.decode.sampler_slots import SamplerSlots
-from engine.decoding.sampling.sampler import Sampler
-from engine.decoding.sampling.token_source import SamplingWish
+from engine.backends.gpu.decode.sampling import RowSampler, SampledRow
+from engine.decoding.sampling.sampler import Sampler, SamplingWish
 from engine.errors import EngineError
 from engine.runtime.passes.row_sampling import RowSampling
 from engine.sampling_params import SamplingParams

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from engine.backends.gpu.decode import sampling
-from engine.backends.gpu.decode.sampler_settings import settings_of
+from engine.backends.gpu.decode.sampler_slots import settings_of
 from engine.backends.gpu.decode.sampling import DeviceSampler, sampling_starts
 from engine.decoding.sampling.on_device import MOST_WANTED, why_on_host
 from engine.decoding.sampling.sampler import Sampler

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from engine.backends.gpu.decode.sampler_settings import settings_of
+from engine.backends.gpu.decode.sampler_slots import settings_of
 from engine.backends.gpu.decode.sampling import (
     DeviceSampler,
     RingEntry,

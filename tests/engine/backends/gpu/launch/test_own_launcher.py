@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from engine.backends.gpu.launch import kernel_cache, launcher_choice, own_launcher
+from engine.backends.gpu.launch import kernel_cache, own_launcher
 from engine.backends.gpu.launch.own_launcher import (
     OwnDriver,
     OwnLauncher,
@@ -35,7 +35,7 @@ CASES = "tests.engine.backends.gpu.offline_cases"
 @pytest.fixture
 def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """Reset the choice of the launcher and the kernel cache; return the folder of the cache."""
-    monkeypatch.setattr(launcher_choice, "_found", {})
+    monkeypatch.setattr(own_launcher, "_found", {})
     monkeypatch.setenv("TANDEM_KERNEL_CACHE", str(tmp_path))
     monkeypatch.setenv("TRITON_CACHE_DIR", "")
     return tmp_path
@@ -45,7 +45,7 @@ def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 def shared(monkeypatch: pytest.MonkeyPatch) -> Fallbacks:
     """Return an empty list in place of the one of this process."""
     found = Fallbacks()
-    monkeypatch.setattr(launcher_choice, "OF_THIS_PROCESS", found)
+    monkeypatch.setattr(own_launcher, "OF_THIS_PROCESS", found)
     monkeypatch.setattr(kernel_cache, "OF_THIS_PROCESS", found)
     return found
 
@@ -63,7 +63,7 @@ def active(monkeypatch: pytest.MonkeyPatch) -> list[object]:
             found.append(made)
 
     found: list[object] = []
-    monkeypatch.setattr(launcher_choice, "_triton_driver", Triton)
+    monkeypatch.setattr(own_launcher, "_triton_driver", Triton)
     return found
 
 
@@ -268,20 +268,20 @@ def test_our_launcher_serves_where_tritons_cannot_be_made(
     fake = FakeCuda()
     monkeypatch.setattr(ctypes, "CDLL", lambda name: fake)
     for problem in ("", "there is no C compiler"):  # found out by building, or known before
-        monkeypatch.setattr(launcher_choice, "launcher_problem", lambda problem=problem: problem)
-        monkeypatch.setattr(launcher_choice, "_found", {})
-        assert launcher_choice.prepare() == "own"
-        assert launcher_choice.prepare() == "own"
+        monkeypatch.setattr(own_launcher, "launcher_problem", lambda problem=problem: problem)
+        monkeypatch.setattr(own_launcher, "_found", {})
+        assert own_launcher.prepare() == "own"
+        assert own_launcher.prepare() == "own"
     assert len(active) == 2
     assert isinstance(active[0], OwnDriver)
     built, known = shared.current
     assert built.why.startswith("Triton's own launcher fails (")
     assert (known.kind, known.why) == ("launcher", "there is no C compiler")
 
-    monkeypatch.setattr(launcher_choice, "launcher_problem", lambda: "")
-    monkeypatch.setattr(launcher_choice, "_found", {})
+    monkeypatch.setattr(own_launcher, "launcher_problem", lambda: "")
+    monkeypatch.setattr(own_launcher, "_found", {})
     monkeypatch.setenv("TANDEM_LAUNCHER", "own")
-    assert launcher_choice.prepare() == "own"
+    assert own_launcher.prepare() == "own"
     assert shared.current[-1].why == "TANDEM_LAUNCHER is set to own"
     assert shared.current[-1].help == "Unset the environment variable TANDEM_LAUNCHER."
 
@@ -292,21 +292,21 @@ def test_where_nothing_starts_kernels_there_is_a_sentence(
     monkeypatch.setattr(cuda_api, "LIBRARY", "libthere-is-none.so.1")
     for _ in range(2):
         with pytest.raises(EngineError, match="cannot be opened"):
-            launcher_choice.prepare()
+            own_launcher.prepare()
     assert not active
 
-    monkeypatch.setattr(launcher_choice, "_found", {})
+    monkeypatch.setattr(own_launcher, "_found", {})
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)  # else it asks for ROCm's library
     monkeypatch.setattr(torch.version, "hip", "6.4")
     with pytest.raises(
         EngineError, match=r"AMD's GPUs .* because Triton's own launcher fails \(Fai"
     ):
-        launcher_choice.prepare()
+        own_launcher.prepare()
 
-    monkeypatch.setattr(launcher_choice, "_found", {})
-    monkeypatch.setattr(launcher_choice, "triton_version", lambda: "")
+    monkeypatch.setattr(own_launcher, "_found", {})
+    monkeypatch.setattr(own_launcher, "triton_version", lambda: "")
     with pytest.raises(EngineError, match="Triton, which compiles the kernels for GPUs, is not"):
-        launcher_choice.prepare()
+        own_launcher.prepare()
 
 
 # --- the cache of compiled kernels

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from engine import EngineError
 from engine.backends.gpu import elementwise
+from engine.backends.gpu.launch.configs import KernelTarget, use_target
 from engine.backends.gpu.launch.kernel_launch import intercept_launches
 from engine.backends.gpu.launch.refusals import allow_all, allows, refuse, refused, watched
-from engine.backends.gpu.launch.target import KernelTarget, use_target
 from engine.backends.gpu.matmul import experts, tile_gemm
 from engine.backends.gpu.matmul.weights import GpuPlain, GpuPlanes
 from engine.backends.gpu.ops import GpuOps
@@ -150,7 +150,7 @@ def test_gate_and_up_are_multiplied_one_by_one() -> None:
 
 
 def test_rows_are_looked_up_another_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.backends.gpu.matmul.dequantise.DEVICE_CHUNK", 16 * N_COLUMNS)
+    monkeypatch.setattr("engine.backends.gpu.matmul.dequant_gemm.DEVICE_CHUNK", 16 * N_COLUMNS)
     held, values = weight()
     ids = torch.tensor([0, 39, 17, -1, 40, 16])
     expected = held.lookup(ids)

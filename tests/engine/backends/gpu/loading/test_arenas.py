@@ -8,12 +8,11 @@ import pytest
 import torch
 from gguf.constants import GGMLQuantizationType as Kind
 
-from engine.backends.gpu.loading.arenas import Arenas
-from engine.formats.gguf.tensors import TensorInfo
-from engine.formats.gguf.types import TYPES
+from engine.backends.gpu.loading.weight_loader import Arenas
+from engine.formats.gguf.tensors import TYPES, TensorInfo
 from engine.model.layers.module import Module, Slot
 from engine.model.sharding.placement import Placement, Replicate, Shard
-from engine.model.sharding.ranges import Ranges
+from engine.model.sharding.shares import Ranges
 from engine.planning.footprint import padding_of_parts, slot_pieces
 
 CPU, MIB = torch.device("cpu"), 1 << 20

@@ -6,11 +6,11 @@ import pytest
 
 from engine import LoadParams
 from engine.backends.gpu.kernels import one_shot
-from engine.backends.gpu.launch.target import KernelTarget
+from engine.backends.gpu.launch.configs import KernelTarget
 from engine.backends.gpu.loading.dry_run import collect_launches
 from engine.formats.gguf.reader import GGUFFile
 from engine.model.architectures.declare import declare
-from engine.model.forward.batch_sizes import SMALL_BATCH
+from engine.model.forward.batch import SMALL_BATCH
 from tests.helpers.golden import golden_models, golden_path
 from tests.helpers.hollow import hollow_llama
 from tests.helpers.mtp_models import mtp_gguf

@@ -6,15 +6,14 @@ from pathlib import Path
 import pytest
 
 from engine.backends.gpu.attention import AttentionShape, work_bytes
-from engine.backends.gpu.launch.target import KernelTarget
+from engine.backends.gpu.launch.configs import KernelTarget
 from engine.backends.gpu.loading import dry_run
 from engine.backends.gpu.loading.dry_run import collect_launches
 from engine.formats.gguf.reader import GGUFFile
 from engine.load_params import LoadParams
 from engine.model.architectures.declare import Declaration, declare
-from engine.model.forward.attention_sizes import SHARED_ROWS, AttentionSize, pieces_bytes
-from engine.model.forward.batch_sizes import CAPTURED_ROWS
-from engine.model.forward.cache_size import CacheSize
+from engine.model.forward.batch import CAPTURED_ROWS
+from engine.model.forward.state import SHARED_ROWS, AttentionSize, CacheSize, pieces_bytes
 from engine.planning import footprint
 from engine.planning.rank_size import cache_bytes, rank_size
 from tests.helpers.hollow import hollow_llama, hollow_moe

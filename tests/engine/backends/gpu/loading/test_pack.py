@@ -16,9 +16,8 @@ from engine.backends.cpu.file_packing import pack_rows
 from engine.backends.cpu.worker import Worker
 from engine.backends.gpu.loading import pack as packing
 from engine.backends.gpu.loading.pack import pack
-from engine.formats.gguf.types import TYPES
-from engine.formats.quants.extent import Extent, file_blocks, n_tiles
-from engine.formats.quants.layout import CODED, LAYOUTS
+from engine.formats.gguf.tensors import TYPES
+from engine.formats.quants.layout import CODED, LAYOUTS, Extent, file_blocks, n_tiles
 from tests.bench.random_blocks import random_tensor
 from tests.helpers.planes import as_on_a_gpu
 

@@ -20,23 +20,19 @@ from engine.backends.cpu.weights import JoinedColumns, PlaneWeight
 from engine.backends.cpu.worker import Worker
 from engine.backends.gpu.backend import GpuBackend
 from engine.backends.gpu.loading import staging as stages
-from engine.backends.gpu.loading.arenas import Arenas
 from engine.backends.gpu.loading.staging import Buffer, CpuCopier, Staging
-from engine.backends.gpu.loading.weight_loader import load_for_gpu, send_bytes, staging_for
+from engine.backends.gpu.loading.weight_loader import Arenas, load_for_gpu, send_bytes, staging_for
 from engine.backends.gpu.matmul.weights import GpuPlain, GpuPlanes
-from engine.backends.reference.file_bytes import FileReader
-from engine.backends.reference.weights import PackedWeight
+from engine.backends.reference.weights import FileReader, PackedWeight
 from engine.errors import Cancelled, DeviceError, ModelFileError
-from engine.formats.gguf.open_part import OpenPart
-from engine.formats.gguf.tensor_bytes import TensorBytes
-from engine.formats.gguf.tensors import TensorInfo
-from engine.formats.gguf.types import TYPES
+from engine.formats.gguf.tensor_bytes import OpenPart, TensorBytes
+from engine.formats.gguf.tensors import TYPES, TensorInfo
 from engine.formats.quants.layout import LAYOUTS
 from engine.hardware.host_memory import HostTensor
-from engine.model.forward.weight import Weight
+from engine.model.forward.ops import Weight
 from engine.model.layers.module import Module, Slot
 from engine.model.sharding.placement import Placement, Replicate, Shard
-from engine.model.sharding.ranges import Ranges
+from engine.model.sharding.shares import Ranges
 from engine.runtime.loader import ByteProgress, load_rank
 from tests.bench.random_blocks import random_tensor
 from tests.helpers.planes import as_on_a_gpu

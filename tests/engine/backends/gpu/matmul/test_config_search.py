@@ -10,9 +10,15 @@ import torch
 
 from engine import Cancelled, EngineError, KernelTuning, tune_kernels
 from engine.backends.gpu.launch import configs
-from engine.backends.gpu.launch.configs import config_of, key_of
-from engine.backends.gpu.launch.found_configs import configs_file, read_configs, save_configs
-from engine.backends.gpu.launch.target import INTERPRETER, KernelTarget
+from engine.backends.gpu.launch.configs import (
+    INTERPRETER,
+    KernelTarget,
+    config_of,
+    configs_file,
+    key_of,
+    read_configs,
+    save_configs,
+)
 from engine.backends.gpu.matmul import config_search as module
 from engine.backends.gpu.matmul.config_search import (
     ConfigSearch,
@@ -24,8 +30,8 @@ from engine.backends.gpu.matmul.config_search import (
     search_cases,
 )
 from engine.formats.gguf.reader import GGUFFile
-from engine.runtime.measuring import kernel_tuning
-from engine.runtime.measuring.kernel_tuning import tunable
+from engine.runtime.measuring import kernel_times as kernel_tuning
+from engine.runtime.measuring.kernel_times import tunable
 from tests.helpers.fake_nvml import install, three_gpus
 from tests.helpers.hollow import hollow_moe
 from tests.helpers.tiny_gguf import tiny_gguf

@@ -11,11 +11,10 @@ from torch import Tensor
 from engine.backends.cpu.file_packing import pack_rows
 from engine.backends.cpu.worker import Worker
 from engine.backends.gpu.launch.kernel_launch import KernelLaunch, intercept_launches
-from engine.backends.gpu.matmul.dequantise import dequantise_rows, look_up
-from engine.formats.gguf.types import TYPES
+from engine.backends.gpu.matmul.dequant_gemm import dequantise_rows, look_up
+from engine.formats.gguf.tensors import TYPES
 from engine.formats.quants.dequantise import dequantise
-from engine.formats.quants.extent import Extent, n_tiles
-from engine.formats.quants.layout import LAYOUTS
+from engine.formats.quants.layout import LAYOUTS, Extent, n_tiles
 from tests.bench.random_blocks import random_tensor
 from tests.helpers.planes import as_on_a_gpu
 

@@ -13,15 +13,14 @@ from torch import Tensor
 
 from engine.backends.gpu import elementwise, quantise
 from engine.backends.gpu.launch import configs
+from engine.backends.gpu.launch.configs import KernelTarget
 from engine.backends.gpu.launch.kernel_launch import KernelLaunch, intercept_launches
-from engine.backends.gpu.launch.target import KernelTarget
 from engine.backends.gpu.matmul import gemv
-from engine.backends.reference.few_rows import computing
+from engine.backends.reference.attention import computing
 from engine.backends.reference.ops import ReferenceOps
-from engine.formats.gguf.types import TYPES
-from engine.formats.quants.extent import Extent
-from engine.formats.quants.layout import LAYOUTS
-from engine.model.forward.batch_sizes import SMALL_BATCH
+from engine.formats.gguf.tensors import TYPES
+from engine.formats.quants.layout import LAYOUTS, Extent
+from engine.model.forward.batch import SMALL_BATCH
 from engine.model.forward.operands import GELU, RELU2, SILU, Activation
 from tests.helpers.checked_pass import checked
 from tests.helpers.device_planes import Matrix, matrix

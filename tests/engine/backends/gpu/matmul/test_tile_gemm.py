@@ -4,13 +4,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.backends.gpu.launch.configs import config_of
-from engine.backends.gpu.launch.target import KernelTarget
+from engine.backends.gpu.launch.configs import KernelTarget, config_of
 from engine.backends.gpu.matmul import dequant_gemm, tile_gemm
 from engine.backends.gpu.matmul.dequant_gemm import half_dtype
 from engine.backends.gpu.matmul.weights import GpuPlanes
 from engine.backends.gpu.ops import GpuOps
-from engine.formats.gguf.types import TYPES
+from engine.formats.gguf.tensors import TYPES
 from engine.formats.quants.layout import LAYOUTS
 from engine.model.layers.linear import Linear
 from engine.model.sharding.placement import Replicate

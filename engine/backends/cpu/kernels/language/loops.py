@@ -1,0 +1,123 @@
+"""Parallel loops: kernels are split into pieces, which the threads of a team take in turn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+from llvmlite import ir
+
+from engine.backends.cpu.kernels.language.values import FLOATS, LANES, VOID, Code, Value, function
+
+PIECE_ELEMENTS = 16384
+"""Elements of a piece of simple arithmetic; for fewer, sharing takes longer than it saves."""
+
+Named = Mapping[str, Value]
+"""A kernel's arguments by name."""
+
+
+@contextmanager
+def piece(
+    module: ir.Module, name: str, arguments: Sequence[str]
+) -> Iterator[tuple[Code, Named, Value]]:
+    """Begin `name_piece(arguments, index)`; yields its code, the arguments, the piece's index."""
+    code, (place, index) = function(module, f"{name}_piece", 2)
+    named = dict(zip(arguments, code.load_array(place, len(arguments)), strict=True))
+    yield code, named, index
+    code.builder.ret_void()
+
+
+def add_kernel(
+    module: ir.Module, name: str, arguments: Sequence[str],
+    n_pieces: Callable[[Code, Named], Value], *, in_shares: bool = False,
+) -> None:  # fmt: skip
+    """Write `name(team, *arguments)`: does all pieces of a kernel; a single one without the team.
+
+    `add_run` and the function of the pieces must be in the module already.
+
+    Args:
+        in_shares: whether each thread begins with a share of neighbouring pieces.
+    """
+    code, (team, *values) = function(module, name, 1 + len(arguments))
+    place = code.stack_array(values)
+    n = n_pieces(code, dict(zip(arguments, values, strict=True)))
+    share(code, name, team, place, n, "run_in_shares" if in_shares else "run")
+    code.builder.ret_void()
+
+
+def share(code: Code, name: str, team: Value, place: Value, n: Value, run: str = "run") -> None:
+    """Write the call that does n pieces, by a function of `add_run`.
+
+    Args:
+        place: address of the arguments.
+    """
+    task = f"{name}_piece"
+    with code.when(n.equals(1)):
+        code.call(task, VOID, place, code.number(0))
+    with code.when(n > 1):
+        code.call(run, VOID, team, code.function_address(task), place, n)
+
+
+def rows_per_piece(code: Code, elements: Value) -> Value:
+    """Return the number of rows of so many elements that make a piece."""
+    return code.number(PIECE_ELEMENTS) // (elements + 1) + 1
+
+
+def ceil_div(a: Value, b: Value | int) -> Value:
+    """Return a / b, rounded up."""
+    return (a + b - 1) // b
+
+
+class SimdLanes:
+    """The lanes of one step of a loop: 16 neighbouring elements of rows, or the last few.
+
+    Attributes:
+        index: index of the first element.
+        left: number of elements, None for 16.
+    """
+
+    def __init__(self, code: Code, index: Value, left: Value | None = None) -> None:
+        self.code = code
+        self.index = index
+        self.left = left
+
+    def load(self, row: Value) -> Value:
+        """Load floats of the row at an address, zeros beyond its end."""
+        address = row + self.index * 4
+        if self.left is None:
+            return self.code.load(address, FLOATS)
+        return self.code.load_part(address, FLOATS, self.left)
+
+    def doubled(self) -> tuple[SimdLanes, SimdLanes]:
+        """Return the two steps for a row with twice as many elements."""
+        index, left = self.index * 2, self.left
+        if left is None:
+            return SimdLanes(self.code, index), SimdLanes(self.code, index + LANES)
+        first, second = left * 2, left * 2 - LANES
+        return SimdLanes(self.code, index, first), SimdLanes(self.code, index + LANES, second)
+
+    def store(self, value: Value, row: Value) -> None:
+        """Store floats in the row at an address, none beyond its end."""
+        address = row + self.index * 4
+        if self.left is None:
+            self.code.store(value, address)
+        else:
+            self.code.store_part(value, address, self.left)
+
+    def only(self, value: Value) -> Value:
+        """Return a vector with zeros in the lanes beyond the rows' end."""
+        if self.left is None:
+            return value
+        nothing = self.code.constant(value.kind, 0)
+        return self.code.where(self.code.lane_mask(self.left), value, nothing)
+
+
+def for_each_vector(
+    code: Code, n: Value, body: Callable[[SimdLanes], None], start: Value | None = None
+) -> None:
+    """Write a loop over n elements; `start`, a multiple of 16, is the first of them (default 0)."""
+    whole = n - n % LANES
+    with code.loop(code.number(0) if start is None else start, whole, LANES) as index:
+        body(SimdLanes(code, index))
+    with code.when(whole < n):
+        body(SimdLanes(code, whole, n - whole))

@@ -1,0 +1,360 @@
+"""Grouped GEMM kernels of routed experts, on the tensor cores.
+
+A program multiplies the rows of one block (see `gpu.routing.DeviceGroups.table`) with
+COLUMNS rows of its expert's matrix, and returns at once where the table has no block. Programs are
+(parts of n_rows, blocks, matrices): up to two matrices of each expert are multiplied in one launch.
+Weights are dequantised to F16 or BF16; sums are F32.
+"""
+
+import triton
+import triton.language as tl
+
+from engine.backends.gpu.kernels import elementwise
+from engine.backends.gpu.kernels.gemv import tile_sums
+from engine.backends.gpu.kernels.planes import (
+    has_minimum,
+    high_words,
+    joined,
+    looked_up,
+    low_line,
+    low_words,
+    quad_of,
+    scales_of,
+    splat,
+    starts,
+    sub_blocks,
+)
+from engine.backends.gpu.kernels.quantise import write_bytes, write_numbers
+
+
+@triton.jit
+def finished(total, expert, column, inside, scale, bias, n_rows, HAS_SCALE: tl.constexpr,
+             HAS_BIAS: tl.constexpr):  # fmt: skip
+    """Return `total * scale + bias` of an expert.
+
+    Args:
+        total: products with rows `column` of the expert's matrix, where `inside`; of any shape.
+        scale: F32 (n_expert,).
+        bias: F32 (n_expert, n_rows).
+    """
+    if HAS_SCALE:
+        total = total * tl.load(scale + expert)
+    if HAS_BIAS:
+        total = total + tl.load(bias + expert * n_rows + column, mask=inside, other=0.0)
+    return total
+
+
+@triton.jit(do_not_specialize=["n_tile", "n_rows", "per_row", "tile_bytes", "n_blocks", "skip"])
+def planes_rows(planes0, planes1, scale0, scale1, bias0, bias1, out, expert_of, x, facts, n_tile,
+                n_rows, per_row, tile_bytes, n_blocks, skip, HAS_SCALE: tl.constexpr,
+                HAS_BIAS: tl.constexpr, ITEMS: tl.constexpr, UNROLL: tl.constexpr,
+                X_BYTES: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, ZERO: tl.constexpr,
+                TABLE: tl.constexpr, SCALE: tl.constexpr, SUB: tl.constexpr, SIGNED: tl.constexpr,
+                ASM: tl.constexpr):  # fmt: skip
+    """Compute `x Wᵀ` of one row and one tile in each program, with up to two matrices per expert.
+
+    Programs are (n_tile, n_row, matrices).
+
+    Args:
+        planes: bytes (n_expert, n_tile, tile_bytes); tile_bytes is a multiple of 64.
+        scale, bias: see `finished`; any pointers where there are none.
+        out: output, F32 (matrices, n_row, n_rows).
+        expert_of: expert of each row, (n_row,).
+        x, facts: rows that `quantise` wrote.
+        per_row: number of rows of the output that share a row of x.
+        n_rows: number of rows of each matrix.
+        ITEMS: see `tile_sums`, as for the other constants.
+    """
+    tile, row, which = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    expert = tl.load(expert_of + row).to(tl.int64)
+    planes, scale, bias = planes0, scale0, bias0
+    if which == 1:
+        planes, scale, bias = planes1, scale1, bias1
+    address = planes + (expert * n_tile + tile) * tl.multiple_of(tile_bytes, 64)
+    sums = tile_sums(address, x, facts, (row // per_row,), 0, n_blocks, n_blocks, skip, ITEMS,
+                     UNROLL, X_BYTES, LOW, HIGH, ZERO, TABLE, SCALE, SUB, SIGNED, ASM)  # fmt: skip
+    column = tile * 16 + tl.arange(0, 16)
+    inside = column < n_rows
+    total = finished(sums[0], expert, column, inside, scale, bias, n_rows, HAS_SCALE, HAS_BIAS)
+    at = out + (which * tl.num_programs(1) + row).to(tl.int64) * n_rows
+    tl.store(at + column, total, mask=inside)
+
+
+@triton.jit(do_not_specialize=["n_rows", "n_units", "per_row"])
+def plain_rows(data0, data1, scale0, scale1, bias0, bias1, out, expert_of, x, n_rows, n_units,
+               per_row, HAS_SCALE: tl.constexpr, HAS_BIAS: tl.constexpr, ROWS: tl.constexpr,
+               STEP: tl.constexpr, UNIT: tl.constexpr):  # fmt: skip
+    """Compute `x Wᵀ` like `planes_rows` with matrices in F16, BF16 or F32, ROWS rows per program.
+
+    Args:
+        data: contiguous matrices (n_expert, n_rows, n_columns).
+        x: contiguous F32 (rows, n_columns).
+        STEP: number of columns at a time.
+        n_units: number of columns in units of UNIT; the known factor allows wide loads.
+    """
+    row, which = tl.program_id(1), tl.program_id(2)
+    expert = tl.load(expert_of + row).to(tl.int64)
+    data, scale, bias = data0, scale0, bias0
+    if which == 1:
+        data, scale, bias = data1, scale1, bias1
+    n_columns = n_units * UNIT
+    column = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    inside = column < n_rows
+    data += (expert * n_rows + tl.where(inside, column, 0))[:, None] * n_columns
+    x += (row // per_row).to(tl.int64) * n_columns
+    at = tl.arange(0, STEP)
+    sums = tl.zeros((ROWS, STEP), tl.float32)
+    for first in range(0, n_columns, STEP):
+        k = first + at
+        weight = tl.load(data + k[None, :], mask=(k < n_columns)[None, :], other=0.0)
+        number = tl.load(x + k, mask=k < n_columns, other=0.0)
+        sums = tl.fma(weight.to(tl.float32), tl.broadcast_to(number[None, :], (ROWS, STEP)), sums)
+    total = tl.sum(sums, axis=1)
+    total = finished(total, expert, column, inside, scale, bias, n_rows, HAS_SCALE, HAS_BIAS)
+    goal = out + (which * tl.num_programs(1) + row).to(tl.int64) * n_rows
+    tl.store(goal + column, total, mask=inside)
+
+
+@triton.jit
+def inner_halves(gate, up, stride, lead, n_columns, n_blocks, limit, KIND: tl.constexpr,
+                 HAS_UP: tl.constexpr, HAS_LIMIT: tl.constexpr, BLOCKS: tl.constexpr):  # fmt: skip
+    """Return `act(gate) * up` in half blocks, like `quantise.halves_of`."""
+    row = tl.program_id(0).to(tl.int64)
+    half = tl.program_id(1) * (2 * BLOCKS) + tl.arange(0, 2 * BLOCKS)
+    column = half[:, None] * 16 + tl.arange(0, 16)[None, :] - lead
+    inside = (column >= 0) & (column < n_columns)
+    value = tl.load(gate + row * stride + column, mask=inside, other=0.0)
+    if HAS_UP:
+        factor = tl.load(up + row * stride + column, mask=inside, other=0.0)
+        value = elementwise.gate(value, factor, limit, KIND, HAS_LIMIT)
+    else:
+        value = elementwise.activated(value, KIND)
+    return tl.where(inside, value, 0.0), half, half < 2 * n_blocks
+
+
+@triton.jit(do_not_specialize=["stride", "lead", "n_columns", "n_blocks", "limit"])
+def quantise_inner(gate, up, stride, lead, n_columns, n_blocks, limit, numbers, facts,
+                   X_BYTES: tl.constexpr, KIND: tl.constexpr, HAS_UP: tl.constexpr,
+                   HAS_LIMIT: tl.constexpr, BLOCKS: tl.constexpr):  # fmt: skip
+    """Compute `act(gate) * up`, quantised for the last matrix of an expert.
+
+    Args:
+        gate, up: F32, rows of n_columns, `stride` elements apart; without HAS_UP the result is
+            `act(gate)`.
+        numbers, facts: outputs as in `quantise.as_bytes`, or where X_BYTES is 0 as in `as_numbers`.
+        limit, KIND, HAS_LIMIT: see `elementwise.gate`.
+    """
+    values, half, exists = inner_halves(gate, up, stride, lead, n_columns, n_blocks, limit, KIND,
+                                        HAS_UP, HAS_LIMIT, BLOCKS)  # fmt: skip
+    if X_BYTES > 0:
+        write_bytes(values, tl.program_id(0), half, exists, n_blocks, numbers, facts, X_BYTES)
+    else:
+        write_numbers(values, tl.program_id(0), half, exists, n_blocks, numbers, facts)
+
+
+@triton.jit
+def block_rows(table, pair_of, ROWS: tl.constexpr, N_USED: tl.constexpr):
+    """Return this program's expert, its ROWS rows of y and of x, and a mask of those that exist.
+
+    Args:
+        N_USED: number of experts per token where x has one row per token; 0 where x has the rows
+            of y.
+    """
+    entry = table + tl.program_id(1) * 3
+    expert, first, n = tl.load(entry).to(tl.int64), tl.load(entry + 1), tl.load(entry + 2)
+    at = tl.arange(0, ROWS)
+    row = (first + tl.where(at < n, at, 0)).to(tl.int64)
+    source = row
+    if N_USED > 0:
+        source = tl.load(pair_of + row).to(tl.int64) // N_USED
+    return expert, row, source, at < n
+
+
+@triton.jit
+def added_product(x, w, total, PRECISION: tl.constexpr, IS_INTERPRETED: tl.constexpr):
+    """Return `total + x w` for x (rows, k) and w (k, columns), which is converted to x's type."""
+    w = w.to(x.dtype)
+    if IS_INTERPRETED:  # numpy has no BF16
+        return tl.dot(x.to(tl.float32), w.to(tl.float32), total)
+    return tl.dot(x, w, total, input_precision=PRECISION)
+
+
+@triton.jit
+def store_products(out, total, x_scale, scale, bias, expert, row, source, is_row, column, n_row,
+                   n_rows, HAS_X_SCALE: tl.constexpr, HAS_SCALE: tl.constexpr,
+                   HAS_BIAS: tl.constexpr):  # fmt: skip
+    """Write products (rows, columns) to out (matrices, n_row, n_rows) after `expert_gemv.finished`.
+
+    Args:
+        x_scale: factor on rows of x, (rows of x,), where HAS_X_SCALE.
+    """
+    if HAS_X_SCALE:
+        total = total * tl.load(x_scale + source)[:, None]
+    is_column = column < n_rows
+    total = finished(total, expert, column[None, :], is_column[None, :], scale, bias, n_rows,
+                     HAS_SCALE, HAS_BIAS)  # fmt: skip
+    at = (tl.program_id(2).to(tl.int64) * n_row + row) * n_rows
+    inside = is_row[:, None] & is_column[None, :]
+    tl.store(out + (at[:, None] + column[None, :]), total, mask=inside)
+
+
+@triton.jit
+def stored_step(tile, block, row, n_blocks, skip, LOW: tl.constexpr, HIGH: tl.constexpr,
+                SCALE: tl.constexpr, SUB: tl.constexpr, SIGNED: tl.constexpr):  # fmt: skip
+    """Load the stored words of some rows and blocks; each thread has whole blocks.
+
+    Args:
+        tile: pointers to the tile of each row, (rows, 1).
+        row: index of each row in its tile, (rows, 1).
+        block: block indices (1, blocks); beyond the last block, that is read again.
+    """
+    block = tl.minimum(block, n_blocks - 1)
+    mask = block >= 0
+    high, scales, supers = starts(n_blocks, LOW, HIGH, SCALE, SUB)
+    lows = ()
+    for line in tl.static_range(LOW):
+        lows = lows + (low_words(tile, block, row, mask, line, LOW),)
+    highs = ()
+    for line in tl.static_range(HIGH):
+        highs = highs + (high_words(tile, high, block, row, mask, line, HIGH),)
+    factor, added = scales_of(tile, scales, supers, block, row, mask, skip, SCALE, SUB, SIGNED)
+    return lows, highs, factor, added
+
+
+@triton.jit
+def decoded(stored, LOW: tl.constexpr, HIGH: tl.constexpr, ZERO: tl.constexpr, TABLE: tl.constexpr,
+            SCALE: tl.constexpr, SUB: tl.constexpr):  # fmt: skip
+    """Return the weights, F32 (rows, 32 * blocks), of the words that `stored_step` loaded."""
+    IS_SIGNED: tl.constexpr = LOW == 8 or len(TABLE) > 0
+    START: tl.constexpr = 128 if IS_SIGNED else ZERO
+    lows, highs, factor, added = stored
+    quads = ()
+    for n in tl.static_range(8):
+        above = lows[0]
+        if HIGH > 0:
+            above = highs[n * HIGH // 8]
+        code = quad_of(lows[low_line(n, LOW)], above, n, LOW, HIGH)
+        quads = quads + (looked_up(code, TABLE, LOW + HIGH),)
+    SHAPE: tl.constexpr = (lows[0].shape[0], lows[0].shape[1])
+    words = tl.reshape(joined(quads), (SHAPE[0], SHAPE[1], 8))
+    if IS_SIGNED:
+        words = words ^ splat(128)
+    columns = ()
+    for column in tl.static_range(4):
+        bits = ((words >> (8 * column)) & 255) | 0x4B000000  # 2^23 more than the byte
+        columns = columns + (bits.to(tl.float32, bitcast=True) - (8388608.0 + START),)
+    numbers = tl.reshape(joined(columns), (SHAPE[0], SHAPE[1], 32 // SUB, SUB))
+    numbers = numbers * tl.expand_dims(sub_blocks(factor), 3)
+    if has_minimum(SCALE):
+        numbers = numbers + tl.expand_dims(sub_blocks(added), 3)
+    return tl.reshape(numbers, (SHAPE[0], SHAPE[1] * 32))
+
+
+@triton.jit(do_not_specialize=["n_row", "n_rows", "tile_bytes", "n_tile", "n_blocks", "skip"])
+def planes_product(planes0, planes1, scale0, scale1, bias0, bias1, out, table, pair_of, x, x_scale,
+                   n_row, n_rows, tile_bytes, n_tile, n_blocks, skip, HAS_X_SCALE: tl.constexpr,
+                   HAS_SCALE: tl.constexpr, HAS_BIAS: tl.constexpr, ROWS: tl.constexpr,
+                   COLUMNS: tl.constexpr, BLOCKS: tl.constexpr, N_USED: tl.constexpr,
+                   IS_INTERPRETED: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr,
+                   ZERO: tl.constexpr, TABLE: tl.constexpr, SCALE: tl.constexpr, SUB: tl.constexpr,
+                   SIGNED: tl.constexpr):  # fmt: skip
+    """Compute `x Wᵀ` with W in planes.
+
+    Args:
+        planes: bytes (n_expert, n_tile, tile_bytes); tile_bytes is a multiple of 64.
+        scale, bias: see `expert_gemv.finished`; any pointers where there are none.
+        out: output, F32 (matrices, n_row, n_rows).
+        table, pair_of: see `DeviceGroups`.
+        x: contiguous F16 or BF16 (rows, 32 * n_blocks); one row per token, or per row of out.
+        x_scale: see `store_products`.
+        n_blocks, skip: see `Extent`.
+        ROWS: number of rows of a block.
+        COLUMNS: number of rows of W, a multiple of 16.
+        BLOCKS: number of blocks of 32 columns of W at a time.
+        N_USED: see `block_rows`.
+    """
+    if tl.load(table + tl.program_id(1) * 3 + 2) == 0:
+        return
+    expert, row, source, is_row = block_rows(table, pair_of, ROWS, N_USED)
+    planes, scale, bias = planes0, scale0, bias0
+    if tl.program_id(2) == 1:
+        planes, scale, bias = planes1, scale1, bias1
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    near = tl.minimum(column, n_rows - 1)
+    # with this `where` the compiler gives each thread whole rows, as tensor cores need them
+    lane = tl.where(column < n_rows, near % 16, 0)[:, None]
+    tile = (planes + (expert * n_tile + near // 16) * tl.multiple_of(tile_bytes, 64))[:, None]
+    number, at = tl.arange(0, BLOCKS)[None, :], tl.arange(0, BLOCKS * 32)
+    width = n_blocks * 32
+    total = tl.zeros((ROWS, COLUMNS), tl.float32)
+    # software pipeline: the next step is decoded while tensor cores work, the one after is loading
+    stored = stored_step(tile, number, lane, n_blocks, skip, LOW, HIGH, SCALE, SUB, SIGNED)
+    w = decoded(stored, LOW, HIGH, ZERO, TABLE, SCALE, SUB).to(x.dtype.element_ty)
+    stored = stored_step(tile, BLOCKS + number, lane, n_blocks, skip, LOW, HIGH, SCALE, SUB, SIGNED)
+    for first in range(0, n_blocks, BLOCKS):
+        k = first * 32 + at
+        part = tl.load(x + (source[:, None] * width + k[None, :]),
+                       mask=is_row[:, None] & (k < width)[None, :], other=0.0)  # fmt: skip
+        total = added_product(part, tl.trans(w), total, "ieee", IS_INTERPRETED)
+        w = decoded(stored, LOW, HIGH, ZERO, TABLE, SCALE, SUB).to(x.dtype.element_ty)
+        stored = stored_step(tile, first + 2 * BLOCKS + number, lane, n_blocks, skip, LOW, HIGH,
+                             SCALE, SUB, SIGNED)  # fmt: skip
+    store_products(out, total, x_scale, scale, bias, expert, row, source, is_row, column, n_row,
+                   n_rows, HAS_X_SCALE, HAS_SCALE, HAS_BIAS)  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["n_row", "n_rows", "n_units"])
+def plain_product(data0, data1, scale0, scale1, bias0, bias1, out, table, pair_of, x, x_scale,
+                  n_row, n_rows, n_units, HAS_X_SCALE: tl.constexpr, HAS_SCALE: tl.constexpr,
+                  HAS_BIAS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+                  STEP: tl.constexpr, N_USED: tl.constexpr, UNIT: tl.constexpr,
+                  PRECISION: tl.constexpr, IS_INTERPRETED: tl.constexpr):  # fmt: skip
+    """Compute `x Wᵀ` like `planes_product` with W in F16, BF16 or F32.
+
+    Args:
+        data: contiguous matrices (n_expert, n_rows, n_columns), converted to x's type.
+        x: contiguous F16, BF16 or F32 (rows, n_columns).
+        STEP: number of columns of W at a time.
+        n_units: see `expert_gemv.plain_rows`.
+        PRECISION: `input_precision` of `tl.dot` for F32.
+    """
+    if tl.load(table + tl.program_id(1) * 3 + 2) == 0:
+        return
+    expert, row, source, is_row = block_rows(table, pair_of, ROWS, N_USED)
+    data, scale, bias = data0, scale0, bias0
+    if tl.program_id(2) == 1:
+        data, scale, bias = data1, scale1, bias1
+    n_columns = n_units * UNIT
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    data += (expert * n_rows + tl.minimum(column, n_rows - 1))[:, None] * n_columns
+    total = tl.zeros((ROWS, COLUMNS), tl.float32)
+    for first in range(0, n_columns, STEP):
+        k = first + tl.arange(0, STEP)
+        is_here = (k < n_columns)[None, :]
+        w = tl.load(data + k[None, :], mask=is_here, other=0.0)
+        part = tl.load(x + (source[:, None] * n_columns + k[None, :]),
+                       mask=is_row[:, None] & is_here, other=0.0)  # fmt: skip
+        total = added_product(part, tl.trans(w), total, PRECISION, IS_INTERPRETED)
+    store_products(out, total, x_scale, scale, bias, expert, row, source, is_row, column, n_row,
+                   n_rows, HAS_X_SCALE, HAS_SCALE, HAS_BIAS)  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["lead", "n_columns", "width"])
+def shorten(x, scale, out, lead, n_columns, width, HAS_SCALE: tl.constexpr, UNIT: tl.constexpr,
+            SIZE: tl.constexpr):  # fmt: skip
+    """Round rows of x to F16 or BF16, as the products read them; SIZE columns for each program.
+
+    Args:
+        x: contiguous F32 (rows, n_columns).
+        scale: divisors of rows, (rows,), where HAS_SCALE.
+        out: output (rows, width); columns before `lead` and behind those of x become zeros.
+        lead, n_columns, width: in units of UNIT columns.
+    """
+    lead, n_columns, width = lead * UNIT, n_columns * UNIT, width * UNIT
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.program_id(1) * SIZE + tl.arange(0, SIZE)
+    inside = (at >= lead) & (at < lead + n_columns)
+    value = tl.load(x + (row * n_columns + at - lead), mask=inside, other=0.0)
+    if HAS_SCALE:
+        value = value / tl.load(scale + row)
+    tl.store(out + (row * width + at), value.to(out.dtype.element_ty), mask=at < width)

@@ -1,0 +1,317 @@
+"""Guesses that a model makes: what it finds likeliest, token by token, for all answers at once."""
+
+from __future__ import annotations
+
+import logging
+import time
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TYPE_CHECKING, Generic
+
+import numpy as np
+
+from engine.decoding.drafting.ngram import Answer, Guess, Kind
+from engine.errors import EngineError, OutOfDeviceMemory
+from engine.formats.gguf.reader import GGUFFile
+from engine.generation.kv_cache import Group, OutOfPages, PagedSequence, PagePool, Sequences
+from engine.generation.scheduling.pace import Pace
+from engine.model.forward.batch import Batch, Piece
+from engine.model.forward.pages import n_alike
+from engine.planning.draft.memory import draft_params
+from engine.runtime.interface import PagedRuntime
+from engine.runtime.thread_runtime import ThreadRuntime, open_runtime
+from engine.util.progress import IsCancelled, ignore
+
+if TYPE_CHECKING:
+    from engine.load_params import LoadParams
+
+KIND = Kind("model", first_share=0.6)
+"""Kind of the guesses of a draft model."""
+
+MOST_UNSEEN = 16
+"""Largest number of tokens of all texts that are computed together with the first guesses; more are
+read piece by piece before."""
+
+
+class ModelSource(Generic[Answer]):
+    """Guesses that a small model makes for all running answers, in one pass for each next token.
+
+    It keeps a cache of its own, which holds what the texts begin with; what was guessed wrong is
+    overwritten.
+
+    Args:
+        runtime: the small model; its cache can rewind.
+        n_vocab: number of tokens that a guess may be.
+        on_failure: told of an error that has ended the guessing.
+        turn: returns the context in which the small model computes, and the other one does not.
+    """
+
+    kind, most = KIND, 0
+
+    def __init__(
+        self,
+        runtime: PagedRuntime,
+        n_vocab: int,
+        on_failure: Callable[[Exception], None],
+        turn: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
+        self._runtime, self._on_failure, self._turn = runtime, on_failure, turn
+        self._n_vocab = min(n_vocab, runtime.n_vocab)
+        self._knows_all = n_vocab <= runtime.n_vocab
+        groups = [Group(PagePool(group.n_pages), group.sight) for group in runtime.groups]
+        self._cached = Sequences(groups, lambda *pages: runtime.copy_page(*pages))
+        self._readers: dict[Answer, _Reader] = {}
+        self._pace = Pace()
+        self._has_failed = False
+
+    def guess(self, texts: Mapping[Answer, Sequence[int]], most: int) -> Mapping[Answer, Guess]:
+        """Return what the model goes on with, see `GuessSource`.
+
+        None are there while it reads long texts, of which each call computes a piece; nor for texts
+        that are too long for it, or once it has failed.
+        """
+        if self._has_failed or not all(self._can_read(ids, most) for ids in texts.values()):
+            return {}
+        try:
+            with self._turn():
+                found = self._read(texts, most)
+        except OutOfPages:
+            for answer in [answer for answer in self._readers if answer not in texts]:
+                self.forget(answer)  # next time there may be room
+            return {}
+        except Exception as error:  # noqa: BLE001 answers go on without guesses
+            self._has_failed = True
+            self._on_failure(error)
+            return {}
+        return {answer: Guess(ids, KIND) for answer, ids in zip(texts, found, strict=False)}
+
+    def n_unread(self, texts: Mapping[Answer, Sequence[int]]) -> int:
+        """Return how many tokens of some texts were not computed, but for a last one of each."""
+        readers = ((self._readers.get(answer), ids) for answer, ids in texts.items())
+        return sum(len(ids) - (reader.n_seen if reader else 0) - 1 for reader, ids in readers)
+
+    def forget(self, answer: Answer) -> None:
+        """Free the pages of an answer; what they hold can be found until it is overwritten."""
+        reader = self._readers.pop(answer, None)
+        if reader is not None:
+            reader.close()
+
+    def _read(self, texts: Mapping[Answer, Sequence[int]], most: int) -> list[list[int]]:
+        """Return what follows each text; nothing while there is more to read than may take long.
+
+        Raises:
+            OutOfPages: other texts use too many.
+        """
+        readers = [self._reader(answer, ids) for answer, ids in texts.items()]
+        if sum(reader.n_unseen for reader in readers) > max(MOST_UNSEEN, len(readers)):
+            self._read_on(readers)
+            return []
+        for reader in readers:
+            reader.reserve(most)
+        return self._guessed(readers, most)
+
+    def _can_read(self, ids: Sequence[int], most: int) -> bool:
+        """Return whether a text and the guesses behind it fit, and have no unknown tokens."""
+        fits = len(ids) + most <= self._runtime.n_ctx
+        return fits and (self._knows_all or max(ids) < self._runtime.n_vocab)
+
+    def _reader(self, answer: Answer, ids: Sequence[int]) -> _Reader:
+        """Return the reader of a text, whose cache is what the text begins with."""
+        reader = self._readers.get(answer)
+        if reader is not None and not reader.follow(ids):
+            self.forget(answer)
+            reader = None
+        if reader is None:
+            reader = self._readers[answer] = _Reader(self._cached.open(ids[:-1]))
+            reader.follow(ids)
+        return reader
+
+    def _read_on(self, readers: Sequence[_Reader]) -> None:
+        """Compute of what was not seen yet as much as others may wait for, but for last tokens."""
+        left = self._pace.n
+        for reader in readers:
+            while left and reader.n_unseen > 1:
+                n = min(reader.n_unseen - 1, left, self._runtime.n_batch)
+                begun = time.perf_counter()
+                piece = reader.piece(n)
+                self._runtime.forward(reader.text[piece.n_past : piece.stop], Batch((piece,), n))
+                self._runtime.finish()
+                self._pace.note(n, time.perf_counter() - begun)
+                reader.note_seen(n)
+                left -= n
+
+    def _guessed(self, readers: Sequence[_Reader], most: int) -> list[list[int]]:
+        """Return the likeliest tokens behind each text, there being pages for them."""
+        ids, pieces, last = list[int](), list[Piece](), list[int]()
+        for reader in readers:
+            ids += reader.text[-reader.n_unseen :]
+            pieces += reader.singles(reader.n_unseen)
+            last.append(len(ids) - 1)
+        tokens = self._next(ids, pieces, last)
+        for reader in readers:
+            reader.note_seen(reader.n_unseen)
+        found = [[token] for token in tokens]
+        for _ in range(most - 1):
+            pieces = [reader.guessed(token) for reader, token in zip(readers, tokens, strict=True)]
+            tokens = self._next(tokens, pieces, range(len(tokens)))
+            for guess, token in zip(found, tokens, strict=True):
+                guess.append(token)
+        return found
+
+    def _next(
+        self, ids: Sequence[int], pieces: Sequence[Piece], rows: Sequence[int]
+    ) -> Sequence[int]:
+        """Compute single tokens; return the likeliest next ones behind some of them."""
+        logits = self._runtime.forward(ids, Batch(tuple(pieces), 0))
+        return [int(np.argmax(logits[row, : self._n_vocab])) for row in rows]
+
+
+class _Reader:
+    """What the model has seen of one text, and of what it has guessed behind it.
+
+    Attributes:
+        text: all tokens of the text.
+    """
+
+    def __init__(self, sequence: PagedSequence) -> None:
+        self._sequence = sequence
+        self._guesses: list[int] = []  # computed behind the sequence
+        self.text: list[int] = []
+
+    @property
+    def n_seen(self) -> int:
+        """Number of tokens of the text that are computed."""
+        return len(self._sequence.ids)
+
+    @property
+    def n_unseen(self) -> int:
+        """Number of tokens of the text that are not computed yet; one at least behind `follow`."""
+        return len(self.text) - self.n_seen
+
+    def follow(self, ids: Sequence[int]) -> bool:
+        """Go on with a longer text, or another one; return False where that cannot be.
+
+        Guesses that were right are in the cache already.
+        """
+        self.text, seen = list(ids), self._sequence.ids
+        if self.text[: len(seen)] != seen or len(seen) == len(self.text):
+            self._guesses = []
+            return self._sequence.cut(n_alike(seen, self.text[:-1]))
+        n = n_alike(self._guesses, self.text[len(seen) : -1])
+        self._sequence.append(self._guesses[:n])
+        self._guesses = []
+        return True
+
+    def reserve(self, n_guesses: int) -> None:
+        """Make sure that there are pages for the rest of the text and some guesses.
+
+        Raises:
+            OutOfPages: others use too many.
+        """
+        self._sequence.reserve(self.n_unseen + n_guesses)
+
+    def piece(self, n: int) -> Piece:
+        """Return the place of the next n tokens of the text, with pages.
+
+        Raises:
+            OutOfPages: others use too many.
+        """
+        self._sequence.reserve(n)
+        return Piece(len(self._sequence.ids), n, self._tables)
+
+    def singles(self, n: int) -> list[Piece]:
+        """Return the places of the next n tokens, one by one, for which there are pages."""
+        at, tables = len(self._sequence.ids), self._tables
+        return [Piece(at + i, 1, tables) for i in range(n)]
+
+    def guessed(self, token: int) -> Piece:
+        """Note a guess that is computed next, and return its place."""
+        self._guesses.append(token)
+        return Piece(len(self._sequence.ids) + len(self._guesses) - 1, 1, self._tables)
+
+    def note_seen(self, n: int) -> None:
+        """Note that the next n tokens of the text were computed."""
+        at = len(self._sequence.ids)
+        self._sequence.append(self.text[at : at + n])
+
+    @property
+    def _tables(self) -> tuple[tuple[int, ...], ...]:
+        return tuple(tuple(table) for table in self._sequence.tables)
+
+    def close(self) -> None:
+        """Free its pages."""
+        self._sequence.close()
+
+
+log = logging.getLogger(__name__)
+
+
+class DraftModel(Generic[Answer]):
+    """A loaded draft model, whole on one device.
+
+    Args:
+        params: settings of the model that it guesses for.
+        main: ranks of that model.
+        is_cancelled: asked again and again; returning True ends the loading.
+
+    Attributes:
+        device: name of its device.
+        source: its guesses.
+
+    Raises:
+        EngineError: its file cannot be used, its device is full, or it was cancelled.
+    """
+
+    def __init__(self, params: LoadParams, main: ThreadRuntime, is_cancelled: IsCancelled) -> None:
+        wanted = draft_params(params, main.n_ctx)
+        (self.device,) = wanted.devices
+        with GGUFFile.open(wanted.path) as file:
+            try:
+                self._runtime = open_runtime(file, wanted, ignore, is_cancelled)
+            except OutOfDeviceMemory as error:
+                error.hint = f"{error.hint} Or do without the draft model.".strip()
+                raise
+        self._failed: Callable[[str], None] = lambda why: None
+        me = weakref.ref(self)  # a cycle would keep weights alive
+        self.source: ModelSource[Answer] = ModelSource(
+            self._runtime.runner, main.runner.n_vocab, lambda error: _fail(me(), error),
+            lambda: _turn(me()),
+        )  # fmt: skip
+        self.attach(main)
+
+    def attach(self, main: ThreadRuntime) -> None:
+        """Count its memory for the ranks of a model from now on, and tell that of a failure."""
+        self._main = main
+        held = [rank.held for rank in self._runtime.ranks]
+        main.note_beside("draft", sum(use.weights + use.kv for use in held))
+        fallbacks, device = main.fallbacks, self.device
+        self._failed = lambda why: fallbacks.report("draft", (device,), why)
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """Let the two models' threads compute by turns: they would spin in each other's way."""
+        self._main.rest()
+        try:
+            yield
+        finally:
+            self._runtime.rest()
+
+    def fail(self, error: Exception) -> None:
+        """Free the model, which has failed, and say so once."""
+        log.warning("The draft model has failed: %s", error, exc_info=error)
+        self._failed(str(error) if isinstance(error, EngineError) else "of a bug, see the log")
+        self._runtime.close()
+
+    def close(self) -> None:
+        """Free all memory, and raise nothing; safe to call twice."""
+        self._runtime.close()
+
+
+def _fail(draft: DraftModel[Answer] | None, error: Exception) -> None:
+    if draft is not None:
+        draft.fail(error)
+
+
+def _turn(draft: DraftModel[Answer] | None) -> AbstractContextManager[None]:
+    return nullcontext() if draft is None else draft.turn()

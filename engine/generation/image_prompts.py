@@ -1,0 +1,176 @@
+"""Pictures of a conversation: read, and put between the tokens of its text."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from pathlib import Path
+from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
+
+from engine.errors import ANOTHER_TEMPLATE, PictureError
+from engine.text.messages import PICTURE_PLACE, PictureFile
+from engine.util.progress import IsCancelled, never
+from engine.vision.images.decoding import MOST_PICTURES
+from engine.vision.images.placed import Picture
+from engine.vision.images.reading import PictureReading, picture_text
+
+if TYPE_CHECKING:
+    from engine.text.messages import ChatMessage
+    from engine.vision.images.placed import PictureSight
+    from engine.vision.images.resizing import PictureRule
+
+MOST_KEPT_BYTES = 64 << 20
+"""Largest number of bytes of pixels that are kept, so that each turn need not read them again."""
+
+_NUMBERED = re.compile(f"{PICTURE_PLACE}([0-9]+){PICTURE_PLACE}")
+"""Place of a picture in a prompt's text, with its number in the conversation."""
+
+
+@dataclass(frozen=True, eq=False)
+class SeenPicture:
+    """A picture of a conversation as its prompt has it.
+
+    Attributes:
+        views: the picture; or its tiles, and then the whole of it.
+        texts: texts before each of them, and behind the last.
+    """
+
+    views: tuple[Picture, ...]
+    texts: Sequence[str]
+
+
+Seen = Sequence[SeenPicture]
+"""Pictures of a conversation, in order."""
+
+
+class PictureReader:
+    """Reader of the pictures of conversations with one model.
+
+    Args:
+        sight: how the model sees them.
+        encoder: hash of what encodes them.
+    """
+
+    def __init__(self, sight: PictureSight, encoder: str) -> None:
+        self.sight = sight
+        self._encoder = encoder
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[bytes, SeenPicture] = OrderedDict()
+        self._used: WeakValueDictionary[bytes, SeenPicture] = WeakValueDictionary()
+
+    @property
+    def rule(self) -> PictureRule:
+        """Rule by which the model takes pictures."""
+        return self.sight.rule
+
+    def read(self, messages: Sequence[ChatMessage], is_cancelled: IsCancelled = never) -> Seen:
+        """Return the pictures of a conversation; any thread may call it.
+
+        While the result is held, reading the same pictures again takes no time.
+
+        Raises:
+            PictureError: one cannot be used, or there are too many.
+            Cancelled: `is_cancelled` has returned True.
+        """
+        found = [picture for message in messages for picture in message.pictures]
+        if len(found) > MOST_PICTURES:
+            raise PictureError(
+                f"The conversation has {len(found)} pictures; at most {MOST_PICTURES} are taken."
+            )
+        with PictureReading(len(found), is_cancelled) as reading:
+            return [self._read(picture, reading) for picture in found]
+
+    def _read(self, picture: PictureFile | str, reading: PictureReading) -> SeenPicture:
+        key = _key(picture)
+        with self._lock:
+            found = self._kept.pop(key, None) or self._used.get(key)
+        if found is None:
+            if isinstance(picture, PictureFile):
+                picture = picture_text(picture.path)
+            size, grid, views = reading.views(picture, self.rule.resizing)
+            pictures = (Picture.of(view, size, self.rule, self._encoder) for view in views)
+            found = SeenPicture(tuple(pictures), self.rule.texts(*grid))
+        with self._lock:
+            self._kept[key] = self._used[key] = found
+            while len(self._kept) > 1 and self._n_bytes > MOST_KEPT_BYTES:
+                self._kept.popitem(last=False)
+        return found
+
+    @property
+    def _n_bytes(self) -> int:
+        return sum(view.pixels.nbytes for seen in self._kept.values() for view in seen.views)
+
+
+def _key(picture: PictureFile | str) -> bytes:
+    """Return what tells a picture from others: of a file its name, size and time."""
+    if isinstance(picture, PictureFile):
+        try:
+            found = Path(picture.path).stat()
+        except OSError as error:
+            problem = error.strerror or str(error)
+            raise PictureError(f"A picture cannot be read: {problem}.") from error
+        picture = f"{picture.path}\0{found.st_size} {found.st_mtime_ns}"
+    return blake2b(picture.encode("utf-8", "replace"), digest_size=16).digest()
+
+
+def by_number(seen: Seen) -> Mapping[int, Picture]:
+    """Return pictures and tiles by their number."""
+    return {view.number: view for picture in seen for view in picture.views}
+
+
+def with_numbers(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
+    """Return messages of text, in which the number of each picture stands at its place.
+
+    Pictures without a place stand before the text of their message.
+    """
+    marked: list[ChatMessage] = []
+    n = 0
+    for message in messages:
+        parts = message.content.split(PICTURE_PLACE)
+        n_first = max(0, len(message.pictures) - len(parts) + 1)
+        numbers = [f"{PICTURE_PLACE}{n + i}{PICTURE_PLACE}" for i in range(len(message.pictures))]
+        places = [*numbers[n_first:], *[""] * len(parts)]
+        text = "".join(numbers[:n_first]) + parts[0]
+        text += "".join(place + part for place, part in zip(places, parts[1:], strict=False))
+        marked.append(replace(message, content=text, pictures=()))
+        n += len(message.pictures)
+    return marked
+
+
+def encoded(text: str, seen: Seen, encode: Callable[[str, bool], list[int]]) -> list[int]:
+    """Return the token ids of a prompt's text with the numbers of pictures.
+
+    Args:
+        encode: returns the ids of a text, given whether the prompt begins with it.
+
+    Raises:
+        PictureError: the template has left pictures out, or changed their order.
+    """
+    texts = _NUMBERED.split(text)
+    numbers = [int(number) for number in texts[1::2]]
+    if numbers != list(range(len(seen))):
+        raise PictureError(
+            "The model's chat template leaves pictures out.",
+            ANOTHER_TEMPLATE,
+        )
+    ids, held, is_first = list[int](), texts[0], True
+    for picture, behind in zip(seen, texts[2::2], strict=True):
+        around = picture.texts
+        for view, before in zip(picture.views, around[:-1], strict=True):
+            if held + before or is_first:  # a prompt may begin with a token of its own
+                ids += encode(held + before, is_first)
+            ids += view.ids
+            held, is_first = "", False
+        held = around[-1] + behind
+    return ids + encode(held, is_first)
+
+
+def without_numbers(text: str, rule: PictureRule) -> str:
+    """Return a prompt's text in which a picture is what stands around its tokens."""
+    around = "".join(rule.texts(1, 1))
+    return _NUMBERED.sub(lambda _: around, text)

@@ -1,0 +1,537 @@
+"""Sequences of tokens whose keys and values lie in pages of several groups."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Generic, NamedTuple, TypeVar
+
+from engine.model.forward.pages import GONE, PAGE, ROOT, Sight, n_alike, page_key, page_keys
+
+
+class OutOfPages(Exception):
+    """Error of a pool all of whose pages are used by sequences."""
+
+
+class Content(NamedTuple):
+    """What a page holds.
+
+    Attributes:
+        before: key of the page before.
+        ids: tokens; fewer than `PAGE` if the rest of the page may be anything.
+    """
+
+    before: bytes
+    ids: tuple[int, ...]
+
+
+class PagePool:
+    """The pages of one group of layers.
+
+    A page is *used* while sequences count it, and *known* while it can be found by its content. A
+    known page that nobody uses is *idle*: it stays until its memory is wanted. The page that was
+    released first goes first, so a sequence that releases its last page first loses its end before
+    its beginning, which others may share. Before all of them go pages that a sequence has *passed*:
+    its window has left them, and only who goes back as far would look for them.
+
+    Args:
+        n_pages: number of pages.
+    """
+
+    def __init__(self, n_pages: int) -> None:
+        self.n_pages = n_pages
+        self._n_users = [0] * n_pages
+        self._empty = list(reversed(range(n_pages)))
+        self._passed: dict[int, None] = {}  # in the order in which they were released
+        self._idle: dict[int, None] = {}  # so are these
+        self._contents: dict[int, Content] = {}
+        self._whole: dict[bytes, int] = {}
+        self._behind: dict[bytes, dict[int, None]] = {}
+
+    @property
+    def n_free(self) -> int:
+        """Number of pages that `take` can return before a sequence releases some."""
+        return len(self._empty) + self.n_idle
+
+    @property
+    def n_idle(self) -> int:
+        """Number of known pages that no sequence uses."""
+        return len(self._passed) + len(self._idle)
+
+    @property
+    def n_known(self) -> int:
+        """Number of pages that can be found by their content."""
+        return len(self._contents)
+
+    @property
+    def known(self) -> list[int]:
+        """Pages that can be found by their content, in order."""
+        return sorted(self._contents)
+
+    def n_users(self, page: int) -> int:
+        """Return how many sequences use a page."""
+        return self._n_users[page]
+
+    def content(self, page: int) -> Content | None:
+        """Return what a page is known to hold."""
+        return self._contents.get(page)
+
+    def take(self) -> int:
+        """Return a page that nobody uses and nobody finds any more; the caller uses it.
+
+        Raises:
+            OutOfPages: there is none.
+        """
+        if self._empty:
+            page = self._empty.pop()
+        elif waiting := self._passed or self._idle:
+            page = next(iter(waiting))
+            del waiting[page]
+            self.forget(page)
+        else:
+            raise OutOfPages
+        self._n_users[page] = 1
+        return page
+
+    def use(self, page: int) -> None:
+        """Count one more user of a known page."""
+        assert page in self._contents, "only what is known can be shared"
+        self._passed.pop(page, None)
+        self._idle.pop(page, None)
+        self._n_users[page] += 1
+
+    def release(self, pages: Iterable[int], *, is_passed: bool = False) -> None:
+        """Count one user less of each page; those known to be good stay until they are wanted.
+
+        Args:
+            is_passed: whether the user's window has left them.
+        """
+        for page in pages:
+            assert self._n_users[page] > 0, "nobody uses this page"
+            self._n_users[page] -= 1
+            if self._n_users[page]:
+                continue
+            if page in self._contents:
+                (self._passed if is_passed else self._idle)[page] = None
+            else:
+                self._empty.append(page)
+
+    def note(self, page: int, before: bytes, ids: Sequence[int]) -> None:
+        """Make a used page known by what it holds, in place of what was known.
+
+        A whole page whose twin is known already is not: one is enough to be found.
+        """
+        assert self._n_users[page], "only its user knows what a page holds"
+        self.forget(page)
+        if len(ids) == PAGE:
+            key = page_key(before, ids)
+            if key in self._whole:
+                return
+            self._whole[key] = page
+        self._contents[page] = Content(before, tuple(ids))
+        self._behind.setdefault(before, {})[page] = None
+
+    def forget(self, page: int) -> None:
+        """Make sure that nobody finds a page any more."""
+        content = self._contents.pop(page, None)
+        if content is None:
+            return
+        if len(content.ids) == PAGE:
+            del self._whole[page_key(*content)]
+        twins = self._behind[content.before]
+        del twins[page]
+        if not twins:
+            del self._behind[content.before]
+
+    def whole(self, key: bytes) -> int | None:
+        """Return the page with a key; None if there is none."""
+        return self._whole.get(key)
+
+    def best(self, before: bytes, ids: Sequence[int]) -> tuple[int, int]:
+        """Return the page behind `before` that begins most like `ids`, and the tokens in common.
+
+        Among pages with equally many, idle ones come first, then those with fewer other tokens.
+
+        Returns:
+            (-1, 0) if none has a token in common.
+        """
+        best, rank = -1, (0, False, 0)
+        for page in self._behind.get(before, ()):
+            found = self._contents[page].ids
+            n = n_alike(found, ids)
+            mine = (n, not self._n_users[page], -len(found))
+            if n and mine > rank:
+                best, rank = page, mine
+        return best, rank[0]
+
+    def clear(self) -> None:
+        """Make sure that no page is found, such as after a failure that may have spoilt some."""
+        for page in list(self._contents):
+            self.forget(page)
+        self._empty.extend((*self._passed, *self._idle))
+        self._passed.clear()
+        self._idle.clear()
+
+
+CopyPage = Callable[[int, int, int], None]
+"""Function that copies a page on all ranks at once: number of the group, source, target."""
+
+
+class Group(NamedTuple):
+    """Layers that see equally far back, and their pages."""
+
+    pool: PagePool
+    sight: Sight = Sight()
+
+
+class Sequences:
+    """The sequences that share the pages of a cache.
+
+    Args:
+        groups: the groups; the same pages of each hold other layers' keys and values.
+        copy: copies a page, before it returns.
+    """
+
+    def __init__(self, groups: Sequence[Group], copy: CopyPage) -> None:
+        self.groups = tuple(groups)
+        self.copy = copy
+
+    def open(self, ids: Sequence[int], lengths: Iterable[int] | None = None) -> PagedSequence:
+        """Return a sequence that begins with as many of `ids` as pages are known to hold.
+
+        Args:
+            ids: the tokens that are wanted.
+            lengths: the only lengths at which it may go on, such as those of recurrent states that
+                were kept; None for any.
+
+        Raises:
+            OutOfPages: others use the page that the last tokens would need.
+        """
+        keys = page_keys(ids)
+        match = _Match(self.groups, ids, keys)
+        candidates = match.lengths() if lengths is None else sorted(lengths, reverse=True)
+        n = next((n for n in candidates if n <= len(ids) and match.covers(n)), 0)
+        return PagedSequence(self, list(ids[:n]), keys[: n // PAGE])
+
+    def clear(self) -> None:
+        """Make sure that nothing is found any more; sequences in use go on."""
+        for group in self.groups:
+            group.pool.clear()
+
+
+class _Match:
+    """Beginning of a sequence, as far as the pages of the groups hold it."""
+
+    def __init__(self, groups: Sequence[Group], ids: Sequence[int], keys: Sequence[bytes]) -> None:
+        self._groups, self._ids, self._keys = groups, ids, keys
+        self._begins = [_run_begins(group.pool, keys) for group in groups]
+        self._n_whole = min(
+            (_n_from_start(x) for x, g in zip(self._begins, groups, strict=True) if not g.sight.n),
+            default=len(keys),
+        )
+
+    def lengths(self) -> list[int]:
+        """Return the lengths that are worth asking `covers` for, the longest first."""
+        start = self._n_whole * PAGE
+        before = self._keys[self._n_whole - 1] if self._n_whole else ROOT
+        rest = self._ids[start : start + PAGE]
+        n_part = min((group.pool.best(before, rest)[1] for group in self._groups), default=0)
+        return [start + n_part, *range(start, 0, -PAGE)]
+
+    def covers(self, n: int) -> bool:
+        """Return whether each group knows all that the token behind the first n sees."""
+        n_whole, n_part = divmod(n, PAGE)
+        before = self._keys[n_whole - 1] if n_whole else ROOT
+        part = self._ids[n - n_part : n]
+        for group, begins in zip(self._groups, self._begins, strict=True):
+            first = group.sight.first_seen(n)
+            if first < n - n_part and begins[n_whole] > first // PAGE:
+                return False
+            if n_part and first < n and group.pool.best(before, part)[1] < n_part:
+                return False
+        return True
+
+
+def _run_begins(pool: PagePool, keys: Sequence[bytes]) -> list[int]:
+    """Return, for each number of pages, where the known ones that lead up to it begin."""
+    begins = [0]
+    for i, key in enumerate(keys):
+        begins.append(i + 1 if pool.whole(key) is None else begins[-1])
+    return begins
+
+
+def _n_from_start(begins: Sequence[int]) -> int:
+    """Return how many pages are known without a gap from the first one on."""
+    return next((i for i, begin in enumerate(begins) if begin), len(begins)) - 1
+
+
+class PagedSequence:
+    """Tokens of one request, and the pages that hold them.
+
+    Attributes:
+        ids: tokens that are in the cache.
+        tables: for each group, the page of each `PAGE` tokens, or `GONE`.
+    """
+
+    def __init__(self, all_of_them: Sequences, ids: list[int], keys: list[bytes]) -> None:
+        self._groups, self._copy = all_of_them.groups, all_of_them.copy
+        self.ids = ids
+        self._keys = keys
+        self.tables: list[list[int]] = [[] for _ in self._groups]
+        try:
+            for group, table in zip(self._groups, self.tables, strict=True):
+                self._share(group, table)
+            for number in range(len(self._groups)):
+                self._share_part(number)
+        except OutOfPages:
+            self._release()
+            raise
+
+    def reserve(self, n: int, firsts: Sequence[int] = ()) -> None:
+        """Make sure that each group has pages for n more tokens.
+
+        Args:
+            firsts: for each group, the first position that is to have a page, for tokens that were
+                computed elsewhere and of which not all are there; none if all are.
+
+        Raises:
+            OutOfPages: others use too many; nothing has changed.
+        """
+        wanted = -(-(len(self.ids) + n) // PAGE)
+        before = [len(table) for table in self.tables]
+        try:
+            for number, (group, table) in enumerate(zip(self._groups, self.tables, strict=True)):
+                first = firsts[number] // PAGE if firsts else 0
+                while len(table) < wanted:
+                    table.append(GONE if len(table) < first else group.pool.take())
+        except OutOfPages:
+            for number, length in enumerate(before):
+                self._drop_from(number, length)
+            raise
+
+    def append(self, ids: Sequence[int]) -> None:
+        """Note that tokens were computed, for which `reserve` made room.
+
+        Pages that became whole can be found by others; those that no token will see are released.
+        """
+        n_whole = len(self._keys)
+        self.ids.extend(ids)
+        self._keys = page_keys(self.ids, self._keys)
+        for number, group in enumerate(self._groups):
+            for index in range(n_whole, len(self._keys)):
+                self._note(number, index, PAGE)
+            self._let_go(number, group.sight.first_seen(len(self.ids)) // PAGE)
+
+    def cut(self, n: int) -> bool:
+        """Forget all tokens behind the first n, if the pages before them are still there.
+
+        What others use is not overwritten: a copy of the last page is.
+
+        Returns:
+            Whether it was done; False if layers have let go what the next token sees.
+
+        Raises:
+            OutOfPages: a copy is needed, but others use all pages; nothing has changed.
+        """
+        n_whole, n_part = divmod(n, PAGE)
+        if not self._sees_all(n):
+            return False
+        last = [table[n_whole] if n_part else GONE for table in self.tables]
+        shared = [page if page != GONE and group.pool.n_users(page) > 1 else GONE
+                  for group, page in zip(self._groups, last, strict=True)]  # fmt: skip
+        kept = n_whole + bool(n_part)
+        for number, (group, page) in enumerate(zip(self._groups, shared, strict=True)):
+            has_room = group.pool.n_free or self._is_only_user(number, kept)
+            if page != GONE and not has_room:
+                raise OutOfPages
+        for number, group in enumerate(self._groups):
+            self._drop_from(number, kept)
+            if shared[number] != GONE:
+                self.tables[number][n_whole] = group.pool.take()
+                self._copy(number, shared[number], self.tables[number][n_whole])
+                group.pool.release([shared[number]])
+            elif last[number] != GONE:
+                group.pool.forget(last[number])
+        del self.ids[n:], self._keys[n_whole:]
+        return True
+
+    def close(self) -> None:
+        """Release all pages; their content can be found until their memory is needed."""
+        n_whole, n_part = divmod(len(self.ids), PAGE)
+        if n_part:
+            for number in range(len(self._groups)):
+                self._note(number, n_whole, n_part)
+        self._release()
+
+    def _share(self, group: Group, table: list[int]) -> None:
+        """Use the whole pages that the next token sees."""
+        first = group.sight.first_seen(len(self.ids)) // PAGE
+        for index, key in enumerate(self._keys):
+            page = None if index < first else group.pool.whole(key)
+            if page is not None:
+                group.pool.use(page)
+            table.append(GONE if page is None else page)
+
+    def _share_part(self, number: int) -> None:
+        """Use a page that begins with the last tokens, or a copy of it."""
+        group, table = self._groups[number], self.tables[number]
+        part = self.ids[len(self._keys) * PAGE :]
+        if not part:
+            return
+        if group.sight.first_seen(len(self.ids)) >= len(self.ids):
+            table.append(group.pool.take())
+            return
+        page, _ = group.pool.best(self._before(len(self._keys)), part)
+        is_idle = not group.pool.n_users(page)
+        content = group.pool.content(page)
+        assert content is not None, "best pages are known"
+        group.pool.use(page)
+        table.append(page)
+        if is_idle and len(content.ids) == len(part):
+            return
+        if is_idle and not group.pool.n_free:
+            group.pool.forget(page)  # nobody else is in the way, so this must not fail
+            return
+        table[-1] = GONE
+        try:
+            table[-1] = group.pool.take()
+            self._copy(number, page, table[-1])
+        finally:
+            group.pool.release([page])
+
+    def _before(self, index: int) -> bytes:
+        """Return the key of the page before one."""
+        return self._keys[index - 1] if index else ROOT
+
+    def _note(self, number: int, index: int, n: int) -> None:
+        """Make known what a page holds: n tokens."""
+        page = self.tables[number][index]
+        if page != GONE:
+            ids = self.ids[index * PAGE : index * PAGE + n]
+            self._groups[number].pool.note(page, self._before(index), ids)
+
+    def _let_go(self, number: int, first: int) -> None:
+        """Release the pages before one, which no token will see."""
+        table = self.tables[number]
+        gone = [index for index in range(min(first, len(table))) if table[index] != GONE]
+        pages = [table[index] for index in reversed(gone)]
+        self._groups[number].pool.release(pages, is_passed=True)
+        for index in gone:
+            table[index] = GONE
+
+    def _sees_all(self, n: int) -> bool:
+        """Return whether all is there that the token behind the first n sees."""
+        return all(
+            page != GONE
+            for group, table in zip(self._groups, self.tables, strict=True)
+            for page in table[group.sight.first_seen(n) // PAGE : -(-n // PAGE)]
+        )
+
+    def _is_only_user(self, number: int, index: int) -> bool:
+        """Return whether a page from an index on becomes free when this sequence drops it."""
+        pool = self._groups[number].pool
+        return any(page != GONE and pool.n_users(page) == 1 for page in self.tables[number][index:])
+
+    def _drop_from(self, number: int, index: int) -> None:
+        """Release the pages from an index on, the last ones first."""
+        table = self.tables[number]
+        self._groups[number].pool.release(reversed([p for p in table[index:] if p != GONE]))
+        del table[index:]
+
+    def _release(self) -> None:
+        """Release all pages, the last ones first."""
+        for number in range(len(self._groups)):
+            self._drop_from(number, 0)
+
+
+T = TypeVar("T")
+
+
+class _Kept(NamedTuple, Generic[T]):
+    """A state that was kept, and its bytes."""
+
+    state: T
+    n_bytes: int
+
+
+class Checkpoints(Generic[T]):
+    """States of recurrent layers that were kept at some lengths of sequences.
+
+    Keys and values can be cut at any token, a recurrent state cannot: a sequence goes on from where
+    one was kept. Those used longest ago go first.
+
+    Args:
+        most_bytes: largest number of bytes of all states.
+
+    Attributes:
+        n_bytes: bytes of the states that are kept.
+    """
+
+    def __init__(self, most_bytes: int) -> None:
+        self.n_bytes = 0
+        self._most_bytes = most_bytes
+        self._kept: dict[tuple[bytes, tuple[int, ...]], _Kept[T]] = {}  # used longest ago first
+        self._parts: dict[bytes, set[tuple[int, ...]]] = {}
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def keep(self, ids: Sequence[int], state: T, n_bytes: int) -> bool:
+        """Keep the state behind `ids`, in place of others if need be.
+
+        Returns:
+            False if it is larger than all of them may be.
+        """
+        before, part = key = _key(ids)
+        self._drop(key)
+        if n_bytes > self._most_bytes:
+            return False
+        while self.n_bytes + n_bytes > self._most_bytes:
+            self._drop(next(iter(self._kept)))
+        self._kept[key] = _Kept(state, n_bytes)
+        self._parts.setdefault(before, set()).add(part)
+        self.n_bytes += n_bytes
+        return True
+
+    def lengths(self, ids: Sequence[int]) -> list[int]:
+        """Return at which lengths of a sequence a state is kept, the longest first."""
+        found = (
+            n_whole * PAGE + len(part)
+            for n_whole, before in enumerate([ROOT, *page_keys(ids)])
+            for part in self._parts.get(before, ())
+            if tuple(ids[n_whole * PAGE :][: len(part)]) == part
+        )
+        return sorted(found, reverse=True)
+
+    def state(self, ids: Sequence[int]) -> T:
+        """Return the state behind `ids`, which is used now.
+
+        Raises:
+            KeyError: none is kept there.
+        """
+        key = _key(ids)
+        kept = self._kept.pop(key)
+        self._kept[key] = kept
+        return kept.state
+
+    def clear(self) -> None:
+        """Drop all states."""
+        self._kept.clear()
+        self._parts.clear()
+        self.n_bytes = 0
+
+    def _drop(self, key: tuple[bytes, tuple[int, ...]]) -> None:
+        """Drop a state, if there is one."""
+        kept = self._kept.pop(key, None)
+        if kept is None:
+            return
+        before, part = key
+        self.n_bytes -= kept.n_bytes
+        self._parts[before].discard(part)
+        if not self._parts[before]:
+            del self._parts[before]
+
+
+def _key(ids: Sequence[int]) -> tuple[bytes, tuple[int, ...]]:
+    """Return the key of the last whole page, and the tokens behind it."""
+    keys = page_keys(ids)
+    return (keys[-1] if keys else ROOT), tuple(ids[len(keys) * PAGE :])

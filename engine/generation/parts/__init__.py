@@ -1,1 +1,0 @@
-"""Answers in parts: how each is read, and the events of its thought, content and calls."""

@@ -1,1 +1,0 @@
-"""Pictures in conversations: what reads, places and encodes them for one model."""

@@ -1,1 +1,0 @@
-"""Memory of the encoder of pictures beside a model."""

@@ -1,1 +1,0 @@
-"""Descriptions of the known forms of answers, as data."""

@@ -1,0 +1,335 @@
+"""A child process that answers lines with lines, and is ended if an answer takes too much.
+
+For work on what strangers made, such as templates, formulas and documents: no request can hang the
+process that asks, or fill the machine.
+"""
+
+from __future__ import annotations
+
+import _thread
+import faulthandler
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from enum import Enum, auto
+from typing import Any
+
+import psutil
+
+from engine.util.pack import VARIABLE
+from engine.util.programs import NO_WINDOW, child_environment, tie_child
+from engine.util.progress import IsCancelled, never
+
+PIPE_BUFFER = 1 << 18
+"""Bytes that each side reads from a pipe at once; a long chat has hundreds of kilobytes."""
+
+OUT_OF_MEMORY = 3
+"""Exit status of a child that got no more memory."""
+
+
+def answer_lines(answer: Callable[[bytes], Mapping[str, object]], max_bytes: int) -> None:
+    """Answer the requests of standard input until it ends, each with a line of JSON.
+
+    Args:
+        answer: returns the answer to a request.
+        max_bytes: memory that this process may take.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl+C is for the process that started this one
+    _limit_memory(max_bytes)
+    _say({"is_ready": True})
+    with open(0, "rb", PIPE_BUFFER) as requests:
+        for line in requests:
+            try:
+                _say(answer(line))
+            except MemoryError:
+                os._exit(OUT_OF_MEMORY)
+
+
+@contextmanager
+def ending_after(seconds: float) -> Iterator[None]:
+    """End this process if the `with` block takes longer, whatever it does.
+
+    The thread that does so needs no lock of Python.
+    """
+    faulthandler.dump_traceback_later(seconds, exit=True)
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
+def _say(message: Mapping[str, object]) -> None:
+    text = json.dumps(message, ensure_ascii=False) + "\n"
+    sys.stdout.buffer.write(text.encode("utf-8", "surrogatepass"))
+    sys.stdout.buffer.flush()
+
+
+def _limit_memory(max_bytes: int) -> None:
+    """Have allocations fail beyond a limit, and leave no core file.
+
+    Linux counts all private memory as data. macOS takes the limit and does not enforce it, and
+    Windows has none: there the other side's looks at this process are the limit.
+    """
+    if sys.platform == "win32":
+        return
+    import resource
+
+    for kind, most in ((resource.RLIMIT_DATA, max_bytes), (resource.RLIMIT_CORE, 0)):
+        with suppress(OSError, ValueError):
+            resource.setrlimit(kind, (most, most))
+
+
+LOOK_S = 0.01
+"""Seconds between two looks at the memory of the process."""
+
+
+class Excess(Enum):
+    """Reasons to kill a process: limits that it has exceeded, or that nobody waits for it."""
+
+    TIME = auto()
+    MEMORY = auto()
+    CANCELLED = auto()
+
+
+class ChildEnded(Exception):
+    """End of a child without an answer.
+
+    Attributes:
+        excess: why it was killed; None if it ended by itself.
+        status: exit status; None if it takes long to end.
+    """
+
+    def __init__(self, excess: Excess | None, status: int | None) -> None:
+        super().__init__(f"excess {excess}, status {status}")
+        self.excess = excess
+        self.status = status
+
+    @property
+    def is_out_of_memory(self) -> bool:
+        """Whether the child needed more memory than it may have."""
+        return self.excess is Excess.MEMORY or self.status == OUT_OF_MEMORY
+
+
+class LimitedChild:
+    """A process that answers one request after another, for one thread at a time.
+
+    Its first line says that it is ready. Its error output goes nowhere. It ends with its standard
+    input, so when this process ends.
+
+    Args:
+        command: command line.
+        max_bytes: memory that it may have.
+        start_s: seconds until it must be ready.
+
+    Raises:
+        OSError: it cannot be started.
+    """
+
+    def __init__(self, command: Sequence[str], max_bytes: int, start_s: float = 20.0) -> None:
+        self._process = subprocess.Popen(
+            list(command), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+            env=_environment(), creationflags=NO_WINDOW, bufsize=PIPE_BUFFER,
+        )  # fmt: skip
+        tie_child(self.pid)
+        self._max_bytes, self._start_s = max_bytes, start_s
+        self._is_ready = False
+
+    @property
+    def pid(self) -> int:
+        """Id of the process."""
+        return self._process.pid
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the process has not ended."""
+        return self._process.poll() is None
+
+    def wait_until_ready(self, is_cancelled: IsCancelled = never) -> None:
+        """Wait until the child has imported what it needs.
+
+        Raises:
+            OSError: it ends or is silent instead.
+            ChildEnded: `is_cancelled` has returned True.
+        """
+        if self._is_ready:
+            return
+        line, excess = self._exchange(b"", self._start_s, is_cancelled)
+        if excess is Excess.CANCELLED:
+            raise ChildEnded(excess, self._status())
+        if excess:
+            raise OSError(f"it takes more than {self._start_s:g} s or {self._max_bytes >> 20} MiB")
+        if not line:
+            raise OSError(f"it ended with status {self._status()}")
+        self._is_ready = True
+
+    def ask(
+        self, request: bytes, seconds: float, is_cancelled: IsCancelled = never
+    ) -> dict[str, Any]:
+        """Return the answer to a request, a line of JSON.
+
+        Args:
+            seconds: time for the answer.
+            is_cancelled: asked again and again, on another thread; returning True ends the child.
+
+        Raises:
+            ChildEnded: there is no answer, and the child is gone or going.
+        """
+        line, excess = self._exchange(request, seconds, is_cancelled)
+        if excess or not line.endswith(b"\n"):
+            raise ChildEnded(excess, self._status())
+        answer = json.loads(line)
+        assert isinstance(answer, dict)
+        return answer
+
+    def kill(self) -> None:
+        """End the process, whatever it does; any thread may call it."""
+        self._process.kill()
+
+    def close(self) -> None:
+        """End the process, whatever it does, and close its pipes."""
+        self.kill()
+        self._status()
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None
+            with suppress(OSError):
+                pipe.close()
+
+    def _exchange(
+        self, request: bytes, seconds: float, is_cancelled: IsCancelled
+    ) -> tuple[bytes, Excess | None]:
+        """Write a request; return the line that answers it, and why the process was killed."""
+        stdin, stdout = self._process.stdin, self._process.stdout
+        assert stdin is not None
+        assert stdout is not None
+        line = b""
+        watch = AnswerWatch(self._process, seconds, self._max_bytes, is_cancelled)
+        with watch, suppress(OSError):
+            stdin.write(request)
+            stdin.flush()
+            line = stdout.readline()
+        return line, watch.excess
+
+    def _status(self) -> int | None:
+        """Return the exit status of a process that is ending; None if it takes long to end."""
+        with suppress(subprocess.TimeoutExpired):
+            return self._process.wait(5)
+        return None
+
+
+class AnswerWatch:
+    """A thread that kills a process if the `with` block takes too long or too much memory.
+
+    A thread rather than timeouts of reads: a process that is stopped does not read either, and
+    pipes have no timeouts on Windows. Nobody waits for the thread: without memory for its first
+    step it ends unseen, and `threading.Thread.start` would wait for that step for ever. Then the
+    process ends by itself, later, see `engine.util.sandbox`.
+
+    Args:
+        seconds: time that the block may take.
+        max_bytes: memory that the process may have.
+        is_cancelled: returning True kills the process as well.
+
+    Attributes:
+        excess: why the process was killed, None while it was not; final after the block.
+    """
+
+    def __init__(
+        self, process: subprocess.Popen[bytes], seconds: float, max_bytes: int,
+        is_cancelled: IsCancelled = never,
+    ) -> None:  # fmt: skip
+        self.excess: Excess | None = None
+        self._process = process
+        self._seconds = seconds
+        self._max_bytes = max_bytes
+        self._is_cancelled = is_cancelled
+        self._is_done = threading.Event()
+        self._looking = threading.Lock()
+
+    def __enter__(self) -> AnswerWatch:
+        try:
+            _thread.start_new_thread(self._look, ())
+        except RuntimeError as error:  # "can't start new thread", which is for want of memory
+            raise MemoryError(str(error)) from error
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_done.set()
+        with self._looking:  # the thread does nothing more
+            pass
+
+    def _look(self) -> None:
+        """Look at the process until the block is done; runs on the thread."""
+        deadline = time.monotonic() + self._seconds
+        while not self._is_done.wait(LOOK_S):
+            with self._looking:
+                if self._is_done.is_set():
+                    return
+                if self._is_cancelled():
+                    self.excess = Excess.CANCELLED
+                elif time.monotonic() > deadline:
+                    self.excess = Excess.TIME
+                elif _memory_of(self._process.pid) > self._max_bytes:
+                    self.excess = Excess.MEMORY
+                if self.excess:
+                    self._process.kill()
+                    return
+
+
+def _memory_of(pid: int) -> int:
+    """Return the bytes of memory of a process; 0 if it has ended."""
+    try:
+        memory = psutil.Process(pid).memory_info()
+    except psutil.Error:
+        return 0
+    return int(getattr(memory, "private", memory.rss))  # "private" is Windows's
+
+
+def _environment() -> dict[str, str]:
+    """Return the environment of a child without the engine's libraries, which it would hold."""
+    return {name: value for name, value in child_environment().items() if name != VARIABLE}
+
+
+POLL_S = 0.05
+"""Seconds between two looks of a waiting thread at what nobody tells it."""
+
+
+class FairSemaphore:
+    """A semaphore that threads get in order of arrival, and can stop waiting for.
+
+    Args:
+        n: number of threads that may hold it at once.
+    """
+
+    def __init__(self, n: int) -> None:
+        self._n_free = n
+        self._line: deque[object] = deque()
+        self._changed = threading.Condition()
+
+    def acquire(self, is_cancelled: IsCancelled) -> bool:
+        """Wait for a turn; return False if `is_cancelled` returned True first."""
+        me = object()
+        with self._changed:
+            self._line.append(me)
+            try:
+                while not self._n_free or self._line[0] is not me:
+                    if is_cancelled():
+                        return False
+                    self._changed.wait(POLL_S)
+                self._n_free -= 1
+                return True
+            finally:
+                self._line.remove(me)
+                self._changed.notify_all()
+
+    def release(self) -> None:
+        """Give the turn back."""
+        with self._changed:
+            self._n_free += 1
+            self._changed.notify_all()
