@@ -225,6 +225,7 @@ if TYPE_CHECKING:
         text_size,
     )
     from engine.text.thinking import THINK_CLOSE, THINK_OPEN, ThoughtMarker
+    from engine.util.child_program import answer_lines, ending_after
     from engine.util.files import (
         atomic_write,
         exposure,
@@ -246,7 +247,7 @@ if TYPE_CHECKING:
         tie_to_parent,
     )
     from engine.util.progress import LoadProgress, StateProgress
-    from engine.util.sandbox import ChildEnded, LimitedChild, answer_lines, ending_after
+    from engine.util.sandbox import ChildEnded, LimitedChild
     from engine.util.sanitize import error_line, json_escaped, one_line, package_version, printable
     from engine.vision.images.decoding import (
         MOST_PICTURES,

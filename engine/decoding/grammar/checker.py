@@ -19,16 +19,10 @@ from engine.decoding.grammar.schema import (
 )
 from engine.errors import Cancelled, EngineError, GrammarError
 from engine.sampling_params import Grammar
+from engine.util.child_program import answer_lines, ending_after
 from engine.util.programs import program_command
 from engine.util.progress import IsCancelled, never
-from engine.util.sandbox import (
-    ChildEnded,
-    Excess,
-    FairSemaphore,
-    LimitedChild,
-    answer_lines,
-    ending_after,
-)
+from engine.util.sandbox import ChildEnded, Excess, FairSemaphore, LimitedChild
 
 COMMAND = program_command("engine.decoding.grammar.checker")
 """Command of the child."""

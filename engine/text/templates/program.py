@@ -11,7 +11,7 @@ from typing import Any
 import jinja2
 
 from engine.text.templates.sandbox import BoundedEnvironment, Budget, limited
-from engine.util.sandbox import answer_lines, ending_after
+from engine.util.child_program import answer_lines, ending_after
 
 MAX_SOURCE = 128 << 10
 """Largest number of characters of a template."""

@@ -9,7 +9,7 @@ from io import BytesIO
 
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from engine.util.sandbox import answer_lines, ending_after
+from engine.util.child_program import answer_lines, ending_after
 from engine.vision.images.resizing import Resizing, TooNarrow, Views
 
 MOST_FILE_BYTES = 32 << 20
