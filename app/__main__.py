@@ -22,10 +22,9 @@ with importing():  # these imports take a while, and Ctrl+C in one of them is no
         prepare_streams,
         write,
     )
-    from app.cli.version import version
-    from app.core.process.display import check_display
-    from app.core.process.qt_libraries import missing_qt_library
-    from app.setup.engine_pack.activation import activate as use_engine_pack
+    from app.cli.score import version
+    from app.core.process.environment import check_display, missing_qt_library
+    from app.setup.engine_pack.store import activate as use_engine_pack
     from engine import EngineError
 
 COMMANDS = {

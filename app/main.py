@@ -21,7 +21,7 @@ from app.window.parts import Parts
 from engine import DeviceInfo
 
 if TYPE_CHECKING:
-    from app.setup.engine_pack.activation import Origin
+    from app.setup.engine_pack.store import Origin
     from engine import ModelLoaded, Rig
 
 log = logging.getLogger(__name__)

@@ -209,7 +209,7 @@ if TYPE_CHECKING:
     from engine.planning.threads import TokenWork, token_work
     from engine.runtime.interconnect.proof import prove_links
     from engine.runtime.kernel_proof import prove_cards
-    from engine.runtime.measuring.kernel_times import tune_kernels
+    from engine.runtime.measuring.kernel_tuning import tune_kernels
     from engine.runtime.measuring.link_speed import LinkSpeed, measure_link
     from engine.runtime.measuring.machine_speed import DeviceSpeed, measure_device, measure_facts
     from engine.runtime.measuring.weight_speed import ProductSpeed, measure_products, product_types

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
 
-import engine.hardware.backend_choice  # noqa: F401 before torch, which reads it
+import engine.hardware.environment  # noqa: F401 before torch, which reads it
 from engine import arguments
 from engine.errors import EngineError
 from engine.events import Generate
@@ -22,8 +22,9 @@ from engine.formats.gguf.reader import GGUFFile, check_unchanged, model_hash
 from engine.generation.answers import Answers
 from engine.generation.benchmark import Benchmark, BenchResult, BenchTest
 from engine.generation.draft_model import DraftModel
+from engine.generation.image_support import PictureSupport
 from engine.generation.occupancy import Occupancy
-from engine.generation.prompts import PictureSupport, Prompts
+from engine.generation.prompts import Prompts
 from engine.generation.queries.questions import Inquiries
 from engine.generation.scheduling.drafts import Drafts
 from engine.generation.scheduling.mtp_source import MTPSource, guess_sources, guess_ways

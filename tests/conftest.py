@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from app.core.process.qt_libraries import missing_qt_library
+from app.core.process.environment import missing_qt_library
 from engine.hardware.backend_choice import simulate_gpus
 from tests.helpers.gpu_run import is_gpu_run, may_have_gpu_tests, overlooked, place
 

@@ -37,12 +37,13 @@ SERVERS_OWN = {
 """What modules of these import beside asyncio, which only waits."""
 
 SOCKETS = {
-    "app.core.process.signals": {"socketpair"}, "engine.hosts.machines.joining": {"gethostname"},
-    "app.server.page.running": {"gethostname", "socket"},  # a datagram's, which sends nothing
+    "app.core.process.environment": {"socketpair"},
+    "engine.hosts.machines.joining": {"gethostname"},
+    "app.server.page.session": {"gethostname", "socket"},  # a datagram's, which sends nothing
 }  # fmt: skip
 """What the modules that import `socket` take from it: none of it reaches another machine."""
 
-WAITS = ("app.tools.hub", "app.tools.keeper", "app.tools.loop_thread")
+WAITS = ("app.tools.hub",)
 """Modules whose loop of asyncio waits for what others do."""
 
 LOCAL = {"app.core.process.single_window": {"", ".QLocalServer", ".QLocalSocket"}}

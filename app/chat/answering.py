@@ -81,9 +81,9 @@ class WrittenAnswer:
 
     def call(self, event: ToolCallBegun | ToolCallText) -> None:
         """Add what the engine has written of a call."""
-        from app.chat.tools import writing  # late: most answers have no call
+        from app.chat.tools import tool_use
 
-        self.message.calls = writing.with_event(self.message.calls, event, self.offers)
+        self.message.calls = tool_use.with_event(self.message.calls, event, self.offers)
 
     def so_far(self, reason: str) -> AnswerStats:
         """Return the figures of the answer that is cut off for a reason."""
@@ -271,9 +271,9 @@ class AnswerWriter(QObject):
         message = written.message
         message.stats = stats
         if message.calls:
-            from app.chat.tools import writing  # late: most answers have none
+            from app.chat.tools import tool_use
 
-            message.calls = writing.ended(message.calls, stats.reason, is_whole=is_whole)
+            message.calls = tool_use.ended(message.calls, stats.reason, is_whole=is_whole)
         written.chat.updated = time.time()
         self.closed.emit(written.chat, written.message)
         self.changed.emit()

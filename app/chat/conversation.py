@@ -178,7 +178,7 @@ class Conversation:
                 before = turns.pop()
                 text, seen = f"{before.content}\n\n{text}", (*before.pictures, *seen)
             if calls:
-                from app.chat.tools.prompting import call_turns  # late: most chats have none
+                from app.chat.tools.tool_use import call_turns  # late: most chats have none
 
                 thought = parts.thought if number > max(asked, default=0) else None
                 turns += call_turns(text, thought or "", calls)

@@ -14,7 +14,7 @@ from app.chat.chat_file import salvaged
 from app.chat.conversation import Conversation, NewerChat
 from app.chat.markdown import formula_rules
 from app.chat.message import Message, split_thought
-from app.chat.pictures.sharing import (
+from app.chat.pictures.album import (
     NAME,
     PathOf,
     in_html,

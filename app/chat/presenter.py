@@ -15,7 +15,7 @@ from app.chat.conversation import Conversation
 from app.chat.pictures.album import PictureAlbum
 from app.chat.pictures.draft import DraftPictures
 from app.chat.pictures.picture import ChatPicture
-from app.chat.running.texts import status_text
+from app.chat.running.running_chip import status_text
 from app.chat.session import ChatSession
 from app.chat.tools.presenter import CallPresenter
 from app.chat.views.chat_view import ChatView

@@ -8,15 +8,17 @@ from dataclasses import fields, replace
 from typing import Any
 
 import engine  # what lists devices or reads plans is resolved when it is used
-from app.cli.options.form_options import add_form, given_form, text_or_file
-from app.cli.options.load_options import (
+from app.cli.load_options import (
     add_draft,
     add_fast_prompts,
+    add_form,
     add_kept_states,
     add_kv_types,
     add_parallel,
     add_threads,
+    given_form,
     given_kv_type,
+    text_or_file,
 )
 from app.core.paths import demo_model
 from app.core.units import MIB

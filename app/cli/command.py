@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Iterator
 from dataclasses import fields
 
-from app.cli.options.load_options import flags_for
+from app.cli.load_options import flags_for
 from app.core.units import MIB
 from engine import LoadParams
 

@@ -17,8 +17,7 @@ from app.cli.links import (
     ways_document,
     ways_text,
 )
-from app.cli.output import percent, size, table, write, write_json
-from app.cli.remedy import remedy_here
+from app.cli.output import percent, remedy_here, size, table, write, write_json
 from app.cli.split.default_split import choice_document, has_no_choice
 from app.cli.split.fit import RoomLeft, room_left, room_text
 from app.cli.split.plans import save_plan

@@ -13,6 +13,7 @@ from dataclasses import asdict, is_dataclass
 from typing import Any, Final, NoReturn, TextIO
 
 from app.core.units import GIB, MIB
+from app.setup.engine_pack.store import has_own_engine
 from engine import EngineError, Fallback, error_line, json_escaped, one_line, printable
 
 CLEAR_LINE: Final = "\r\x1b[K"
@@ -156,3 +157,11 @@ def size(n_bytes: int) -> str:
 
 def percent(fraction: float) -> str:
     return f"{fraction * 100:.1f} %"
+
+
+OF_PIP = "pip "
+
+
+def remedy_here(command: str) -> str:
+    """Return what to run in place of a command of pip's where an engine pack has PyTorch."""
+    return "tandem engine" if command.startswith(OF_PIP) and not has_own_engine() else command

@@ -19,8 +19,8 @@ from app.cli.arguments import (
     add_sampling,
     sampling_params,
 )
+from app.cli.load_options import add_server
 from app.cli.loading import given_options, load, note_warnings
-from app.cli.options.load_options import add_server
 from app.cli.output import fallback_fields, note, write, write_json
 from engine import (
     ChatMessage,

@@ -17,13 +17,20 @@ from mcp.types import CONNECTION_CLOSED, Implementation, ToolListChangedNotifica
 from mcp.types import Tool as ListedTool
 
 from app.core.translation import tr
-from app.tools.problems import Ending, Misuse, call_sentence, ending_sentence
-from app.tools.results import limited, tool_result
-from app.tools.standard_error import StandardError
+from app.tools.results import limited, tool_names, tool_result
+from app.tools.server_store import ToolLimits, ToolServer
 from app.tools.states import ServerTool, ToolResult
-from app.tools.tool_names import tool_names
-from app.tools.tool_server import ToolLimits, ToolServer
-from app.tools.transports import EndWatch, http_streams, program_streams, unreachable
+from app.tools.transports import (
+    Ending,
+    EndWatch,
+    Misuse,
+    StandardError,
+    call_sentence,
+    ending_sentence,
+    http_streams,
+    program_streams,
+    unreachable,
+)
 from engine import Tool, one_line, package_version, printable
 
 log = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ import anyio
 import mcp.client.stdio
 from anyio.streams.text import TextReceiveStream
 
-from app.tools.tool_server import MAX_MESSAGE
+from app.tools.server_store import MAX_MESSAGE
 
 MESSAGES_AT_ONCE: Final = 1000
 MESSAGES_PER_S: Final = 500.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from app.tools.tool_server import ToolServer
+from app.tools.server_store import ToolServer
 from engine import Tool
 
 ServerStatus = Literal["off", "starting", "ready", "failed"]

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+from typing import Final, Generic, TypeVar
+
 from PySide6.QtCore import QEvent, QObject, QPoint, QRectF, QSignalBlocker, QSize, Qt
-from PySide6.QtGui import QColor, QPainter, QPaintEvent
+from PySide6.QtGui import QColor, QPainter, QPaintEvent, QShowEvent
 from PySide6.QtWidgets import (
     QAbstractButton,
     QDoubleSpinBox,
@@ -17,7 +21,7 @@ from PySide6.QtWidgets import (
 )
 
 from app.core.scale import px
-from app.widgets.sizes import scaled
+from app.widgets.layout import scaled
 from app.widgets.theme import mix, theme
 
 SHEET_WIDTH, MOST_SHEET_HEIGHT, SHEET_GAP = 420, 480, 6
@@ -213,3 +217,46 @@ class Sheet(QFrame):
             policy.ScrollBarAsNeeded if is_long else policy.ScrollBarAlwaysOff
         )
         self.setFixedHeight(min(MOST_SHEET_HEIGHT, height))
+
+
+W = TypeVar("W", bound=QWidget)
+
+
+class LateWidget(QWidget, Generic[W]):
+    """A widget that makes its content when it is first shown or asked for.
+
+    Args:
+        make: makes the content, and whatever shows something in it.
+    """
+
+    def __init__(self, make: Callable[[], W], parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._make = make
+        self._content: W | None = None
+        layout = QVBoxLayout(self)
+        layout.setContentsMargins(0, 0, 0, 0)
+
+    @property
+    def content(self) -> W:
+        """The content, which is made now if there is none."""
+        if self._content is None:
+            self._content = self._make()
+            layout = self.layout()
+            assert layout is not None
+            layout.addWidget(self._content)
+        return self._content
+
+    def showEvent(self, event: QShowEvent) -> None:
+        _ = self.content
+        super().showEvent(event)
+
+
+HEADROOM: Final = 1.1
+"""Top of an axis over the highest value that is drawn, at least."""
+
+
+def nice_top(highest: float) -> float:
+    """Return a top with headroom above `highest`: 1, 2, 4, 5 or 8 times a power of ten."""
+    wanted = max(1.0, highest * HEADROOM)
+    power: float = 10.0 ** math.floor(math.log10(wanted))
+    return next(step * power for step in (1, 2, 4, 5, 8, 10) if step * power >= wanted)

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from html import escape
+from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
-from PySide6.QtCore import QPoint, QSize, Qt
-from PySide6.QtGui import QResizeEvent, QStandardItem
+from PySide6.QtCore import QPoint, QSize, QStandardPaths, Qt, QUrl
+from PySide6.QtGui import QDesktopServices, QResizeEvent, QStandardItem
 from PySide6.QtWidgets import (
+    QFileDialog,
     QLabel,
     QListWidgetItem,
     QSizePolicy,
@@ -186,3 +188,34 @@ def unbroken(text: str) -> str:
 def html_text(text: str) -> str:
     """Return what shows `text` as it is where HTML is expected, as in the axes of graphs."""
     return escape(one_line(text))
+
+
+_last_folder: Path | None = None
+
+
+def reveal(path: str | Path) -> None:
+    """Open the folder of a file in the file manager."""
+    QDesktopServices.openUrl(QUrl.fromLocalFile(str(Path(path).parent)))
+
+
+def ask_where_to_save(over: QWidget, title: str, name: str, kinds: str = "") -> tuple[str, str]:
+    """Ask for a file to write; return its path and the chosen kind, "" for none.
+
+    Args:
+        name: proposed name of the file. It is proposed in the folder of the last file, at first
+            among the documents: a program's working folder may be anywhere.
+        kinds: kinds of files, as of `QFileDialog`.
+    """
+    global _last_folder
+    place = str(_folder() / name)
+    chosen, kind = QFileDialog.getSaveFileName(over, title, place, kinds)
+    if chosen:
+        _last_folder = Path(chosen).parent
+    return chosen, kind
+
+
+def _folder() -> Path:
+    """Return the folder to begin in."""
+    documents = QStandardPaths.writableLocation(QStandardPaths.StandardLocation.DocumentsLocation)
+    folders = (_last_folder, Path(documents) if documents else None)
+    return next((folder for folder in folders if folder and folder.is_dir()), Path.home())

@@ -12,9 +12,9 @@ from app.core.notice import Notice
 from app.core.settings import Settings, SettingsStore
 from app.core.translation import tr
 from app.widgets.theme import apply_theme
+from app.window.appearance import next_zoom
 from app.window.dock_fit import DockFit
 from app.window.main_window import MainWindow
-from app.window.zoom import next_zoom
 
 SAVE_MS = 500
 

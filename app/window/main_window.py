@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
-from PySide6.QtCore import QByteArray, QEvent, QSize, Qt, QTimer, Signal, Slot
+from PySide6.QtCore import QByteArray, QEvent, QMimeData, QSize, Qt, QTimer, Signal, Slot
 from PySide6.QtGui import (
     QCloseEvent,
     QDragEnterEvent,
@@ -29,24 +30,61 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from app.chat.running.views.running_chip import RunningChip
+from app.chat.running.running_chip import RunningChip
 from app.chat.sampling.views.sampling_panel import SamplingPanel
 from app.chat.views.chat_list import ChatList
 from app.chat.views.chat_view import MARGIN, ChatView
 from app.chat.views.composer import Composer
 from app.chat.views.message_column import COLUMN_WIDTH
+from app.core.scale import px
 from app.core.translation import tr
 from app.models.current.views.model_bar import ModelBar
 from app.models.current.views.start_view import StartView
-from app.server.page.views.server_chip import ServerChip
+from app.server.page.server_panel import ServerChip
 from app.widgets.banner import FloatingBanner
-from app.widgets.dock import Dock
-from app.widgets.rail import Rail, is_in_front
+from app.widgets.layout import Dock, Rail, is_in_front, scaled
+from app.widgets.row_table import neighbour, tab_stops
 from app.widgets.shortcuts import make_shortcut, with_keys
-from app.widgets.sizes import scaled
-from app.widgets.tab_order import neighbour, tab_stops
-from app.window.drop import SUFFIX, DropHint, accept_copy, dropped_model
+from app.widgets.text import PlainLabel
+from app.widgets.theme import theme
 from engine import one_line
+
+SUFFIX = ".gguf"
+
+
+def dropped_model(data: QMimeData) -> str:
+    """Return the first local .gguf among dropped files; "" if there is none."""
+    paths = (url.toLocalFile() for url in data.urls() if url.isLocalFile())
+    return next((path for path in paths if path.lower().endswith(SUFFIX)), "")
+
+
+def accept_copy(event: QDropEvent) -> None:
+    """Accept a drop as a copy: after a move, a file manager would delete the model's file."""
+    event.setDropAction(Qt.DropAction.CopyAction)
+    event.accept()
+
+
+class DropHint(PlainLabel):
+    """Cover of the window while a model file is dragged over it."""
+
+    def __init__(self, parent: QWidget) -> None:
+        super().__init__(parent=parent)
+        self.setAlignment(Qt.AlignmentFlag.AlignCenter)
+        self.setAttribute(Qt.WidgetAttribute.WA_TransparentForMouseEvents)
+        self.hide()
+
+    def show_for(self, path: str) -> None:
+        colours = theme()
+        room = max(200, self.width() * 2 // 3)
+        text = one_line(tr("Drop to load {name}").format(name=Path(path).name))
+        self.setText(self.fontMetrics().elidedText(text, Qt.TextElideMode.ElideMiddle, room))
+        self.setStyleSheet(
+            f"background: {colours.window}; color: {colours.text}; font-size: {px(18)}px;"
+            f" border: 2px dashed {colours.accent};"
+        )
+        self.raise_()
+        self.show()
+
 
 LAYOUT_VERSION = 1
 SIZE = QSize(1440, 900)

@@ -24,15 +24,12 @@ from app.core import paths
 from app.core.engine_client import EngineClient, EngineState
 from app.core.process.crash import CrashReporter
 from app.core.process.engine_place import MakeHost
-from app.core.process.interpreter import Interpreter
-from app.core.process.sweeper import Sweeper
+from app.core.process.spare_time import Interpreter, Sweeper
 from app.core.settings import Settings, SettingsStore
 from app.core.translation import tr_later
 from app.core.units import GIB
-from app.devices.monitor.device_poller import DevicePoller
-from app.devices.monitor.presenter import MonitorPresenter
-from app.devices.monitor.views.monitor_head import MonitorHead
-from app.devices.monitor.views.monitor_panel import MonitorPanel
+from app.devices.monitor.presenter import DevicePoller, MonitorPresenter
+from app.devices.monitor.views.monitor_panel import MonitorHead, MonitorPanel
 from app.devices.split.presenter import SplitPresenter
 from app.devices.split.session import SplitSession
 from app.devices.split.views.split_panel import SplitPanel
@@ -42,27 +39,25 @@ from app.models.downloads.page import DownloadsPart
 from app.models.library.page import LibraryPage
 from app.remote.page.part import RemotePart
 from app.server.page.session import ServerSession
-from app.setup.updates.presenter import UpdatePresenter
+from app.setup.updates.session import UpdatePresenter
 from app.widgets.theme import apply_theme
-from app.window.answer_figures import AnswerFigures
+from app.window.appearance import start_language
 from app.window.idle import IdleUnloader
 from app.window.keeper import SettingsKeeper
-from app.window.language import start_language
 from app.window.main_window import MainWindow, Panels
 from app.window.open_on_send import OpenOnSend
-from app.window.preferences.page import SettingsPage
-from app.window.recovery import Recovery
+from app.window.preferences.settings_view import SettingsPage
 from app.window.side_panels import SidePanels
-from app.window.start_up import StartUp
-from app.window.taskbar.progress import TaskbarProgress, painter_for
+from app.window.start_up import Recovery, StartUp
+from app.window.taskbar import TaskbarProgress, painter_for
 from app.window.tools_part import ToolPart
-from app.window.tray import Tray
+from app.window.tray import AnswerFigures, Tray
 from engine import EngineError, LoadParams
 
 if TYPE_CHECKING:
     from app.chat.tools.switch import ToolSwitch
     from app.remote.machines.part import MachinesPart
-    from app.window.engine.setup import EngineSetup
+    from app.window.engine_setup import EngineSetup
     from app.window.help.dialogs import HelpDialogs
     from engine import EngineHost, HostEvent, Rig
 
@@ -264,7 +259,7 @@ class Parts(QObject):
     def _make_engine_setup(self) -> EngineSetup:
         """Make what offers and replaces the engine."""
         from app.setup.page.page import EnginePage
-        from app.window.engine.setup import EngineSetup
+        from app.window.engine_setup import EngineSetup
 
         page = EnginePage(
             lambda: self.start_up.devices, self.settings, self.keep,

@@ -12,13 +12,12 @@ import engine
 from app.cli.command import command_for
 from app.core.engine_client import EngineClient
 from app.core.translation import tr
-from app.devices.plans.presenter import PlansPresenter
-from app.devices.plans.views.plan_menu import PlanMenu
+from app.devices.plans import PlanMenu, PlansPresenter
 from app.devices.split.picture import SplitPicture
 from app.devices.split.session import SplitSession
 from app.server.page.session import ServerSession
 from app.widgets.buttons import button
-from app.widgets.late import LateWidget
+from app.widgets.controls import LateWidget
 from app.widgets.text import set_tip
 from engine import DeviceInfo, Finished, ModelInfo, ModelLoaded
 
@@ -26,10 +25,10 @@ if TYPE_CHECKING:
     from app.devices.interconnect.presenter import LinksPresenter
     from app.devices.interconnect.views.links_panel import LinksPanel
     from app.devices.map.presenter import PlacementPresenter
-    from app.devices.map.views.placement_panel import PlacementPanel
+    from app.devices.map.views.panel import PlacementPanel
     from app.devices.tune.presenter import TunePresenter
     from app.server.page.presenter import ServerPresenter
-    from app.server.page.views.server_panel import ServerPanel
+    from app.server.page.server_panel import ServerPanel
     from engine import Prediction, Rig, Wires
 
 
@@ -112,7 +111,7 @@ class SidePanels(QObject):
 
     def _make_map(self) -> PlacementPanel:
         from app.devices.map.presenter import PlacementPresenter
-        from app.devices.map.views.placement_panel import PlacementPanel
+        from app.devices.map.views.panel import PlacementPanel
 
         panel = PlacementPanel()
         self._placement = PlacementPresenter(panel, self._split, self)
@@ -136,7 +135,7 @@ class SidePanels(QObject):
 
     def _make_server(self) -> ServerPanel:
         from app.server.page.presenter import ServerPresenter
-        from app.server.page.views.server_panel import ServerPanel
+        from app.server.page.server_panel import ServerPanel
 
         panel = ServerPanel()
         self._server = ServerPresenter(self._serving, panel, self._client, self)

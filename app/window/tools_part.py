@@ -9,11 +9,11 @@ from PySide6.QtWidgets import QWidget
 
 from app.core.translation import tr, tr_later
 from app.tools.page.session import ToolSession
-from app.window.preferences.page import SettingsPage
+from app.window.preferences.settings_view import SettingsPage
 
 if TYPE_CHECKING:
     from app.tools.page.presenter import ToolPresenter
-    from app.tools.page.views.tool_panel import ToolPanel
+    from app.tools.page.tool_dialog import ToolPanel
 
 
 class ToolPart(QObject):
@@ -57,7 +57,7 @@ class ToolPart(QObject):
         self.session.close()
 
     def _make_panel(self) -> QWidget:
-        from app.tools.page.views.tool_panel import ToolPanel
+        from app.tools.page.tool_dialog import ToolPanel
 
         panel = self._panel = ToolPanel()
         panel.change.clicked.connect(self.open)

@@ -207,9 +207,7 @@ class Benchmark:
     def _host_s(self, test: BenchTest, ids: list[int], found: BenchResult) -> float | None:
         """Return the seconds per token that the host works, see `BenchResult.host_s`."""
         if self._has_gpu:
-            from engine.runtime.measuring.kernel_times import (
-                host_s,  # only what serves a GPU imports from there
-            )
+            from engine.runtime.measuring.kernel_times import host_s  # what serves a GPU
 
             self._fill(ids[: test.n_depth])
             with self._sequence.scratch() as place:

@@ -11,6 +11,7 @@ from typing import Literal, get_args
 from engine.errors import EngineError
 from engine.hardware.devices.places import is_cpu
 from engine.hardware.devices.visibility import ORDER, PCI_ORDER, VISIBLE, has_numbers
+from engine.hardware.environment import DEFAULTS, loads_kernels_lazily
 
 VARIABLE = "TANDEM_BACKEND"
 """Environment variable that names the backend."""
@@ -122,32 +123,6 @@ def use_interpreter() -> None:
 def has_triton() -> bool:
     """Return whether Triton is installed, which compiles GPU kernels and comes with PyTorch."""
     return find_spec("triton") is not None
-
-
-DEFAULTS = {
-    # by default CUDA puts the fastest GPU first, so numbers would differ from NVML's
-    ORDER: PCI_ORDER,
-    # a waiting thread must not take cores from the others where cores are few or busy
-    "OMP_WAIT_POLICY": "PASSIVE",
-    # from 3.10 on Triton fuses a product and a sum only where it is told to
-    "TRITON_DEFAULT_FP_FUSION": "1",
-}
-
-LOADING = "CUDA_MODULE_LOADING"
-
-
-def loads_kernels_lazily() -> bool:
-    """Return whether CUDA loads a kernel at its first launch, and then waits for the whole GPU.
-
-    Loading all kernels at the start takes hundreds of MB on each GPU, mostly for PyTorch's, so that
-    is done only if a person sets the variable to EAGER.
-    """
-    return os.environ.get(LOADING, "").upper() != "EAGER"
-
-
-def launches_block() -> bool:
-    """Return whether a kernel launch waits for the kernel's end, which people set to debug."""
-    return os.environ.get("CUDA_LAUNCH_BLOCKING", "0") not in ("", "0")
 
 
 for _name, _value in DEFAULTS.items():

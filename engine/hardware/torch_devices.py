@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import torch
 
-import engine.hardware.backend_choice  # noqa: F401 - sets what torch reads when it is imported
+import engine.hardware.environment  # noqa: F401 - sets what torch reads when it is imported
 from engine.errors import NoDevice
 from engine.hardware.cuda_api import OUT_OF_MEMORY, CudaCallError, is_overhead, overhead_bytes
 from engine.hardware.devices.catalog import cuda_status, list_devices

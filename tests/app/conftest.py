@@ -15,12 +15,12 @@ from pytestqt.qtbot import QtBot
 from shiboken6 import Shiboken
 
 from app.chat.formulas.pictures import formula_pictures
-from app.chat.views.lexers import lexers
+from app.chat.views.code_view import lexers
 from app.core.process.spare_time import spare_time
 from app.devices.monitor.views.monitor_panel import MonitorPanel
 from app.main import Shell
 from app.widgets.theme import apply_theme
-from app.window.language import start_language
+from app.window.appearance import start_language
 from engine import DeviceInfo, ModelInfo
 from tests.helpers.fake_host import FakeHost, Script, model_info
 from tests.helpers.fake_planner import CPU, GPUS, INFO, FakePlanner, fake_machine

@@ -20,8 +20,7 @@ import httpx2
 import psutil
 
 from app.models.downloads.transfer.part_file import PartFile
-from app.models.downloads.transfer.remote_file import RemoteFile
-from app.models.downloads.transfer.source import Source
+from app.models.downloads.transfer.source import RemoteFile, Source
 from app.models.downloads.transfer.transfer import FileTransfer
 from tests.helpers.hostile_server import hostile_server
 

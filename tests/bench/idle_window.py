@@ -29,7 +29,7 @@ from PySide6.QtCore import QEventLoop, QTimer
 from PySide6.QtWidgets import QApplication
 
 from app.core.units import GIB, MIB
-from app.devices.monitor.views.monitor_head import graph_names
+from app.devices.monitor.views.monitor_panel import graph_names
 from engine import DeviceSnapshot
 
 PROMPT = "What is tensor parallelism?"

@@ -18,7 +18,7 @@ import time
 from dataclasses import replace
 from functools import partial
 
-import engine.hardware.backend_choice  # noqa: F401 before torch, which reads it
+import engine.hardware.environment  # noqa: F401 before torch, which reads it
 
 # isort: split
 from engine import LoadParams, Model, SamplingParams

@@ -18,7 +18,7 @@ from dataclasses import asdict, replace
 from functools import partial
 from itertools import pairwise
 
-import engine.hardware.backend_choice  # noqa: F401 before torch, which reads it
+import engine.hardware.environment  # noqa: F401 before torch, which reads it
 
 # isort: split
 import torch

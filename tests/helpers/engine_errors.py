@@ -111,7 +111,7 @@ def _template(node: ast.expr) -> str:
 
 def untranslated() -> list[str]:
     """Return the sentences that have no form, so that they stay English in every window."""
-    from app.core.engine_sentences.problem_forms import PROBLEM_FORMS
+    from app.core.engine_sentences.forms import PROBLEM_FORMS
     from app.core.engine_sentences.translating import FORMS, SENTENCE_END, pattern
 
     def has_form(said: Said) -> bool:

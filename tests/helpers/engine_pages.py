@@ -4,9 +4,9 @@ from pytestqt.qtbot import QtBot
 
 from app.main import Shell
 from app.setup.engine_pack.store import Pack, PackStore
+from app.setup.page.engine_view import EngineView
 from app.setup.page.page import EnginePage
-from app.setup.page.views.engine_panel import EnginePanel
-from app.setup.page.views.engine_view import EngineView
+from app.setup.page.settings_part import EnginePanel
 
 
 def page_of(shell: Shell) -> EnginePage:

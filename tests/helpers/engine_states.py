@@ -12,7 +12,7 @@ from PySide6.QtWidgets import QWidget
 
 from app.main import Shell
 from app.setup.page.session import InstallRequest
-from app.window.engine.setup import EngineSetup
+from app.window.engine_setup import EngineSetup
 from engine import DeviceInfo, EngineError, leave_pack
 from tests.helpers.fake_engine_pack import PackScript, no_own_engine, write_lock
 from tests.helpers.screenshots import pause

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from app.setup.engine_pack import activation
+from app.setup.engine_pack import store as activation
 from app.setup.engine_pack.installation import Installed
 from app.setup.engine_pack.lock import Lock, this_python, this_system
 from app.setup.engine_pack.progress import InstallProgress, InstallStage
@@ -143,6 +143,6 @@ def no_own_engine(
     script = PackScript(site)
     made = type("ScriptedInstallation", (FakeInstallation,), {"script": script})
     set_attribute("app.setup.engine_pack.lock.locks_dir", lambda: folder / "locks")
-    set_attribute("app.setup.engine_pack.activation.has_own_engine", lambda: False)
+    set_attribute("app.setup.engine_pack.store.has_own_engine", lambda: False)
     set_attribute("app.setup.engine_pack.installation.Installation", made)
     return script

@@ -215,5 +215,5 @@ def install(driver: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> FakeDriver:
 
 
 def use_build(monkeypatch: pytest.MonkeyPatch, build: TorchBuild) -> None:
-    for module in ("devices.catalog", "devices.monitor", "hardware.gpu_path"):
-        monkeypatch.setattr(f"engine.{module}.find_torch_build", lambda: build)
+    for module in ("devices.catalog", "devices.monitor", "gpu_path"):
+        monkeypatch.setattr(f"engine.hardware.{module}.find_torch_build", lambda: build)

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from app.setup.engine_pack.installation import Tried, try_pack
 from app.setup.engine_pack.lock import this_python, this_system
-from app.setup.engine_pack.smoke_test import Tried, try_pack
 from app.setup.engine_pack.store import Pack, PackStore
 from engine import make_private
 

@@ -31,8 +31,8 @@ FOLDER = ROOT / "resources" / "languages"
 UPDATE = "python -m tests.helpers.languages update"
 
 NOT_IN_WINDOW = (
-    "app/cli", "app/__main__.py", "app/core/process/display.py", "app/core/process/engine_place.py",
-    "app/setup/engine_pack/children", "app/core/process/qt_libraries.py", "app/core/translation.py",
+    "app/cli", "app/__main__.py", "app/core/process/environment.py",
+    "app/core/process/engine_place.py", "app/setup/engine_pack/children", "app/core/translation.py",
     "app/server", "app/core/engine_client/sharing.py",
 )  # fmt: skip
 """Files and folders that show nothing in the window; what terminals and clients get is English."""
@@ -61,7 +61,8 @@ def sources() -> list[Path]:
 
 
 def _is_of_terminal(path: Path) -> bool:
-    return path.relative_to(ROOT).as_posix().startswith(NOT_IN_WINDOW)
+    name = path.relative_to(ROOT).as_posix()
+    return name.startswith(NOT_IN_WINDOW) and not name.startswith("app/server/page")
 
 
 def template() -> Catalog:

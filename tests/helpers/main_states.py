@@ -26,7 +26,7 @@ from app.core.notice import Notice
 from app.core.paths import demo_model
 from app.core.translation import tr
 from app.main import Shell
-from app.server.page.views.server_panel import state_text
+from app.server.page.server_panel import state_text
 from app.setup.updates import session
 from tests.helpers.engine_states import ENGINE_STATES, patches
 from tests.helpers.screenshots import new_shell, pause, wait, write_models

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from app.server.page.ledger_view import ClientSpeed, LedgerView, ShownRequest
+from app.server.page.session import ClientSpeed, LedgerView, ShownRequest
 
 BEGAN = 1_764_000_000.0
 

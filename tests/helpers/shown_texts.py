@@ -55,7 +55,7 @@ NAMES = {
     "app/chat/attachments/documents.py": {"no file", "no text", "too large", "too long"},
     "app/chat/attachments/presenter.py": {"file "},
     "app/chat/export.py": {"Markdown (*.md)", "PDF (*.pdf)", "JSON (*.json)"},
-    "app/chat/tools/prompting.py": {  # what a model is told
+    "app/chat/tools/tool_use.py": {  # what a model is told
         "This call was cut off before it was whole, so it did not run.",
         "The user has not let this call run.",
         "This call has no result yet.",
@@ -71,7 +71,7 @@ NAMES = {
     "app/chat/saving.py": {"restore "},
     "app/server/page/session.py": {"server of this window"},
     "app/tools/page/session.py": {"secrets of "},
-    "app/tools/page/views/server_form.py": {
+    "app/tools/page/server_form.py": {
         "npx -y @modelcontextprotocol/server-filesystem /home/me/Documents",
         '{"mcpServers": {"files": {"command": "npx", "args": ["-y", "…"]}}}',
         "Authorization: Bearer …",
@@ -81,10 +81,9 @@ NAMES = {
         "\n[Cut: the first ",
         " bytes",
     },
-    "app/tools/server_json.py": {'{"mcpServers": {"name": {"command": "…"}}}'},
-    "app/tools/server_store.py": {"headers of "},
-    "app/server/page/views/access.py": {"http://localhost:3000, https://example.org"},
-    "app/server/page/views/server_panel.py": {  # for a terminal
+    "app/tools/server_store.py": {'{"mcpServers": {"name": {"command": "…"}}}', "headers of "},
+    "app/server/page/server_panel.py": {  # for a terminal
+        "http://localhost:3000, https://example.org",
         ' -H "Authorization: Bearer YOUR_KEY"',
         r'"{\"messages\": [{\"role\": \"user\", \"content\": \"Hello\"}]}"',
         '-H "Content-Type: application/json"',
@@ -93,11 +92,10 @@ NAMES = {
     "app/chat/views/hit_list.py": {"MMM yyyy"},
     "app/widgets/theme.py": {"Fusion"},
     "app/chat/markdown/__init__.py": {"Formula", "Piece", "Portion", "Rule", "Table"},
-    "app/chat/views/highlight.py": {"Comment", "Keyword", "Token."},
-    "app/window/taskbar/unity.py": {"Update"},
-    "app/devices/split/views/device_details.py": {"KV cache"},
-    "app/devices/split/views/memory_bar.py": {"other programs"},
-    "app/core/process/late_imports.py": {"Forecaster", "Calibration", "Planner", "Fit"},
+    "app/chat/views/code_view.py": {"Comment", "Keyword", "Token."},
+    "app/window/taskbar.py": {"Update"},
+    "app/devices/split/views/device_row.py": {"KV cache", "other programs"},
+    "app/core/process/spare_time.py": {"Forecaster", "Calibration", "Planner", "Fit"},
     "app/widgets/shortcuts.py": {
         "Esc",
         "Return",
@@ -117,15 +115,16 @@ NAMES = {
         "What is a KV cache?",
         "What does Q4_K_M mean?",
     },
-    "app/core/process/log_file.py": {"%(asctime)s %(levelname)s %(name)s: %(message)s"},
+    "app/core/process/crash.py": {"%(asctime)s %(levelname)s %(name)s: %(message)s"},
     "app/window/help/diagnostics.py": {  # a report is in English, for whoever mends the mistake
         "# Tandem diagnostics",
         "## Settings that differ from the default",
         "not usable: ",
+        "Python",
+        "Qt",
+        "Triton",
     },
-    "app/window/help/facts.py": {"Python", "Qt", "Triton"},
     "app/window/help/licences.py": {"Classifier"},
-    "app/window/help/parts.py": {"Python", "Qt"},
     "app/devices/monitor/record.py": {
         "Time",
         "Seconds",
@@ -133,7 +132,7 @@ NAMES = {
         "Tokens per second",
     },  # of a CSV file
     "app/devices/monitor/views/timeline_plot.py": {" computed", " waited"},
-    "app/models/library/places.py": {"Hugging Face", "LM Studio", "Ollama", "Jan"},
+    "app/models/library/scan.py": {"Hugging Face", "LM Studio", "Ollama", "Jan"},
     "app/core/settings.py": {
         "Appearance",
         "Chats",

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from app.tools.hub import ToolHub
+from app.tools.server_store import ToolLimits, ToolServer
 from app.tools.states import RunningCall, ToolResult, ToolServerState
-from app.tools.tool_server import ToolLimits, ToolServer
 
 WAIT_S = 60.0
 

@@ -22,7 +22,7 @@ from app.core.engine_client import EngineClient
 from app.core.notice import Notice
 from app.core.translation import tr
 from app.widgets.buttons import IconButton
-from app.widgets.flow import FlowArea, FlowBox
+from app.widgets.layout import FlowArea, FlowBox
 from engine import EngineError, one_line
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from engine import EngineError, one_line, program_command
 
 log = logging.getLogger(__name__)
 
-COMMAND: Final = program_command("app.chat.attachments.program")
+COMMAND: Final = program_command("app.chat.attachments.documents")
 MOST_NAME: Final = 60
 """Largest number of characters of a file's name in a sentence."""
 
@@ -107,7 +107,10 @@ class AttachmentReader(QObject):
 
     def _ask(self, name: str, request: dict[str, str]) -> ReadFile:
         """Return the answer of the child; runs on the thread."""
-        from app.chat.attachments.program import MAX_MEMORY, MAX_SECONDS  # late: no file, no child
+        from app.chat.attachments.documents import (  # late: no file, no child
+            MAX_MEMORY,
+            MAX_SECONDS,
+        )
 
         shown = one_line(name, MOST_NAME)
         try:

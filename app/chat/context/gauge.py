@@ -6,10 +6,10 @@ from PySide6.QtCore import QRectF, Qt
 from PySide6.QtGui import QColor, QPainter, QPaintEvent, QPen
 from PySide6.QtWidgets import QHBoxLayout, QWidget
 
-from app.chat.context.usage import ContextUsage
+from app.chat.context.counter import ContextUsage
 from app.core.scale import px
 from app.core.translation import tr
-from app.widgets.sizes import scaled
+from app.widgets.layout import scaled
 from app.widgets.text import label, set_tip
 from app.widgets.theme import set_role, theme, theme_signals
 

@@ -8,27 +8,31 @@ from __future__ import annotations
 
 from typing import Final
 
+from PySide6.QtCore import QSizeF, Qt, QUrl
 from PySide6.QtGui import (
     QBrush,
     QColor,
     QFont,
+    QFontMetricsF,
+    QImage,
     QTextBlockFormat,
     QTextCharFormat,
     QTextCursor,
     QTextDocument,
     QTextFormat,
     QTextFrameFormat,
+    QTextImageFormat,
     QTextLength,
     QTextTableFormat,
 )
 
 from app.chat.conversation import Conversation
-from app.chat.exchange.paper_formulas import PaperFormulas
-from app.chat.exchange.paper_pictures import PaperPictures
 from app.chat.export import said, spoken
+from app.chat.formulas.pictures import MAX_LATEX, FormulaArtist, FormulaLook, FormulaPicture
 from app.chat.markdown import (
     CodeBlock,
     DisplayFormula,
+    Formula,
     Piece,
     Rule,
     Table,
@@ -36,9 +40,131 @@ from app.chat.markdown import (
     TextSpan,
     parse,
 )
+from app.chat.pictures.album import PathOf
+from app.chat.pictures.child import PictureChild
+from app.chat.pictures.picture import ChatPicture
 from app.core.translation import tr
 from app.widgets.theme import FONT_FAMILY
-from engine import one_line, printable
+from engine import EngineError, one_line, printable
+
+RATIO: Final = 600 / 96
+"""Dots of a picture for each unit of a document: 600 per inch."""
+
+SCALE: Final = 1.14
+"""Size of a formula's letters beside those of the text, whose small letters are larger."""
+
+UNITS_PER_POINT: Final = 96 / 72
+OBJECT: Final = "\ufffc"
+MEASURED: Final = 1000
+"""Size of a font, in pixels, whose measures are exact enough."""
+
+
+class PaperFormulas:
+    """Draws the formulas of one document, each of them once; used on one thread."""
+
+    def __init__(self, document: QTextDocument) -> None:
+        self._document = document
+        self._artist = FormulaArtist()
+        self._drawn: dict[FormulaLook, FormulaPicture | None] = {}
+        self._n_made = 0
+
+    def insert(self, cursor: QTextCursor, formula: Formula, style: QTextCharFormat) -> bool:
+        """Insert the picture of a formula; return whether there is one.
+
+        Args:
+            style: style of the text around it.
+        """
+        font = style.font()
+        pixels = font.pointSizeF() * UNITS_PER_POINT * SCALE
+        colour = style.foreground().color().name()
+        look = FormulaLook(formula.latex, formula.is_display, pixels, colour, RATIO)
+        if look not in self._drawn:
+            is_short = len(look.latex) <= MAX_LATEX
+            self._drawn[look] = self._artist.draw(look) if is_short else None
+        picture = self._drawn[look]
+        if picture is not None:
+            cursor.insertText(OBJECT, self._image(picture, font, style))
+        return picture is not None
+
+    def close(self) -> None:
+        """End the child that draws."""
+        self._artist.close()
+
+    def _image(
+        self, picture: FormulaPicture, font: QFont, style: QTextCharFormat
+    ) -> QTextImageFormat:
+        """Return the format of a picture.
+
+        Qt lets an object reach as far below the baseline as letters of its format's font do, so
+        the font is as large as that takes: nothing is written in it.
+        """
+        below = QFont(font)
+        below.setPixelSize(MEASURED)
+        units = picture.depth * MEASURED / QFontMetricsF(below).descent()
+        below.setPointSizeF(max(0.1, units / UNITS_PER_POINT))
+        name = f"formula:{self._n_made}"
+        self._n_made += 1
+        self._document.addResource(
+            QTextDocument.ResourceType.ImageResource.value, QUrl(name), _on_dots(picture)
+        )
+        image = QTextImageFormat()
+        image.merge(style)
+        image.setObjectType(QTextFormat.ObjectTypes.ImageObject.value)
+        image.setFont(below)
+        image.setName(name)
+        image.setWidth(picture.width)
+        image.setHeight(picture.height)
+        return image
+
+
+def _on_dots(picture: FormulaPicture) -> QImage:
+    """Return a picture without a ratio of its own, as paper has none."""
+    made = QImage(picture.image)
+    made.setDevicePixelRatio(1.0)
+    return made
+
+
+MOST_SIDE: Final = 1600
+"""Longest side of a picture in the file, in pixels."""
+
+BOX: Final = QSizeF(420.0, 320.0)
+"""Largest size on paper, in units of a document, of which an inch has 96."""
+
+
+class PaperPictures:
+    """Puts pictures into one document; used on one thread.
+
+    Args:
+        path_of: returns where a picture is.
+    """
+
+    def __init__(self, document: QTextDocument, path_of: PathOf) -> None:
+        self._document, self._path_of = document, path_of
+        self._child = PictureChild()
+
+    def insert(self, cursor: QTextCursor, picture: ChatPicture) -> bool:
+        """Insert a picture; return whether there is one."""
+        path = self._path_of(picture)
+        try:
+            image = self._child.image(path, MOST_SIDE, picture.name)
+        except EngineError:  # it is gone
+            return False
+        name = QUrl(f"picture:{picture.file}")
+        self._document.addResource(QTextDocument.ResourceType.ImageResource.value, name, image)
+        size = QSizeF(image.size())
+        if size.width() > BOX.width() or size.height() > BOX.height():
+            size.scale(BOX, Qt.AspectRatioMode.KeepAspectRatio)
+        form = QTextImageFormat()
+        form.setName(name.toString())
+        form.setWidth(size.width())
+        form.setHeight(size.height())
+        cursor.insertImage(form)
+        return True
+
+    def close(self) -> None:
+        """End the child that reads."""
+        self._child.close()
+
 
 TEXT_POINTS: Final = 10.5
 HEADING_POINTS: Final = (15.0, 13.5, 12.0, 11.0, 10.5, 10.5)

@@ -14,7 +14,7 @@ from app.chat.session import ChatSession
 from app.chat.views.chat_list import ChatList
 from app.core.notice import Notice
 from app.core.translation import tr
-from app.widgets.files import reveal
+from app.widgets.text import reveal
 
 if TYPE_CHECKING:
     from app.chat.search.finder import ChatFinder

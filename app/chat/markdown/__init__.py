@@ -17,8 +17,8 @@ from app.chat.markdown.pieces import (
     Table,
     TextLine,
     TextSpan,
+    opened_address,
 )
-from app.chat.markdown.spans import opened_address
 
 __all__ = [
     "CodeBlock",

@@ -22,8 +22,8 @@ from app.chat.markdown.pieces import (
     Table,
     TextLine,
     TextSpan,
+    spans_of,
 )
-from app.chat.markdown.spans import spans_of
 
 if TYPE_CHECKING:
     from markdown_it import MarkdownIt

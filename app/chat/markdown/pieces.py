@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from app.chat.markdown.delimiters import Formula
+
+if TYPE_CHECKING:
+    from markdown_it.token import Token
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,3 +99,115 @@ class DisplayFormula:
 
 
 Piece = TextLine | CodeBlock | Table | Rule | DisplayFormula
+
+
+OPENED_SCHEMES = ("http", "https")
+ADDRESS = re.compile(r"(?<![\w/.@-])(?:https?://|www\.)[^\s<>\"]+", re.IGNORECASE)
+NOTE_LABEL = re.compile(r"\d{1,4}|[A-Za-z]\w{3,30}")
+"""Labels of footnotes; what else looks like one, as `[^a-z]`, is more often a pattern."""
+
+
+_BREAKS = {"softbreak", "hardbreak"}
+
+
+def spans_of(tokens: list[Token]) -> tuple[TextSpan, ...]:
+    """Return the styled runs of one paragraph, with its line breaks kept."""
+    spans: list[TextSpan] = []
+    style = TextSpan("")
+    for token in tokens:
+        name, _, event = token.type.rpartition("_")
+        is_on = event == "open"
+        if name in ("strong", "em", "s"):
+            style = _switched(style, name, is_on)
+        elif token.type == "link_open":
+            style = replace(style, href=opened_address(str(token.attrGet("href") or "")))
+        elif token.type == "link_close":
+            style = replace(style, href="")
+        elif token.type == "image":
+            spans += _image(token, style)
+        elif token.type == "formula":
+            spans.append(replace(style, text=token.content, formula=token.meta["formula"]))
+        elif token.type == "footnote_ref":
+            spans.append(_reference(str(token.meta["label"]), style))
+        elif token.type == "text":
+            spans += _with_addresses(replace(style, text=token.content))
+        elif token.type in _BREAKS:
+            spans.append(replace(style, text="\n"))
+        elif token.content:
+            spans.append(replace(style, text=token.content, code=token.type == "code_inline"))
+    return _joined(spans)
+
+
+def _switched(style: TextSpan, name: str, is_on: bool) -> TextSpan:
+    """Return a style with the emphasis of a tag on or off."""
+    if name == "strong":
+        return replace(style, bold=is_on)
+    return replace(style, italic=is_on) if name == "em" else replace(style, strike=is_on)
+
+
+def _joined(spans: list[TextSpan]) -> tuple[TextSpan, ...]:
+    """Join neighbouring spans of equal style."""
+    result: list[TextSpan] = []
+    for span in spans:
+        is_same = result and replace(result[-1], text="") == replace(span, text="")
+        if is_same and span.formula is None:
+            result[-1] = replace(span, text=result[-1].text + span.text)
+        else:
+            result.append(span)
+    return tuple(result)
+
+
+def _image(token: Token, style: TextSpan) -> list[TextSpan]:
+    """Return the description and address of an image, which is never fetched."""
+    source = str(token.attrGet("src") or "")
+    address = replace(style, text=source, href=style.href or opened_address(source))
+    if not token.content:
+        return [address]
+    around = [replace(style, text=f"{token.content} ("), address, replace(style, text=")")]
+    return around if source else [replace(style, text=token.content)]
+
+
+def _reference(label: str, style: TextSpan) -> TextSpan:
+    """Return what refers to a footnote, or the text as it was written where that is unlikely."""
+    if NOTE_LABEL.fullmatch(label):
+        return replace(style, text=label, note=label)
+    return replace(style, text=f"[^{label}]")
+
+
+def _with_addresses(span: TextSpan) -> list[TextSpan]:
+    """Return a text with the web addresses in it as links, as in GFM."""
+    if span.href or ("://" not in span.text and "www." not in span.text.lower()):
+        return [span] if span.text else []
+    spans: list[TextSpan] = []
+    done = 0
+    for found in ADDRESS.finditer(span.text):
+        address = _without_end(found[0])
+        full = f"http://{address}" if address[:4].lower() == "www." else address
+        if not opened_address(full) or not (urlsplit(full).hostname or "").strip("."):
+            continue
+        spans += [
+            replace(span, text=span.text[done : found.start()]),
+            replace(span, text=address, href=full),
+        ]
+        done = found.start() + len(address)
+    return [s for s in (*spans, replace(span, text=span.text[done:])) if s.text]
+
+
+def _without_end(address: str) -> str:
+    """Return an address without the punctuation and the closing brackets of the text around it."""
+    while address:
+        if address[-1] in "?!.,:;*_~'\"" or (
+            address[-1] == ")" and address.count(")") > address.count("(")
+        ):
+            address = address[:-1]
+        else:
+            break
+    return address
+
+
+def opened_address(address: str) -> str:
+    """Return `address` if a click may open it, else ""."""
+    try:
+        return address if urlsplit(address).scheme.lower() in OPENED_SCHEMES else ""
+    except ValueError:
+        return ""

@@ -5,8 +5,7 @@ from __future__ import annotations
 from PySide6.QtCore import QObject, QTimer, Slot
 
 from app.chat.presenter import ChatPresenter
-from app.chat.running.texts import stage_text
-from app.chat.running.views.running_chip import RunningChip, RunningRow
+from app.chat.running.running_chip import RunningChip, RunningRow, stage_text
 from app.chat.session import ChatSession
 from app.core.engine_client import EngineClient
 

@@ -11,8 +11,7 @@ from PySide6.QtCore import QObject, Signal, Slot
 import engine
 from app.chat.conversation import Conversation
 from app.chat.sampling import presets
-from app.chat.sampling.form_check import FormCheck
-from app.chat.sampling.presets import Chosen, params_of
+from app.chat.sampling.presets import Chosen, FormCheck, params_of
 from app.chat.sampling.views.sampling_panel import SamplingPanel
 from app.chat.session import ChatSession
 from app.core.engine_client import EngineClient

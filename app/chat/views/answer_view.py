@@ -2,25 +2,213 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
-from PySide6.QtCore import Signal
-from PySide6.QtWidgets import QVBoxLayout, QWidget
+from PySide6.QtCore import Qt, Signal
+from PySide6.QtGui import QResizeEvent
+from PySide6.QtWidgets import QBoxLayout, QHBoxLayout, QVBoxLayout, QWidget
 
 from app.chat.branches.views.message_steps import MessageStep
-from app.chat.message import Message, split_thought
-from app.chat.views.answer_footer import AnswerFooter
-from app.chat.views.answer_texts import problem_of
+from app.chat.branches.views.version_switch import VersionSwitch
+from app.chat.message import AnswerStats, Message, split_thought
 from app.chat.views.message_body import MessageBody
 from app.chat.views.message_view import MessageView
 from app.chat.views.thought_view import ThoughtView
 from app.chat.views.turn_editor import TurnEditor
-from app.core.translation import tr
-from app.widgets.text import label
+from app.core.engine_client.guesses import guesses_text
+from app.core.engine_sentences import translated
+from app.core.translation import tr, tr_later, tr_n
+from app.core.units import decimal
+from app.widgets.buttons import IconButton, button
+from app.widgets.text import ElidedLabel, label
 from engine import error_line
 
 if TYPE_CHECKING:
-    from app.chat.tools.views.call_list import CallList
+    from app.chat.tools.call_view import CallList
+
+REASONS = {
+    "stop": tr_later("end of turn"),
+    "length": tr_later("max tokens"),
+    "context": tr_later("context full"),
+    "cancelled": tr_later("stopped"),
+    "failed": tr_later("interrupted"),
+}
+CAN_GO_ON = ("length", "context", "cancelled", "failed")
+"""Reasons of an end after which an answer can be continued."""
+
+INTERRUPTED = tr_later("This answer was interrupted.")
+
+
+class FooterPart(NamedTuple):
+    """A figure of a footer.
+
+    Attributes:
+        place: which ones give way where there is little room: those of higher numbers first.
+    """
+
+    text: str
+    place: int
+
+
+def footer_of(message: Message) -> list[FooterPart]:
+    """Return the parts of the footer of an answer that has ended."""
+    parts = footer_parts(message.stats) if message.stats else []
+    return [*parts, FooterPart(tr("edited"), 2)] if message.edited else parts
+
+
+def footer_parts(stats: AnswerStats) -> list[FooterPart]:
+    """Return parts like "61.8 tok/s", "412 tokens", "0.31 s to first token", "end of turn"."""
+    parts = []
+    if stats.tokens_per_s > 0:
+        parts.append(FooterPart(decimal(f"{stats.tokens_per_s:.1f} tok/s"), 0))
+    if stats.n_tokens:
+        seconds = decimal(f"{stats.first_token_s:.2f}")
+        first = tr("{seconds} s to first token").format(seconds=seconds)
+        parts.append(FooterPart(tr_n("{n} token", "{n} tokens", stats.n_tokens), 2))
+        parts.append(FooterPart(first, 4))
+    if guesses := guesses_text(stats.n_accepted, stats.n_drafted, stats.draft_gain):
+        parts.append(FooterPart(guesses, 3))
+    reason = tr(REASONS.get(stats.reason, stats.reason))
+    parts.append(FooterPart(reason, 5 if stats.reason == "stop" else 1))
+    return parts
+
+
+def joined(parts: Sequence[FooterPart]) -> str:
+    """Return the parts as one line."""
+    return " · ".join(part.text for part in parts)
+
+
+def fitting_text(parts: Sequence[FooterPart], fits: Callable[[str], bool]) -> str:
+    """Return the parts that fit, the most important one at least, with "…" for those left out."""
+    kept = list(parts)
+    text = joined(kept)
+    while len(kept) > 1 and not fits(text):
+        kept.remove(max(kept, key=lambda part: part.place))
+        text = joined(kept) + " …"
+    return text
+
+
+def problem_of(message: Message) -> str:
+    """Return what went wrong with an answer that has ended, as a sentence; "" if nothing has."""
+    return translated(message.problem) or (tr(INTERRUPTED) if message.stats is None else "")
+
+
+def can_continue(message: Message) -> bool:
+    """Return whether the model can go on with an answer, or behind the results of its calls."""
+    reason = message.stats.reason if message.stats else "failed"
+    has_begun = bool(message.content or message.calls) and not message.waits_for_calls
+    return message.has_results or (has_begun and reason in CAN_GO_ON)
+
+
+class FiguresLabel(ElidedLabel):
+    """Label of figures, of which the less important give way; its tool tip then has all."""
+
+    def __init__(self, parent: QWidget) -> None:
+        self._parts: Sequence[FooterPart] = ()
+        super().__init__(parent=parent)
+
+    @property
+    def least_width(self) -> int:
+        """Width of what stays longest, in pixels."""
+        return self.fontMetrics().horizontalAdvance(fitting_text(self._parts, lambda _: False))
+
+    def set_parts(self, parts: Sequence[FooterPart]) -> None:
+        """Show figures."""
+        self._parts = parts
+        self.set_full_text(joined(parts))
+
+    def set_line(self, text: str) -> None:
+        """Show a line of text in place of figures."""
+        self._parts = ()
+        self.set_full_text(text)
+
+    def shortened(self, text: str) -> str:
+        if not self._parts:
+            return super().shortened(text)
+        measure = self.fontMetrics().horizontalAdvance
+        return fitting_text(self._parts, lambda shown: measure(shown) <= self.width())
+
+
+class AnswerFooter(QWidget):
+    """The footer of an answer; its buttons come when the answer has ended.
+
+    Args:
+        versions: switch between the versions of the answer.
+
+    Attributes:
+        figures: how fast the answer came and why it ended, or what the engine does now.
+        buttons: what can be done with the answer, beside the figures or below them.
+    """
+
+    copy_requested = Signal()
+    again_requested = Signal()
+    continue_requested = Signal()
+    menu_requested = Signal(QWidget)  # the button that it belongs to
+
+    def __init__(self, versions: VersionSwitch, parent: QWidget) -> None:
+        super().__init__(parent)
+        self._versions = versions
+        self.figures = FiguresLabel(self)
+        self.figures.setProperty("role", "muted")
+        self.copy = button(tr("Copy"), "quiet", tr("Copy answer"))
+        self.again = button(tr("Regenerate"), "quiet", tr("Regenerate answer"))
+        self.go_on = button(tr("Continue"), "quiet", tr("Continue answer"))
+        for made, wanted in (
+            (self.copy, self.copy_requested), (self.again, self.again_requested),
+            (self.go_on, self.continue_requested),
+        ):  # fmt: skip
+            made.clicked.connect(lambda _=False, signal=wanted: signal.emit())
+        more = IconButton("more", tr("More for this answer"), self, size=16)
+        more.clicked.connect(lambda: self.menu_requested.emit(more))
+        self.buttons = QWidget(self)
+        actions = QHBoxLayout(self.buttons)
+        actions.setContentsMargins(0, 0, 0, 0)
+        actions.setSpacing(0)
+        for each in (self.copy, self.go_on, self.again, more):
+            actions.addWidget(each)
+        self.buttons.setMinimumWidth(1)  # it goes below the rest before the window gets wider
+        self.buttons.hide()
+        rest = QHBoxLayout()
+        rest.addWidget(versions)
+        rest.addWidget(self.figures, 1)
+        self._layout = QBoxLayout(QBoxLayout.Direction.LeftToRight, self)
+        self._layout.setContentsMargins(0, 0, 0, 0)
+        self._layout.addLayout(rest, 1)
+        versions.stackUnder(self.figures)  # read first
+        self._layout.addWidget(self.buttons, 0, Qt.AlignmentFlag.AlignRight)
+
+    def show_end(self, message: Message) -> None:
+        """Show the figures and buttons of an answer that has ended."""
+        self.figures.set_parts(footer_of(message))
+        self.again.setText(tr("Retry") if message.is_cut_off else tr("Regenerate"))
+        self.buttons.show()
+
+    def show_actions(self, message: Message, *, is_last: bool, is_followed: bool) -> None:
+        """Offer to continue or replace the last answer only; show nothing where it goes on.
+
+        Args:
+            is_followed: whether the same answer goes on in the next message.
+        """
+        self.again.setVisible(is_last)
+        self.go_on.setVisible(is_last and can_continue(message))
+        for part in (self.figures, self.copy):
+            part.setVisible(not is_followed)
+        self._fit()
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        self._fit()
+
+    def _fit(self) -> None:
+        """Put the buttons below the figures where one line has no room for both."""
+        needed = self.buttons.sizeHint().width() + self.figures.least_width
+        needed += max(0, self._layout.spacing())
+        if not self._versions.isHidden():
+            needed += self._versions.sizeHint().width()
+        direction = QBoxLayout.Direction
+        is_narrow = needed > self.width()
+        self._layout.setDirection(direction.TopToBottom if is_narrow else direction.LeftToRight)
 
 
 class AnswerView(MessageView):
@@ -103,7 +291,7 @@ class AnswerView(MessageView):
     def show_calls(self) -> None:
         """Show the calls of the message as they are now."""
         if self._calls is None and self.message.calls:
-            from app.chat.tools.views.call_list import CallList  # late: most have no call
+            from app.chat.tools.call_view import CallList  # late: most have no call
 
             self._calls = CallList(self)
             self._calls.chosen.connect(self.call_chosen)

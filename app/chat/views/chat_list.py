@@ -10,11 +10,11 @@ from PySide6.QtGui import QKeyEvent
 from PySide6.QtWidgets import QLineEdit, QStackedWidget, QVBoxLayout, QWidget
 
 from app.chat.listing.rows import ListContents
-from app.chat.views.chat_rows_view import ChatRowsView
+from app.chat.views.chat_rows import ChatRowsView
 from app.core.translation import tr, tr_n
 from app.widgets.buttons import button
+from app.widgets.layout import scaled
 from app.widgets.shortcuts import is_pressed, with_keys
-from app.widgets.sizes import scaled
 from app.widgets.text import label, set_tip
 from app.widgets.theme import theme_signals
 

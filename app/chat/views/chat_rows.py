@@ -4,28 +4,44 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from datetime import date
+from functools import partial
 from typing import Any, Final
 
 from PySide6.QtCore import (
     QAbstractItemModel,
     QAbstractListModel,
     QByteArray,
+    QItemSelection,
+    QItemSelectionModel,
     QMimeData,
     QModelIndex,
     QObject,
     QPersistentModelIndex,
+    QPoint,
+    QSize,
     Qt,
     Signal,
+    Slot,
 )
-from PySide6.QtGui import QColor, QFont, QIcon, QPainter
-from PySide6.QtWidgets import QStyledItemDelegate, QStyleOptionViewItem, QWidget
+from PySide6.QtGui import QAction, QColor, QFont, QIcon, QKeyEvent, QMouseEvent, QPainter
+from PySide6.QtWidgets import (
+    QAbstractItemDelegate,
+    QAbstractItemView,
+    QListView,
+    QMenu,
+    QStyledItemDelegate,
+    QStyleOptionViewItem,
+    QWidget,
+)
 
 from app.chat.listing.rows import ListContents, ListRow, RowKind, rows_of
 from app.core.scale import px
 from app.core.translation import tr, tr_n
-from app.widgets.text import plain_tip
+from app.widgets.layout import scaled
+from app.widgets.shortcuts import is_pressed
+from app.widgets.text import caption_text, plain_tip
 from app.widgets.theme import icon, theme
 from engine import one_line
 
@@ -224,3 +240,235 @@ def _heading_font() -> QFont:
     font = QFont()
     font.setPixelSize(px(HEADING_PIXELS))
     return font
+
+
+ICON_PIXELS = 14
+
+
+class ChatRowsView(QListView):
+    """List of chats, folders and damaged files; it only asks for changes and makes none."""
+
+    chosen = Signal(str)
+    renamed = Signal(str, str)  # id of a chat, title
+    delete_requested = Signal(object)  # ids of chats
+    export_requested = Signal(object, str)  # ids of chats, suffix of several files or ""
+    import_requested = Signal()
+    pin_requested = Signal(object, bool)  # ids of chats, whether to pin them
+    moved = Signal(object, str)  # ids of chats, name of a folder or ""
+    folder_requested = Signal(object)  # ids of chats for a new folder
+    folder_renamed = Signal(str, str)
+    folder_deleted = Signal(str)
+    folder_toggled = Signal(str, bool)  # name, whether to show its chats
+    damaged_chosen = Signal(object)  # DamagedChat
+    reveal_requested = Signal(object)  # DamagedChat
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._contents = ListContents()
+        self._waiting: ListContents | None = None  # until no title is being edited
+        self._rows = ChatRowModel(self)
+        self._rows.renamed.connect(self._on_renamed)
+        self._rows.moved.connect(self.moved)
+        self.setModel(self._rows)
+        self.setItemDelegate(RowDelegate(self))
+        self.setAccessibleName(tr("Chats"))
+        self.setUniformItemSizes(True)
+        scaled(self, self._set_icon_size, ICON_PIXELS)
+        self.setSpacing(1)
+        self.setEditTriggers(QAbstractItemView.EditTrigger.NoEditTriggers)
+        self.setSelectionMode(QAbstractItemView.SelectionMode.ExtendedSelection)
+        self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+        self.setTextElideMode(Qt.TextElideMode.ElideRight)
+        self.setDragDropMode(QAbstractItemView.DragDropMode.DragDrop)
+        self.setDefaultDropAction(Qt.DropAction.MoveAction)
+        self.setDropIndicatorShown(True)
+        self.setContextMenuPolicy(Qt.ContextMenuPolicy.CustomContextMenu)
+        self.customContextMenuRequested.connect(self._open_menu)
+        self.clicked.connect(self._on_clicked)
+
+    @property
+    def row_model(self) -> ChatRowModel:
+        return self._rows
+
+    @property
+    def selected_rows(self) -> list[ListRow]:
+        """The selected rows from the top."""
+        numbers = sorted(index.row() for index in self.selectedIndexes())
+        return [self._rows.rows[number] for number in numbers]
+
+    def show_contents(self, contents: ListContents) -> None:
+        """Show these chats, with the open one selected, or all that were selected together."""
+        if self.state() == QAbstractItemView.State.EditingState:
+            self._waiting = contents
+            return
+        selected, at = set(keys_of(self.selected_rows, RowKind.CHAT)), self._current()
+        is_other = contents.current != self._contents.current
+        self._contents = contents
+        self._rows.set_contents(contents)
+        if len(selected) < 2 or is_other:
+            selected = {contents.current}
+        self._select(selected, at)
+
+    def edit_folder(self, name: str) -> None:
+        """Have a folder's name typed."""
+        index = self._rows.index_of(RowKind.FOLDER, name)
+        if index.isValid():
+            self.setCurrentIndex(index)
+            self.setFocus()
+            self.edit(index)
+
+    def menu_for(self, row: ListRow | None) -> QMenu:
+        """Return the menu of a row, of all selected chats, or of the list."""
+        menu = QMenu(self)
+        if row is not None and row.kind is RowKind.CHAT:
+            self._add_chat_actions(menu, row)
+        elif row is not None and row.kind is RowKind.FOLDER:
+            self._add_folder_actions(menu, row)
+        elif row is not None and row.damaged is not None:
+            _add(menu, tr("Show in folder"), lambda: self.reveal_requested.emit(row.damaged))
+            return menu
+        if not menu.isEmpty():
+            menu.addSeparator()
+        _add(menu, tr("New folder"), lambda: self.folder_requested.emit([]))
+        _add(menu, tr("Import chats…"), self.import_requested.emit)
+        return menu
+
+    # inside
+
+    def _add_chat_actions(self, menu: QMenu, row: ListRow) -> None:
+        ids = keys_of(self.selected_rows, RowKind.CHAT)
+        ids = ids if row.key in ids else [row.key]
+        if len(ids) == 1:
+            index = self._rows.index_of(RowKind.CHAT, row.key)
+            rename = _add(menu, tr("Rename"), lambda: self.edit(index))
+            rename.setIcon(icon("edit"))
+        is_pinned = self._contents.shelf.pinned.issuperset(ids)
+        text = tr("Unpin") if is_pinned else tr("Pin")
+        _add(menu, text, lambda: self.pin_requested.emit(ids, not is_pinned))
+        self._add_folder_menu(menu, ids)
+        self._add_export(menu, ids)
+        n = len(ids)
+        text = tr("Delete") if n == 1 else tr_n("Delete {n} chat", "Delete {n} chats", n)
+        delete = _add(menu, text, lambda: self.delete_requested.emit(ids))
+        delete.setIcon(icon("delete", theme().danger))
+
+    def _add_folder_menu(self, menu: QMenu, ids: list[str]) -> None:
+        shelf = self._contents.shelf
+        into = menu.addMenu(tr("Move to folder"))
+        places = {shelf.folder_of(chat_id) for chat_id in ids}
+        for name in shelf.names:
+            action = _add(into, name, partial(self.moved.emit, ids, name))
+            action.setEnabled(places != {name})
+        if shelf.names:
+            into.addSeparator()
+        _add(into, tr("New folder"), lambda: self.folder_requested.emit(ids))
+        _add(into, tr("No folder"), lambda: self.moved.emit(ids, "")).setEnabled(places != {""})
+
+    def _add_export(self, menu: QMenu, ids: list[str]) -> None:
+        if len(ids) == 1:
+            _add(menu, tr("Export…"), lambda: self.export_requested.emit(ids, ""))
+            return
+        from app.chat.export import FORMATS  # late: not needed for the first picture
+
+        kinds = menu.addMenu(tr_n("Export {n} chat", "Export {n} chats", len(ids)))
+        for suffix, name in FORMATS.items():
+            _add(kinds, tr(name), partial(self.export_requested.emit, ids, suffix))
+
+    def _add_folder_actions(self, menu: QMenu, row: ListRow) -> None:
+        text = tr("Close") if row.is_open else tr("Open")
+        _add(menu, text, lambda: self.folder_toggled.emit(row.key, not row.is_open))
+        index = self._rows.index_of(RowKind.FOLDER, row.key)
+        _add(menu, tr("Rename"), lambda: self.edit(index)).setIcon(icon("edit"))
+        delete = _add(
+            menu, tr("Delete folder, keep its chats"), lambda: self.folder_deleted.emit(row.key)
+        )
+        delete.setIcon(icon("delete", theme().danger))
+
+    def _set_icon_size(self, pixels: int) -> None:
+        self.setIconSize(QSize(pixels, pixels))
+
+    def _current(self) -> ListRow | None:
+        return self._rows.row_at(self.currentIndex())
+
+    def _select(self, chat_ids: set[str], at: ListRow | None) -> None:
+        """Select chats; the keyboard stays at a row that was the current one."""
+        rows = self._rows
+        selection = QItemSelection()
+        for chat_id in chat_ids:
+            index = rows.index_of(RowKind.CHAT, chat_id)
+            if index.isValid():
+                selection.select(index, index)
+        current = rows.index_of(at.kind, at.key) if at is not None and self.hasFocus() else None
+        if current is None or not current.isValid():
+            current = selection.indexes()[0] if selection.indexes() else QModelIndex()
+        model, flag = self.selectionModel(), QItemSelectionModel.SelectionFlag
+        model.setCurrentIndex(current, flag.NoUpdate)
+        model.select(selection, flag.ClearAndSelect)
+
+    def _open(self, row: ListRow | None) -> None:
+        if row is None:
+            return
+        if row.kind is RowKind.CHAT:
+            self.chosen.emit(row.key)
+        elif row.kind is RowKind.FOLDER:
+            self.folder_toggled.emit(row.key, not row.is_open)
+        elif row.damaged is not None:
+            self.damaged_chosen.emit(row.damaged)
+
+    @Slot(QModelIndex)
+    def _on_clicked(self, index: QModelIndex) -> None:
+        if len(self.selectedIndexes()) <= 1:  # else chats are being selected
+            self._open(self._rows.row_at(index))
+
+    @Slot(object, str)
+    def _on_renamed(self, row: ListRow, text: str) -> None:
+        signal = self.renamed if row.kind is RowKind.CHAT else self.folder_renamed
+        signal.emit(row.key, text)
+
+    @Slot(QPoint)
+    def _open_menu(self, position: QPoint) -> None:
+        menu = self.menu_for(self._rows.row_at(self.indexAt(position)))
+        menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        menu.popup(self.viewport().mapToGlobal(position))
+
+    # Qt
+
+    def closeEditor(self, editor: QWidget, hint: QAbstractItemDelegate.EndEditHint) -> None:
+        super().closeEditor(editor, hint)
+        contents, self._waiting = self._waiting, None
+        if contents is not None:
+            self.show_contents(contents)
+
+    def keyPressEvent(self, event: QKeyEvent) -> None:
+        row = self._current()
+        if self.state() == QAbstractItemView.State.EditingState:
+            super().keyPressEvent(event)
+        elif is_pressed("delete-chat", event):
+            self._delete_selected()
+        elif is_pressed("open-chat", event):
+            self._open(row)
+        elif is_pressed("rename-chat", event):
+            self.edit(self.currentIndex())
+        elif row is not None and row.kind is RowKind.FOLDER and is_pressed("open-folder", event):
+            self.folder_toggled.emit(row.key, True)
+        elif row is not None and row.kind is RowKind.FOLDER and is_pressed("close-folder", event):
+            self.folder_toggled.emit(row.key, False)
+        else:
+            super().keyPressEvent(event)
+
+    def mouseDoubleClickEvent(self, event: QMouseEvent) -> None:
+        """Take the second click for a click, so that a folder opens and closes each time."""
+        self.mousePressEvent(event)
+
+    def _delete_selected(self) -> None:
+        rows = self.selected_rows
+        if ids := keys_of(rows, RowKind.CHAT):
+            self.delete_requested.emit(ids)
+        elif names := keys_of(rows, RowKind.FOLDER):
+            self.folder_deleted.emit(names[0])
+
+
+def _add(menu: QMenu, text: str, act: Callable[[], object]) -> QAction:
+    action = menu.addAction(caption_text(text))
+    action.triggered.connect(lambda _=False: act())
+    return action

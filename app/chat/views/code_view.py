@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import re
+import threading
 import time
 from collections.abc import Iterator
+from functools import cache
 from math import ceil
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from PySide6.QtCore import Qt, QTimer, Slot
-from PySide6.QtGui import QFont, QFontMetrics, QResizeEvent, QTextCursor, QWheelEvent
+from PySide6.QtCore import QObject, Qt, QTimer, Signal, Slot
+from PySide6.QtGui import (
+    QColor,
+    QFont,
+    QFontMetrics,
+    QResizeEvent,
+    QTextCharFormat,
+    QTextCursor,
+    QTextLayout,
+    QWheelEvent,
+)
 from PySide6.QtWidgets import (
     QApplication,
     QFrame,
@@ -20,19 +33,155 @@ from PySide6.QtWidgets import (
 )
 
 from app.chat.markdown import CodeBlock, Piece
-from app.chat.views.highlight import Ranges, highlight, suffix_of
-from app.chat.views.lexers import lexers
 from app.chat.views.text_block import MONOSPACE
 from app.core.engine_sentences import reason_of
 from app.core.process.spare_time import spare_time, take_step
 from app.core.scale import px
 from app.core.translation import tr
 from app.widgets.buttons import button
-from app.widgets.files import ask_where_to_save
-from app.widgets.sizes import fit_height
-from app.widgets.text import label
-from app.widgets.theme import theme
+from app.widgets.layout import fit_height
+from app.widgets.text import ask_where_to_save, label
+from app.widgets.theme import Theme, theme
 from engine import one_line, printable
+
+if TYPE_CHECKING:
+    from pygments.lexer import Lexer
+
+
+class Lexers(QObject):
+    """The lexers that were wanted so far."""
+
+    ready = Signal(str)  # language whose lexer is there, or will never be
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._made: dict[str, Lexer | None] = {}
+        self._threads: dict[str, threading.Thread] = {}
+
+    def find(self, language: str) -> Lexer | None:
+        """Return the lexer of a language, if it is there."""
+        return self._made.get(language)
+
+    def want(self, language: str) -> bool:
+        """Have a lexer made; return whether `ready` will tell of it."""
+        if not language or language in self._made:
+            return False
+        if language not in self._threads:
+            thread = threading.Thread(target=self._make, args=(language,), daemon=True)
+            self._threads[language] = thread
+            thread.start()
+        return True
+
+    def finish(self) -> None:
+        """Wait for all that are being made."""
+        for thread in self._threads.values():
+            thread.join()
+
+    def _make(self, language: str) -> None:
+        """Make a lexer; runs on a thread."""
+        self._made[language] = make_lexer(language)
+        self.ready.emit(language)
+
+
+@cache
+def lexers() -> Lexers:
+    """Return the lexers of this process."""
+    return Lexers()
+
+
+@cache
+def make_lexer(language: str) -> Lexer | None:
+    """Return the lexer of a language in lower case; None for one that pygments does not know."""
+    from pygments.lexers import get_lexer_by_name
+    from pygments.util import ClassNotFound
+
+    try:
+        return get_lexer_by_name(language) if language else None
+    except ClassNotFound:
+        return None
+
+
+SUFFIX = re.compile(r"\*\.\w+")
+MAX_CHARACTERS = 20_000  # a text that grows is coloured anew each time
+
+Ranges = list[QTextLayout.FormatRange]
+
+
+def highlight(code: str, language: str, colours: Theme) -> Iterator[Ranges]:
+    """Return the formats of one line of `code` after the other.
+
+    There are none for a long text or for a language whose lexer is not there, see `lexers`.
+    """
+    lexer = lexers().find(language.lower()) if len(code) <= MAX_CHARACTERS else None
+    if lexer is None:
+        yield from ([] for _ in range(code.count("\n") + 1))
+        return
+    styles = _styles(colours)
+    line: Ranges = []
+    column = 0
+    for _, kind, text in lexer.get_tokens_unprocessed(code):
+        style = styles.get(_family(str(kind)))
+        for index, part in enumerate(text.split("\n")):
+            if index:
+                yield line
+                line, column = [], 0
+            if style is not None and part.strip():
+                line.append(_range(column, len(part), style))
+            column += len(part)
+    yield line
+
+
+def suffix_of(language: str) -> str:
+    """Return the usual suffix of files in a language, such as ".py"; ".txt" for an unknown one."""
+    lexer = make_lexer(language.lower())
+    names = lexer.filenames if lexer is not None else []
+    return next((name[1:] for name in names if SUFFIX.fullmatch(name)), ".txt")
+
+
+FAMILIES = (
+    "Comment", "Keyword", "Literal.String", "Literal.Number", "Name.Function", "Name.Class",
+    "Name.Decorator", "Name.Builtin", "Name.Tag", "Name.Attribute",
+)  # fmt: skip
+
+
+@cache
+def _family(kind: str) -> str:
+    name = kind.removeprefix("Token.")
+    return next((family for family in FAMILIES if name.startswith(family)), "")
+
+
+@cache
+def _styles(colours: Theme) -> dict[str, QTextCharFormat]:
+    comment = _style(colours.muted)
+    comment.setFontItalic(True)
+    keyword, name = _style(colours.accent), _style(colours.device_colour(3))
+    string, number = _style(colours.ok), _style(colours.device_colour(1))
+    return {
+        "Comment": comment,
+        "Keyword": keyword,
+        "Literal.String": string,
+        "Literal.Number": number,
+        "Name.Function": name,
+        "Name.Class": name,
+        "Name.Decorator": name,
+        "Name.Builtin": keyword,
+        "Name.Tag": keyword,
+        "Name.Attribute": number,
+    }
+
+
+def _style(colour: str) -> QTextCharFormat:
+    style = QTextCharFormat()
+    style.setForeground(QColor(colour))
+    style.setFontWeight(QFont.Weight.Normal)
+    return style
+
+
+def _range(start: int, length: int, style: QTextCharFormat) -> QTextLayout.FormatRange:
+    made = QTextLayout.FormatRange()
+    made.start, made.length, made.format = start, length, style
+    return made
+
 
 CODE_PIXELS = 13
 COPIED_MS = 1500

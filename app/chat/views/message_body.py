@@ -31,7 +31,7 @@ from app.chat.markdown import (
 from app.chat.views.prose_view import START, ProseView, TextMark
 from app.chat.views.text_block import TextBlock
 from app.core.process.spare_time import take_step
-from app.widgets.tab_order import place_among
+from app.widgets.row_table import place_among
 
 MIN_PAUSE_S, MAX_PAUSE_S = 0.04, 0.25
 SHARE_OF_TIME = 0.03  # part of one core that showing an answer may take from the engine

@@ -12,8 +12,8 @@ from PySide6.QtWidgets import QVBoxLayout, QWidget
 from app.chat.conversation import Conversation
 from app.chat.message import Message
 from app.core.scale import px
-from app.widgets.sizes import scaled
-from app.widgets.tab_order import place_among
+from app.widgets.layout import scaled
+from app.widgets.row_table import place_among
 
 if TYPE_CHECKING:
     from app.chat.pictures.album import PictureAlbum

@@ -26,7 +26,7 @@ from app.chat.views.turn_editor import TurnEditor
 from app.core.scale import px
 from app.core.translation import tr
 from app.widgets.buttons import HoverButton
-from app.widgets.tab_order import place_among
+from app.widgets.row_table import place_among
 
 if TYPE_CHECKING:
     from app.chat.pictures.album import PictureAlbum

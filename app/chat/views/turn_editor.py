@@ -6,7 +6,7 @@ from PySide6.QtCore import Signal, Slot
 from PySide6.QtGui import QKeyEvent, QTextCursor
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QVBoxLayout, QWidget
 
-from app.chat.views.growing_edit import GrowingEdit
+from app.chat.views.composer import GrowingEdit
 from app.core.translation import tr
 from app.widgets.buttons import button
 from app.widgets.shortcuts import is_pressed

@@ -22,8 +22,8 @@ from app.cli.arguments import (
 from app.cli.bench.products import add_kernels, measured_products, product_types
 from app.cli.bench.report import Report
 from app.cli.bench.row import BenchRow, LoadSpeed
+from app.cli.load_options import add_fast_prompts, add_lists_of_kv_types, crossed_kv_types
 from app.cli.loading import LoadWatch, open_model
-from app.cli.options.load_options import add_fast_prompts, add_lists_of_kv_types, crossed_kv_types
 from app.cli.output import note, note_progress, write, write_json
 from app.cli.split.default_split import with_default_split
 from app.cli.split.plan_option import note_speed, now, plan_params

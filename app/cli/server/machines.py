@@ -6,19 +6,43 @@ import argparse
 import os
 import secrets
 import threading
+from collections.abc import Iterable
+from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import engine  # what starts processes is resolved when it is used
+import engine  # what plans is resolved when it is used
 from app.cli.output import note
-from app.cli.server.machine_advice import machine_advice
+from app.devices.split.speed import this_machine
 from app.server.machine_figures import MachinesState, wires_text
 from engine import EngineError, LoadParams, list_devices
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from engine import EngineHost, Gathering, HostEvent, WiresMeasured
+    from engine import EngineHost, Gathering, HostEvent, JoinedMachine, WiresMeasured
+
+
+def machine_advice(
+    params: LoadParams, machines: Iterable[JoinedMachine], linked: WiresMeasured
+) -> str:
+    """Return whether a split over machines pays, with the speeds of both ways; "" if unknown.
+
+    Args:
+        params: how the model is loaded; devices and split are ignored.
+        machines: the other machines.
+        linked: measured links between all.
+    """
+    far = [info for machine in machines for info in machine.far_infos]
+    wires = engine.Wires(measured=linked.wires)
+    try:
+        forecaster = this_machine([*engine.list_devices(), *far], wires).forecaster
+        asked = replace(params, machines=(), devices=("cpu",), split=None, groups=None)
+        with closing(engine.Planner(params.path)) as planner:
+            return engine.choose_machines(planner, asked, forecaster).reason
+    except EngineError:
+        return ""  # what is wrong is told by the load
+
 
 TOKEN_VARIABLE = "TANDEM_TOKEN"
 """Environment variable with the token that machines must know."""

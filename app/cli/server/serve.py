@@ -10,9 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from app.cli.arguments import add_load, add_model, add_sampling, load_params, sampling_params
-from app.cli.server.further_models import further_models
 from app.cli.server.machines import ServedMachines, add_machines
-from app.cli.server.serving import EVERYWHERE, KEY_VARIABLE, ServerRun
+from app.cli.server.serving import EVERYWHERE, KEY_VARIABLE, ServerRun, further_models
 from app.cli.split.default_split import with_comfortable_context, with_default_split
 from app.server.settings import DEFAULT_PORT, ServerHints, ServerSettings
 from app.server.web.running import listen

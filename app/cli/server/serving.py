@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
 from app.cli.loading import LoadWatch
 from app.cli.output import note, note_progress, write
-from app.cli.server.further_models import FurtherModels
 from app.cli.server.machines import ServedMachines
+from app.cli.split.default_split import with_comfortable_context, with_default_split
+from app.core.paths import models_dir
 from app.core.process.engine_place import chosen_host
 from app.core.process.interruption import handle, restore
+from app.models.library.scan import known_places, scan
 from app.server.desk import Desk
 from app.server.ledger import RequestRecord
 from app.server.library import LibraryModels, ModelShelf
@@ -26,6 +31,7 @@ from app.server.web.connections import QuietServer
 from app.server.web.running import Listener, address_of, serve
 from engine import (
     Command,
+    EngineError,
     LoadParams,
     LoadProgress,
     MachineLost,
@@ -35,6 +41,50 @@ from engine import (
 
 if TYPE_CHECKING:
     from engine import EngineHost, ModelLoaded
+
+
+@dataclass(frozen=True, slots=True)
+class FurtherModels:
+    """Finder of further models, and of the way in which each is loaded.
+
+    Attributes:
+        find: looks for their files.
+        choose: says how the model of a path is loaded.
+    """
+
+    find: Callable[[], Iterable[Path]]
+    choose: Callable[[str], LoadParams]
+
+
+def further_models(args: argparse.Namespace, given: LoadParams) -> FurtherModels:
+    """Return what the options say about further models.
+
+    They are loaded like the first one, but for what concerns that file alone.
+
+    Args:
+        given: how the first one is loaded, before a split was chosen for it.
+
+    Raises:
+        EngineError: there is no such folder.
+    """
+    for folder in args.models:
+        if not Path(folder).is_dir():
+            raise EngineError(f"There is no folder {folder}.", "Name another one with --models.")
+    usual = replace(
+        given, split=None, groups=None, overrides=(), n_cpu_blocks=0, n_cpu_moe=0,
+        control_vectors=(), control_layers=None, chat_template="",
+        rope_scaling="", rope_factor=0.0, rope_base=0.0,
+    )  # fmt: skip
+
+    def find() -> list[Path]:
+        places = known_places((*args.models, models_dir()))
+        return [one.path for one in scan(places) if not one.missing]
+
+    def choose(path: str) -> LoadParams:
+        return with_comfortable_context(args, with_default_split(args, replace(usual, path=path)))
+
+    return FurtherModels(find, choose)
+
 
 KEY_VARIABLE = "TANDEM_API_KEY"
 """Environment variable with the key that clients must know."""

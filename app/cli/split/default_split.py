@@ -8,8 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import engine  # what lists devices and plans is resolved when it is used
-from app.cli.output import note
-from app.cli.remedy import remedy_here
+from app.cli.output import note, remedy_here
 
 if TYPE_CHECKING:
     from engine import Alternative, Choice, LoadParams

@@ -7,14 +7,15 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Final
 
-from app.core.engine_sentences.error_forms import ERROR_FORMS
-from app.core.engine_sentences.problem_forms import PROBLEM_FORMS, SYSTEM_FORMS
-from app.core.engine_sentences.speed_forms import (
+from app.core.engine_sentences.forms import (
     DEVICE_FORMS,
+    ERROR_FORMS,
     MORE_FORMS,
     PART_FORMS,
+    PROBLEM_FORMS,
     SPEED_FORMS,
     SPLIT_FORMS,
+    SYSTEM_FORMS,
     WHY_FORMS,
 )
 from app.core.translation import english, tr

@@ -5,13 +5,22 @@ All of it shares one slice of each turn of the event loop, so that many works ma
 
 from __future__ import annotations
 
+import gc
+import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
+from importlib import import_module
+from pathlib import Path
 from typing import Final
 
 from PySide6.QtCore import QObject, QTimer, Slot
 from shiboken6 import isValid
+
+import engine
+from app.core.background import LatestJob
+from app.core.process.engine_place import chosen_host
+from engine import collect_garbage, sweep_temporaries
 
 SLICE_S: Final = 0.006
 """Processor time in each turn of the event loop; one more step may begin in it."""
@@ -110,3 +119,89 @@ def take_step(work: Iterator[None]) -> bool:
 def spare_time() -> SpareTime:
     """Return the spare time of this process."""
     return SpareTime()
+
+
+INTERVAL_MS = 1000
+THRESHOLDS = (2000, 10, 20)
+SWITCH_S = 0.0002
+"""Seconds for which another thread may keep the interpreter's lock; Python's own are 0.005."""
+
+
+class Interpreter(QObject):
+    """Python's collection of garbage and switch of threads, from `start` until `stop`.
+
+    Args:
+        is_idle: returns whether a full pass, which takes longer, may run now.
+    """
+
+    def __init__(self, is_idle: Callable[[], bool], parent: QObject) -> None:
+        super().__init__(parent)
+        self._is_idle = is_idle
+        self._usual_s = sys.getswitchinterval()
+        self._timer = QTimer(self, interval=INTERVAL_MS)
+        self._timer.timeout.connect(self._step)
+
+    def start(self) -> None:
+        self._usual_s = sys.getswitchinterval()
+        sys.setswitchinterval(SWITCH_S)
+        gc.disable()
+        self._timer.start()
+
+    def stop(self) -> None:
+        self._timer.stop()
+        gc.enable()
+        sys.setswitchinterval(self._usual_s)
+
+    @Slot()
+    def settle(self) -> None:
+        """Exclude all present objects from later passes: imported modules never die."""
+        gc.freeze()
+
+    @Slot()
+    def _step(self) -> None:
+        counts = gc.get_count()
+        if counts[2] > THRESHOLDS[2] and self._is_idle():
+            collect_garbage(2)
+        elif counts[1] > THRESHOLDS[1]:
+            collect_garbage(1)
+        elif counts[0] > THRESHOLDS[0]:
+            collect_garbage(0)
+
+
+def import_host() -> None:
+    """Import what starts the engine."""
+    chosen_host()
+
+
+def import_planner() -> None:
+    """Import what shows devices, reads files, plans splits and shows answers."""
+    for name in ("DeviceMonitor", "Forecaster", "MachineFile", "Calibration", "read_topology"):
+        getattr(engine, name)
+    for name in ("read_model_info", "Planner", "choose", "Fit", "PlanStore", "chosen_way"):
+        getattr(engine, name)
+    engine.supported_architectures()  # imports them all
+    import_module("markdown_it")
+    import_module("mdit_py_plugins.footnote")
+
+
+class Sweeper(QObject):
+    """A thread that sweeps folders whenever it is asked to: a chat's cache may have gigabytes."""
+
+    def __init__(self, folders: Sequence[Path], parent: QObject) -> None:
+        super().__init__(parent)
+        self._folders = tuple(folders)
+        self._job = LatestJob("tandem-sweep", self)
+
+    @Slot()
+    @Slot(object)
+    def sweep(self, _: object = None) -> None:
+        """Delete what dead processes have left; return at once."""
+        self._job.run(self._sweep_all)
+
+    def close(self) -> None:
+        """Wait until nothing is swept any more."""
+        self._job.close()
+
+    def _sweep_all(self) -> None:
+        for folder in self._folders:
+            sweep_temporaries(folder)

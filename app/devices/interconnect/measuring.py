@@ -6,16 +6,19 @@ into a state that only the end of the process ends: nothing of that shall happen
 
 from __future__ import annotations
 
+import json
 import logging
+import sys
 from collections.abc import Callable, Sequence
 
 import engine  # for names that only measuring needs, which are resolved when they are used
-from app.core.translation import language, tr
-from engine import DeviceInfo, EngineError, program_command
+from app.core.translation import ENGLISH, language, tr, use_language
+from app.devices.interconnect.links import measure_links
+from engine import DeviceInfo, EngineError, list_devices, program_command, tie_to_parent
 
 log = logging.getLogger(__name__)
 
-COMMAND = program_command("app.devices.interconnect.measuring_program")
+COMMAND = program_command("app.devices.interconnect.measuring")
 """Command line of the process."""
 
 LONGEST_S = 600.0
@@ -51,3 +54,21 @@ def measure_apart(
         why = error.strerror or str(error)
         what = tr("Nothing can be measured: {why}.").format(why=why)
         raise EngineError(what, tr("Try again.")) from error
+
+
+def main() -> None:
+    """Measure the devices that standard input names."""
+    tie_to_parent()
+    request = json.loads(sys.stdin.readline())
+    use_language(request.get("language", ENGLISH))
+    wanted = request["devices"]
+    measure_links([device for device in list_devices() if device.id in wanted], _say)
+
+
+def _say(sentence: str) -> None:
+    sys.stdout.write(json.dumps({"said": sentence}) + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -9,9 +9,8 @@ from PySide6.QtCore import QObject, QTimer, Slot
 
 import engine
 from app.core.background import LatestJob
-from app.devices.map.pins import Part, with_pins
-from app.devices.map.views.device_chips import PinTarget
-from app.devices.map.views.placement_panel import PlacementPanel
+from app.devices.map.grid import Part, with_pins
+from app.devices.map.views.panel import PinTarget, PlacementPanel
 from app.devices.map.views.placement_table import Look
 from app.devices.split.figures import rank_labels
 from app.devices.split.picture import SplitPicture

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Final
 
 from app.core.translation import tr, tr_later
@@ -137,3 +141,43 @@ def spoken_state(name: str, snapshot: DeviceSnapshot) -> str:
         tr("other programs {text}").format(text=others) if others else "",
     ]
     return f"{name}: {', '.join(part for part in parts if part)}"
+
+
+class SeriesHistory:
+    """The newest `capacity` entries: a time, and one value per series."""
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._times = self._kept(())
+        self._values: dict[str, deque[float]] = {}
+
+    @property
+    def series(self) -> tuple[str, ...]:
+        return tuple(self._values)
+
+    def append(self, time_s: float, values: dict[str, float]) -> None:
+        """Add an entry; series without a value get NaN, new series NaN for the past."""
+        for name in values.keys() - self._values.keys():
+            self._values[name] = self._kept([math.nan] * len(self._times))
+        self._times.append(time_s)
+        for name, kept in self._values.items():
+            kept.append(values.get(name, math.nan))
+
+    def times(self, since_s: float) -> list[float]:
+        """Return the times from `since_s` on, oldest first."""
+        return list(islice(self._times, self._first(since_s), None))
+
+    def values(self, name: str, since_s: float) -> list[float]:
+        """Return the values of a series at `times(since_s)`."""
+        return list(islice(self._values[name], self._first(since_s), None))
+
+    def last(self, name: str) -> float:
+        """Return the newest value; NaN if there is none."""
+        kept = self._values.get(name)
+        return kept[-1] if kept else math.nan
+
+    def _kept(self, values: Iterable[float]) -> deque[float]:
+        return deque(values, maxlen=self._capacity)
+
+    def _first(self, since_s: float) -> int:
+        return bisect_left(self._times, since_s)

@@ -5,18 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from PySide6.QtCore import QObject, Signal, Slot
 
+import engine
 from app.core.background import LatestJob
 from app.core.engine_sentences import reason_of
 from app.core.notice import Notice
 from app.core.settings import Settings, SettingsStore
 from app.core.translation import tr
-from app.devices.monitor.views.monitor_head import MonitorHead, graph_names
-from app.devices.monitor.views.monitor_panel import MonitorPanel
-from app.widgets.files import ask_where_to_save
+from app.devices.monitor.views.monitor_panel import MonitorHead, MonitorPanel, graph_names
+from app.widgets.text import ask_where_to_save
 from engine import EngineError
+
+if TYPE_CHECKING:
+    from engine import DeviceSnapshot
 
 
 class MonitorPresenter(QObject):
@@ -114,3 +118,60 @@ def _csv(rows: Sequence[Sequence[str]]) -> bytes:
     text = io.StringIO()
     csv.writer(text).writerows(rows)
     return text.getvalue().encode("utf-8")
+
+
+BUSY_S, IDLE_S = 1.0, 2.0
+"""Seconds between two readings while the engine works, and while nothing happens: a reading with
+all that it changes in the window costs most of what an idle window takes."""
+
+
+class DevicePoller(QObject):
+    """Source of regular snapshots of all devices.
+
+    The devices are read on a thread of the engine's monitor, so that a slow driver never
+    blocks the window. Slots of objects that live on the GUI thread run there.
+
+    Args:
+        interval_s: seconds between two readings while the engine works.
+
+    Attributes:
+        others: returns the states of devices elsewhere; called on the monitor's thread.
+    """
+
+    snapshots = Signal(object)  # list[DeviceSnapshot]
+
+    def __init__(self, parent: QObject | None = None, interval_s: float = BUSY_S) -> None:
+        super().__init__(parent)
+        self._busy_s = interval_s
+        self._is_busy = False
+        self.others: Callable[[], list[DeviceSnapshot]] = list
+        self._monitor: engine.DeviceMonitor | None = None
+
+    @property
+    def is_running(self) -> bool:
+        return self._monitor is not None
+
+    def start(self) -> None:
+        """Start reading, unless it has started."""
+        if self._monitor is None:
+            self._monitor = engine.DeviceMonitor()
+            self._monitor.start(self._tell, self._interval())
+
+    def _tell(self, found: list[DeviceSnapshot]) -> None:
+        """Send what was read, and what is known of devices elsewhere; runs on a thread."""
+        self.snapshots.emit([*found, *self.others()])
+
+    def set_busy(self, busy: bool) -> None:
+        """Read more often while the engine works."""
+        self._is_busy = busy
+        if self._monitor is not None:
+            self._monitor.pace(self._interval())
+
+    def _interval(self) -> float:
+        return self._busy_s if self._is_busy else self._busy_s * IDLE_S / BUSY_S
+
+    def stop(self) -> None:
+        """End the thread, wait for it, and release the driver."""
+        monitor, self._monitor = self._monitor, None
+        if monitor is not None:
+            monitor.close()

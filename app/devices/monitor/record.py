@@ -11,8 +11,7 @@ from datetime import datetime
 from typing import Final
 
 from app.core.translation import english
-from app.devices.monitor.figures import FIGURES, RATE
-from app.devices.monitor.history import SeriesHistory
+from app.devices.monitor.figures import FIGURES, RATE, SeriesHistory
 from app.devices.split.figures import rank_labels
 from engine import DeviceSnapshot
 

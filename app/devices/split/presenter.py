@@ -93,7 +93,7 @@ class SplitPresenter(QObject):
     def edit_template(self) -> None:
         """Open the dialog of the selected model's chat template."""
         from app.devices.split.template_preview import TemplatePreviewer  # late: few people need it
-        from app.devices.split.views.template_dialog import TemplateDialog
+        from app.devices.split.views.rare_options import TemplateDialog
 
         session = self._session
         params = session.load_params()

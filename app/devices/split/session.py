@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from PySide6.QtCore import QObject, QTimer, Signal, Slot
 
-from app.devices.split.fit import FitAnswer
-from app.devices.split.fit_finder import FitFinder
+from app.devices.split.fit import FitAnswer, FitFinder
 from app.devices.split.picture import LoadState, SplitPicture
 from app.devices.split.plan_source import PlannerFactory, open_planner
 from app.devices.split.settings import SplitSettings

@@ -4,21 +4,80 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from urllib.parse import unquote, urlsplit
 
 from PySide6.QtCore import QObject, Signal
 
+import engine
 from app.core.background import LatestJob
 from app.core.translation import tr
-from app.models.downloads.hub.address import Address, is_offline
-from app.models.downloads.hub.client import OFFLINE, Hub, Repository
-from app.models.downloads.hub.offers import ModelOffer, offers, wanted
-from app.models.downloads.hub.tokens import TokenStore
-from app.models.downloads.outlook import direct_name, look_at
-from app.models.downloads.transfer.remote_file import RemoteFile
-from app.models.downloads.transfer.source import Source, TryLater
-from app.models.library.entries import LibraryEntry, Situation
+from app.core.units import TransferProgress, amount_text, decimal_size, moving_text
+from app.models.downloads.hub.client import (
+    OFFLINE,
+    FoundRepo,
+    Hub,
+    Repository,
+    TokenStore,
+    fetch_header,
+)
+from app.models.downloads.hub.offers import Address, ModelOffer, is_offline, offers, wanted
+from app.models.downloads.session import DownloadJob
+from app.models.downloads.transfer.source import RemoteFile, Source, TryLater
+from app.models.library.scan import FoundModel
+from app.models.library.session import LibraryEntry, Situation, prospect_of, read_entry
+from app.models.library.texts import LibraryCell, count_text, outlook
 from engine import EngineError
+
+ROOM_FOR_REST = 1.1
+"""Memory that a model takes with a short context, over that of its weights."""
+
+
+def look_at(
+    offer: ModelOffer,
+    source: Source,
+    situation: Situation,
+    is_stopped: Callable[[], bool] = lambda: False,
+) -> LibraryEntry:
+    """Fetch the header of an offer and predict how it would run.
+
+    Raises:
+        EngineError: the header cannot be fetched.
+    """
+    with engine.temporary_folder(None) as folder:
+        path = fetch_header(source, offer.parts, folder, is_stopped)
+        entry = read_entry(FoundModel(path, offer.name, "", offer.n_bytes, 0.0, (path,)))
+        if entry.info is not None and not entry.problem:
+            entry = replace(entry, prospect=prospect_of(entry.info, situation), is_judged=True)
+    return entry
+
+
+def verdict_of(entry: LibraryEntry) -> LibraryCell:
+    """Return what the header tells."""
+    found = outlook(entry)
+    tip = tr("{what}. Planned from the model's header.").format(what=found.tip.rstrip("."))
+    return replace(found, tip=tip)
+
+
+def estimate(offer: ModelOffer, free_bytes: dict[str, int]) -> LibraryCell:
+    """Return what the size alone tells: whether there is about as much memory."""
+    n_weights = sum(part.n_bytes for part in offer.parts)
+    free = sum(free_bytes.values())
+    if not free:
+        return LibraryCell("–", -1.0, tr("The devices are not known yet."))
+    fits = ROOM_FOR_REST * n_weights <= free
+    tip = tr("Estimated from its size: {free} of memory are free. “Check fit” asks for more.")
+    return LibraryCell(
+        tr("probably fits") if fits else tr("probably too large"),
+        float(fits),
+        tip.format(free=decimal_size(free)),
+    )
+
+
+def direct_name(url: str) -> str:
+    """Return the file name that a link ends in."""
+    return unquote(urlsplit(url).path).rpartition("/")[2]
+
 
 LEAVE_S = 1.0
 """Longest wait in seconds for a question when the window closes; its thread ends by itself."""
@@ -150,3 +209,53 @@ class HubQuestions(QObject):
 def numbered(found: Sequence[ModelOffer], offer: ModelOffer) -> int | None:
     """Return the number of an offer in a list; None if it is of another one."""
     return found.index(offer) if offer in found else None
+
+
+def result_headers() -> tuple[str, ...]:
+    return (
+        tr("Repository"), tr("Publisher"), tr("Parameters"), tr("Downloads"), tr("Likes"),
+        tr("Updated"),
+    )  # fmt: skip
+
+
+def result_cells(found: FoundRepo) -> list[LibraryCell]:
+    """Return the cells of a repository's row, in the order of `result_headers`."""
+    publisher, _, name = found.repo.partition("/")
+    updated = found.updated
+    lock = tr("{name} · gated").format(name=name) if found.is_gated else name
+    return [
+        LibraryCell(lock, name.casefold(), found.repo),
+        LibraryCell(publisher, publisher.casefold()),
+        LibraryCell(count_text(found.n_params) if found.n_params else "–", found.n_params),
+        LibraryCell(count_text(found.n_downloads), found.n_downloads, tr("In the last 30 days")),
+        LibraryCell(count_text(found.n_likes), found.n_likes),
+        LibraryCell(
+            f"{updated:%Y-%m-%d}" if updated else "–", updated.timestamp() if updated else 0
+        ),
+    ]
+
+
+def repository_facts(found: Repository) -> str:
+    """Return one line about a repository."""
+    parts = [
+        tr("{count} parameters").format(count=count_text(found.n_params)) if found.n_params else "",
+        tr("licence: {name}").format(name=found.licence) if found.licence else "",
+        tr("gated") if found.is_gated else "",
+    ]
+    return " · ".join(part for part in parts if part)
+
+
+def state_text(job: DownloadJob, progress: TransferProgress) -> str:
+    """Return what a download does: "1.2 of 4.9 GB · 35 MB/s · 2 min left"."""
+    if job.state == "failed":
+        return f"{job.problem} {job.hint}".strip()
+    if job.state == "done":
+        return tr("{size} · done").format(size=decimal_size(job.n_bytes))
+    amount = amount_text(progress.n_bytes, job.n_bytes)
+    if job.state == "waiting":
+        return tr("{amount} · waiting for others").format(amount=amount)
+    if job.state == "paused":
+        return tr("{amount} · paused").format(amount=amount)
+    if progress.is_checking:
+        return tr("{amount} · comparing with its hash").format(amount=amount)
+    return moving_text(progress, job.n_bytes)

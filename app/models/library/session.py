@@ -4,16 +4,117 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Literal
 
 from PySide6.QtCore import QFileSystemWatcher, QObject, QTimer, Signal, Slot
 
-from app.models.library.entries import LibraryEntry, Situation, prospect_of, read_entry
-from app.models.library.places import Place
-from app.models.library.scan import FoundModel, scan
-from engine import ModelInfo
+import engine
+from app.core.engine_sentences import reason_of, translated
+from app.core.settings import Settings
+from app.core.translation import tr, tr_n
+from app.core.units import context_text, decimal_size
+from app.devices.split.fit import suggestion
+from app.devices.split.plan_source import PlannerFactory
+from app.devices.split.settings import SplitSettings
+from app.models.library.scan import FileIdentity, FoundModel, Place, file_identity, scan
+from engine import EngineError, ModelInfo
+
+if TYPE_CHECKING:
+    from engine import Forecaster
+
+
+@dataclass(frozen=True, slots=True)
+class Prospect:
+    """How a model would run with the split that Tandem suggests for it.
+
+    Attributes:
+        fits: whether there is memory for it.
+        n_ctx: its context, in tokens.
+        devices: ids of the devices that it would use.
+        tokens_per_s: predicted speed of answers; 0 where it is unknown.
+    """
+
+    fits: bool
+    n_ctx: int
+    devices: tuple[str, ...]
+    tokens_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class LibraryEntry:
+    """A model on the disk and what is known of it.
+
+    Attributes:
+        info: facts of its header; None while they are read, and where they cannot be.
+        problem: why it cannot be opened, as a sentence; "" if it can, or nobody knows yet.
+        prospect: how it would run; None while that is worked out, and where it cannot be.
+        is_judged: whether that was tried.
+    """
+
+    found: FoundModel
+    info: ModelInfo | None = None
+    problem: str = ""
+    prospect: Prospect | None = None
+    is_judged: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """The devices as they are, for predictions on another thread.
+
+    Attributes:
+        settings: devices to choose from; the rest is as by default.
+        free_bytes: free memory by device.
+        forecaster: makes a forecaster that no other thread uses; None while no device is known.
+        factory: opens a model file for planning.
+    """
+
+    settings: SplitSettings
+    free_bytes: Mapping[str, int]
+    forecaster: Callable[[], Forecaster] | None
+    factory: PlannerFactory
+
+
+def read_entry(found: FoundModel) -> LibraryEntry:
+    """Return a model with the facts of its header, or why it cannot be opened."""
+    if found.missing:
+        several, one = tr("{file} and {n} more are missing."), tr("{file} is missing.")
+        n_more = len(found.missing) - 1
+        text = (several if n_more else one).format(file=found.missing[0], n=n_more)
+        return LibraryEntry(found, problem=text)
+    try:
+        info = engine.read_model_info(found.path)
+    except EngineError as error:
+        return LibraryEntry(found, problem=translated(str(error)))
+    except OSError as error:
+        return LibraryEntry(found, problem=reason_of(error))
+    text = tr("The architecture {name} is not supported.").format(name=info.architecture)
+    problem = "" if info.supported else text
+    return LibraryEntry(found, info, problem)
+
+
+def prospect_of(info: ModelInfo, situation: Situation) -> Prospect | None:
+    """Predict how a model would run; None where no plan can be made for it."""
+    if situation.forecaster is None or not situation.settings.ranks:
+        return None
+    try:
+        with closing(situation.factory(info.path)) as planner:
+            free = situation.free_bytes
+            choice = suggestion(info, situation.settings, free, planner, situation.forecaster)
+            if choice is None:
+                return None
+            evaluation = planner.evaluate(choice.params, free)
+            forecast = situation.forecaster().forecast(evaluation, choice.params, info.quant)
+    except (EngineError, OSError):
+        return None
+    plan = evaluation.plan
+    rate = forecast.decode.tokens_per_s if forecast else 0.0
+    return Prospect(not plan.shortages(free), plan.n_ctx, choice.params.all_devices, rate)
+
 
 log = logging.getLogger(__name__)
 
@@ -158,3 +259,126 @@ class LibrarySession(QObject):
 def _key(found: FoundModel) -> tuple[Path, int, float]:
     """Return what tells a file and its contents from others."""
     return found.path, found.n_bytes, found.modified
+
+
+@dataclass(frozen=True, slots=True)
+class LastUse:
+    """The last load of a model, as far as it is known.
+
+    Attributes:
+        plan: its split in a few words; "" if it was never loaded.
+        tokens_per_s: measured speed of the last answer; 0 if there was none.
+    """
+
+    plan: str = ""
+    tokens_per_s: float = 0.0
+
+
+def last_use(settings: Settings, path: str) -> LastUse:
+    """Return how the model at `path` was run the last time."""
+    plan, speed = settings.plans.get(path), settings.speeds.get(path)
+    rate = float(speed) if isinstance(speed, int | float) and 0 < speed < 1e9 else 0.0
+    return LastUse(_plan_text(plan) if isinstance(plan, Mapping) else "", rate)
+
+
+def _plan_text(plan: Mapping[str, object]) -> str:
+    """Return a split such as "Tensor 60 : 40 · context 32k"; what is damaged is left out."""
+    modes = {
+        "single": tr("One device"), "tensor": tr("Tensor"), "layer": tr("Layers"),
+        "groups": tr("Groups"),
+    }  # fmt: skip
+    mode, ranks, n_ctx = plan.get("mode"), plan.get("ranks"), plan.get("n_ctx")
+    parts = [modes.get(mode, "") if isinstance(mode, str) else ""]
+    shares = [_share(rank) for rank in ranks] if isinstance(ranks, list) else []
+    if mode != "single" and (on := [share for share in shares if share]):
+        parts[0] += " " + " : ".join(f"{100 * share:.0f}" for share in on)
+    if type(n_ctx) is int and n_ctx > 0:
+        parts.append(tr("context {size}").format(size=context_text(n_ctx)))
+    return " · ".join(part.strip() for part in parts if part.strip())
+
+
+def _share(rank: object) -> float:
+    """Return the share of a rank that is on; 0 for others and for what is damaged."""
+    if not isinstance(rank, Mapping) or rank.get("on") is not True:
+        return 0.0
+    share = rank.get("share")
+    return share if isinstance(share, float) and 0 <= share <= 1 else 0.0
+
+
+def files_of(found: FoundModel, all_models: Iterable[FoundModel]) -> list[Path]:
+    """Return the files that go with a model: its parts, and helpers that no other model needs."""
+    others = [other for other in all_models if other.path != found.path]
+    needed = {path for other in others for path in (other.projector, other.draft)}
+    helpers = (found.projector, found.draft)
+    return [*found.parts, *(path for path in helpers if path is not None and path not in needed)]
+
+
+def question_of(found: FoundModel, files: list[Path]) -> str:
+    """Return the question before files are moved, with their number and size."""
+    n_bytes = sum(path.stat().st_size for path in files if path.exists())
+    return tr("Move {name} to the trash ({files}, {size})?").format(
+        name=found.name,
+        files=tr_n("{n} file", "{n} files", len(files)),
+        size=decimal_size(n_bytes),
+    )
+
+
+def move_to_trash(files: Iterable[Path]) -> list[Path]:
+    """Move files to the trash; return those that could not be moved, and stay."""
+    from send2trash import send2trash  # late: on some systems it starts a service
+
+    kept = []
+    for path in files:
+        try:
+            send2trash(path)
+        except OSError as error:
+            log.info("%s stays: %s", path.name, error.strerror or type(error).__name__)
+            kept.append(path)
+    return kept
+
+
+Mark = Literal["", "loaded", "loading"]
+"""What the engine does with a model of the library; "" for nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedFile:
+    """A model file by the path under which it was opened.
+
+    Attributes:
+        identity: what tells it from others; None for models of servers and files that are gone.
+    """
+
+    path: str
+    identity: FileIdentity | None
+
+    @classmethod
+    def at(cls, path: str) -> OpenedFile:
+        """Return the file at a path, or what stands in the place of a path."""
+        return cls(path, file_identity(path))
+
+    def is_of(self, found: FoundModel) -> bool:
+        """Return whether this is a model of the library, also by another name."""
+        is_same = self.identity is not None and self.identity == found.identity
+        return is_same or self.path == str(found.path)
+
+
+@dataclass(frozen=True, slots=True)
+class RunningModel:
+    """The model in use and the one that takes its place; None for none."""
+
+    loaded: OpenedFile | None = None
+    loading: OpenedFile | None = None
+
+    @classmethod
+    def at(cls, loaded: str, loading: str) -> RunningModel:
+        """Return the models at these paths; "" is none."""
+        return cls(
+            OpenedFile.at(loaded) if loaded else None, OpenedFile.at(loading) if loading else None
+        )
+
+    def mark(self, found: FoundModel) -> Mark:
+        """Return what the engine does with a model."""
+        if self.loading is not None and self.loading.is_of(found):
+            return "loading"
+        return "loaded" if self.loaded is not None and self.loaded.is_of(found) else ""

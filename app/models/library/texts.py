@@ -7,10 +7,8 @@ from dataclasses import dataclass
 from app.core.translation import tr, tr_later
 from app.core.units import context_text, decimal, decimal_size, rate_text
 from app.devices.split.figures import rank_labels
-from app.models.library.entries import LibraryEntry
-from app.models.library.last_use import LastUse
-from app.models.library.running import Mark
 from app.models.library.scan import FoundModel
+from app.models.library.session import LastUse, LibraryEntry, Mark
 
 UNKNOWN = "…"
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 from app.core.translation import tr
-from app.remote.client.connection import error_text
+from app.remote.client.address import RemoteAddress
+from app.remote.client.connection import Connection, error_text
 from engine import (
     AnswerPart,
     EngineError,
@@ -220,3 +223,57 @@ def _count_of(value: object) -> int:
     """Return a number of tokens as a server tells it; 0 for what is none."""
     is_count = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < MOST_COUNT
     return int(value) if is_count else 0  # type: ignore[call-overload]
+
+
+MOST_LINES = 20_000
+
+
+@dataclass(frozen=True, slots=True)
+class ServerFigures:
+    """Figures of a server at one moment.
+
+    Attributes:
+        tokens_per_s: speed of all answers together.
+        n_running, n_waiting: answers that are computed, and that wait for that.
+        kv_used, kv_room: tokens in the KV cache, and those for which it has room; None where the
+            server does not tell.
+    """
+
+    tokens_per_s: float = 0.0
+    n_running: int = 0
+    n_waiting: int = 0
+    kv_used: int | None = None
+    kv_room: int | None = None
+
+
+def read_figures(address: RemoteAddress, connection: Connection) -> ServerFigures:
+    """Return the present figures of a server.
+
+    Raises:
+        EngineError: it cannot be asked.
+    """
+    text = connection.read(f"{address.root}/metrics").decode("utf-8", "replace")
+    return parse_figures(text)
+
+
+def parse_figures(text: str) -> ServerFigures:
+    """Return the figures in a text; those that it lacks are 0 or None."""
+    values: dict[str, float] = {}
+    for line in text.splitlines()[:MOST_LINES]:
+        name, _, value = line.strip().rpartition(" ")
+        if not name or name.startswith("#"):
+            continue
+        try:
+            number = float(value)
+        except ValueError:
+            continue
+        if math.isfinite(number) and 0 <= number < 1e15:
+            values[name] = number
+    used, room = values.get("tandem_kv_cache_used_tokens"), values.get("tandem_kv_cache_tokens")
+    return ServerFigures(
+        values.get("tandem_completion_tokens_per_second", 0.0),
+        int(values.get("tandem_answers_running", 0)),
+        int(values.get("tandem_answers_waiting", 0)),
+        None if used is None else int(used),
+        None if room is None else int(room),
+    )

@@ -10,9 +10,8 @@ from typing import Final
 
 from app.core import paths
 from app.core.translation import tr
-from app.remote.client.address import RemoteAddress, parse_url
+from app.remote.client.address import KeyStore, RemoteAddress, cleaned_key, parse_url
 from app.remote.client.host import RemoteHost
-from app.remote.client.keys import KeyStore, cleaned_key
 from engine import (
     Command,
     EngineError,

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 import engine  # what starts processes is resolved when it is used
 from app.core.translation import tr
-from app.remote.machines.idle_ranks import with_idle_ranks, without_idle_ranks
-from app.remote.machines.team import MachineTeam
+from app.remote.machines.team import MachineTeam, with_idle_ranks, without_idle_ranks
 from engine import (
     Command,
     EngineError,

@@ -6,9 +6,8 @@ from PySide6.QtCore import QObject, QTimer, Slot
 
 from app.core.engine_client import EngineClient
 from app.core.translation import tr
-from app.server.page.ledger_view import LedgerView
-from app.server.page.session import ServerSession
-from app.server.page.views.server_panel import ServerPanel, state_text
+from app.server.page.server_panel import ServerPanel, state_text
+from app.server.page.session import LedgerView, ServerSession
 
 LOOK_MS = 1000
 

@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from app.core.translation import tr
-from app.setup.engine_pack import activation
+from app.setup.engine_pack import store as activation
 from app.setup.engine_pack.children.environment_facts import NAMES
 from app.setup.engine_pack.children.running import run_child
-from app.setup.engine_pack.installation import Installed
+from app.setup.engine_pack.installation import Installed, Tried, try_pack
 from app.setup.engine_pack.lock import this_python
-from app.setup.engine_pack.smoke_test import Tried, try_pack
 from app.setup.engine_pack.store import Pack, PackStore, disk_error
 from engine import EngineError, one_line, temporary_folder
 

@@ -2,25 +2,98 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import shutil
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import engine
 from app.core.translation import tr
 from app.core.units import decimal
 from app.models.downloads.transfer.part_file import SPARE, NoRoom
 from app.models.downloads.transfer.transfer import Patience
-from app.setup.engine_pack import activation, unpacking
+from app.setup.engine_pack import fetching, store
+from app.setup.engine_pack.children.running import run_child
 from app.setup.engine_pack.fetching import check_folder, fetch_wheels, n_fetched
 from app.setup.engine_pack.lock import Lock
 from app.setup.engine_pack.progress import InstallProgress, InstallStage, Told
-from app.setup.engine_pack.smoke_test import Tried, try_pack
 from app.setup.engine_pack.store import SITE, Pack, PackStore, disk_error, folder_bytes
-from engine import Cancelled, EngineError, temporary_folder
+from engine import Cancelled, EngineError, one_line, temporary_folder
+
+LIMIT_S = 300.0
+"""Longest wait in seconds; a disk that is read for the first time takes most of it."""
+
+BYTECODE = "PYTHONDONTWRITEBYTECODE"
+"""Environment variable that keeps Python from writing what it compiles."""
+
+MODULE = "app.setup.engine_pack.children.smoke_program"
+
+
+class PackFails(EngineError):
+    """Error of a pack with which the engine does not answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """Facts of a pack that has answered.
+
+    Attributes:
+        version: version of PyTorch.
+        gpu_problem: sentence that says why no GPU can be used with it, else "".
+    """
+
+    version: str
+    gpu_problem: str
+
+
+def try_pack(
+    folders: Sequence[str],
+    is_stopped: Callable[[], bool] = lambda: False,
+    command: Sequence[str] | None = None,
+    *,
+    writes_bytecode: bool = True,
+) -> Tried:
+    """Have a child process answer with the libraries in some folders.
+
+    Args:
+        command: what to run in place of this module.
+        writes_bytecode: whether it keeps what Python compiles beside the libraries, whose import
+            takes half as long from then on.
+
+    Raises:
+        Cancelled: `is_stopped`.
+        PackFails: it does not answer.
+    """
+    variables = {"TANDEM_ENGINE_PACK": os.pathsep.join(folders)}
+    environment = engine.child_environment(variables) | {BYTECODE: "1"}
+    if writes_bytecode:
+        del environment[BYTECODE]
+    try:
+        ended = run_child(
+            command or engine.program_command(MODULE), environment, LIMIT_S, is_stopped
+        )
+    except OSError as error:
+        raise _failure(error.strerror or str(error)) from None
+    if ended.status is None:
+        raise _failure(tr("it took more than {n} minutes").format(n=f"{LIMIT_S / 60:g}"))
+    try:
+        answer = json.loads(ended.output.splitlines()[-1])
+        if ended.status == 0 and answer["n_tokens"] > 0:
+            return Tried(str(answer["version"]), str(answer["gpu_problem"]))
+    except (ValueError, IndexError, KeyError, TypeError):
+        pass
+    raise _failure(ended.last_line or tr("status {status}").format(status=ended.status))
+
+
+def _failure(why: str) -> PackFails:
+    return PackFails(
+        tr("The new engine does not answer: {why}.").format(why=one_line(why, 300).rstrip(".")),
+        tr("It is not used."),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +168,7 @@ class Installation:
         """
         self._stopped.clear()
         self._check_fit()
-        unpacking.find_uv()  # before gigabytes are fetched
+        fetching.find_uv()  # before gigabytes are fetched
         with self._store.locked():
             self._told(InstallProgress(InstallStage.CHECKING))  # sweeping gigabytes takes a while
             self._store.sweep_left_over()
@@ -103,7 +176,7 @@ class Installation:
             wheels = self._ready_wheels()
             installed = self._make(wheels)
             shutil.rmtree(self._store.fetched, ignore_errors=True)
-        activation.activate()
+        store.activate()
         return installed
 
     def _check_fit(self) -> None:
@@ -149,7 +222,7 @@ class Installation:
                 made = work / "pack"
                 site = made / SITE
                 site.mkdir(parents=True)
-                unpacking.unpack(self._lock, wheels, site, work, self._stopped.is_set, self._told)
+                fetching.unpack(self._lock, wheels, site, work, self._stopped.is_set, self._told)
                 self._told(InstallProgress(InstallStage.TRYING))
                 tried = self._attempt([str(site)], self._stopped.is_set)
                 if self._stopped.is_set():

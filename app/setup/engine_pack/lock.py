@@ -17,7 +17,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from app.core.translation import tr
-from app.models.downloads.transfer.remote_file import RemoteFile, safe_name
+from app.models.downloads.transfer.source import RemoteFile, safe_name
 from engine import EngineError
 
 MOST_BYTES = 4 << 20

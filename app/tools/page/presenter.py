@@ -8,12 +8,10 @@ from PySide6.QtCore import QObject, Slot
 from PySide6.QtWidgets import QMessageBox, QWidget
 
 from app.core.translation import tr
-from app.tools.command_line import split_command
+from app.tools.page.server_form import ADDRESS, JSON, ServerForm
 from app.tools.page.session import ToolSession
-from app.tools.page.views.server_form import ADDRESS, JSON, ServerForm
-from app.tools.page.views.tool_dialog import ToolDialog
-from app.tools.server_json import checked_server, servers_in
-from app.tools.tool_server import ToolServer
+from app.tools.page.tool_dialog import ToolDialog
+from app.tools.server_store import ToolServer, checked_server, servers_in, split_command
 from app.widgets.text import plain_tip
 from engine import EngineError
 

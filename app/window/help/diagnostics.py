@@ -10,13 +10,30 @@ from __future__ import annotations
 import getpass
 import platform
 import re
+import sys
+import sysconfig
 from collections.abc import Collection, Mapping, Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 
+import PySide6
+from PySide6.QtCore import QLibraryInfo, qVersion
+
 from app.core.settings import Settings, shown_settings
+from app.core.translation import tr
 from app.core.units import size_text
-from engine import DeviceInfo
+from app.window.help.licences import (
+    FONT_VERSION,
+    PACKAGE,
+    PYTHON_TEXTS,
+    QT_TEXTS,
+    ROOT,
+    TEXTS,
+    Component,
+    packages,
+)
+from engine import DeviceInfo, package_version
 
 N_LINES: Final = 200
 """Number of the last lines of the log in a report."""
@@ -134,3 +151,103 @@ def _bare(name: str, value: object) -> str:
 
 def _items(value: Any) -> Sequence[object]:
     return value if isinstance(value, list | tuple) else ()
+
+
+def versions(devices: Sequence[DeviceInfo]) -> list[tuple[str, str]]:
+    """Return what runs here, as pairs of names and versions; work for a thread."""
+    drivers = {device.driver for device in devices if device.driver}
+    return [
+        ("Tandem", package_version() or tr("source tree")),
+        ("Python", platform.python_version()),
+        ("Qt", f"{qVersion()} (PySide6 {PySide6.__version__})"),
+        ("PyTorch", _version_of("torch")),
+        ("Triton", _version_of("triton") or _version_of("triton-windows")),
+        (tr("GPU driver"), ", ".join(sorted(drivers)) or tr("none")),
+        (tr("System"), f"{platform.system()} {platform.release()} ({platform.machine()})"),
+    ]
+
+
+def _version_of(name: str) -> str:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return tr("not installed") if name == "torch" else ""
+
+
+QT_SOURCES = "https://download.qt.io/official_releases/qt/"
+PYSIDE_SOURCES = "https://code.qt.io/cgit/pyside/pyside-setup.git/"
+
+
+def all_components() -> list[Component]:
+    """Return all that Tandem is made of; work for a thread."""
+    return [_tandem(), _qt(), _python(), _font(), *_system_libraries(), *packages()]
+
+
+def _tandem() -> Component:
+    notice = tr("Tandem with its icons and its demo model.")
+    files = (
+        ROOT / "LICENSE",
+        *sorted(ROOT.glob(f"{PACKAGE.replace('-', '_')}-*/licenses/LICENSE")),
+    )
+    return Component("Tandem", package_version(), "MIT", _present(files)[:1], notice)
+
+
+def _qt() -> Component:
+    """Return Qt, with what its licence wants people to be told."""
+    version = qVersion() or ""
+    folder = QLibraryInfo.path(QLibraryInfo.LibraryPath.LibrariesPath)
+    notice = "\n\n".join(
+        (
+            tr(
+                "Tandem uses Qt {version} and Qt for Python under the GNU Lesser General Public"
+                " License, version 3, which stands below, as does the GNU General Public License"
+                " that it refers to. Qt is © The Qt Company Ltd. and other contributors."
+            ).format(version=version),
+            tr(
+                "Qt is linked dynamically: its libraries are files of their own, unchanged, in"
+                " {folder}."
+            ).format(folder=folder),
+            tr(
+                "You may replace them by a Qt of your own: close Tandem, put libraries of Qt"
+                " {version} or a compatible version, under the same names, in the place of these,"
+                " and start Tandem again. QT_PLUGIN_PATH names a folder of other plugins. You may"
+                " take Tandem apart as far as that is needed to find mistakes in such changes."
+            ).format(version=version),
+            tr(
+                "The sources of Qt are at {qt}, those of Qt for Python at {pyside}, each in the"
+                " version named here."
+            ).format(qt=QT_SOURCES, pyside=PYSIDE_SOURCES),
+        )
+    )
+    return Component("Qt", version, "LGPL-3.0-only", _kept(QT_TEXTS), notice)
+
+
+def _python() -> Component:
+    library = Path(sysconfig.get_path("stdlib"))
+    prefix = Path(sys.base_prefix)
+    debian = Path(f"/usr/share/doc/python{sys.version_info.major}.{sys.version_info.minor}")
+    own = _present((library / "LICENSE.txt", prefix / "LICENSE.txt", debian / "copyright"))[:1]
+    files = (*own, *_kept(PYTHON_TEXTS))
+    return Component("Python", platform.python_version(), "PSF-2.0", files)
+
+
+def _font() -> Component:
+    files = _present((ROOT / "resources" / "fonts" / "OFL.txt",))
+    return Component("Inter", FONT_VERSION, "OFL-1.1", files)
+
+
+def _system_libraries() -> list[Component]:
+    """Return the libraries of a Linux system that some packages bring along."""
+    files = tuple(sorted((ROOT.parent / "lib" / "licences").glob("*.txt")))
+    if not files:
+        return []
+    names = ", ".join(file.stem for file in files)
+    return [Component(tr("Libraries of the system"), "", tr("see the texts"), files, names)]
+
+
+def _kept(names: tuple[str, ...]) -> tuple[Path, ...]:
+    return _present(tuple(TEXTS / f"{name}.txt" for name in names))
+
+
+def _present(files: tuple[Path, ...]) -> tuple[Path, ...]:
+    return tuple(file for file in files if file.is_file())

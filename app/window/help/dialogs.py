@@ -2,25 +2,281 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Final
 
-from PySide6.QtCore import QObject, Signal, Slot
+from PySide6.QtCore import QObject, Qt, Signal, Slot
 from PySide6.QtGui import QGuiApplication
-from PySide6.QtWidgets import QWidget
+from PySide6.QtWidgets import (
+    QComboBox,
+    QFrame,
+    QGridLayout,
+    QHBoxLayout,
+    QListWidget,
+    QScrollArea,
+    QSplitter,
+    QVBoxLayout,
+    QWidget,
+)
 
 from app.core.background import LatestJob
-from app.core.process.log_file import read_log
+from app.core.process.crash import read_log
+from app.core.scale import px
 from app.core.settings import SettingsStore
 from app.core.translation import tr
-from engine import DeviceInfo
+from app.widgets.buttons import button
+from app.widgets.page_dialog import PageDialog, plain_page, search_field
+from app.widgets.shortcuts import SHORTCUTS, shown_keys
+from app.widgets.text import PlainLabel, label, list_item, set_tip
+from app.window.help.licences import Component
+from engine import DeviceInfo, printable
 
-if TYPE_CHECKING:
-    from app.window.help.licences import Component
-    from app.window.help.views.about_dialog import AboutDialog
-    from app.window.help.views.log_dialog import LogDialog
-    from app.window.help.views.shortcuts_dialog import ShortcutsDialog
+
+class AboutDialog(PageDialog):
+    """Page of versions; a list of components shows the licence of the selected one."""
+
+    licence_requested = Signal(object)  # Component
+    check_requested = Signal()  # for a newer release
+    news_requested = Signal()
+
+    def __init__(self, parent: QWidget) -> None:
+        super().__init__(tr("About Tandem"), parent, (860, 620))
+        self._components: tuple[Component, ...] = ()
+        self.versions = label(tr("Reading …"))
+        self.versions.setWordWrap(True)
+        self.head.addWidget(self.versions, 1)
+        self.head.addLayout(self._make_update(), 1)
+        self.search = search_field(tr("Search components and licences"))
+        self.list = QListWidget()
+        self.list.setProperty("role", "field")
+        self.list.setAccessibleName(tr("Components"))
+        self.text = plain_page(tr("Licence"))
+        side = QWidget()
+        column = QVBoxLayout(side)
+        column.setContentsMargins(0, 0, 0, 0)
+        column.addWidget(self.search)
+        column.addWidget(self.list, 1)
+        both = QSplitter()
+        both.addWidget(side)
+        both.addWidget(self.text)
+        both.setSizes([px(260), px(560)])
+        self.set_content(both)
+        self.search.textChanged.connect(self._filter)
+        self.list.currentRowChanged.connect(self._on_row)
+
+    def show_facts(
+        self, versions: Sequence[tuple[str, str]], components: Sequence[Component]
+    ) -> None:
+        """Show versions, and components in their order."""
+        self.versions.setText("\n".join(f"{name} {version}" for name, version in versions))
+        self._components = tuple(components)
+        self.list.clear()
+        for component in components:
+            text = f"{component.name} {component.version}".strip()
+            self.list.addItem(list_item(text, component.licence))
+        if components:
+            self.list.setCurrentRow(0)
+        self._filter(self.search.text())
+
+    def show_licence(self, component: Component, text: str) -> None:
+        """Show the licence of a component, if it is still the selected one."""
+        row = self.list.currentRow()
+        if 0 <= row < len(self._components) and self._components[row] == component:
+            title = f"{component.name}: {component.licence}"
+            self.text.setPlainText(f"{title}\n\n{text or tr('It brings no text of its licence.')}")
+
+    def show_update(self, text: str, has_news: bool) -> None:
+        """Show what is known of newer releases.
+
+        Args:
+            has_news: whether there is something to read about one.
+        """
+        self.update_line.setText(text)
+        self.update_line.setVisible(bool(text))
+        self.news.setVisible(has_news)
+
+    def _make_update(self) -> QVBoxLayout:
+        """Make what asks for a newer release, and tells of it."""
+        self.update_line = label(role="muted")
+        self.update_line.setWordWrap(True)
+        self.update_line.setAlignment(Qt.AlignmentFlag.AlignRight)
+        self.update_line.hide()
+        self.check = button(tr("Look for a new release"))
+        self.check.clicked.connect(self.check_requested)
+        self.news = button(tr("What is new"), "primary")
+        self.news.clicked.connect(self.news_requested)
+        self.news.hide()
+        for made in (self.check, self.news):
+            made.setAutoDefault(False)
+        buttons = QHBoxLayout()
+        buttons.addStretch()
+        buttons.addWidget(self.news)
+        buttons.addWidget(self.check)
+        column = QVBoxLayout()
+        column.addLayout(buttons)
+        column.addWidget(self.update_line)
+        column.addStretch()
+        return column
+
+    @Slot(str)
+    def _filter(self, text: str) -> None:
+        """Show the components whose name, version or licence has all words of a text."""
+        wanted = text.casefold().split()
+        for row, component in enumerate(self._components):
+            known = f"{component.name} {component.version} {component.licence}".casefold()
+            self.list.item(row).setHidden(not all(word in known for word in wanted))
+
+    @Slot(int)
+    def _on_row(self, row: int) -> None:
+        if 0 <= row < len(self._components):
+            self.licence_requested.emit(self._components[row])
+
+
+LEVELS: Final = ("INFO", "WARNING", "ERROR")
+LEVEL = re.compile(r"^\S+ \S+ (DEBUG|INFO|WARNING|ERROR|CRITICAL) ")
+RANKS: Final = {"DEBUG": 0, "INFO": 0, "WARNING": 1, "ERROR": 2, "CRITICAL": 2}
+"""Levels in order; a line without one belongs to the line before, as in a traceback."""
+
+
+class LogDialog(PageDialog):
+    """Page of the log's last lines."""
+
+    copy_requested = Signal()
+    refresh_requested = Signal()
+
+    def __init__(self, parent: QWidget) -> None:
+        super().__init__(tr("Log"), parent, (860, 560))
+        self._lines: tuple[str, ...] = ()
+        self.level = QComboBox()
+        self.level.setAccessibleName(tr("Level"))
+        for text in (tr("All"), tr("Warnings and errors"), tr("Errors")):
+            self.level.addItem(text)
+        self.search = search_field(tr("Search the log"))
+        again = button(tr("Refresh"), "quiet")
+        again.setAutoDefault(False)
+        again.clicked.connect(self.refresh_requested)
+        self.head.addWidget(self.search, 1)
+        self.head.addWidget(self.level)
+        self.head.addWidget(again)
+        self.text = plain_page(tr("Log"))
+        self.set_content(self.text)
+        self.copy = button(tr("Copy diagnostics"), "primary")
+        self.copy.setAutoDefault(False)
+        set_tip(
+            self.copy,
+            tr("Versions, devices, settings and the last lines of the log, without chats, folders, "
+               "names and tokens"),
+        )  # fmt: skip
+        self.copy.clicked.connect(self.copy_requested)
+        self._status = label(role="muted")
+        self.foot.insertWidget(0, self.copy)
+        self.foot.insertWidget(1, self._status)
+        self.level.currentIndexChanged.connect(self._show)
+        self.search.textChanged.connect(self._show)
+
+    def show_lines(self, lines: Sequence[str]) -> None:
+        """Show these lines, the newest last, as the filters allow."""
+        self._lines = tuple(lines)
+        self._show()
+
+    def say(self, text: str) -> None:
+        """Say what has been done."""
+        self._status.setText(text)
+
+    @Slot()
+    def _show(self) -> None:
+        found = filtered(self._lines, self.level.currentIndex(), self.search.text())
+        self.text.setPlainText(printable("\n".join(found)) or tr("There is nothing here."))
+        bar = self.text.verticalScrollBar()
+        bar.setValue(bar.maximum())
+
+
+def filtered(lines: Sequence[str], least: int, words: str) -> list[str]:
+    """Return the records of at least a level that have all words, whole with their tracebacks.
+
+    Args:
+        least: index in `LEVELS`.
+    """
+    wanted = words.casefold().split()
+    records: list[list[str]] = []
+    for line in lines:
+        if LEVEL.match(line) or not records:
+            records.append([line])
+        else:
+            records[-1].append(line)
+    kept = (record for record in records if _rank(record[0]) >= least)
+    return [
+        line
+        for record in kept
+        if all(word in "\n".join(record).casefold() for word in wanted)
+        for line in record
+    ]
+
+
+def _rank(line: str) -> int:
+    level = LEVEL.match(line)
+    return RANKS[level[1]] if level else 0
+
+
+class ShortcutsDialog(PageDialog):
+    """Shortcuts by where they work, with a search.
+
+    Attributes:
+        rows: labels of each shortcut: its text and its keys.
+    """
+
+    def __init__(self, parent: QWidget) -> None:
+        super().__init__(tr("Shortcuts"), parent, (520, 640))
+        self.search = search_field(tr("Search shortcuts"))
+        self.head.addWidget(self.search)
+        self.rows: dict[str, tuple[PlainLabel, PlainLabel]] = {}
+        self._headings: dict[str, PlainLabel] = {}
+        content = QWidget()
+        grid = QGridLayout(content)
+        grid.setContentsMargins(0, 0, 12, 0)
+        grid.setColumnStretch(0, 1)
+        for name, shortcut in SHORTCUTS.items():
+            if shortcut.group not in self._headings:
+                heading = self._headings[shortcut.group] = label(tr(shortcut.group), "heading")
+                heading.setContentsMargins(0, 10, 0, 0)
+                grid.addWidget(heading, grid.rowCount(), 0, 1, 2)
+            text, keys = label(tr(shortcut.text)), label(" · ".join(_told(name)), "muted")
+            text.setWordWrap(True)
+            row = grid.rowCount()
+            grid.addWidget(text, row, 0)
+            grid.addWidget(keys, row, 1, Qt.AlignmentFlag.AlignRight)
+            self.rows[name] = (text, keys)
+        grid.setRowStretch(grid.rowCount(), 1)
+        scroll = QScrollArea()
+        scroll.setFrameShape(QFrame.Shape.NoFrame)
+        scroll.setWidgetResizable(True)
+        scroll.setWidget(content)
+        scroll.setAccessibleName(tr("Shortcuts"))
+        self.set_content(scroll)
+        self.search.textChanged.connect(self.filter)
+
+    @Slot(str)
+    def filter(self, words: str) -> None:
+        """Show the shortcuts that have all of these words."""
+        wanted = words.casefold().split()
+        found: set[str] = set()
+        for name, labels in self.rows.items():
+            text = " ".join(part.text() for part in labels).casefold()
+            is_found = all(word in text for word in wanted)
+            for part in labels:
+                part.setVisible(is_found)
+            if is_found:
+                found.add(SHORTCUTS[name].group)
+        for group, heading in self._headings.items():
+            heading.setVisible(group in found)
+
+
+def _told(name: str) -> list[str]:
+    """Return the keys for people: "1" to "9" are one."""
+    keys = shown_keys(name)
+    return keys if len(keys) <= 4 else [f"{keys[0]} – {keys[-1]}"]
 
 
 class HelpDialogs(QObject):
@@ -63,7 +319,7 @@ class HelpDialogs(QObject):
     @Slot()
     def show_shortcuts(self) -> None:
         if self.shortcuts is None:
-            from app.window.help.views.shortcuts_dialog import ShortcutsDialog
+            from app.window.help.dialogs import ShortcutsDialog
 
             self.shortcuts = ShortcutsDialog(self._over)
         self.shortcuts.appear()
@@ -72,7 +328,7 @@ class HelpDialogs(QObject):
     @Slot()
     def show_about(self) -> None:
         if self.about is None:
-            from app.window.help.views.about_dialog import AboutDialog
+            from app.window.help.dialogs import AboutDialog
 
             self.about = AboutDialog(self._over)
             self.about.licence_requested.connect(self._read_licence)
@@ -86,7 +342,7 @@ class HelpDialogs(QObject):
     @Slot()
     def show_log(self) -> None:
         if self.log is None:
-            from app.window.help.views.log_dialog import LogDialog
+            from app.window.help.dialogs import LogDialog
 
             self.log = LogDialog(self._over)
             self.log.refresh_requested.connect(self._read_log)
@@ -157,7 +413,6 @@ def _read_facts(
     devices: Sequence[DeviceInfo],
 ) -> tuple[list[tuple[str, str]], list[Component]]:
     """Return versions and components; work for a thread."""
-    from app.window.help.facts import versions
-    from app.window.help.parts import all_components
+    from app.window.help.diagnostics import all_components, versions
 
     return versions(devices), all_components()

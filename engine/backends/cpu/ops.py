@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from engine.backends.reference.recurrent import Chunks
     from engine.model.forward.batch import Batch
     from engine.model.forward.cache import LayerCache
+    from engine.model.forward.expert_rows import Groups
     from engine.model.forward.operands import (
         Activation,
         DeltaInputs,
-        Groups,
         RopeParams,
         Routing,
         ScanInputs,

@@ -14,7 +14,7 @@ from engine.backends.cpu.kernels.running.team import Team
 from engine.backends.cpu.worker import Worker
 from engine.backends.reference.weights import gathered_rows
 from engine.formats.quants.layout import BF16_CHUNK
-from engine.model.forward.operands import Groups
+from engine.model.forward.expert_rows import Groups
 from engine.model.forward.ops import ALL
 
 PIECE_BYTES = 128 << 10

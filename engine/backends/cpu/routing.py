@@ -21,7 +21,7 @@ from engine.backends.cpu.kernels.small.small_ops import f32_bits
 from engine.backends.cpu.weights import PlaneWeight
 from engine.backends.reference.ops import SMALLEST_SUM
 from engine.model.forward.batch import MOST_AT_ONCE
-from engine.model.forward.operands import Groups
+from engine.model.forward.expert_rows import Groups
 
 if TYPE_CHECKING:
     from engine.backends.cpu.kernels.language.isa import Isa

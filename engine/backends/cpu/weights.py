@@ -37,7 +37,7 @@ from engine.formats.quants.layout import (
     panel_block_bytes,
     word_tile_bytes,
 )
-from engine.model.forward.operands import Groups
+from engine.model.forward.expert_rows import Groups
 from engine.model.forward.ops import ALL, Weight
 
 PASS_BYTES = 4 << 20

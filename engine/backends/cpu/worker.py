@@ -30,7 +30,7 @@ from engine.formats.quants.layout import (
     word_tile_bytes,
 )
 from engine.model.forward.batch import BF16_BATCH
-from engine.model.forward.operands import Groups
+from engine.model.forward.expert_rows import Groups
 
 N_TOKENS, N_COLUMNS, N_TILE = 256, 2048, 64
 """Size of the measured product: tokens, columns of the matrix, tiles of its rows."""

@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from engine.backends.reference.recurrent import Chunks
     from engine.model.forward.batch import Batch, Tables
     from engine.model.forward.cache import LayerCache
+    from engine.model.forward.expert_rows import Groups
     from engine.model.forward.operands import (
         Activation,
         DeltaInputs,
-        Groups,
         PlacedStates,
         RopeParams,
         Routing,

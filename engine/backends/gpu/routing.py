@@ -16,7 +16,7 @@ from engine.backends.gpu.launch.kernel_launch import launch
 from engine.backends.gpu.launch.refusals import allows, refusable
 from engine.backends.reference.attention import most_few_rows
 from engine.backends.reference.ops import SMALLEST_SUM
-from engine.model.forward.operands import Groups
+from engine.model.forward.expert_rows import Groups
 
 if TYPE_CHECKING:
     from engine.model.forward.operands import Routing

@@ -14,11 +14,14 @@ from functools import cache
 from typing import TextIO
 
 import gguf
+
+import engine.hardware.environment  # noqa: F401 before torch, which reads it
+
+# isort: split
 import numpy as np
 import torch
 from torch import Tensor
 
-import engine.hardware.backend_choice  # noqa: F401 before torch, which reads it
 from engine.backends.gpu import attention, elementwise
 from engine.backends.gpu.launch.configs import target_of
 from engine.backends.gpu.launch.graph import capture
@@ -161,9 +164,6 @@ def _compare(what: str, found: Tensor | None, expected: Tensor) -> None:
     error = float((found - expected).square().mean() / expected.square().mean()) ** 0.5
     if not error < TOLERANCE:
         raise EngineError(f"{what} came out wrong (relative error {error:.2g})")
-
-
-# isort: split
 
 
 OPENING = "opening the GPU"

@@ -13,7 +13,8 @@ from torch.nn.functional import gelu, normalize, relu, silu, softplus
 
 from engine.backends.reference import recurrent
 from engine.backends.reference.attention import attend
-from engine.model.forward.operands import OAI_ALPHA, SILU, Groups, PlacedStates
+from engine.model.forward.expert_rows import Groups
+from engine.model.forward.operands import OAI_ALPHA, SILU, PlacedStates
 from engine.model.forward.ops import Ops
 
 if TYPE_CHECKING:

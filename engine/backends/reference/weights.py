@@ -21,7 +21,7 @@ from engine.formats.gguf.tensor_bytes import TensorBytes
 from engine.formats.gguf.tensors import TYPES
 from engine.formats.quants.dequantise import dequantise
 from engine.hardware.devices.host import usable_cores
-from engine.model.forward.operands import Groups
+from engine.model.forward.expert_rows import Groups
 from engine.model.forward.ops import ALL
 
 CHUNK_ELEMENTS = 1 << 22

@@ -17,7 +17,7 @@ from functools import partial
 from multiprocessing import reduction
 from multiprocessing.connection import Client, Connection
 
-import engine.hardware.backend_choice  # noqa: F401 before torch, which reads it
+import engine.hardware.environment  # noqa: F401 before torch, which reads it
 
 # isort: split
 from engine.distributed.follower import follow

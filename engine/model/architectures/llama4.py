@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from engine.model.forward.context import Context
-    from engine.model.forward.operands import Groups
+    from engine.model.forward.expert_rows import Groups
 
 CHUNK = 8192
 """Tokens of a chunk; no key says so, but all models share it."""

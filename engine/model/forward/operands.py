@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import ceil, floor, log, pi
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
-import torch
-from torch import Tensor
-
 from engine.model.forward.pages import Sight
-from engine.model.forward.recording import refuse_replay
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from engine.model.forward.batch import Batch
 
 Gating = Literal["softmax", "sigmoid", "softmax_chosen"]
@@ -263,79 +260,3 @@ class RopeParams:
     def magnitude(self) -> float:
         """Return the factor on cos and sin; YaRN sharpens attention by 0.1 ln(stretch) + 1."""
         return self.attn_factor * (1.0 - 0.1 * log(self.scale) if self.yarn else 1.0)
-
-
-@dataclass(frozen=True, slots=True)
-class Groups:
-    """Pairs of a token and one of its experts, as rows that are grouped by expert.
-
-    Rows are in ascending order of experts, and of tokens within an expert. Every token has equally
-    many experts, no two of them the same.
-
-    Attributes:
-        table: number, first row and number of rows of each expert in use, int64 (n_group, 3), on
-            the CPU; there may be entries without rows at its end.
-        expert_of: expert of each row, int64 (n_row,).
-        pair_of: pair of each row, int64 (n_row,); pairs are numbered token by token.
-        row_of: row of each pair, int64 (n_token, n_used).
-    """
-
-    table: Tensor
-    expert_of: Tensor
-    pair_of: Tensor
-    row_of: Tensor
-
-    @classmethod
-    def of(cls, chosen: Tensor) -> Groups:
-        """Group the rows by expert.
-
-        Args:
-            chosen: numbers of each token's experts, ascending, int64 (n_token, n_used).
-        """
-        refuse_replay("experts are told apart in Python")
-        if chosen.shape[0] == 1:
-            rows = torch.arange(chosen.shape[1], device=chosen.device)
-            numbers = [(expert, row, 1) for row, expert in enumerate(chosen[0].tolist())]
-            return cls(torch.tensor(numbers), chosen[0], rows, rows[None])
-        expert_of, pair_of = chosen.view(-1).sort(stable=True)
-        numbers, first = [], 0
-        for expert, n in enumerate(expert_of.bincount().tolist()):
-            if n:
-                numbers.append((expert, first, n))
-            first += n
-        row_of = pair_of.argsort().view(chosen.shape)
-        return cls(torch.tensor(numbers), expert_of, pair_of, row_of)
-
-    @property
-    def n_row(self) -> int:
-        """Number of rows of all experts."""
-        return self.expert_of.shape[0]
-
-    def __iter__(self) -> Iterator[tuple[int, slice]]:
-        """Yield each expert in use with its rows."""
-        refuse_replay("experts are computed one by one")
-        for expert, first, n in self.table.tolist():
-            if n:
-                yield expert, slice(first, first + n)
-
-    def rows(self, x: Tensor, factors: Tensor | None = None) -> Tensor:
-        """Return each row's token of x (n_token, n) as (n_row, n), not to be written to.
-
-        Args:
-            factors: factor on each pair's row, (n_token, n_used); or None.
-        """
-        n_token, n_used = self.row_of.shape
-        rows = x.expand(n_used, -1) if n_token == 1 else x.index_select(0, self.pair_of // n_used)
-        return rows if factors is None else rows * self.weights(factors)
-
-    def weights(self, weights: Tensor) -> Tensor:
-        """Return the weight of each row's pair from weights (n_token, n_used), as (n_row, 1)."""
-        return weights.view(-1, 1).index_select(0, self.pair_of)
-
-    def sum(self, y: Tensor) -> Tensor:
-        """Add up each token's rows of y (n_row, n) in ascending order of experts; (n_token, n)."""
-        first, *others = self.row_of.unbind(1)
-        total = y.index_select(0, first)
-        for rows in others:
-            total += y.index_select(0, rows)
-        return total

@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
     from engine.model.forward.batch import Batch, Tables
     from engine.model.forward.cache import LayerCache
+    from engine.model.forward.expert_rows import Groups
     from engine.model.forward.operands import (
         Activation,
         DeltaInputs,
-        Groups,
         RopeParams,
         Routing,
         ScanInputs,

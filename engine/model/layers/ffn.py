@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from engine.model.forward.context import Context
-    from engine.model.forward.operands import Groups
+    from engine.model.forward.expert_rows import Groups
     from engine.model.layers.hparams import HParams
     from engine.model.layers.module import TensorSource
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from engine.model.forward.context import Context
-    from engine.model.forward.operands import Groups
+    from engine.model.forward.expert_rows import Groups
     from engine.model.forward.ops import Weight
 
 EMBEDDING = "token_embd.weight"

@@ -7,30 +7,20 @@ trial it had begun when it fell silent is the one that failed.
 
 from __future__ import annotations
 
-import json
 import logging
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TextIO
 
-import torch
+import engine.hardware.environment  # noqa: F401 before torch, which reads it
 
-import engine.hardware.backend_choice  # noqa: F401 before torch, which reads it
-from engine.errors import EngineError
+# isort: split
+
 from engine.hardware.devices.links import Pair, Place
 from engine.hardware.devices.torch_build import find_torch_build
 from engine.hardware.devices.visibility import variables_for
 from engine.hardware.trial_process import HUNG, TrialProcess
-from engine.planning.speed.link_records import Means, TrialRecord, trial_document, trial_from
-from engine.runtime.interconnect.trial import (
-    FULL,
-    BothDirections,
-    GpuBench,
-    failed_trials,
-    try_route,
-)
-from engine.util.programs import program_command, tie_to_parent
+from engine.planning.speed.link_records import Means, TrialRecord, trial_from
+from engine.util.programs import program_command
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +30,7 @@ START_S = 120.0
 STEP_S = 40.0
 """Seconds for one trial, which gives up by itself before; NCCL starts slowly."""
 
-COMMAND = program_command("engine.runtime.interconnect.child")
+COMMAND = program_command("engine.runtime.interconnect.child_program")
 """Command of the child."""
 
 
@@ -135,40 +125,3 @@ def _results(
                 found.append(StepResult(begun, there, back))
             begun = None
     return found, None
-
-
-# isort: split
-
-
-def run(requests: TextIO, replies: TextIO) -> None:
-    """Make the trials that the first line of `requests` lists, and reply before and after each."""
-    request = json.loads(requests.readline())
-    names = request["names"]
-
-    def say(**message: object) -> None:
-        replies.write(json.dumps(message) + "\n")
-        replies.flush()
-
-    for number, (a, b, means, place) in enumerate(request["steps"]):
-        bench, both = GpuBench((a, b), (names[a], names[b])), None
-        try:
-            if means == "stores":
-                bench.warm_up()  # compiling takes long; the time of a trial counts from `begin` on
-        except EngineError as error:
-            both = failed_trials(error)
-        say(begin=number)
-        both = both or _tried(bench, means, place)
-        say(there=trial_document(both[0]), back=trial_document(both[1]))
-
-
-def _tried(bench: GpuBench, means: Means, place: Place) -> BothDirections:
-    """Make one trial with full effort; what cannot start is refused."""
-    try:
-        return try_route(bench, means, place, FULL)
-    except (EngineError, torch.OutOfMemoryError) as error:  # others end this process
-        return failed_trials(error)
-
-
-if __name__ == "__main__":
-    tie_to_parent()
-    run(sys.stdin, sys.stdout)

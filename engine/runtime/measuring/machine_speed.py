@@ -9,10 +9,12 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
+import engine.hardware.environment  # noqa: F401 before torch, which reads it
+
+# isort: split
 import torch
 from torch import Tensor
 
-import engine.hardware.backend_choice  # noqa: F401 before torch, which reads it
 from engine.errors import EngineError
 from engine.hardware.devices.host import usable_cores
 from engine.hardware.devices.monitor import DeviceMonitor
@@ -29,9 +31,6 @@ from engine.planning.speed.facts import DeviceFacts, WeightRate
 from engine.planning.speed.machine_file import MachineFile, expected_facts
 from engine.planning.speed.rigs import spec_from_driver
 from engine.runtime.measuring.weight_speed import measurable, measure_weights
-
-# isort: split
-
 
 READ_BYTES = 512 << 20
 """Bytes to read at a time: more than any cache holds."""

@@ -3,7 +3,7 @@
 import pytest
 
 from app.chat.message import AnswerStats, Message
-from app.chat.views.answer_texts import fitting_text, footer_parts, problem_of
+from app.chat.views.answer_view import fitting_text, footer_parts, problem_of
 from app.core.translation import use_language
 from engine import ContextOverflow, Finished, Timings, Usage
 

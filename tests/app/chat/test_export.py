@@ -15,7 +15,7 @@ from app.chat.chat_file import write_chat
 from app.chat.conversation import Conversation
 from app.chat.export import FORMATS, PDF, NotAChat, exported, file_name, imported, with_suffix
 from app.chat.message import AnswerStats, Message
-from app.chat.pictures.sharing import write_for_others
+from app.chat.pictures.album import write_for_others
 from app.chat.search.hits import texts_of
 from app.chat.tools.tool_use import ToolUse
 from tests.helpers.shell_driver import MODEL, MakeShell, ask, banner, shown

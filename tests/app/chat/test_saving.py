@@ -247,7 +247,7 @@ def test_damaged_chats_are_listed_explained_and_shown_in_their_folder(
 ) -> None:
     opened: list[str] = []
     monkeypatch.setattr(
-        "app.widgets.files.QDesktopServices.openUrl",
+        "app.widgets.text.QDesktopServices.openUrl",
         lambda url: opened.append(url.toLocalFile()),
     )
     chats_dir().mkdir(parents=True)

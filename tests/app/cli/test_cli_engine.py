@@ -11,8 +11,8 @@ from typing import NamedTuple
 import pytest
 
 from app.cli import engine as command
-from app.cli import remedy
-from app.cli.remedy import remedy_here
+from app.cli import output as remedy
+from app.cli.output import remedy_here
 from app.setup.engine_pack import backends, existing, installation
 from app.setup.engine_pack.store import PackStore
 from tests.helpers.command_line import Run, assert_refused

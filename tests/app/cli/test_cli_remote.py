@@ -11,8 +11,7 @@ import pytest
 
 from app.cli.talk import Interrupt
 from app.core import paths
-from app.remote.client.address import parse_url
-from app.remote.client.keys import KeyStore
+from app.remote.client.address import KeyStore, parse_url
 from tests.helpers.command_line import Run, assert_refused
 from tests.helpers.fake_openai import DONE, Asked, FakeOpenAI, Reply, ended, fake_openai, said
 

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
-from app.cli.server.machine_advice import machine_advice
+from app.cli.server.machines import machine_advice
 from engine import JoinedMachine, LoadParams, WiresMeasured, WireSpeed, list_devices
 from tests.helpers.hollow import hollow_llama
 

@@ -16,8 +16,8 @@ import psutil
 import pytest
 
 from app.tools import floods
+from app.tools.server_store import ToolLimits, ToolServer
 from app.tools.states import ToolServerState
-from app.tools.tool_server import ToolLimits, ToolServer
 from tests.helpers.tool_hubs import plain_server, watched_hub
 
 # of streams that the package leaves to be collected when a connection is lost

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from app.tools.server_store import ToolLimits, ToolServer
 from app.tools.states import ToolResult
-from app.tools.tool_server import ToolLimits, ToolServer
 from tests.helpers.tool_hubs import WatchedHub, plain_server, watched_hub
 
 REAL = ToolServer("My tools", (sys.executable, "-m", "tests.helpers.mcp_server"))
@@ -36,7 +36,7 @@ def test_nothing_runs_before_a_server_is_on() -> None:
     code = (
         "import sys, threading\n"
         "from app.tools import hub, keeper, server_store, server_json, command_line\n"
-        "from app.tools.tool_server import ToolLimits, ToolServer\n"
+        "from app.tools.server_store import ToolLimits, ToolServer\n"
         "made = hub.ToolHub(print)\n"
         "made.set_servers([ToolServer('a', ('nothing',), is_on=False)])\n"
         "assert made.states()[0].status == 'off'\n"

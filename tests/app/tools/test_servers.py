@@ -12,11 +12,15 @@ import keyring.errors
 import pytest
 
 from app.core.system_keyring import SecretStore
-from app.tools.command_line import join_command, split_command
-from app.tools.server_json import servers_in, servers_json
-from app.tools.server_store import ToolServerStore
-from app.tools.tool_names import server_prefixes, tool_names
-from app.tools.tool_server import ToolServer
+from app.tools.results import server_prefixes, tool_names
+from app.tools.server_store import (
+    ToolServer,
+    ToolServerStore,
+    join_command,
+    servers_in,
+    servers_json,
+    split_command,
+)
 from engine import EngineError
 from tests.helpers.odd_files import make_odd_file, odd_files
 

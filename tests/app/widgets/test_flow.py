@@ -3,7 +3,7 @@
 from PySide6.QtWidgets import QLabel
 from pytestqt.qtbot import QtBot
 
-from app.widgets.flow import FlowArea, FlowBox
+from app.widgets.layout import FlowArea, FlowBox
 
 
 def test_the_last_widget_is_shown_once_there_are_more(qtbot: QtBot) -> None:

@@ -16,12 +16,12 @@ from app.core.notice import Notice
 from app.core.settings import Settings, SettingsStore
 from app.core.translation import languages, tr
 from app.main import Shell
-from app.server.page.views.server_panel import state_text
-from app.tools.tool_server import ToolServer
+from app.server.page.server_panel import state_text
+from app.tools.server_store import ToolServer
 from app.widgets.buttons import button
 from app.widgets.text import label
-from app.window.language import start_language
-from app.window.preferences.page import SettingsPage
+from app.window.appearance import start_language
+from app.window.preferences.settings_view import SettingsPage
 from engine import parse_rig
 from tests.helpers.clipped import clipped
 from tests.helpers.fake_host import FakeHost, Script

@@ -15,8 +15,8 @@ from pytestqt.qtbot import QtBot
 
 from app.core.engine_client import EngineState
 from app.core.paths import chats_dir, settings_file
-from app.core.process.interpreter import SWITCH_S
-from app.widgets.dock import Dock
+from app.core.process.spare_time import SWITCH_S
+from app.widgets.layout import Dock
 from engine import EngineError, Failed, InvalidGGUF, Load, OutOfDeviceMemory
 from tests.helpers.drags import drag_enter
 from tests.helpers.fake_host import Script

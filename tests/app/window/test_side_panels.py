@@ -10,7 +10,7 @@ from PySide6.QtWidgets import QTabBar
 from pytestqt.qtbot import QtBot
 
 from app.core.paths import settings_file
-from app.devices.map.pins import pins_of
+from app.devices.map.grid import pins_of
 from app.widgets.buttons import IconButton
 from engine import DeviceInfo, RankTimes, TokenTimes, parse_rig
 from tests.helpers.shell_driver import MakeShell

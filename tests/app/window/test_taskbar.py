@@ -11,14 +11,14 @@ import pytest
 from pytestqt.qtbot import QtBot
 
 from app.core.engine_client import EngineState
-from app.window.taskbar import windows
-from app.window.taskbar.progress import TaskbarProgress
+from app.window import taskbar
+from app.window.taskbar import TaskbarProgress
 from tests.helpers.shell_driver import MODEL, MakeShell
 
 SENDER = """
 from PySide6.QtCore import QCoreApplication
 from PySide6.QtGui import QGuiApplication
-from app.window.taskbar.unity import unity_painter
+from app.window.taskbar import unity_painter
 app = QCoreApplication([])
 QGuiApplication.setDesktopFileName("tandem")
 paint = unity_painter()
@@ -100,9 +100,9 @@ def test_the_methods_of_windows_are_called_by_their_places() -> None:
     """A table of functions stands in for the interface, as its memory is laid out."""
     called: list[tuple[object, ...]] = []
     types = {
-        windows.INIT: (),
-        windows.SET_VALUE: (ctypes.c_void_p, ctypes.c_ulonglong, ctypes.c_ulonglong),
-        windows.SET_STATE: (ctypes.c_void_p, ctypes.c_int),
+        taskbar.INIT: (),
+        taskbar.SET_VALUE: (ctypes.c_void_p, ctypes.c_ulonglong, ctypes.c_ulonglong),
+        taskbar.SET_STATE: (ctypes.c_void_p, ctypes.c_int),
     }
     kept = []
     table = (ctypes.c_void_p * 11)()
@@ -116,8 +116,8 @@ def test_the_methods_of_windows_are_called_by_their_places() -> None:
         kept.append(made)
         table[place] = ctypes.cast(made, ctypes.c_void_p).value
     pointer = ctypes.c_void_p(ctypes.addressof(table))
-    paint = windows.interface_painter(ctypes.addressof(pointer), 77, ctypes.CFUNCTYPE)
+    paint = taskbar.interface_painter(ctypes.addressof(pointer), 77, ctypes.CFUNCTYPE)
     paint(0.42)
     paint(None)
-    shown, taken_away = (windows.SET_VALUE, 77, 42, 100), (windows.SET_STATE, 77, 0)
-    assert called == [(windows.INIT,), shown, taken_away]
+    shown, taken_away = (taskbar.SET_VALUE, 77, 42, 100), (taskbar.SET_STATE, 77, 0)
+    assert called == [(taskbar.INIT,), shown, taken_away]

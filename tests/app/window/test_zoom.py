@@ -18,10 +18,10 @@ from app.core.scale import px
 from app.main import Shell
 from app.widgets.buttons import IconButton
 from app.widgets.controls import Switch
-from app.widgets.rail import Rail
+from app.widgets.layout import Rail
 from app.widgets.theme import apply_theme
+from app.window.appearance import STEPS, next_zoom
 from app.window.main_window import SIDEBAR_WIDTH, SPLIT_WIDTH
-from app.window.zoom import STEPS, next_zoom
 from tests.helpers.fake_host import Script
 from tests.helpers.shell_driver import MODEL, MakeShell, ask
 from tests.helpers.wheel import wheel

@@ -13,7 +13,7 @@ from app.chat.attachments.draft import DraftFile, FilePart
 from app.core.translation import tr, tr_n
 from app.core.units import decimal_size
 from app.widgets.buttons import IconButton, button
-from app.widgets.flow import FlowBox
+from app.widgets.layout import FlowBox
 from app.widgets.text import ElidedLabel, caption_text, label, set_tip
 from app.widgets.theme import set_role
 from engine import one_line

@@ -12,7 +12,7 @@ from shiboken6 import isValid
 from app.chat.attachments.views.chips import FileChip
 from app.chat.pictures.album import PictureAlbum
 from app.chat.pictures.picture import ChatPicture
-from app.chat.pictures.views.canvas import PictureCanvas, fitting
+from app.chat.pictures.views.viewer import PictureCanvas, fitting
 from app.core.scale import px
 from app.core.translation import tr, tr_n
 from app.widgets.buttons import IconButton, button

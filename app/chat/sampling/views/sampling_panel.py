@@ -14,8 +14,8 @@ from PySide6.QtGui import QShowEvent
 from PySide6.QtWidgets import QCheckBox, QFrame, QHBoxLayout, QScrollArea, QVBoxLayout, QWidget
 
 from app.chat.sampling.presets import Chosen, params_of
+from app.chat.sampling.views.editors_of_texts import PromptEditor
 from app.chat.sampling.views.preset_menu import PresetMenu
-from app.chat.sampling.views.prompt_editor import PromptEditor
 from app.core.settings import changed_sampling
 from app.core.translation import tr, tr_later
 from app.widgets.buttons import button
@@ -24,8 +24,7 @@ from app.widgets.text import caption_text, label, set_tip
 from engine import EngineError, SamplingParams
 
 if TYPE_CHECKING:
-    from app.chat.sampling.views.field_group import FieldGroup
-    from app.chat.sampling.views.field_row import FieldRow
+    from app.chat.sampling.views.fields import FieldGroup, FieldRow
 
 FORMS: Final = ("json_schema", "grammar", "regex")
 """Fields that ask for a form of the answer."""
@@ -160,8 +159,10 @@ class SamplingPanel(QScrollArea):
         _ = self.rows
 
     def _make_rows(self) -> None:
-        from app.chat.sampling.views.field_group import FieldGroup  # late: the panel is hidden
-        from app.chat.sampling.views.field_row import FieldRow
+        from app.chat.sampling.views.fields import (
+            FieldGroup,  # late: the panel is hidden
+            FieldRow,
+        )
 
         specs = {spec.name: spec for spec in fields(SamplingParams)}
         rows = {name: FieldRow(specs[name], self._on_field, self._on_reset) for name in specs}

@@ -20,7 +20,7 @@ from app.devices.interconnect.views.links_graph import (
     slot_line,
 )
 from app.widgets.buttons import button
-from app.widgets.sizes import scaled
+from app.widgets.layout import scaled
 from app.widgets.text import label, plain_tip, row_item, set_tip
 from app.widgets.theme import set_role
 

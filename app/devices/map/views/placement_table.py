@@ -27,9 +27,8 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from app.devices.map.grid import Cell, Grid, cell_lines, ranks_text, spoken_text
-from app.devices.map.pins import Part
-from app.widgets.sizes import scaled
+from app.devices.map.grid import Cell, Grid, Part, cell_lines, ranks_text, spoken_text
+from app.widgets.layout import scaled
 from app.widgets.text import plain_tip
 from app.widgets.theme import mix, theme
 from engine import one_line

@@ -16,9 +16,8 @@ from PySide6.QtWidgets import QSizePolicy, QWidget
 from app.core.scale import px
 from app.core.translation import tr
 from app.core.units import decimal
-from app.devices.monitor.history import SeriesHistory
-from app.devices.monitor.views.graph import AXIS_WIDTH, WINDOW_S
-from app.devices.monitor.views.history_plot import lay_out
+from app.devices.monitor.figures import SeriesHistory
+from app.devices.monitor.views.graph import AXIS_WIDTH, WINDOW_S, lay_out
 from app.widgets.text import LegendLabel, Sign, set_tip
 from app.widgets.theme import mix, theme
 from engine import TokenTimes

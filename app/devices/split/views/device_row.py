@@ -2,19 +2,230 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import QSignalBlocker, Qt, Signal
-from PySide6.QtWidgets import QCheckBox, QDoubleSpinBox, QHBoxLayout, QSlider, QVBoxLayout, QWidget
+from collections.abc import Iterator
 
-from app.core.translation import tr
-from app.core.units import use_text
-from app.devices.split.figures import RowFigures, share_text
-from app.devices.split.views.device_details import DeviceDetails
-from app.devices.split.views.memory_bar import MemoryBar
+from PySide6.QtCore import QRectF, QSignalBlocker, QSize, Qt, Signal
+from PySide6.QtGui import QBrush, QColor, QPainter, QPaintEvent
+from PySide6.QtWidgets import (
+    QCheckBox,
+    QDoubleSpinBox,
+    QHBoxLayout,
+    QSizePolicy,
+    QSlider,
+    QSpinBox,
+    QVBoxLayout,
+    QWidget,
+)
+
+from app.core.scale import px
+from app.core.translation import tr, tr_later
+from app.core.units import MIB, size_text, use_text
+from app.devices.split.figures import RowFigures, kinds_of, share_text
 from app.widgets.buttons import IconButton
 from app.widgets.controls import ColourDot, Switch, ignore_wheel, line, show_number
-from app.widgets.sizes import scaled
-from app.widgets.text import ElidedLabel, label
-from app.widgets.theme import set_role, theme
+from app.widgets.layout import scaled
+from app.widgets.text import ElidedLabel, LegendLabel, Sign, label, set_tip
+from app.widgets.theme import mix, set_role, theme, theme_signals
+
+TONES = (0.0, 0.42, 0.62, 0.74)
+"""Fade into the background of weights, KV cache, compute buffers and overhead, 0 to 1."""
+SIBLING_TONE = 0.8
+"""Fade of other ranks on the same device."""
+GUEST_TONE = 0.55
+"""Fade of the KV cache of GPUs in host memory."""
+LEAST_WIDTH = 3
+"""Smallest width in pixels of the model's part, so that a small model is still seen."""
+
+
+class MemoryBar(QWidget):
+    """Stacked bar of the memory figures of a row."""
+
+    HEIGHT = 9
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._figures: RowFigures | None = None
+        self._measured: int | None = None
+        self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
+
+    def set_figures(self, figures: RowFigures, measured: int | None = None) -> None:
+        """Show `figures`, and a tick where the model was measured to end (bytes)."""
+        if figures == self._figures and measured == self._measured:
+            return
+        self._figures, self._measured = figures, measured
+        text = breakdown(figures)
+        set_tip(self, text.replace(" · ", "\n"))
+        self.setAccessibleName(tr("Memory of {device}").format(device=figures.label))
+        self.setAccessibleDescription(text)
+        self.update()
+
+    def sizeHint(self) -> QSize:
+        return QSize(200, px(self.HEIGHT))
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        colours = theme()
+        painter = QPainter(self)
+        painter.fillRect(self.rect(), QColor(colours.raised))
+        figures = self._figures
+        if figures is None or not figures.total:
+            return
+        used = sum(size for size, _ in self._parts(figures))
+        scale = self.width() / max(figures.total, used + figures.reserve)
+        left = 0.0
+        for size, brush in self._parts(figures):
+            painter.fillRect(QRectF(left, 0, size * scale, self.height()), brush)
+            left += size * scale
+        if figures.reserve:
+            start = max(used, figures.total - figures.reserve) * scale
+            kept = QRectF(start, 0, figures.reserve * scale, self.height())
+            painter.fillRect(kept, _hatch(colours.accent, Qt.BrushStyle.FDiagPattern))
+        if used + figures.reserve > figures.total:
+            end = figures.total * scale
+            over = QRectF(end, 0, self.width() - end, self.height())
+            painter.fillRect(over, QColor(colours.danger))
+            painter.fillRect(QRectF(end - 1, 0, 2, self.height()), QColor(colours.text))
+        if 0 < figures.memory.total * scale < LEAST_WIDTH:
+            own = QRectF(0, 0, LEAST_WIDTH, self.height())
+            painter.fillRect(own, QColor(colours.device_colour(figures.colour)))
+        elif self._measured is not None:
+            tick = QRectF(self._measured * scale - 1, 0, 2, self.height())
+            painter.fillRect(tick, QColor(colours.text))
+
+    def _parts(self, figures: RowFigures) -> Iterator[tuple[int, QBrush]]:
+        colours = theme()
+        own = colours.device_colour(figures.colour)
+        memory = figures.memory
+        kinds = (
+            memory.weights,
+            memory.kv,
+            memory.compute + memory.padding + memory.draft + memory.pictures,
+            figures.overhead,
+        )
+        for size, tone in zip(kinds, TONES, strict=True):
+            yield size, QBrush(QColor(mix(own, colours.surface, tone)))
+        for sibling, size in figures.siblings:
+            colour = mix(colours.device_colour(sibling), colours.surface, SIBLING_TONE)
+            yield size, QBrush(QColor(colour))
+        guests = QBrush(QColor(mix(colours.muted, colours.surface, GUEST_TONE)))
+        yield figures.visiting, guests
+        yield figures.outside, _hatch(colours.muted, Qt.BrushStyle.BDiagPattern)
+
+
+def _hatch(colour: str, style: Qt.BrushStyle) -> QBrush:
+    hatch = QBrush(QColor(mix(colour, theme().surface, 0.2)))
+    hatch.setStyle(style)
+    return hatch
+
+
+def breakdown(figures: RowFigures) -> str:
+    """Return the bar in words: "weights 9.1 GiB · KV cache 2.0 GiB · ..."."""
+    parts = [
+        *kinds_of(figures),
+        (tr_later("other ranks"), sum(size for _, size in figures.siblings)),
+        (tr_later("other programs"), figures.outside),
+        (tr_later("kept free"), figures.reserve),
+        (tr_later("free") if figures.free >= 0 else tr_later("missing"), abs(figures.free)),
+    ]
+    always = ("free", "missing", "other programs")
+    shown = [(name, size) for name, size in parts if size or name in always]
+    return " · ".join(f"{tr(name)} {size_text(size)}" for name, size in shown)
+
+
+RESERVE_STEP_MIB = 256
+OWN_KINDS = ("weights", "KV cache", "compute", "overhead")
+"""Kinds of bytes of a rank itself, in the order of `TONES`."""
+
+
+class DeviceDetails(QWidget):
+    """Shows bytes by kind in the colours of the memory bar; sets the reserve and the order."""
+
+    reserve_changed = Signal(int)  # MiB
+    moved = Signal(int)  # places further down
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._figures: RowFigures | None = None
+        self.kinds = LegendLabel()
+        self.kinds.setWordWrap(True)
+        self.note = label(role="muted")
+        self.note.setWordWrap(True)
+        self.reserve = QSpinBox()
+        self.reserve.setSuffix(" MiB")
+        self.reserve.setSingleStep(RESERVE_STEP_MIB)
+        self.reserve.setKeyboardTracking(False)
+        scaled(self.reserve, self.reserve.setFixedWidth, 112)
+        set_tip(self.reserve, tr("Memory to keep free for other programs"))
+        ignore_wheel(self.reserve)
+        self.up, self.down = (
+            IconButton("chevron-up", tr("Move up")),
+            IconButton("chevron-down", tr("Move down")),
+        )
+        self._build()
+        self.reserve.valueChanged.connect(self.reserve_changed)
+        self.up.clicked.connect(lambda: self.moved.emit(-1))
+        self.down.clicked.connect(lambda: self.moved.emit(1))
+        theme_signals().changed.connect(self.refresh)
+
+    def set_figures(self, figures: RowFigures, *, place: tuple[int, int]) -> None:
+        """Show a rank.
+
+        Args:
+            place: the rank's number in the order, from 0, and the number of ranks.
+        """
+        with QSignalBlocker(self.reserve):
+            self.reserve.setMaximum(max(0, figures.total // MIB))
+        show_number(self.reserve, figures.reserve // MIB)
+        self.reserve.setAccessibleName(
+            tr("Memory to keep free on {device} in mebibytes").format(device=figures.label)
+        )
+        number, count = place
+        for button, text, is_possible in (
+            (self.up, tr("Move {device} up"), number > 0),
+            (self.down, tr("Move {device} down"), number < count - 1),
+        ):
+            button.set_text(text.format(device=figures.label))
+            button.setEnabled(is_possible)
+            button.setVisible(count > 1)
+        self._order.setVisible(count > 1)
+        self.note.setText(figures.note)
+        self.note.setVisible(bool(figures.note))
+        if figures != self._figures:
+            self._figures = figures
+            self.refresh()
+
+    def refresh(self) -> None:
+        """Show the kinds again in the colours of the theme."""
+        figures, colours = self._figures, theme()
+        if figures is None:
+            return
+        own = colours.device_colour(figures.colour)
+        tones = dict(zip(OWN_KINDS, TONES, strict=True))
+        parts = []
+        for name, size in kinds_of(figures):
+            colour = mix(own, colours.surface, tones.get(name, 0.0))
+            if name not in tones:
+                colour = mix(colours.muted, colours.surface, GUEST_TONE)
+            words = f"{tr(name)} {size_text(size)}".replace(" ", "\N{NO-BREAK SPACE}")
+            parts.append(Sign(colour, "■", words))
+        self.kinds.set_signs(parts, "" if parts else tr("No part of the model is here."))
+
+    def _build(self) -> None:
+        self._order = label(tr("Order"), "muted")
+        line = QHBoxLayout()
+        line.setSpacing(6)
+        line.addWidget(label(tr("Keep free"), "muted"))
+        line.addWidget(self.reserve)
+        line.addStretch(1)
+        line.addWidget(self._order)
+        line.addWidget(self.up)
+        line.addWidget(self.down)
+        layout = QVBoxLayout(self)
+        layout.setContentsMargins(0, 0, 0, 0)
+        layout.setSpacing(6)
+        layout.addWidget(self.kinds)
+        layout.addWidget(self.note)
+        layout.addLayout(line)
+
 
 SLIDER_STEPS = 1000
 

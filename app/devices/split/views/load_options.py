@@ -10,11 +10,10 @@ from PySide6.QtWidgets import QGridLayout, QSpinBox, QWidget
 from app.core.translation import tr, tr_later
 from app.core.units import context_text, tokens_text
 from app.devices.split.settings import MAX_THREADS, SplitSettings
-from app.devices.split.views.choice_fields import choice_box, kv_type_entries
-from app.devices.split.views.context_slider import ContextSlider
+from app.devices.split.views.choice_fields import ContextSlider, choice_box, kv_type_entries
 from app.devices.split.views.rare_options import RareOptions
 from app.widgets.controls import ignore_wheel, show_number
-from app.widgets.sizes import scaled
+from app.widgets.layout import scaled
 from app.widgets.text import ElidedLabel, label, set_tip
 from app.widgets.theme import set_role
 from engine import PEER_MODES, KVTypes, kv_types

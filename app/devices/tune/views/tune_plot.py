@@ -13,7 +13,7 @@ from PySide6.QtWidgets import QSizePolicy, QVBoxLayout, QWidget
 from app.core.scale import px
 from app.core.translation import tr
 from app.devices.tune.results import SHAPE_TEXTS, SHAPES, Point, Shape
-from app.widgets.axis import nice_top
+from app.widgets.controls import nice_top
 from app.widgets.text import LegendLabel, Sign, html_text
 from app.widgets.theme import theme, theme_signals
 

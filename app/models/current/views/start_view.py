@@ -9,7 +9,7 @@ from app.core.scale import px
 from app.core.translation import tr
 from app.remote.client.address import model_caption
 from app.widgets.buttons import button
-from app.widgets.sizes import scaled
+from app.widgets.layout import scaled
 from app.widgets.text import PlainLabel, caption_text, label, set_tip
 from engine import one_line
 

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 import httpx2
 
+import engine
+from app.core.system_keyring import keep_secret, read_secret
 from app.core.translation import tr, tr_later
-from app.models.downloads.hub.address import is_offline
-from app.models.downloads.transfer.remote_file import RemoteFile
-from app.models.downloads.transfer.source import BUSY, Denied
-from engine import EngineError, one_line, package_version
+from app.models.downloads.hub.offers import is_offline
+from app.models.downloads.transfer.source import BUSY, Denied, RemoteFile, Source, TryLater
+from engine import Cancelled, EngineError, one_line, package_version
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -268,3 +271,114 @@ def _licence(info: Any) -> str:
 
 def _origin(url: httpx2.URL) -> tuple[str, str, int | None]:
     return url.scheme, url.host, url.port
+
+
+FIRST_BYTES = 1 << 20
+MOST_BYTES = 64 << 20
+MOST_PARTS = 32
+"""Number of parts up to which their headers are fetched, as each is a request or more."""
+
+
+def fetch_header(
+    source: Source,
+    parts: Sequence[RemoteFile],
+    folder: Path,
+    is_stopped: Callable[[], bool] = lambda: False,
+) -> Path:
+    """Write files that have a model's headers, and holes in place of its weights.
+
+    Args:
+        parts: the files of the model, in order.
+        folder: empty folder for the files.
+
+    Returns:
+        The first of them.
+
+    Raises:
+        EngineError: a header cannot be fetched, or it is none.
+    """
+    if len(parts) > MOST_PARTS:
+        raise EngineError(tr("The model has {n} files.").format(n=len(parts)))
+    paths = []
+    for number, part in enumerate(parts, 1):
+        path = folder / f"model-{number:05}-of-{len(parts):05}.gguf"
+        data = _first_bytes(source, part, is_stopped)
+        try:
+            with path.open("wb") as file:
+                file.write(data)
+                file.truncate(part.n_bytes)  # a hole takes no room
+        except OSError as error:
+            why = error.strerror or error
+            raise EngineError(tr("The header cannot be written: {why}.").format(why=why)) from None
+        paths.append(path)
+    return paths[0]
+
+
+def _first_bytes(source: Source, file: RemoteFile, is_stopped: Callable[[], bool]) -> bytes:
+    """Return the first bytes of a file, as many as its header has."""
+    data, wanted = bytearray(), FIRST_BYTES
+    while True:
+        wanted = min(wanted, file.n_bytes, MOST_BYTES)
+        _extend(source, file, data, wanted, is_stopped)
+        if engine.is_header_whole(data, file.n_bytes):
+            return bytes(data)
+        if wanted >= min(file.n_bytes, MOST_BYTES):
+            raise EngineError(tr("The model's header is too long, or damaged."))
+        wanted *= 2
+
+
+def _extend(
+    source: Source, file: RemoteFile, data: bytearray, wanted: int, is_stopped: Callable[[], bool]
+) -> None:
+    """Fetch bytes until there are as many as wanted.
+
+    Raises:
+        EngineError: they cannot be fetched.
+    """
+    try:
+        with source.open(file, len(data), wanted) as answer:
+            if answer.is_whole:
+                data.clear()
+            for chunk in answer.chunks:
+                data += chunk
+                if is_stopped():
+                    raise Cancelled("The look at the model")
+                if len(data) >= wanted:
+                    break
+    except TryLater as failure:
+        raise EngineError(str(failure), tr("Try it again.")) from None
+    del data[wanted:]
+    if len(data) < wanted:
+        raise EngineError(tr("The connection was cut."), tr("Try it again."))
+
+
+class TokenStore:
+    """The token that was entered here, else the one that the hub's own programs use.
+
+    The keyring may ask the person to unlock it, so no method is for the GUI thread.
+
+    Args:
+        endpoint: address of the hub that the token belongs to.
+        other: returns the token of the hub's programs; "" for none.
+    """
+
+    def __init__(self, endpoint: str, other: Callable[[], str]) -> None:
+        self._endpoint, self._other = endpoint, other
+        self._lock = threading.Lock()
+        self._mine: str | None = None  # not read yet
+
+    def get(self) -> str:
+        """Return the token; "" for none."""
+        with self._lock:
+            if self._mine is None:
+                self._mine = read_secret(self._endpoint)
+            return self._mine or self._other()
+
+    def put(self, token: str) -> bool:
+        """Use another token, or none for ""; return whether the keyring has it.
+
+        Without a keyring it is used until the program ends.
+        """
+        with self._lock:
+            self._mine = "".join(token.split())
+            return keep_secret(self._endpoint, self._mine)

@@ -9,8 +9,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from app.core.translation import tr
-from app.models.downloads.transfer.part_file import PartFile, WrongBytes
-from app.models.downloads.transfer.ranges import Range, gaps, merged, n_bytes
+from app.models.downloads.transfer.part_file import (
+    PartFile,
+    Range,
+    WrongBytes,
+    gaps,
+    merged,
+    n_bytes,
+)
 from app.models.downloads.transfer.source import FileChanged, Source, TryLater
 from engine import Cancelled, EngineError
 

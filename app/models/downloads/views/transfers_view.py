@@ -8,10 +8,10 @@ from PySide6.QtCore import Qt, Signal
 from PySide6.QtWidgets import QHBoxLayout, QProgressBar, QScrollArea, QVBoxLayout, QWidget
 
 from app.core.scale import px
-from app.core.transfer_progress import TransferProgress
 from app.core.translation import tr
-from app.models.downloads.jobs import DownloadJob
-from app.models.downloads.texts import state_text
+from app.core.units import TransferProgress
+from app.models.downloads.questions import state_text
+from app.models.downloads.session import DownloadJob
 from app.widgets.buttons import button
 from app.widgets.text import ElidedLabel, label
 

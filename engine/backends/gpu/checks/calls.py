@@ -20,7 +20,7 @@ from engine.backends.gpu.launch.kernel_launch import ALIGNMENT, KernelLaunch
 from engine.backends.gpu.matmul.weights import GpuPlain, GpuPlanes
 from engine.backends.reference.weights import DenseWeight, PackedWeight
 from engine.formats.gguf.tensors import TYPES
-from engine.model.forward.operands import Groups
+from engine.model.forward.expert_rows import Groups
 
 if TYPE_CHECKING:
     from engine.backends.gpu.launch.refusals import Key

@@ -28,7 +28,7 @@ from engine.backends.gpu.decode.sampling import DeviceSampler, RingEntry, WordEx
 from engine.backends.gpu.launch.refusals import allows
 from engine.decoding.sampling.sampler import Sampler
 from engine.model.forward.cache import LayerCache
-from engine.model.forward.operands import Groups
+from engine.model.forward.expert_rows import Groups
 from engine.sampling_params import SamplingParams
 
 if TYPE_CHECKING:

@@ -23,7 +23,8 @@ from engine.model.forward.batch import Batch
 if TYPE_CHECKING:
     from engine.backends.gpu.ops import GpuOps
     from engine.model.forward.cache import LayerCache
-    from engine.model.forward.operands import Groups, PlacedStates, Routing, Scores
+    from engine.model.forward.expert_rows import Groups
+    from engine.model.forward.operands import PlacedStates, Routing, Scores
 
 STATE_AT = {"causal_conv": 1, "delta_net": 1, "selective_scan": 7, "state_space_scan": 1}
 """Index of the argument that is updated in place, by the name of the operation."""

@@ -33,7 +33,8 @@ from engine.planning.footprint import slot_pieces
 
 if TYPE_CHECKING:
     from engine.formats.gguf.reader import GGUFFile
-    from engine.model.forward.operands import Activation, Groups
+    from engine.model.forward.expert_rows import Groups
+    from engine.model.forward.operands import Activation
     from engine.model.forward.ops import ExpertLayer, LinearLayer, Ops
     from engine.model.layers.module import Slot
 

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from engine.backends.gpu.launch.configs import target_of
 from engine.errors import EngineError
-from engine.hardware.backend_choice import launches_block, loads_kernels_lazily
 from engine.hardware.cuda_api import CudaApi
+from engine.hardware.environment import launches_block, loads_kernels_lazily
 from engine.hardware.faults import call_all
 from engine.hardware.host_memory import HostTensor
 

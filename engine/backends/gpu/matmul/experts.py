@@ -26,7 +26,8 @@ from engine.backends.gpu.routing import DeviceGroups, assign, sum_of_experts
 from engine.formats.quants.layout import BLOCK, n_tiles
 
 if TYPE_CHECKING:
-    from engine.model.forward.operands import Activation, Groups
+    from engine.model.forward.expert_rows import Groups
+    from engine.model.forward.operands import Activation
     from engine.model.forward.ops import ExpertLayer
 
 __all__ = ["assign", "ffn", "grouped", "sum_of_experts"]

@@ -22,7 +22,7 @@ from engine.model.forward.ops import ALL
 
 if TYPE_CHECKING:
     from engine.formats.quants.layout import Extent
-    from engine.model.forward.operands import Groups
+    from engine.model.forward.expert_rows import Groups
 
 
 class GpuPlanes:

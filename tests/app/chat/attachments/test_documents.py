@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.chat.attachments.attachment import Attachment, framed
-from app.chat.attachments.documents import NoText, Problem, cuts, read_text
+from app.chat.attachments.documents import NoText, Problem, answer, cuts, read_text
 from app.chat.attachments.draft import parts_of
-from app.chat.attachments.program import answer
 from app.chat.message import Message
 from tests.helpers.pdf import pdf
 from tests.helpers.tiny_gguf import tiny_gguf

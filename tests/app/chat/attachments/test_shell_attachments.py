@@ -9,7 +9,7 @@ from PySide6.QtGui import QDropEvent
 from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
 
-from app.chat.attachments import program, reader
+from app.chat.attachments import documents, reader
 from app.chat.attachments.views.chips import DraftChip, FileChip
 from app.chat.export import exported
 from app.chat.views.message_view import UserView
@@ -258,7 +258,7 @@ def test_a_file_stays_whose_tokens_cannot_be_counted(
     shell = make_shell()
     shell.window.composer.files_given.emit([str(notes)])
     wait_until_read(qtbot, shell)
-    monkeypatch.setattr(program, "MAX_SECONDS", 0.0)
+    monkeypatch.setattr(documents, "MAX_SECONDS", 0.0)
     shell.models.open(str(tiny_gguf(tmp_path / "m.gguf")))
     qtbot.waitUntil(lambda: shell.client.model is not None)
     qtbot.wait(300)
@@ -272,7 +272,7 @@ def test_a_file_that_takes_too_long_is_given_up(
 ) -> None:
     hangs = "import time; print('{}', flush=True); time.sleep(600)"
     monkeypatch.setattr(reader, "COMMAND", (sys.executable, "-c", hangs))
-    monkeypatch.setattr(program, "MAX_SECONDS", 0.3)
+    monkeypatch.setattr(documents, "MAX_SECONDS", 0.3)
     shell = make_shell(model=MODEL)
     shell.window.composer.files_given.emit([str(notes)])
     qtbot.waitUntil(lambda: "takes too long" in banner(shell), timeout=20_000)

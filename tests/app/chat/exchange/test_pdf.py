@@ -13,8 +13,7 @@ from pypdfium2.raw import FPDF_PAGEOBJ_IMAGE
 from PySide6.QtWidgets import QApplication
 
 from app.chat.conversation import Conversation
-from app.chat.exchange.files import free_path, write_all, write_chat_as
-from app.chat.exchange.pdf import pdf_of
+from app.chat.exchange.pdf import free_path, pdf_of, write_all, write_chat_as
 from app.chat.export import FORMATS
 from app.chat.formulas.pictures import MAX_LATEX
 from app.chat.message import Message

@@ -24,7 +24,7 @@ from app.chat.listing.rows import RowKind
 from app.chat.message import Message
 from app.chat.search.finder import ChatFinder
 from app.chat.store import ChatStore
-from app.chat.views.chat_rows_view import ChatRowsView
+from app.chat.views.chat_rows import ChatRowsView
 from app.core import paths
 from app.main import Shell
 from tests.helpers.fake_host import Script

@@ -13,7 +13,7 @@ from app.chat.conversation import Conversation
 from app.chat.export import exported, imported
 from app.chat.message import Message
 from app.chat.pictures import folder as folder_module
-from app.chat.pictures.desk import PictureDesk
+from app.chat.pictures.child import PictureDesk
 from app.chat.pictures.picture import ChatPicture
 from app.chat.store import ChatConflict, ChatStore
 from engine import PICTURE_PLACE, ChatMessage, EngineError, PictureFile

@@ -19,7 +19,7 @@ from PySide6.QtWidgets import (
 )
 from pytestqt.qtbot import QtBot
 
-from app.chat.sampling.views.order_editor import OrderEditor
+from app.chat.sampling.views.editors_of_texts import OrderEditor
 from app.chat.sampling.views.sampling_panel import SamplingPanel
 from engine import SAMPLERS, SamplingParams
 from tests.helpers.wheel import wheel

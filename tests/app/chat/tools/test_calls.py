@@ -9,8 +9,8 @@ from pytestqt.qtbot import QtBot
 
 from app.chat.conversation import Conversation
 from app.chat.message import Message
+from app.chat.tools.call_view import CallCard
 from app.chat.tools.tool_use import CallStep
-from app.chat.tools.views.call_card import CallCard
 from app.chat.views.answer_view import AnswerView
 from app.core.paths import chats_dir
 from app.main import Shell

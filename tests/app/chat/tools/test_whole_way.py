@@ -12,7 +12,7 @@ from pytestqt.qtbot import QtBot
 from app.chat.tools.tool_use import CallStep
 from app.core.paths import demo_model
 from app.main import Shell
-from app.tools.tool_server import ToolServer
+from app.tools.server_store import ToolServer
 from engine import Command, Generate, HostEvent, SamplingParams, ThreadHost
 from tests.helpers import town_server
 

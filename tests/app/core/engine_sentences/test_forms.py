@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 
 from app.core.engine_sentences import reason_of, translated
-from app.core.engine_sentences.problem_forms import PROBLEM_FORMS, SYSTEM_FORMS
+from app.core.engine_sentences.forms import PROBLEM_FORMS, SYSTEM_FORMS
 from app.core.engine_sentences.translating import FORMS, SENTENCE_END, pattern
 from app.core.notice import Notice
 from app.core.translation import use_language

@@ -8,9 +8,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from app.core.process import display
-from app.core.process.display import NoDisplay, check_display
-from app.core.process.qt_libraries import DEBIAN_PACKAGES, XCB_PACKAGES, missing_qt_library
+from app.core.process import environment as display
+from app.core.process.environment import (
+    DEBIAN_PACKAGES,
+    XCB_PACKAGES,
+    NoDisplay,
+    check_display,
+    missing_qt_library,
+)
 from tests.helpers.golden import REPO
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux has such displays")

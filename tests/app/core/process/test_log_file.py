@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from app.core.process.log_file import LogFile
+from app.core.process.crash import LogFile
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has a device that is always full")

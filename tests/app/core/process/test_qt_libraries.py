@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from app.core.process.qt_libraries import DEBIAN_PACKAGES, missing_qt_library
+from app.core.process.environment import DEBIAN_PACKAGES, missing_qt_library
 
 REPO = Path(__file__).resolve().parents[4]
 PROBLEM = "libEGL.so.1: cannot open shared object file: No such file or directory"

@@ -39,9 +39,7 @@ def test_a_stop_ends_the_process() -> None:
     measure_apart(cpu(), said.append, lambda: True)
     assert said == []
     children = psutil.Process().children()
-    assert not any(
-        "app.devices.interconnect.measuring_program" in child.cmdline() for child in children
-    )
+    assert not any("app.devices.interconnect.measuring" in child.cmdline() for child in children)
 
 
 BEGIN = 'print(\'{"said": "Measuring cuda:0"}\', flush=True);'

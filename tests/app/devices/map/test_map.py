@@ -12,10 +12,8 @@ from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
 
-from app.devices.map.grid import Grid, grid_of, parts_text, ranks_text
-from app.devices.map.pins import Overrides, with_pins
-from app.devices.map.views.device_chips import PinTarget
-from app.devices.map.views.placement_panel import PlacementPanel
+from app.devices.map.grid import Grid, Overrides, grid_of, parts_text, ranks_text, with_pins
+from app.devices.map.views.panel import PinTarget, PlacementPanel
 from app.devices.map.views.placement_table import Look, PlacementTable
 from app.widgets.theme import apply_theme, theme
 from engine import LoadParams, PlacementMap, Planner

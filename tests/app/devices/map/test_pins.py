@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.devices.map.pins import Part, is_pinned, parts_of, pins_of, with_pins
+from app.devices.map.grid import Part, is_pinned, parts_of, pins_of, with_pins
 from engine import LoadParams, Planner
 from tests.helpers.golden import golden_path
 from tests.helpers.hollow import hollow_moe

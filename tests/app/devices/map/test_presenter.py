@@ -12,9 +12,9 @@ from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
 
-from app.devices.map.pins import Overrides, pins_of
+from app.devices.map.grid import Overrides, pins_of
 from app.devices.map.presenter import PlacementPresenter, look_of, targets_of
-from app.devices.map.views.placement_panel import PlacementPanel
+from app.devices.map.views.panel import PlacementPanel
 from app.devices.split.settings import RankSettings, SplitSettings
 from app.widgets.theme import apply_theme
 from engine import LoadParams, PlacementMap, Planner

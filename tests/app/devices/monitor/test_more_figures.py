@@ -17,8 +17,7 @@ from pytestqt.qtbot import QtBot
 from app.core.paths import settings_file
 from app.core.settings import Settings
 from app.devices.monitor.figures import FIGURES, spoken_state
-from app.devices.monitor.views.monitor_head import MonitorHead, graph_names
-from app.devices.monitor.views.monitor_panel import MonitorPanel
+from app.devices.monitor.views.monitor_panel import MonitorHead, MonitorPanel, graph_names
 from app.devices.monitor.views.overview import GAP, LEAST_BAR, Overview
 from app.main import Shell
 from engine import DeviceInfo, DeviceSnapshot
@@ -210,7 +209,7 @@ def save(
     shell: Shell, qtbot: QtBot, path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch
 ) -> Path:
     """Save what is shown under a name without its suffix; return the file's path."""
-    monkeypatch.setattr("app.widgets.files.QFileDialog.getSaveFileName", lambda *a: (str(path), ""))
+    monkeypatch.setattr("app.widgets.text.QFileDialog.getSaveFileName", lambda *a: (str(path), ""))
     head = shell.window.findChild(MonitorHead)
     assert head is not None
     with qtbot.waitSignal(shell.monitor_presenter.noticed):

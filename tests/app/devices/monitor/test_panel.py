@@ -9,10 +9,9 @@ import pytest
 from PySide6.QtGui import QColor, QImage
 from PySide6.QtWidgets import QApplication
 
-from app.devices.monitor.views.graph import AXIS_WIDTH, WINDOW_S, tick
-from app.devices.monitor.views.history_plot import HistoryPlot
+from app.devices.monitor.views.graph import AXIS_WIDTH, WINDOW_S, HistoryPlot, tick
 from app.devices.monitor.views.monitor_panel import MonitorPanel
-from app.widgets.axis import nice_top
+from app.widgets.controls import nice_top
 from app.widgets.theme import apply_theme, theme
 from engine import DeviceSnapshot, Finished, Timings, Usage
 

@@ -13,8 +13,7 @@ from PySide6.QtWidgets import QApplication, QFileDialog, QInputDialog
 from pytestqt.qtbot import QtBot
 
 from app.core.notice import Notice
-from app.devices.plans.presenter import PlansPresenter
-from app.devices.plans.views.plan_menu import PlanEntry, PlanMenu
+from app.devices.plans import PlanEntry, PlanMenu, PlansPresenter
 from engine import (
     DeviceInfo,
     Finished,

@@ -9,10 +9,9 @@ from dataclasses import replace
 import pytest
 from pytestqt.qtbot import QtBot
 
-from app.devices.split.fit import FitAnswer, FitQuestion, suggestion
-from app.devices.split.fit_finder import FitFinder
+from app.devices.split.fit import FitAnswer, FitFinder, FitQuestion, suggestion
 from app.devices.split.settings import default_settings
-from app.devices.split.views.remedies import short_text
+from app.devices.split.views.load_footer import short_text
 from app.widgets.theme import theme
 from engine import Choice, Evaluation, LoadParams, Remedy
 from tests.app.conftest import MakePanel

@@ -5,7 +5,7 @@ from PySide6.QtWidgets import QApplication, QPushButton, QScrollArea, QWidget
 from pytestqt.qtbot import QtBot
 
 from app.devices.split.views.load_footer import LoadFooter
-from app.devices.split.views.split_layout import MIN_WIDTH
+from app.devices.split.views.split_panel import MIN_WIDTH
 from app.widgets.theme import apply_theme
 from engine import DeviceInfo, read_model_info
 from tests.helpers.fake_planner import INFO, FakePlanner

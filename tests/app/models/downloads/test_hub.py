@@ -8,13 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from app.models.downloads.hub.address import Address, hub_endpoint, is_offline, parse_address
-from app.models.downloads.hub.client import Hub
-from app.models.downloads.hub.header import fetch_header
-from app.models.downloads.hub.offers import offers, quant_of, wanted
-from app.models.downloads.hub.tokens import TokenStore
-from app.models.downloads.transfer.remote_file import RemoteFile
-from app.models.downloads.transfer.source import Denied, Source
+from app.models.downloads.hub.client import Hub, TokenStore, fetch_header
+from app.models.downloads.hub.offers import (
+    Address,
+    hub_endpoint,
+    is_offline,
+    offers,
+    parse_address,
+    quant_of,
+    wanted,
+)
+from app.models.downloads.transfer.source import Denied, RemoteFile, Source
 from engine import EngineError, is_header_whole
 from engine.model.architectures.info import read_model_info
 from tests.helpers.fake_hub import COMMIT, add_repository, start_hub
@@ -188,7 +192,7 @@ def test_a_header_is_fetched_without_the_model(server: HostileServer, tmp_path: 
 def test_a_header_longer_than_the_first_bytes_is_fetched_on(
     server: HostileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.models.downloads.hub.header.FIRST_BYTES", 512)
+    monkeypatch.setattr("app.models.downloads.hub.client.FIRST_BYTES", 512)
     data = tiny_gguf(tmp_path / "tiny.gguf", n_layer=2).read_bytes()
     assert not is_header_whole(data[:512], len(data))
     server.files["/m"] = data

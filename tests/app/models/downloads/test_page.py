@@ -16,8 +16,7 @@ from app.main import Shell
 from app.models.downloads.session import DownloadSession
 from app.models.downloads.transfer import transfer
 from app.models.downloads.transfer.transfer import Patience
-from app.models.downloads.views.download_view import DownloadView
-from app.models.downloads.views.token_dialog import TokenDialog
+from app.models.downloads.views.download_view import DownloadView, TokenDialog
 from app.models.downloads.views.transfers_view import TransferRow
 from app.models.library.page import LibraryPage
 from engine import Load
@@ -48,7 +47,7 @@ def hub(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, models: dict[str, bytes]
 ) -> Iterator[HostileServer]:
     """A hub with one open repository and a gated one; the home has no models and no token."""
-    monkeypatch.setattr("app.models.library.places.Path.home", lambda: tmp_path / "nobody")
+    monkeypatch.setattr("app.models.library.scan.Path.home", lambda: tmp_path / "nobody")
     for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_TOKEN", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
     for name in ("HF_HOME", "HF_HUB_CACHE", "OLLAMA_MODELS", "LLAMA_CACHE"):
@@ -251,7 +250,7 @@ def test_a_gated_model_is_explained_and_a_token_opens_it(
     ring: dict[str, str],
 ) -> None:
     opened: list[str] = []
-    monkeypatch.setattr("app.models.downloads.presenter._browse", opened.append)
+    monkeypatch.setattr("app.models.downloads.page._browse", opened.append)
     view = open_repository(qtbot, shell, "acme/closed")
     assert view.offers._gated.isVisible()
     view.offers.download.click()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from app.models.downloads.transfer.remote_file import RemoteFile, destination, file_names, safe_name
+from app.models.downloads.transfer.source import RemoteFile, destination, file_names, safe_name
 from engine import EngineError
 
 BAD = [

@@ -16,10 +16,8 @@ from typing import NamedTuple
 import pytest
 
 from app.models.downloads.transfer import part_file, transfer
-from app.models.downloads.transfer.part_file import PartFile, read_sidecar
-from app.models.downloads.transfer.ranges import gaps, merged
-from app.models.downloads.transfer.remote_file import RemoteFile
-from app.models.downloads.transfer.source import Source
+from app.models.downloads.transfer.part_file import PartFile, gaps, merged, read_sidecar
+from app.models.downloads.transfer.source import RemoteFile, Source
 from app.models.downloads.transfer.transfer import FileTransfer, Patience
 from engine import Cancelled, EngineError
 from tests.helpers.hostile_server import Asked, HostileServer, Mischief, hostile_server

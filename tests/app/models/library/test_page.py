@@ -16,14 +16,17 @@ from app.core.paths import models_dir
 from app.core.settings import Settings
 from app.core.units import decimal_size, rate_text
 from app.main import Shell
-from app.models.library.entries import LibraryEntry, Prospect
-from app.models.library.last_use import LastUse, last_use
-from app.models.library.running import RunningModel
 from app.models.library.scan import FoundModel
-from app.models.library.session import LibrarySession
+from app.models.library.session import (
+    LastUse,
+    LibraryEntry,
+    LibrarySession,
+    Prospect,
+    RunningModel,
+    last_use,
+)
 from app.models.library.texts import HEADERS, count_text, outlook
-from app.models.library.views.details_dialog import DetailsDialog
-from app.models.library.views.library_view import MARK, ZERO_WIDTH_SPACE, LibraryView
+from app.models.library.views.library_view import MARK, ZERO_WIDTH_SPACE, DetailsDialog, LibraryView
 from engine import EngineError, Finished, Load, Timings, Usage
 from engine.model.architectures.info import read_model_info
 from tests.helpers.fake_host import model_info
@@ -36,7 +39,7 @@ MODEL, OUTLOOK, FROM = 0, HEADERS.index("On these devices"), HEADERS.index("From
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return a folder with two models and a file that is none; the home has nothing."""
-    monkeypatch.setattr("app.models.library.places.Path.home", lambda: tmp_path / "nobody")
+    monkeypatch.setattr("app.models.library.scan.Path.home", lambda: tmp_path / "nobody")
     for name in ("HF_HOME", "HF_HUB_CACHE", "OLLAMA_MODELS", "LLAMA_CACHE", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
     made = tmp_path / "models"

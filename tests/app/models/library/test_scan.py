@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from app.models.library.places import Place, known_places
-from app.models.library.scan import FoundModel, scan
+from app.models.library.scan import FoundModel, Place, known_places, scan
 
 
 def put(path: Path, text: str = "GGUF") -> Path:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.remote.client.event_stream import MOST_EVENT, StreamError, event_data
+from app.remote.client.connection import MOST_EVENT, StreamError, event_data
 
 STREAM = "\r\n".join(
     [": ping", "data: one", "", "data:two", "data: lines", "", "event: x", "data: three", "", "",

@@ -6,8 +6,7 @@ from pathlib import Path
 import keyring.errors
 import pytest
 
-from app.remote.client.address import RemoteAddress
-from app.remote.client.keys import KeyStore
+from app.remote.client.address import KeyStore, RemoteAddress
 from engine import EngineError
 
 NAS, CLOUD = RemoteAddress("http://nas:11435/v1", "small"), RemoteAddress("https://cloud/v1")

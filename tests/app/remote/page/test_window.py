@@ -9,9 +9,8 @@ from pytestqt.qtbot import QtBot
 from app.core import paths
 from app.core.engine_client import EngineState
 from app.main import Shell
-from app.remote.client.address import RemoteAddress, parse_url
-from app.remote.client.keys import KeyStore
-from app.remote.page.views.remote_dialog import RemoteDialog
+from app.remote.client.address import KeyStore, RemoteAddress, parse_url
+from app.remote.page.connecting import RemoteDialog
 from engine import Load, Unload
 from tests.helpers.fake_openai import (
     DONE,

@@ -14,9 +14,9 @@ from pytestqt.qtbot import QtBot
 
 from app.core.paths import api_keys_file, settings_file
 from app.main import Shell
-from app.server.page.ledger_view import LedgerView
-from app.server.page.views.request_table import CLIENT
-from app.server.page.views.server_panel import ServerPanel, state_text
+from app.server.page.request_table import CLIENT
+from app.server.page.server_panel import ServerPanel, state_text
+from app.server.page.session import LedgerView
 from app.widgets.buttons import IconButton
 from app.window import idle
 from tests.app.server.page.test_session import ask

@@ -15,10 +15,7 @@ from pytestqt.qtbot import QtBot
 
 from app.core.engine_client import EngineClient
 from app.core.settings import Settings, SettingsStore
-from app.server.page.choices import choices_of, read_pages
-from app.server.page.ledger_view import LedgerView
-from app.server.page.running import own_address
-from app.server.page.session import ServerSession
+from app.server.page.session import LedgerView, ServerSession, choices_of, own_address, read_pages
 from engine import EngineCrashed, EngineError, LoadParams
 from tests.helpers.fake_host import FakeHost, Script
 

@@ -7,8 +7,8 @@ import pytest
 from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
 
-from app.server.page.ledger_view import MOST_SHOWN, ShownRequest
-from app.server.page.views.request_table import CLIENT, ROUTE, RequestRows, RequestTable
+from app.server.page.request_table import CLIENT, ROUTE, RequestRows, RequestTable
+from app.server.page.session import MOST_SHOWN, ShownRequest
 from tests.helpers.server_views import WRITING
 
 

@@ -16,7 +16,7 @@ import pytest
 
 from app.models.downloads.transfer import part_file, transfer
 from app.models.downloads.transfer.transfer import Patience
-from app.setup.engine_pack import installation, unpacking
+from app.setup.engine_pack import fetching, installation
 from app.setup.engine_pack.installation import Installation, Installed
 from app.setup.engine_pack.lock import locks_dir, read_lock, this_python, this_system
 from app.setup.engine_pack.progress import InstallProgress, InstallStage
@@ -261,7 +261,7 @@ def test_a_failing_uv_is_told(
 ) -> None:
     pack = bench.pack()
     uv = fake_uv(bench.folder, script)
-    monkeypatch.setattr(unpacking, "find_uv", lambda: uv)
+    monkeypatch.setattr(fetching, "find_uv", lambda: uv)
     with pytest.raises(EngineError, match=words):
         bench.install(pack)
     assert_unchanged(bench, old)
@@ -272,7 +272,7 @@ def test_without_uv_nothing_is_fetched(
 ) -> None:
     pack = bench.pack()
     bench.server.asked.clear()
-    monkeypatch.setattr(unpacking, "PLACES", ())
+    monkeypatch.setattr(fetching, "PLACES", ())
     monkeypatch.setenv("PATH", "")
     with pytest.raises(EngineError, match="uv, which unpacks the engine, is missing") as found:
         bench.install(pack)

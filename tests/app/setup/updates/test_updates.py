@@ -14,7 +14,7 @@ from pytestqt.qtbot import QtBot
 from app.core.notice import Notice
 from app.main import Shell
 from app.setup.updates import session
-from app.window.help.views.about_dialog import AboutDialog
+from app.window.help.dialogs import AboutDialog
 from tests.helpers.hostile_server import HostileServer, Mischief, hostile_server
 from tests.helpers.shell_driver import MakeShell, banner
 
@@ -201,7 +201,7 @@ def test_a_server_that_never_answers_blocks_nothing(
 def test_other_notices_come_first(
     qtbot: QtBot, make_shell: MakeShell, server: HostileServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.setup.updates.presenter.LATER_MS", 20)
+    monkeypatch.setattr("app.setup.updates.session.LATER_MS", 20)
     shell = make_shell()
     shell._notify(Notice("The model was lost.", kind="error"))
     consent(shell, server)
@@ -231,7 +231,7 @@ def test_the_settings_say_what_is_missing(
     assert "No address" in rows["checks_releases"]._problem.text()
     bundled = tmp_path / "release-address.txt"
     bundled.write_text("https://example.org/release.json\n")
-    monkeypatch.setattr("app.setup.updates.release.ADDRESS_FILE", bundled)
+    monkeypatch.setattr("app.setup.updates.source.ADDRESS_FILE", bundled)
     shell.keep(replace(shell.settings.current, zoom=110))
     assert rows["checks_releases"]._problem.text() == ""
     assert shell.updates.session.address == "https://example.org/release.json"

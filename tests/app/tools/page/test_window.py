@@ -11,12 +11,10 @@ from pytestqt.qtbot import QtBot
 
 from app.core import paths
 from app.main import Shell
-from app.tools.command_line import join_command
-from app.tools.page.views.server_card import ServerCard
-from app.tools.page.views.server_form import ADDRESS, JSON, PROGRAM, ServerForm
-from app.tools.page.views.tool_dialog import ToolDialog
+from app.tools.page.server_form import ADDRESS, JSON, PROGRAM, ServerForm
+from app.tools.page.tool_dialog import ServerCard, ToolDialog
+from app.tools.server_store import ToolServer, join_command
 from app.tools.states import ToolResult
-from app.tools.tool_server import ToolServer
 from tests.helpers.mcp_server import served_over_http
 from tests.helpers.shell_driver import MakeShell, banner
 from tests.helpers.tool_hubs import PLAIN, plain_server

@@ -14,13 +14,12 @@ from PySide6.QtGui import QGuiApplication
 from pytestqt.qtbot import QtBot
 
 from app.core.paths import log_file
-from app.core.process.log_file import LogFile, read_log
+from app.core.process.crash import LogFile, read_log
 from app.main import Shell
 from app.widgets.shortcuts import SHORTCUTS, shown_keys
-from app.window.help.facts import versions
+from app.window.help.diagnostics import all_components, versions
+from app.window.help.dialogs import filtered
 from app.window.help.licences import licence_text, packages
-from app.window.help.parts import all_components
-from app.window.help.views.log_dialog import filtered
 from engine import DeviceInfo
 from tests.helpers.shell_driver import MODEL, MakeShell, ask
 
@@ -110,7 +109,7 @@ def test_libraries_that_come_along_have_their_licences(
     folder = tmp_path / "lib" / "licences"
     folder.mkdir(parents=True)
     (folder / "libxcb-cursor0.txt").write_text("MIT, of the X.Org Foundation")
-    monkeypatch.setattr("app.window.help.parts.ROOT", tmp_path / "src")
+    monkeypatch.setattr("app.window.help.diagnostics.ROOT", tmp_path / "src")
     (found,) = (c for c in all_components() if c.name == "Libraries of the system")
     assert licence_text(found) == "libxcb-cursor0\n\nMIT, of the X.Org Foundation"
 

@@ -22,8 +22,7 @@ from app.core.paths import settings_file
 from app.core.settings import SECTIONS, Settings, ShownSetting, shown_settings
 from app.main import Shell
 from app.widgets.theme import theme
-from app.window.preferences.views.setting_row import SettingRow
-from app.window.preferences.views.settings_view import SettingsView
+from app.window.preferences.settings_view import SettingRow, SettingsView
 from tests.helpers.shell_driver import MODEL, MakeShell
 from tests.helpers.wheel import wheel
 
@@ -144,7 +143,7 @@ def test_folders_are_added_and_removed(
     shell = make_shell()
     editor = page_of(qtbot, shell).rows["model_folders"].editor
     monkeypatch.setattr(
-        "app.window.preferences.views.editors.QFileDialog.getExistingDirectory",
+        "app.window.preferences.editors.QFileDialog.getExistingDirectory",
         lambda *a: str(tmp_path),
     )
     editor.add.click()

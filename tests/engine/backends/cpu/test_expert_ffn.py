@@ -13,7 +13,8 @@ from engine.backends.cpu.routing import ExpertFFN
 from engine.backends.cpu.weights import PlaneWeight
 from engine.backends.cpu.worker import Worker
 from engine.formats.quants.layout import Extent
-from engine.model.forward.operands import Activation, Groups
+from engine.model.forward.expert_rows import Groups
+from engine.model.forward.operands import Activation
 from engine.model.layers.linear import ExpertLinear
 from engine.model.sharding.placement import Shard
 from engine.model.sharding.shares import Ranges

@@ -8,7 +8,8 @@ from engine.backends.cpu.kernels.language.isa import supported
 from engine.backends.cpu.kernels.running.team import Team
 from engine.backends.cpu.routing import RoutingOps
 from engine.backends.reference.ops import ReferenceOps
-from engine.model.forward.operands import Groups, Routing
+from engine.model.forward.expert_rows import Groups
+from engine.model.forward.operands import Routing
 
 REFERENCE = ReferenceOps()
 FIELDS = ("expert_of", "pair_of", "row_of")

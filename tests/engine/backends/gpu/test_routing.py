@@ -11,7 +11,8 @@ from engine.backends.gpu import routing
 from engine.backends.gpu.launch.kernel_launch import intercept_launches
 from engine.backends.gpu.routing import DeviceGroups
 from engine.backends.reference.ops import ReferenceOps
-from engine.model.forward.operands import Groups, Routing
+from engine.model.forward.expert_rows import Groups
+from engine.model.forward.operands import Routing
 
 EXACT = ReferenceOps()
 FIELDS = ("expert_of", "pair_of", "row_of")

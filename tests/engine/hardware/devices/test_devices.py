@@ -329,7 +329,7 @@ def test_gpus_are_in_pci_order_unless_somebody_counted_in_another(order, value, 
     """Before torch is imported, as it reads the variables then."""
     set_ones = {"CUDA_DEVICE_ORDER": order, "CUDA_VISIBLE_DEVICES": value}
     others = {k: v for k, v in os.environ.items() if k not in set_ones}
-    program = "import engine.hardware.backend_choice, os, sys; assert 'torch' not in sys.modules; "
+    program = "import engine.hardware.environment, os, sys; assert 'torch' not in sys.modules; "
     program += "print(os.environ['CUDA_DEVICE_ORDER'])"
     found = subprocess.run(
         [sys.executable, "-c", program], env=others | {k: v for k, v in set_ones.items() if v},
@@ -342,7 +342,7 @@ def test_gpus_are_in_pci_order_unless_somebody_counted_in_another(order, value, 
 def test_ranks_that_share_a_gpu_have_queues_enough(loading, expected):
     """Where kernels are loaded early they may wait for each other."""
     others = {k: v for k, v in os.environ.items() if k != "CUDA_DEVICE_MAX_CONNECTIONS"}
-    program = "import engine.hardware.backend_choice, os; "
+    program = "import engine.hardware.environment, os; "
     program += "print(os.environ.get('CUDA_DEVICE_MAX_CONNECTIONS', ''))"
     found = subprocess.run(
         [sys.executable, "-c", program], env=others | {"CUDA_MODULE_LOADING": loading},

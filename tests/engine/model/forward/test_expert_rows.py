@@ -6,7 +6,8 @@ from torch import Tensor
 
 from engine.backends.reference.ops import ReferenceOps
 from engine.backends.reference.weights import DenseWeight, PackedWeight
-from engine.model.forward.operands import Groups, Routing
+from engine.model.forward.expert_rows import Groups
+from engine.model.forward.operands import Routing
 from engine.model.layers.linear import ExpertLinear
 from engine.model.sharding.placement import Shard
 from engine.model.sharding.shares import Ranges

@@ -30,8 +30,8 @@ REVISION = 1
 """Number in all cache keys; raised when compiling the same IR in another way."""
 
 SOURCES_ELSEWHERE = (
-    "formats/quants/extent.py", "formats/quants/layout.py", "model/forward/operands.py",
-    "model/forward/pages.py", "model/forward/state.py",
+    "formats/quants/layout.py", "model/forward/operands.py", "model/forward/pages.py",
+    "model/forward/state.py",
 )  # fmt: skip
 """Files of the engine outside this package whose constants and formulas stand in the IR."""
 

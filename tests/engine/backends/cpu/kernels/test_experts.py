@@ -16,7 +16,7 @@ from engine.backends.cpu.kernels.products.panels import quantised_bytes
 from engine.backends.cpu.kernels.running import jit
 from engine.backends.cpu.kernels.running.team import Team
 from engine.formats.quants.layout import BLOCK, LAYOUTS, Layout, n_tiles
-from engine.model.forward.operands import Groups
+from engine.model.forward.expert_rows import Groups
 from tests.helpers.planes import planes_apart
 from tests.helpers.tiers import swept
 

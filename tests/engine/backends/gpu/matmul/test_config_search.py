@@ -31,7 +31,7 @@ from engine.backends.gpu.matmul.config_search import (
 )
 from engine.formats.gguf.reader import GGUFFile
 from engine.runtime.measuring import kernel_times as kernel_tuning
-from engine.runtime.measuring.kernel_times import tunable
+from engine.runtime.measuring.kernel_tuning import tunable
 from tests.helpers.fake_nvml import install, three_gpus
 from tests.helpers.hollow import hollow_moe
 from tests.helpers.tiny_gguf import tiny_gguf

@@ -19,7 +19,8 @@ from engine.backends.reference.weights import DenseWeight
 from engine.formats.gguf.tensors import TYPES
 from engine.formats.quants.layout import LAYOUTS
 from engine.model.forward.batch import SMALL_BATCH
-from engine.model.forward.operands import SILU, Activation, Groups
+from engine.model.forward.expert_rows import Groups
+from engine.model.forward.operands import SILU, Activation
 from engine.model.forward.ops import Weight
 from engine.model.layers.linear import ExpertLinear
 from engine.model.sharding.placement import Shard

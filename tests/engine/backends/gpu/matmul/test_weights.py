@@ -10,7 +10,8 @@ from engine.backends.gpu.ops import GpuOps
 from engine.backends.reference.weights import DenseWeight
 from engine.formats.gguf.tensors import TYPES
 from engine.formats.quants.layout import LAYOUTS
-from engine.model.forward.operands import SILU, Groups
+from engine.model.forward.expert_rows import Groups
+from engine.model.forward.operands import SILU
 from engine.model.layers.linear import Linear
 from engine.model.sharding.placement import Replicate
 from tests.helpers.device_planes import Matrix, matrix

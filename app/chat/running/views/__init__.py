@@ -1,1 +1,0 @@
-"""Widgets of the list of running answers."""

@@ -1,1 +1,0 @@
-"""Widgets of calls: a card for each, and the cards of an answer."""

@@ -1,1 +1,0 @@
-"""Options of several subcommands, by what they are about."""

@@ -1,0 +1,407 @@
+"""The server page: the switch, the address, the requests, who may use it, and an example."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from PySide6.QtCore import Qt, Signal, Slot
+from PySide6.QtGui import QGuiApplication, QHideEvent, QShowEvent
+from PySide6.QtWidgets import (
+    QCheckBox,
+    QFrame,
+    QGridLayout,
+    QHBoxLayout,
+    QLineEdit,
+    QSpinBox,
+    QVBoxLayout,
+    QWidget,
+)
+
+from app.core.settings import Settings
+from app.core.translation import tr, tr_n
+from app.server.page.request_table import RequestTable, rate_text
+from app.server.page.session import ClientSpeed, LedgerView, pages_text, read_pages
+from app.widgets.buttons import Chip, IconButton, button
+from app.widgets.controls import Switch, ignore_wheel, line, page_scroll, show_number
+from app.widgets.text import caption_text, label, set_tip
+from app.widgets.theme import set_role
+from engine import EngineError, one_line
+
+
+class SwitchRow(QWidget):
+    """A switch, its name, and a sentence on what it means.
+
+    Attributes:
+        below: what is shown under the sentence, from the top.
+    """
+
+    toggled = Signal(bool)  # by a person
+
+    def __init__(self, title: str, help: str) -> None:  # noqa: A002 the word for it
+        super().__init__()
+        self._switch = Switch()
+        self._switch.setAccessibleName(title)
+        self._help = label(role="muted")
+        self._help.setWordWrap(True)
+        self.below = QVBoxLayout()
+        self.below.setContentsMargins(0, 4, 0, 0)
+        self.below.setSpacing(4)
+        grid = QGridLayout(self)
+        grid.setContentsMargins(0, 0, 0, 0)
+        grid.setHorizontalSpacing(10)
+        grid.setVerticalSpacing(2)
+        grid.setColumnStretch(1, 1)
+        grid.addWidget(self._switch, 0, 0, Qt.AlignmentFlag.AlignVCenter)
+        grid.addWidget(label(title), 0, 1)
+        grid.addWidget(self._help, 1, 1)
+        grid.addLayout(self.below, 2, 1)
+        self._switch.clicked.connect(self.toggled)
+        self.set_help(help)
+
+    @property
+    def is_on(self) -> bool:
+        """Whether the switch is on."""
+        return self._switch.isChecked()
+
+    def set_on(self, on: bool, *, is_locked: bool = False) -> None:
+        """Show the switch on or off, without a signal.
+
+        Args:
+            is_locked: whether a person cannot change it.
+        """
+        self._switch.setChecked(on)
+        self._switch.setEnabled(not is_locked)
+
+    def set_help(self, text: str) -> None:
+        """Say what the switch means."""
+        self._help.setText(text)
+        self._switch.setAccessibleDescription(text)
+
+    @Slot()
+    def press(self) -> None:
+        """Press the switch."""
+        self._switch.click()
+
+
+class CopiedText(QWidget):
+    """A text in one line that can be selected, with a button that copies it.
+
+    Args:
+        name: its name for screen readers.
+        copy: words of the button.
+    """
+
+    def __init__(self, name: str, copy: str) -> None:
+        super().__init__()
+        self.edit = QLineEdit(readOnly=True)
+        self.edit.setAccessibleName(name)
+        self.copy_button = IconButton("copy", copy, size=16)
+        self.copy_button.clicked.connect(self.copy)
+        self.row = QHBoxLayout(self)
+        self.row.setContentsMargins(0, 0, 0, 0)
+        self.row.setSpacing(4)
+        self.row.addWidget(self.edit, 1)
+        self.row.addWidget(self.copy_button)
+
+    def set_text(self, text: str) -> None:
+        """Show a text from its beginning."""
+        if text != self.edit.text():
+            self.edit.setText(text)
+            self.edit.setCursorPosition(0)
+
+    @Slot()
+    def copy(self) -> None:
+        """Put the text into the clipboard."""
+        QGuiApplication.clipboard().setText(self.edit.text())
+
+
+class ExampleText(QFrame):
+    """Lines for a terminal that can be selected, with a button that copies them.
+
+    Args:
+        copy: words of the button.
+    """
+
+    def __init__(self, copy: str) -> None:
+        super().__init__()
+        set_role(self, "code")
+        self._text = label(role="muted")
+        self._text.setWordWrap(True)
+        self._text.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
+        self.copy_button = IconButton("copy", copy, size=16)
+        self.copy_button.clicked.connect(self.copy)
+        row = QHBoxLayout(self)
+        row.setContentsMargins(10, 6, 4, 6)
+        row.addWidget(self._text, 1)
+        row.addWidget(self.copy_button, 0, Qt.AlignmentFlag.AlignTop)
+
+    def set_text(self, text: str) -> None:
+        """Show other lines."""
+        self._text.setText(text)
+
+    @Slot()
+    def copy(self) -> None:
+        """Put the lines into the clipboard."""
+        QGuiApplication.clipboard().setText(self._text.text())
+
+
+class AccessSettings(QWidget):
+    """Three switches, with the key and the list of web pages below two of them."""
+
+    chosen = Signal(str, object)  # name and value of a setting
+    key_renewed = Signal()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.needs_key = SwitchRow(tr("Ask for a key"), "")
+        self.network = SwitchRow(
+            tr("Reachable from the network"),
+            tr(
+                "Other machines can use the model with the key. What is sent is not encrypted, so"
+                " switch it on only in networks that you trust."
+            ),
+        )
+        self.for_pages = SwitchRow(
+            tr("Web pages may ask (CORS)"),
+            tr("Pages in a browser can use the model. Without it, only programs can."),
+        )
+        self.key = CopiedText(tr("Key"), tr("Copy the key"))
+        self.key.edit.setEchoMode(QLineEdit.EchoMode.Password)
+        self.show_key = button(tr("Show"), "quiet", tr("Show the key"))
+        self.show_key.setCheckable(True)
+        self.new_key = button(tr("New key"), "quiet", tr("New key"))
+        set_tip(self.new_key, tr("Programs with the old key are refused from then on."))
+        self.key.row.addWidget(self.show_key)
+        self.key.row.addWidget(self.new_key)
+        self.key_problem, self.pages_problem = label(role="shortage"), label(role="shortage")
+        self.pages = QLineEdit()
+        self.pages.setAccessibleName(tr("Web pages that may ask"))
+        self.pages.setPlaceholderText("http://localhost:3000, https://example.org")
+        self._build()
+
+    def _build(self) -> None:
+        for problem in (self.key_problem, self.pages_problem):
+            problem.setWordWrap(True)
+            problem.hide()
+        self.needs_key.below.addWidget(self.key)
+        self.needs_key.below.addWidget(self.key_problem)
+        self.for_pages.below.addWidget(self.pages)
+        self.for_pages.below.addWidget(self.pages_problem)
+        layout = QVBoxLayout(self)
+        layout.setContentsMargins(0, 0, 0, 0)
+        layout.setSpacing(10)
+        for row in (self.needs_key, self.network, self.for_pages):
+            layout.addWidget(row)
+        self.needs_key.toggled.connect(lambda on: self.chosen.emit("server_needs_key", on))
+        self.network.toggled.connect(lambda on: self.chosen.emit("server_on_network", on))
+        self.for_pages.toggled.connect(lambda on: self.chosen.emit("server_for_pages", on))
+        self.show_key.toggled.connect(self._reveal)
+        self.new_key.clicked.connect(self.key_renewed)
+        self.pages.editingFinished.connect(self._choose_pages)
+
+    def show_settings(self, settings: Settings, key: str, key_problem: str) -> None:
+        """Show what is chosen, and the key; "" while it is unknown."""
+        is_locked = settings.server_on_network
+        self.needs_key.set_on(is_locked or settings.server_needs_key, is_locked=is_locked)
+        self.needs_key.set_help(
+            tr("Always so while the server is reachable from the network.")
+            if is_locked
+            else tr("Programs of other people on this machine cannot use the model without it.")
+        )
+        self.network.set_on(settings.server_on_network)
+        self.for_pages.set_on(settings.server_for_pages)
+        self.key.setVisible(self.needs_key.is_on)
+        self.key.set_text(key)
+        self.key_problem.setText(key_problem)
+        self.key_problem.setVisible(bool(key_problem) and self.needs_key.is_on)
+        self.pages.setVisible(settings.server_for_pages)
+        if not (self.pages.hasFocus() or self.pages_problem.text()):
+            self.pages.setText(pages_text(settings.server_pages))
+        self._show_pages_problem(self.pages_problem.text())
+
+    @Slot(bool)
+    def _reveal(self, on: bool) -> None:
+        mode = QLineEdit.EchoMode
+        self.key.edit.setEchoMode(mode.Normal if on else mode.Password)
+        self.show_key.setText(tr("Hide") if on else tr("Show"))
+        self.show_key.setAccessibleName(tr("Hide the key") if on else tr("Show the key"))
+
+    @Slot()
+    def _choose_pages(self) -> None:
+        try:
+            pages = read_pages(self.pages.text())
+        except EngineError as error:
+            self._show_pages_problem(f"{error.message} {error.hint}")
+            return
+        self._show_pages_problem("")
+        self.chosen.emit("server_pages", pages)
+
+    def _show_pages_problem(self, text: str) -> None:
+        self.pages_problem.setText(text)
+        self.pages_problem.setVisible(bool(text) and self.for_pages.is_on)
+
+
+MOST_PORT = 65535
+MOST_CLIENTS = 6
+"""Number of clients that are named; the others are counted."""
+
+
+class ServerPanel(QWidget):
+    """Page of the server.
+
+    Attributes:
+        main: the switch of the server; the sentence below says what it is doing.
+        problem: says why the server does not run.
+    """
+
+    shown = Signal()
+    hidden = Signal()
+    switched = Signal(bool)
+    chosen = Signal(str, object)  # name and value of a setting
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
+        self.setProperty("role", "panel")
+        self.main = SwitchRow(tr("Server"), "")
+        self.problem = label(role="shortage")
+        self.address = CopiedText(tr("Address"), tr("Copy the address"))
+        self.port = QSpinBox(minimum=1, maximum=MOST_PORT)
+        self.at_start = QCheckBox(caption_text(tr("Start with the window")))
+        self.access = AccessSettings()
+        self.example = ExampleText(tr("Copy the example"))
+        self.table = RequestTable()
+        self.no_requests = label(tr("None yet."), role="muted")
+        self.clients = label(role="muted")
+        self._build()
+        self.show_view(LedgerView())
+
+    def show_settings(self, settings: Settings, key: str, key_problem: str) -> None:
+        """Show what is chosen, and the key; "" while it is unknown."""
+        show_number(self.port, settings.server_port)
+        self.at_start.setChecked(settings.server_at_start)
+        self.access.show_settings(settings, key, key_problem)
+
+    def show_state(self, *, is_on: bool, state: str, problem: str) -> None:
+        """Show whether the server is switched on, what it is doing, and why it is not running."""
+        self.main.set_on(is_on)
+        self.main.set_help(state)
+        self.problem.setText(problem)
+        self.problem.setVisible(bool(problem))
+
+    def show_address(self, url: str, *, needs_key: bool) -> None:
+        """Show the address for programs, and how to use it.
+
+        Args:
+            url: the address with "/v1".
+        """
+        self.address.set_text(url)
+        self.example.set_text(example_text(url, needs_key=needs_key))
+
+    def show_view(self, view: LedgerView) -> None:
+        """Show the requests and the clients."""
+        self.table.show_requests(view.requests)
+        self.table.setVisible(bool(view.requests))
+        self.no_requests.setVisible(not view.requests)
+        self.clients.setText(clients_text(view.clients))
+        self.clients.setVisible(bool(view.clients))
+
+    def _build(self) -> None:
+        self.port.setAccessibleName(tr("Port"))
+        self.port.setKeyboardTracking(False)  # else each digit would start the server again
+        ignore_wheel(self.port)
+        self.problem.setWordWrap(True)
+        self.clients.setWordWrap(True)
+        self.main.below.addWidget(self.problem)
+        content = QWidget()
+        column = QVBoxLayout(content)
+        column.setContentsMargins(16, 4, 16, 12)
+        column.setSpacing(10)
+        column.addWidget(self.main)
+        column.addWidget(label(tr("Base URL for programs"), role="muted"))
+        column.addWidget(self.address)
+        column.addLayout(self._port_row())
+        column.addWidget(self.at_start)  # beside the port it is too wide for a narrow panel
+        column.addWidget(line())
+        column.addWidget(label(tr("Requests"), role="heading"))
+        column.addWidget(self.clients)
+        column.addWidget(self.no_requests)
+        column.addWidget(self.table, 1)
+        column.addWidget(line())
+        column.addWidget(self.access)
+        column.addWidget(line())
+        column.addWidget(label(tr("Example"), role="muted"))
+        column.addWidget(self.example)
+        column.addStretch()
+        outer = QVBoxLayout(self)
+        outer.setContentsMargins(0, 0, 0, 0)
+        outer.addWidget(page_scroll(content, column, tr("Server")))
+        self.main.toggled.connect(self.switched)
+        self.port.valueChanged.connect(lambda port: self.chosen.emit("server_port", port))
+        self.at_start.clicked.connect(lambda on: self.chosen.emit("server_at_start", on))
+        self.access.chosen.connect(self.chosen)
+
+    def _port_row(self) -> QHBoxLayout:
+        row = QHBoxLayout()
+        row.addWidget(label(tr("Port")))
+        row.addWidget(self.port)
+        row.addStretch()
+        return row
+
+    @Slot()
+    def press(self) -> None:
+        """Press the switch of the server."""
+        self.main.press()
+
+    def showEvent(self, event: QShowEvent) -> None:
+        super().showEvent(event)
+        self.shown.emit()
+
+    def hideEvent(self, event: QHideEvent) -> None:
+        super().hideEvent(event)
+        self.hidden.emit()
+
+
+def state_text(view: LedgerView) -> str:
+    """Return what a running server is doing: "Answering 3 requests, 41.0 tok/s"."""
+    if not view.n_running:
+        return tr("Waiting for requests")
+    text = tr_n("Answering {n} request", "Answering {n} requests", view.n_running)
+    speed = rate_text(view.tokens_per_s)
+    return tr("{text}, {rate} tok/s").format(text=text, rate=speed) if speed else text
+
+
+def clients_text(clients: Sequence[ClientSpeed]) -> str:
+    """Return a line for each client: its speed now and its tokens."""
+    lines = [_client_line(client) for client in clients[:MOST_CLIENTS]]
+    if n := len(clients[MOST_CLIENTS:]):
+        lines.append(tr_n("{n} more client", "{n} more clients", n))
+    return "\n".join(lines)
+
+
+def _client_line(client: ClientSpeed) -> str:
+    tokens = tr_n("{n} token so far", "{n} tokens so far", client.n_tokens)
+    parts = [tokens] if client.n_tokens else []
+    if speed := rate_text(client.tokens_per_s):
+        parts.insert(0, tr("{rate} tok/s now").format(rate=speed))
+    return f"{one_line(client.client)}: {', '.join(parts)}"
+
+
+def example_text(url: str, *, needs_key: bool) -> str:
+    """Return a line for a terminal that asks the server something."""
+    key = ' -H "Authorization: Bearer YOUR_KEY"' * needs_key
+    body = r'"{\"messages\": [{\"role\": \"user\", \"content\": \"Hello\"}]}"'
+    header = '-H "Content-Type: application/json"'
+    return f"curl {url}/chat/completions {header}{key} -d {body}"
+
+
+class ServerChip(Chip):
+    """Chip that is there while the server runs; a press leads to its page."""
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        set_tip(self, tr("Other programs can use the model. Click to see the server."))
+
+    def show_running(self, is_running: bool) -> None:
+        """Show whether the server runs."""
+        self.set_texts((tr("Server on"), tr("Server")) if is_running else ())

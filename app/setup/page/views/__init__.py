@@ -1,1 +1,0 @@
-"""Widgets of the page of the engine, and of its part of the settings page."""

@@ -1,1 +1,0 @@
-"""Widgets that show a newer release."""

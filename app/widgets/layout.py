@@ -1,0 +1,288 @@
+"""A box of widgets in lines that wrap as text does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from PySide6.QtCore import QObject, QRect, QSize, Qt, QTimer, Signal, Slot
+from PySide6.QtGui import QCloseEvent, QResizeEvent
+from PySide6.QtWidgets import (
+    QAbstractScrollArea,
+    QDockWidget,
+    QFrame,
+    QHBoxLayout,
+    QMainWindow,
+    QScrollArea,
+    QSizePolicy,
+    QToolBar,
+    QWidget,
+)
+
+from app.core.scale import px
+from app.core.translation import tr
+from app.widgets.buttons import IconButton
+from app.widgets.text import label
+from app.widgets.theme import theme_signals
+
+GAP = 6
+
+MOST_HEIGHT = 176
+"""Largest height of an area of such a box, in pixels."""
+
+
+class FlowBox(QWidget):
+    """Box of widgets at their preferred size, as many in a line as fit."""
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._widgets: tuple[QWidget, ...] = ()
+        policy = QSizePolicy(QSizePolicy.Policy.Preferred, QSizePolicy.Policy.Minimum)
+        policy.setHeightForWidth(True)
+        self.setSizePolicy(policy)
+
+    def set_widgets(self, widgets: Sequence[QWidget]) -> None:
+        """Replace the widgets."""
+        for old in self._widgets:
+            old.hide()
+            old.deleteLater()
+        self._widgets = tuple(widgets)
+        for widget in widgets:
+            widget.setParent(self)
+            widget.show()
+        self._arrange(self.width())
+        self.updateGeometry()
+
+    @property
+    def n_widgets(self) -> int:
+        """Number of widgets in the box."""
+        return len(self._widgets)
+
+    def hasHeightForWidth(self) -> bool:
+        return True
+
+    def heightForWidth(self, width: int) -> int:
+        return max((place.bottom() + 1 for place in self._places(width)), default=0)
+
+    def sizeHint(self) -> QSize:
+        return QSize(240, self.heightForWidth(max(240, self.width())))
+
+    def minimumSizeHint(self) -> QSize:
+        return QSize(0, self.heightForWidth(max(1, self.width())))
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        self._arrange(event.size().width())
+
+    def _arrange(self, width: int) -> None:
+        for widget, place in zip(self._widgets, self._places(width), strict=True):
+            widget.setGeometry(place)
+
+    def _places(self, width: int) -> list[QRect]:
+        """Return the place of each widget; one wider than the box is cut to its width."""
+        x = y = line = 0
+        places = []
+        for widget in self._widgets:
+            size = widget.sizeHint().boundedTo(QSize(width, 1 << 20))
+            if x and x + size.width() > width:
+                x, y, line = 0, y + line + GAP, 0
+            places.append(QRect(x, y, size.width(), size.height()))
+            x, line = x + size.width() + GAP, max(line, size.height())
+        return places
+
+
+class FlowArea(QScrollArea):
+    """Area of a flow box, as high as that is up to a limit; hidden while it is empty."""
+
+    def __init__(self, box: FlowBox) -> None:
+        super().__init__()
+        self._box, self._n_shown = box, 0
+        self.setFrameShape(QFrame.Shape.NoFrame)
+        self.setWidgetResizable(True)
+        self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+        self.setFocusPolicy(Qt.FocusPolicy.NoFocus)
+        self.setWidget(box)
+        self.fit()
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        self.fit()
+
+    def fit(self) -> None:
+        """Follow what is in the box now; show the last widget if there are more than before."""
+        wanted = self._box.heightForWidth(max(1, self.viewport().width()))
+        self.setFixedHeight(min(wanted, px(MOST_HEIGHT)))
+        self.setVisible(wanted > 0)
+        if self._box.n_widgets > self._n_shown:
+            QTimer.singleShot(0, self._show_last)
+        self._n_shown = self._box.n_widgets
+
+    @Slot()
+    def _show_last(self) -> None:
+        bar = self.verticalScrollBar()
+        bar.setValue(bar.maximum())
+
+
+class _Scaled(QObject):
+    """A setter of a widget that is called again whenever the zoom may have changed."""
+
+    def __init__(self, widget: QWidget, apply: Callable[..., object], sizes: tuple[int, ...]):
+        super().__init__(widget)
+        self._apply, self._sizes = apply, sizes
+        theme_signals().changed.connect(self._refresh)
+        self._refresh()
+
+    @Slot()
+    def _refresh(self) -> None:
+        self._apply(*map(px, self._sizes))
+
+
+def scaled(widget: QWidget, apply: Callable[..., object], *sizes: int) -> None:
+    """Call `apply` with sizes in pixels at the present zoom, now and after each change of it.
+
+    Args:
+        widget: the widget with whose end this ends.
+    """
+    _Scaled(widget, apply, sizes)
+
+
+def fit_height(area: QAbstractScrollArea, height: int) -> None:
+    """Make an area as high as its content, and as the bar by which that scrolls sideways."""
+    bar = area.horizontalScrollBar()
+    if bar.maximum() > 0:
+        height += bar.sizeHint().height()
+    if height != area.height():
+        area.setFixedHeight(height)
+
+
+ICON_SIZE = 20
+
+
+class Rail(QToolBar):
+    """Column of icon buttons at the left edge of a window."""
+
+    panel_clicked = Signal(object)  # QDockWidget
+
+    def __init__(self, parent: QMainWindow) -> None:
+        super().__init__(tr("Views"), parent)
+        self.setObjectName("rail")
+        self.setProperty("role", "rail")
+        scaled(self, self._set_icon_size, ICON_SIZE)
+        self.setMovable(False)
+        self.setFloatable(False)
+        self.toggleViewAction().setVisible(False)
+        self.setContextMenuPolicy(Qt.ContextMenuPolicy.PreventContextMenu)
+
+    def _set_icon_size(self, size: int) -> None:
+        self.setIconSize(QSize(size, size))  # Qt gives it to the buttons
+
+    def add_page(self, icon: str, text: str) -> IconButton:
+        """Add the button of a page, which the window checks while it is seen, and return it."""
+        made = self._add_button(icon, text)
+        made.clicked.connect(lambda is_checked: made.setChecked(not is_checked))
+        return made
+
+    def add_panel(self, icon: str, text: str, dock: QDockWidget) -> IconButton:
+        """Add the button of a panel, checked while the panel is seen, and return it."""
+        made = self._add_button(icon, text)
+        dock.visibilityChanged.connect(made.setChecked)
+
+        def click() -> None:
+            made.setChecked(is_in_front(dock))  # the panel decides, not the click
+            self.panel_clicked.emit(dock)
+
+        made.clicked.connect(click)
+        return made
+
+    def _add_button(self, icon: str, text: str) -> IconButton:
+        made = IconButton(icon, text, self, size=ICON_SIZE)
+        made.setCheckable(True)
+        self.addWidget(made)
+        return made
+
+    def add_space(self) -> None:
+        """Push what is added from now on to the lower end."""
+        space = QWidget(self)
+        space.setSizePolicy(QSizePolicy.Policy.Preferred, QSizePolicy.Policy.Expanding)
+        self.addWidget(space)
+
+
+def is_in_front(dock: QDockWidget) -> bool:
+    """Return whether a panel is seen; Qt calls one behind another's tab visible, too."""
+    return dock.isVisible() and not dock.visibleRegion().isEmpty()
+
+
+FRAME = (
+    Qt.WindowType.Window
+    | Qt.WindowType.CustomizeWindowHint
+    | Qt.WindowType.WindowTitleHint
+    | Qt.WindowType.WindowMinMaxButtonsHint
+    | Qt.WindowType.WindowCloseButtonHint
+)
+"""Flags of a detached panel: a window with the desktop's frame, to be moved and resized."""
+
+
+class Dock(QDockWidget):
+    """A dock for one panel, moved by its title, detached by its button or a double click.
+
+    Args:
+        name: what the window's layout is stored by, in all languages.
+        beside: widget in the title bar, right of the title.
+    """
+
+    closed = Signal()
+
+    def __init__(
+        self,
+        name: str,
+        title: str,
+        content: QWidget,
+        parent: QMainWindow,
+        beside: QWidget | None = None,
+    ) -> None:
+        super().__init__(title, parent)
+        self.setObjectName(name)
+        self.setWidget(content)
+        self._float = IconButton("detach", "", self, size=14)
+        self._float.clicked.connect(self._toggle_floating)
+        close = IconButton("close", tr("Close {title}").format(title=title), self, size=14)
+        close.clicked.connect(self.close)
+        shown = label(title, "title")
+        bar = QFrame(self)
+        bar.setProperty("role", "panel")
+        layout = QHBoxLayout(bar)
+        layout.setContentsMargins(16, 8, 8, 4)
+        layout.setSpacing(2)
+        layout.addWidget(shown)
+        layout.addStretch()
+        if beside is not None:
+            layout.addWidget(beside)
+            layout.addSpacing(4)
+        layout.addWidget(self._float)
+        layout.addWidget(close)
+        self.setTitleBarWidget(bar)
+        self.topLevelChanged.connect(self._on_floating)
+        self._on_floating(False)
+
+    @Slot(bool)
+    def _on_floating(self, is_floating: bool) -> None:
+        text = tr("Put back {title}") if is_floating else tr("Detach {title}")
+        self._float.set_text(text.format(title=self.windowTitle()))
+        self.keep_frame()
+
+    def keep_frame(self) -> None:
+        """Give a detached panel a frame, which Qt leaves out where a panel has its own title bar.
+
+        Restoring a layout takes it away without a signal.
+        """
+        if self.isFloating() and self.windowFlags() & Qt.WindowType.FramelessWindowHint:
+            is_shown = not self.isHidden()
+            self.setWindowFlags(FRAME)
+            self.setVisible(is_shown)
+
+    def closeEvent(self, event: QCloseEvent) -> None:
+        super().closeEvent(event)
+        self.closed.emit()
+
+    @Slot()
+    def _toggle_floating(self) -> None:
+        self.setFloating(not self.isFloating())

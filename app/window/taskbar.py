@@ -1,0 +1,174 @@
+"""Which progress the taskbar shows, and how."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import sys
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from PySide6.QtCore import QObject, Slot
+from PySide6.QtDBus import QDBusConnection, QDBusMessage
+from PySide6.QtGui import QGuiApplication
+from PySide6.QtWidgets import QWidget
+
+from app.core.engine_client import EngineState
+
+Painter = Callable[[float | None], None]
+"""Shows a share of 0 to 1 in the taskbar; None takes it away."""
+
+STEPS: Final = 100
+"""Number of different shares that are shown."""
+
+
+class TaskbarProgress(QObject):
+    """Progress of the load or else of the downloads, shown in the taskbar.
+
+    Args:
+        make_painter: called when there is something to show for the first time.
+    """
+
+    def __init__(self, make_painter: Callable[[], Painter], parent: QObject) -> None:
+        super().__init__(parent)
+        self._make_painter = make_painter
+        self._painter: Painter | None = None
+        self._load: float | None = None
+        self._downloads: float | None = None
+        self._shown: int | None = None
+        self._is_loading = False
+
+    @Slot(object)
+    def note_state(self, state: EngineState) -> None:
+        """Take what the engine does; only loads have a progress."""
+        self._is_loading = state is EngineState.LOADING
+        if not self._is_loading:
+            self._load = None
+            self._show()
+
+    @Slot(float)
+    def note_load(self, share: float) -> None:
+        if self._is_loading:
+            self._load = share
+            self._show()
+
+    @Slot(object)
+    def note_downloads(self, share: float | None) -> None:
+        """Take how far all downloads are together; None if there are none."""
+        self._downloads = share
+        self._show()
+
+    @Slot()
+    def close(self) -> None:
+        """Take the progress away."""
+        self._load = self._downloads = None
+        self._show()
+
+    def _show(self) -> None:
+        share = self._downloads if self._load is None else self._load
+        step = None if share is None else round(STEPS * min(1.0, max(0.0, share)))
+        if step == self._shown:
+            return
+        self._shown = step
+        if self._painter is None:
+            self._painter = self._make_painter()
+        self._painter(None if step is None else step / STEPS)
+
+
+def painter_for(window: QWidget) -> Painter:
+    """Return what shows a progress on this desktop; where nothing does, it does nothing."""
+    if sys.platform == "win32":
+        from app.window.taskbar import windows_painter
+
+        return windows_painter(int(window.winId()))
+    if sys.platform == "darwin" or not _has_session_bus():
+        return lambda share: None
+    from app.window.taskbar import unity_painter
+
+    return unity_painter()
+
+
+def _has_session_bus() -> bool:
+    """Return whether there is a D-Bus of the session, as asking for none would start one."""
+    if os.environ.get("DBUS_SESSION_BUS_ADDRESS"):
+        return True
+    folder = os.environ.get("XDG_RUNTIME_DIR")
+    return bool(folder) and Path(str(folder), "bus").exists()
+
+
+INTERFACE = "com.canonical.Unity.LauncherEntry"
+PATH = "/com/canonical/unity/launcherentry/tandem"
+
+
+def unity_painter() -> Painter:
+    """Return what sends the signal; it does nothing where there is no session bus."""
+    bus = QDBusConnection.sessionBus()
+    entry = f"application://{QGuiApplication.desktopFileName()}.desktop"
+
+    def paint(share: float | None) -> None:
+        if not bus.isConnected():
+            return
+        message = QDBusMessage.createSignal(PATH, INTERFACE, "Update")
+        shown = {"progress": float(share or 0.0), "progress-visible": share is not None}
+        message.setArguments([entry, shown])
+        bus.send(message)
+
+    return paint
+
+
+log = logging.getLogger(__name__)
+
+TASKBAR_LIST: Final = uuid.UUID("56fdf344-fd6d-11d0-958a-006097c9a090")
+TASKBAR_LIST_3: Final = uuid.UUID("ea1afb91-9e28-4b86-90e9-5e9f8a5eefaf")
+IN_THIS_PROCESS: Final = 1  # CLSCTX_INPROC_SERVER
+INIT, SET_VALUE, SET_STATE = 3, 9, 10
+"""Places of the methods in the interface's table, which begins with three of `IUnknown`."""
+
+NO_PROGRESS: Final = 0  # TBPF_NOPROGRESS; a value that is set ends it
+
+
+def windows_painter(window: int) -> Painter:
+    """Return what shows a progress on the button of a window; nothing if the shell has no taskbar.
+
+    Args:
+        window: handle of the window.
+    """
+    interface = ctypes.c_void_p()
+    ole32 = ctypes.WinDLL("ole32")  # type: ignore[attr-defined,unused-ignore]
+    ole32.CoInitialize(None)  # Qt has done so on this thread; once more does no harm
+    status = ole32.CoCreateInstance(
+        TASKBAR_LIST.bytes_le, None, IN_THIS_PROCESS, TASKBAR_LIST_3.bytes_le,
+        ctypes.byref(interface),
+    )  # fmt: skip
+    if status < 0 or not interface.value:
+        log.info("the taskbar shows no progress: status %#x", status & 0xFFFFFFFF)
+        return lambda share: None
+    return interface_painter(interface.value, window, ctypes.WINFUNCTYPE)  # type: ignore[attr-defined,unused-ignore]
+
+
+def interface_painter(interface: int, window: int, function_type: Callable[..., Any]) -> Painter:
+    """Return what calls an `ITaskbarList3` at an address.
+
+    Args:
+        function_type: makes types of functions with the calling convention of its methods.
+    """
+    table = ctypes.cast(interface, ctypes.POINTER(ctypes.POINTER(ctypes.c_void_p))).contents
+
+    def method(place: int, *types: object) -> Callable[..., int]:
+        made = function_type(ctypes.c_long, ctypes.c_void_p, *types)
+        return made(table[place])  # type: ignore[no-any-return]
+
+    set_value = method(SET_VALUE, ctypes.c_void_p, ctypes.c_ulonglong, ctypes.c_ulonglong)
+    set_state = method(SET_STATE, ctypes.c_void_p, ctypes.c_int)
+    method(INIT)(interface)
+
+    def paint(share: float | None) -> None:
+        if share is None:
+            set_state(interface, window, NO_PROGRESS)
+        else:
+            set_value(interface, window, round(STEPS * share), STEPS)
+
+    return paint

@@ -1,0 +1,45 @@
+"""Sets environment variables that torch and its libraries read on import; import this before torch.
+
+What a person has set is kept, but for CUDA_DEVICE_ORDER where no GPU is named by its number.
+"""
+
+from __future__ import annotations
+
+import os
+
+from engine.hardware.devices.visibility import ORDER, PCI_ORDER, VISIBLE, has_numbers
+
+DEFAULTS = {
+    # by default CUDA puts the fastest GPU first, so numbers would differ from NVML's
+    ORDER: PCI_ORDER,
+    # a waiting thread must not take cores from the others where cores are few or busy
+    "OMP_WAIT_POLICY": "PASSIVE",
+    # from 3.10 on Triton fuses a product and a sum only where it is told to
+    "TRITON_DEFAULT_FP_FUSION": "1",
+}
+
+LOADING = "CUDA_MODULE_LOADING"
+
+
+def loads_kernels_lazily() -> bool:
+    """Return whether CUDA loads a kernel at its first launch, and then waits for the whole GPU.
+
+    Loading all kernels at the start takes hundreds of MB on each GPU, mostly for PyTorch's, so that
+    is done only if a person sets the variable to EAGER.
+    """
+    return os.environ.get(LOADING, "").upper() != "EAGER"
+
+
+def launches_block() -> bool:
+    """Return whether a kernel launch waits for the kernel's end, which people set to debug."""
+    return os.environ.get("CUDA_LAUNCH_BLOCKING", "0") not in ("", "0")
+
+
+for _name, _value in DEFAULTS.items():
+    os.environ.setdefault(_name, _value)
+if not loads_kernels_lazily():
+    # then ranks of one GPU wait for each other in kernels; with fewer hardware queues than streams,
+    # a kernel that one waits for could be queued behind that one
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+if not has_numbers(os.environ.get(VISIBLE)):
+    os.environ[ORDER] = PCI_ORDER

@@ -1,0 +1,66 @@
+"""Entry to the search for better configurations of GPU kernels: it chooses the GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import engine.hardware.environment  # noqa: F401 before torch, which reads it
+from engine.errors import EngineError
+from engine.hardware.devices.catalog import list_devices
+from engine.hardware.devices.selection import parse_devices
+from engine.hardware.faults import explain_faults
+from engine.hardware.gpu_path import find_gpu_path
+from engine.hardware.torch_devices import torch_device
+from engine.util.progress import never
+
+if TYPE_CHECKING:
+    from engine.backends.gpu.matmul.config_search import KernelTuning, TuningProgress
+    from engine.util.progress import IsCancelled
+
+
+def tune_kernels(
+    path: str | Path,
+    devices: Sequence[str] = (),
+    on_progress: TuningProgress = lambda n_done, n_total, what: None,
+    is_cancelled: IsCancelled = never,
+) -> list[KernelTuning]:
+    """Search for configurations for all products of a model on some GPUs, and store the best.
+
+    Models that are loaded from then on use them.
+
+    Args:
+        path: path of the model's file, of which only the header is read.
+        devices: ids of GPUs, such as "cuda:0"; none for all GPUs of this machine.
+        on_progress: receiver of the search's progress.
+        is_cancelled: asked again and again; returning True ends the search.
+
+    Raises:
+        EngineError: there is no such GPU, kernels cannot be started, or the model has no matrices
+            for them.
+        Cancelled: it was cancelled; the results of finished searches are kept.
+    """
+    found = tunable(devices)
+    from engine.backends.gpu.matmul.config_search import tune  # Triton is not everywhere
+
+    with explain_faults([torch_device(name) for name in found]):
+        return tune(path, found, on_progress, is_cancelled)
+
+
+def tunable(wanted: Sequence[str] = ()) -> list[str]:
+    """Return the GPUs whose kernels can be tuned, of the wanted devices or of this machine.
+
+    Raises:
+        EngineError: there is none, or GPUs compute without kernels here.
+    """
+    devices = list_devices()
+    path = find_gpu_path(devices)
+    if not path.has_gpu or path.arithmetic != "kernels":
+        raise EngineError(f"There is no GPU with kernels to tune: {path.sentence}")
+    here = [device.id for device in devices if device.kind == "cuda" and device.usable]
+    named = parse_devices(",".join(wanted)) if wanted else here
+    found = [device for device in dict.fromkeys(named) if device in here]
+    if not found:
+        raise EngineError("Only GPUs have kernels to tune.", f"Name {here[0]}, or no device.")
+    return found
