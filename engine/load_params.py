@@ -305,7 +305,6 @@ class LoadParams:
 
     @property
     def _own(self) -> tuple[str, ...]:
-        """Devices of the ranks on machine 0."""
         return self.devices[: self.machines[0]] if self.machines else self.devices
 
     @property

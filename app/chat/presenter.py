@@ -146,7 +146,6 @@ class ChatPresenter(QObject):
 
     @Slot(object)
     def _notify_draft(self, notice: Notice) -> None:
-        """Tell of the files of the open chat's draft."""
         self.noticed.emit(of_chat(notice, self._session.current.id))
 
     @Slot(object, int)

@@ -314,7 +314,6 @@ class ChatStore:
 
 
 def _is_long(known: _Known) -> bool:
-    """Return whether a journal is so long that the whole chat is written again."""
     file, added = known.stamps
     n_bytes = 0 if added is None else added[2]
     return file is None or n_bytes > max(LONG_JOURNAL, file[2])

@@ -118,7 +118,6 @@ class ToolConnection:
         return ToolResult(limited(text, self._limits.most_result), is_error=True)
 
     def _might_know(self, form: str) -> bool:
-        """Return whether a server that has failed might be one that knows an older form only."""
         ending = self._ending
         if self._is_stopping or ending.was_ready or ending.is_late or ending.misuse:
             return False
@@ -155,8 +154,6 @@ class ToolConnection:
     def _streams(
         self, standard_error: StandardError, *, is_sse: bool
     ) -> AbstractAsyncContextManager[tuple[Any, Any]]:
-        """Return what opens the streams to the server."""
-
         def watch(incoming: Any) -> EndWatch:
             return EndWatch(incoming, self._on_end, self._on_misuse, self._limits.most_tools)
 

@@ -325,7 +325,6 @@ class ToolHub:
         self._on_change()
 
     async def _called(self, tool_name: str, arguments: Mapping[str, Any]) -> ToolResult:
-        """Return the result of a call."""
         prefix = tool_name.partition(BETWEEN)[0]
         for keeper in self._keepers.values():
             if keeper.prefix == prefix:

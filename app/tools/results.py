@@ -91,7 +91,6 @@ def tool_names(prefix: str, tools: Sequence[str]) -> list[str]:
 
 
 def _plain(name: str) -> str:
-    """Return a name with "_" in the place of all characters that are not allowed."""
     return re.sub("[^A-Za-z0-9_-]", "_", name)
 
 

@@ -135,7 +135,6 @@ def checked_server(server: ToolServer) -> ToolServer:
 
 
 def _entries(found: Any) -> Mapping[str, Any]:
-    """Return the entries of a document by their names."""
     if not isinstance(found, dict):
         return {}
     for key in LISTS:

@@ -215,7 +215,6 @@ def ask_where_to_save(over: QWidget, title: str, name: str, kinds: str = "") -> 
 
 
 def _folder() -> Path:
-    """Return the folder to begin in."""
     documents = QStandardPaths.writableLocation(QStandardPaths.StandardLocation.DocumentsLocation)
     folders = (_last_folder, Path(documents) if documents else None)
     return next((folder for folder in folders if folder and folder.is_dir()), Path.home())

@@ -198,7 +198,6 @@ class EngineSetup(QObject):
         self._replacement.close()
 
     def _offer(self, notice: Notice, action: str) -> None:
-        """Show a notice whose button opens the page."""
         self.noticed.emit(replace(notice, action=action, on_action=self.page.open))
 
     # without an engine

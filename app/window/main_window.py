@@ -456,7 +456,6 @@ class MainWindow(QMainWindow):
 
 
 def _scroll_to(widget: QWidget) -> None:
-    """Scroll all areas around a widget so that it is visible."""
     around = widget.parentWidget()
     while around is not None:
         if isinstance(around, QScrollArea) and around.isAncestorOf(widget):

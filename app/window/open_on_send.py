@@ -52,7 +52,6 @@ class OpenOnSend(QObject):
 
     @property
     def _is_loading(self) -> bool:
-        """Whether a model is being loaded or is about to be."""
         return self._client.state is EngineState.LOADING or self._models.is_opening
 
     @Slot()

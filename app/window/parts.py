@@ -227,7 +227,6 @@ class Parts(QObject):
         return self._machines
 
     def _make_team(self, on_event: Callable[[HostEvent], None], first: int) -> EngineHost:
-        """Make the host of models that several machines compute."""
         return self.machines.make_host(on_event, first)
 
     @property
@@ -257,7 +256,6 @@ class Parts(QObject):
         self.session.tools_changed.emit()
 
     def _make_engine_setup(self) -> EngineSetup:
-        """Make what offers and replaces the engine."""
         from app.setup.page.page import EnginePage
         from app.window.engine_setup import EngineSetup
 

@@ -191,7 +191,6 @@ class SidePanels(QObject):
 
     @Slot()
     def _apply_next(self) -> None:
-        """Load or apply the settings once they are pictured."""
         self._applies = True
 
     @Slot(object)

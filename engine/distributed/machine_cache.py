@@ -138,7 +138,6 @@ class MachineCache(CacheMemory):
         ]
 
     def _states_of(self, slot: int) -> list[dict[str, Tensor]]:
-        """Return the recurrent states of a place on all ranks of this machine."""
         return [
             rank.context.cache.tensors(state, slot)
             for rank in self.ranks

@@ -141,7 +141,6 @@ class MachineRuntime(ThreadRuntime):
         return MachineRunner
 
     def _lacks_memory(self, free: Mapping[str, int]) -> bool:
-        """Return whether any machine has too little memory for its part of the plan."""
         return any(self._agreed(super()._lacks_memory(free)))
 
     def _agreed(self, value: Any = None) -> list[Any]:

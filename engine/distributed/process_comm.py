@@ -270,7 +270,6 @@ class ProcessCommunicator:
 
 
 def _on_host(x: Tensor) -> Tensor:
-    """Return x as a contiguous tensor in host memory."""
     return x.detach().to("cpu").contiguous()
 
 

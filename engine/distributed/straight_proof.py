@@ -248,7 +248,6 @@ def known_value(machine: int, shape: Sequence[int]) -> Tensor:
 
 
 def _is_same(found: Tensor, wanted: Tensor) -> bool:
-    """Return whether two F32 values have the same bits."""
     return torch.equal(found.cpu().view(torch.int32), wanted.view(torch.int32))
 
 
@@ -371,7 +370,6 @@ class _Caller:
 
 
 def _is_uneven(times: list[float]) -> bool:
-    """Return whether single messages were much slower than most."""
     return max(times[FIRST_TOO_SLOW:], default=0.0) > SLOW * median(times)
 
 

@@ -130,7 +130,6 @@ class GlooWire:
         return partial(self._wait, machine, self._begun(self._group.recv, room, machine, tag))
 
     def _wait(self, peer: int, work: Any) -> None:
-        """Wait until something is sent or received."""
         try:
             work.wait(IDLE)
         except RuntimeError:
@@ -261,7 +260,6 @@ class Orders:
 
     @property
     def _others(self) -> list[int]:
-        """Numbers of the other machines."""
         return [number for number in range(len(self._wire.peers)) if number != self._wire.rank]
 
 
@@ -278,5 +276,4 @@ def _size(text: bytes) -> int:
 
 
 def _value(text: bytes) -> Any:
-    """Return the value of a message."""
     return json.loads(text[HEAD : _size(text)])

@@ -124,7 +124,6 @@ class AnswerReading:
 
 
 def _of(events: Sequence[AnswerPartEvent], part: str) -> str:
-    """Return the text of a part."""
     return "".join(e.text for e in events if isinstance(e, PartText) and e.part == part)
 
 

@@ -126,7 +126,6 @@ class Answers:
         return (yield from in_background(partial(self._constraints.checked, grammar, grammar)))
 
     def _read_pictures(self, messages: Sequence[ChatMessage]) -> Preparing[Seen]:
-        """Read the pictures of a conversation in the background."""
         reader = self._prompts.pictures
         if reader is None or not any(message.pictures for message in messages):
             return ()

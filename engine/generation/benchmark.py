@@ -228,7 +228,6 @@ class Benchmark:
         return gpu_times(lambda: self._generate(wanted), len(wanted))
 
     def _measure(self, test: BenchTest, ids: list[int], n_gen: int) -> _Measured:
-        """Measure one repetition."""
         self._fill(ids[: test.n_depth])
         n_prompt = test.n_depth + test.n_prompt
         before, source = self._runtime.kernel_s(), self._runtime.token_source
@@ -302,7 +301,6 @@ class Benchmark:
 
 
 def _means(samples: Sequence[_Measured], n_gen: int) -> tuple[RankTimes, ...]:
-    """Return each rank's mean times per token."""
     return tuple(
         RankTimes(
             fmean(times.computed_s for times in of_rank) / n_gen,

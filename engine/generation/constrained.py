@@ -218,7 +218,6 @@ class AnswerConstraint:
         return ends + [token for size in range(1, len(rest)) for token in found(rest[:size])]
 
     def _line_breaks(self, gap: bytes) -> list[int]:
-        """Return the tokens that are a beginning of some line breaks."""
         sizes = range(1, len(gap) + 1)
         return [token for size in sizes for token in self._vocabulary.with_bytes(gap[:size])]
 

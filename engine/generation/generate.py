@@ -297,7 +297,6 @@ class Generation:
 
     @property
     def _forbidden(self) -> list[int]:
-        """Tokens that must not come next."""
         return self._never + self._not_here.get(self._n_sampled, [])
 
     def _sample(self, logits: Logits) -> int:

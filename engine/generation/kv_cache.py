@@ -260,7 +260,6 @@ def _run_begins(pool: PagePool, keys: Sequence[bytes]) -> list[int]:
 
 
 def _n_from_start(begins: Sequence[int]) -> int:
-    """Return how many pages are known without a gap from the first one on."""
     return next((i for i, begin in enumerate(begins) if begin), len(begins)) - 1
 
 
@@ -399,7 +398,6 @@ class PagedSequence:
             group.pool.release([page])
 
     def _before(self, index: int) -> bytes:
-        """Return the key of the page before one."""
         return self._keys[index - 1] if index else ROOT
 
     def _note(self, number: int, index: int, n: int) -> None:
@@ -419,7 +417,6 @@ class PagedSequence:
             table[index] = GONE
 
     def _sees_all(self, n: int) -> bool:
-        """Return whether all is there that the token behind the first n sees."""
         return all(
             page != GONE
             for group, table in zip(self._groups, self.tables, strict=True)

@@ -98,7 +98,6 @@ class Occupancy:
 
     @property
     def _is_called_back(self) -> bool:
-        """Whether the calling thread is inside a callback of the use under way."""
         return getattr(self._called_back, "is_running", False)
 
     def enter(self, use: Use, is_cancelled: IsCancelled = never) -> None:

@@ -193,7 +193,6 @@ class StateFiles:
                 yield self._runner.read_rows(part)
 
     def _recurrent_number(self, entry: Entry) -> int:
-        """Return the number of a recurrent layer among those."""
         return sum(isinstance(s, RecurrentState) for s in self._states[: entry.state])
 
     def _rows(
@@ -424,7 +423,6 @@ class SavedStates:
     def _in_state(
         self, done: str, is_cancelled: IsCancelled
     ) -> Iterator[tuple[StateFiles, IsCancelled]]:
-        """Use the model to save or load its state."""
         doing = f"its state is being {done}"
         with self._occupancy.use(doing, is_cancelled) as is_cancelled:
             self.runtime.runner.check_loaded()

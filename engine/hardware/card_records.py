@@ -182,7 +182,6 @@ def _torch_version() -> str:
 
 
 def _last(entries: Mapping[str, T], most: int) -> dict[str, T]:
-    """Return the last entries."""
     return dict(list(entries.items())[-most:])
 
 

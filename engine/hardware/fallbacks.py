@@ -170,7 +170,6 @@ class Fallbacks:
         return tuple(found for found in shared if self._touches(found)) + self._found
 
     def _touches(self, fallback: Fallback) -> bool:
-        """Return whether a fallback of this process makes a GPU of the model slower."""
         return bool(self._devices.intersection(fallback.devices or self._devices))
 
     def report(self, kind: FallbackKind, devices: Iterable[str], why: str, help: str = "") -> None:  # noqa: A002
@@ -197,6 +196,5 @@ OF_THIS_PROCESS = Fallbacks()
 
 
 def _listed(names: Iterable[str]) -> str:
-    """Return names as a list in a sentence."""
     *others, last = list(names) or ["all GPUs"]
     return f"{', '.join(others)} and {last}" if others else last

@@ -106,7 +106,6 @@ def _count_unpinned(device: str, change: int) -> None:
 
 
 def _cuda() -> Any:
-    """Return the functions of CUDA's runtime."""
     runtime: Callable[[], Any] = torch.cuda.cudart
     return runtime()
 

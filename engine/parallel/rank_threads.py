@@ -173,7 +173,6 @@ class RankThreads:
                 job.fail(error)
 
     def _dead(self, job: _Job[T]) -> list[int]:
-        """Return the ranks whose thread has ended in the middle of a job."""
         return [rank for rank in sorted(job.busy) if not self._threads[rank].is_alive()]
 
     def close(self) -> None:

@@ -373,7 +373,6 @@ def _roomiest(
 
 
 def _is_all_on_gpus(plan: Plan, sizes: Sequence[RankSize]) -> bool:
-    """Return whether only kernels on GPUs compute."""
     return all(
         not is_cpu(device.device) and device.storage == "kernels"
         for device, size in zip(plan.devices, sizes, strict=True)

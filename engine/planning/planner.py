@@ -59,7 +59,6 @@ class Planner:
         return found
 
     def _evaluator(self, params: LoadParams) -> Evaluator:
-        """Return the evaluator of the model with the MTP block that is loaded with it."""
         path = mtp_path(self._file, params)
         if path not in self._evaluators:
             whole = self._open.enter_context(with_mtp_file(self._file, path))

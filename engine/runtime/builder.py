@@ -113,7 +113,6 @@ class RankBuilder:
         return rank
 
     def _own_declaration(self, number: int) -> Declaration:
-        """Return a declaration whose modules no other rank uses."""
         return self._declaration if number == self._first else declare(self.file, self._params)
 
     @contextmanager

@@ -321,7 +321,6 @@ class Rank:
         return [*self.backend.memory, *self.context.ops.memory]
 
     def _forget(self) -> None:
-        """Drop cached forms of the last activations."""
         self.backend.forget()
 
     def drop_references(self) -> None:

@@ -186,7 +186,6 @@ class Transfer:
             trim_heap()
 
     def _load(self, rank: Rank, indices: Sequence[int], progress: ByteProgress) -> None:
-        """Load a rank's parts of some slots from the file."""
         slots = [rank.slots[index] for index in indices]
         load_rank(
             self._file, slots, rank.number, rank.device, rank.storage, rank.backend, progress,
@@ -397,5 +396,4 @@ def _drop(ranks: Sequence[Rank], index: int) -> None:
 
 
 def _set(rank: Rank, index: int, value: Weight | Tensor | None) -> None:
-    """Set a rank's part of a slot's tensor."""
     setattr(rank.slots[index].owner, rank.slots[index].attribute, value)

@@ -171,11 +171,9 @@ class ThreadRuntime:
         return [kind_of(device) for device in devices]
 
     def _communicator(self, rank: int, device: torch.device, prepare: Prepare) -> Communicator:
-        """Return the communicator of a rank on a device."""
         return prepare(self.group.communicator(rank, device))
 
     def _runner_type(self) -> type[ModelRunner]:
-        """Return the class of the runner of forward passes."""
         return ModelRunner
 
     @property
@@ -264,7 +262,6 @@ class ThreadRuntime:
             self.fallbacks.take_over(donor.fallbacks, kind)
 
     def _side(self) -> Side:
-        """Return this runtime as one side of a transfer."""
         return Side(self.ranks, self.runner.executor, lambda: self._explaining(DOING))
 
     def _take_back(self, transfer: Transfer, error: BaseException) -> None:
@@ -352,11 +349,9 @@ class ThreadRuntime:
         self._memory.watch(self.ranks)
 
     def _lacks_memory(self, free: Mapping[str, int]) -> bool:
-        """Return whether there is too little memory for the plan."""
         return bool(self.local_plan.shortages(free))
 
     def _leaves_pictures(self, free: Mapping[str, int]) -> bool:
-        """Return whether an encoder of pictures is planned for which there is no memory."""
         return bool(self.plan.pictures_device) and bool(self.local_plan.shortages(free))
 
     def close(self) -> None:

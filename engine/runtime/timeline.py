@@ -111,7 +111,6 @@ def timed(
 
 
 def _clock(rank: Rank) -> _Clock:
-    """Read a rank's clocks."""
     waited = rank.context.waited_s
     return _Clock(rank.backend.kernel_s, waited + rank.backend.waited_s)
 

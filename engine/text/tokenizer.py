@@ -436,7 +436,6 @@ def _bpe_encoder(meta: Metadata, vocab: Vocabulary, pre: PreTokenizer) -> BpeEnc
 def _adds(
     meta: Metadata, vocab: Vocabulary, name: str, default: bool, always: bool = False
 ) -> bool:
-    """Return whether BOS or EOS is added to texts."""
     wanted = always or meta.bool(f"{KEY}add_{name}_token", default)
     if wanted and (vocab.bos_id if name == "bos" else vocab.eos_id) is None:
         vocab.warnings.append(f"The file asks for a {name.upper()} token but has none.")

@@ -80,7 +80,6 @@ class ContextUsage:
 
 
 def _spaced(n: int) -> str:
-    """Return a number with a thin gap between its thousands."""
     return f"{n:,}".replace(",", "\N{NARROW NO-BREAK SPACE}")
 
 

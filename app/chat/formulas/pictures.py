@@ -188,7 +188,6 @@ class FormulaArtist:
 
 
 def _picture(drawn: dict[str, Any], ratio: float) -> FormulaPicture | None:
-    """Return the picture that an SVG makes."""
     width, height = float(drawn["width"]), float(drawn["height"])
     columns, rows = math.ceil(width * ratio), math.ceil(height * ratio)
     if columns * rows > MAX_AREA:

@@ -126,7 +126,6 @@ class MarkdownStream:
             self._tail = "\n".join((*lines[:2], *lines[-2:]))
 
     def _with_rows(self, pieces: list[Piece]) -> list[Piece]:
-        """Return pieces with the rows in the table that they begin with."""
         if self._rows:
             table = pieces[0]
             assert isinstance(table, Table)
@@ -221,7 +220,6 @@ class _Builder:
             self._add_line(self._with_box(spans))
 
     def _with_box(self, spans: tuple[TextSpan, ...]) -> tuple[TextSpan, ...]:
-        """Turn the box that the text of a list item begins with into a part of its marker."""
         first = spans[0] if spans and self.marker and self.lists else None
         if first is None or first.code or not (box := TASK.match(first.text)):
             return spans

@@ -146,7 +146,6 @@ def _switched(style: TextSpan, name: str, is_on: bool) -> TextSpan:
 
 
 def _joined(spans: list[TextSpan]) -> tuple[TextSpan, ...]:
-    """Join neighbouring spans of equal style."""
     result: list[TextSpan] = []
     for span in spans:
         is_same = result and replace(result[-1], text="") == replace(span, text="")

@@ -64,7 +64,6 @@ def _unreadable(error: OSError) -> dict[str, object]:
 
 
 def _page(path: Path, number: int) -> dict[str, object]:
-    """Return a page of a document as a picture."""
     import pypdfium2
 
     if path.stat().st_size > LARGEST_PDF:

@@ -189,7 +189,6 @@ class SamplingPresenter(QObject):
         self.noticed.emit(Notice(tr("New chats will start with this system prompt.")))
 
     def _show(self) -> None:
-        """Show the values of the open chat."""
         self._panel.show_values(self._chosen_of(self._session.current), self._recommended)
         self._show_facts()
 

@@ -238,7 +238,6 @@ def _statements(script: str) -> Iterator[str]:
 
 
 def _has_trigrams() -> bool:
-    """Return whether this SQLite has the index of trigrams."""
     with closing(sqlite3.connect(":memory:")) as connection:
         try:
             connection.execute(

@@ -48,7 +48,6 @@ class ToolSwitch(QObject):
         self.button.setAccessibleName(text)
 
     def _servers(self) -> list[ToolServerState]:
-        """Return the servers that are on for all chats."""
         return [state for state in self._source.states if state.server.is_on]
 
     @Slot()

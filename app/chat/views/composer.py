@@ -188,7 +188,6 @@ class Composer(QFrame):
         self._update_button()
 
     def _make_wait(self) -> QWidget:
-        """Make what says that the message waits for something."""
         self._wait, self._wait_text = QWidget(), label(role="muted")
         self._wait_text.setWordWrap(True)
         self._cancel_wait = button(tr("Cancel"), "quiet", tr("Do not send the message by itself"))

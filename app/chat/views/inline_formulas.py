@@ -94,7 +94,6 @@ class InlineFormulas(QObject):
         self, cursor: QTextCursor, shown: str, code: QTextCharFormat, look: FormulaLook,
         formula: Formula, style: QTextCharFormat,
     ) -> None:  # fmt: skip
-        """Insert a source that a picture will replace."""
         self._n_made += 1
         code.setProperty(NUMBER, self._n_made)
         start = QTextCursor(cursor)
@@ -134,7 +133,6 @@ class InlineFormulas(QObject):
         )
 
     def _font(self, style: QTextCharFormat) -> QFont:
-        """Return the font of the text around a formula."""
         font = QFont(self._document.defaultFont())
         pixels = style.property(QTextFormat.Property.FontPixelSize)
         if pixels:

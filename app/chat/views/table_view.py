@@ -88,7 +88,6 @@ class TableView(TextBlock):
         return grid
 
     def _write(self, table: Table) -> None:
-        """Write the rows that differ from those on screen."""
         for row in table.rows[len(self._shown.rows) - 1 :] if self._shown.rows else table.rows:
             self._note_widths(row)
         self._spread()
@@ -120,7 +119,6 @@ class TableView(TextBlock):
             del self._grids[number:]
 
     def _first_columns(self) -> list[float]:
-        """Return the widths of the columns of the first grid."""
         layout, grid = self.document().documentLayout(), self._grids[0]
         cells = (grid.cellAt(0, x).firstCursorPosition().block() for x in range(grid.columns()))
         return [layout.blockBoundingRect(cell).width() + 2 * PADDING + 1 for cell in cells]

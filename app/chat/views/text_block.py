@@ -151,7 +151,6 @@ def _char_format(span: TextSpan, base: QTextCharFormat) -> QTextCharFormat:
 
 
 def _code(style: QTextCharFormat) -> QTextCharFormat:
-    """Return a style for code."""
     made = QTextCharFormat(style)
     made.setFontFamilies(MONOSPACE)
     made.setProperty(QTextFormat.Property.FontPixelSize, px(TEXT_PIXELS - 1))

@@ -224,7 +224,6 @@ def _kinds(row: BenchRow) -> tuple[str, ...]:
 
 
 def _with_fallbacks(cells: tuple[str, ...], cell: str) -> tuple[str, ...]:
-    """Return a row or the header with a cell for the fallbacks before the last one."""
     return (*cells[:-1], cell, cells[-1])
 
 

@@ -150,7 +150,6 @@ class ServerRun:
         return 0
 
     def _models(self, link: EngineLink, first: SingleModel) -> SingleModel | LibraryModels:
-        """Return the models that requests may name."""
         if self._others is None:
             return first
         shelf = ModelShelf(self._others.find)
@@ -201,7 +200,6 @@ class ServerRun:
                 await asyncio.sleep(LOOK_S)
 
     def _load_again(self, machines: ServedMachines, model: SingleModel) -> None:
-        """Load the model again whenever all machines are there after a loss."""
         loop = asyncio.get_running_loop()
 
         def on_change(sentence: str) -> None:

@@ -197,7 +197,6 @@ def _send(request: OpenRequest, until: float) -> bool:
 
 
 def _is_locked() -> bool:
-    """Return whether a running window holds the lock."""
     lock = _lock()
     if lock.tryLock(0):
         lock.unlock()

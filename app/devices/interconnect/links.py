@@ -289,7 +289,6 @@ def _test_kernels(devices: Sequence[DeviceInfo], say: Callable[[str], None]) -> 
 
 
 def _test_routes(gpus: Sequence[str], say: Callable[[str], None]) -> None:
-    """Test the routes between GPUs."""
     say(tr("Testing routes between {gpus} …").format(gpus=", ".join(gpus)))
     try:
         for sentence in engine.prove_links(gpus).notes:

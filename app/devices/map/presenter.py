@@ -143,7 +143,6 @@ def look_of(picture: SplitPicture, devices: Sequence[str]) -> Look:
 
 
 def _place(ranks: Sequence[RankSettings], device: str) -> int:
-    """Return the index of the first rank on a device."""
     return next((i for i, rank in enumerate(ranks) if rank.device == device), 0)
 
 

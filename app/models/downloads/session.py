@@ -204,7 +204,6 @@ def _read(path: Path) -> DownloadJob | None:
 
 
 def _typed(cls: type, data: dict[str, Any]) -> dict[str, Any]:
-    """Return an object's fields if all of them have the type that they are declared with."""
     for name, value in data.items():
         wanted = {"int": int, "bool": bool}.get(cls.__annotations__[name], str)
         if type(value) is not wanted:

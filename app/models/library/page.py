@@ -142,7 +142,6 @@ class LibraryPresenter(QObject):
         self.refresh()
 
     def _show(self) -> None:
-        """Show all models with what is known of them."""
         current = self._settings.current
         uses = {str(path): last_use(current, str(path)) for path in self._entries}
         self._view.set_entries(list(self._entries.values()), current.pinned_models, uses)

@@ -257,7 +257,6 @@ class LibrarySession(QObject):
 
 
 def _key(found: FoundModel) -> tuple[Path, int, float]:
-    """Return what tells a file and its contents from others."""
     return found.path, found.n_bytes, found.modified
 
 

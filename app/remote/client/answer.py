@@ -212,7 +212,6 @@ class AnswerReader:
 
 
 def _is_object(text: str) -> bool:
-    """Return whether a text is a JSON object."""
     try:
         return isinstance(json.loads(text), dict)
     except (ValueError, RecursionError):

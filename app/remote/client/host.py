@@ -304,7 +304,6 @@ class RemoteHost:
 
 
 def _cancelled(call: _Call) -> Event:
-    """Return the closing event of a command that was cancelled."""
     if isinstance(call.command, Generate):
         reader = call.reader or AnswerReader(call.command, "")
         return reader.finished("cancelled")
@@ -312,7 +311,6 @@ def _cancelled(call: _Call) -> Event:
 
 
 def _prompt(connection: Connection, address: RemoteAddress, asked: Mapping[str, Any]) -> str:
-    """Return the prompt that a Tandem's chat template makes of a conversation."""
     document = connection.json(f"{address.root}/apply-template", {**asked, "model": address.model})
     return str(document.get("prompt", "")) if isinstance(document, dict) else ""
 

@@ -113,7 +113,6 @@ class HostSwitch:
         return self._team
 
     def _host(self, place: int) -> EngineHost:
-        """Return the host of a place."""
         if place == TEAM:
             return self.team()
         return self._servers() if place == SERVER else self._engine()
@@ -157,7 +156,6 @@ class HostSwitch:
 
 
 def _place_of(generation: int) -> int:
-    """Return the place of a command by its number."""
     if generation >= FIRST_TEAM:
         return TEAM
     return SERVER if generation >= FIRST_REMOTE else LOCAL

@@ -107,7 +107,6 @@ class TeamHost:
         return inner is None or inner.close(timeout_s)
 
     def _over(self, gathering: Gathering) -> engine.MachinesHost:
-        """Return the host over the machines that have joined."""
         if self._gathering is not gathering or self._inner is None:
             self.close(0.0)
             self._numbers = engine.CommandNumbers()

@@ -187,7 +187,6 @@ def without_idle_ranks(params: LoadParams) -> LoadParams:
 
 
 def _machine(params: LoadParams, rank: int) -> int:
-    """Return the machine of a rank."""
     return machine_of(params.devices[rank])
 
 

@@ -107,7 +107,6 @@ class OllamaAnswer:
         return head | {"response": text, **more}
 
     def _last(self) -> Document:
-        """Return what the last line tells beside the text."""
         assert self._end is not None, "the answer has ended"
         usage, timings = self._end.usage, self._end.timings
         return {

@@ -246,7 +246,6 @@ class ResponseAnswer:
 
 
 def _choice(request: ResponseRequest) -> object:
-    """Return the choice of tools as the client has made it."""
     choice = request.tool_choice
     return choice or "auto" if choice is None or isinstance(choice, str) else asdict(choice)
 

@@ -85,7 +85,6 @@ def _too_deep() -> Refusal:
 
 
 def _check(document: Any) -> None:
-    """Check that a document is not nested too deeply and that its numbers are finite."""
     level = [document]
     for _ in range(MOST_DEPTH + 1):
         below: list[Any] = []
@@ -103,7 +102,6 @@ def _check(document: Any) -> None:
 
 
 def _whole(value: Any) -> Any:
-    """Return a document whose texts are whole characters."""
     if isinstance(value, str):
         return whole_characters(value)
     if isinstance(value, list):

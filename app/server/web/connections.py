@@ -107,7 +107,6 @@ class TimedProtocol(H11Protocol):
         self._close_if_unread(None)
 
     def _close_if_unread(self, n_before: int | None) -> None:
-        """Close the connection if no byte of its answer was read for a while."""
         n = self.transport.get_write_buffer_size()
         if self.flow.write_paused and n == n_before:
             self.transport.abort()
@@ -171,7 +170,6 @@ class QuietServer(uvicorn.Server):
         return len(found) if client is None else sum(_address(one) == client for one in found)
 
     async def _accept(self, sock: socket.socket) -> None:
-        """Accept connections until cancelled."""
         loop = asyncio.get_running_loop()
         while True:
             try:
@@ -191,7 +189,6 @@ class QuietServer(uvicorn.Server):
         return TimedProtocol(self.config, self.server_state, self.lifespan.state)
 
     async def _wait_for_file(self, error: OSError) -> None:
-        """Wait until there may be a file for a connection."""
         loop = asyncio.get_running_loop()
         if loop.time() > self._warned + WARNED_S:
             self._warned = loop.time()

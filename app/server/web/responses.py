@@ -134,7 +134,6 @@ class EventStream(Response):
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _tell_end(self, send: Send, refusal: Refusal) -> None:
-        """Send the event that tells why a stream ends in the middle."""
         await self._send(send, self._last_words(self._shape(refusal)))
 
     async def _ping(self, send: Send, interval_s: float) -> None:
@@ -188,6 +187,5 @@ async def _until_gone(scope: Scope, receive: Receive, work: Callable[[], Awaitab
 
 
 async def _gone(receive: Receive) -> None:
-    """Wait until the client has gone."""
     while (await receive())["type"] != "http.disconnect":
         pass

@@ -295,7 +295,6 @@ def _requirements(lock: Lock) -> str:
 
 
 def _environment() -> dict[str, str]:
-    """Return this process's environment without what would change uv or the Python that it asks."""
     return {
         name: value for name, value in os.environ.items()
         if not name.startswith(("UV_", "PIP_", "PYTHON", "VIRTUAL_ENV", "CONDA"))

@@ -345,7 +345,6 @@ class _Attempt:
 
 
 def _has_all(folder: Path, offer: PackOffer) -> bool:
-    """Return whether a folder has files with the names of all wheels of an offer."""
     return all((folder / wheel.file.name).is_file() for wheel in offer.lock.wheels)
 
 

@@ -237,7 +237,6 @@ def _font() -> Component:
 
 
 def _system_libraries() -> list[Component]:
-    """Return the libraries of a Linux system that some packages bring along."""
     files = tuple(sorted((ROOT.parent / "lib" / "licences").glob("*.txt")))
     if not files:
         return []

@@ -120,7 +120,6 @@ class FilePacker:
     def _pack(
         self, rows: TensorBytes, number: int, extent: Extent, planes: Tensor, goal_row: int
     ) -> None:
-        """Pack the rows of a job."""
         if number not in CODED and self._pack_file(rows, number, extent, planes, goal_row):
             return
         # what lacks such a read, or fails, is read by Python, which says why

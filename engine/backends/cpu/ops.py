@@ -77,7 +77,6 @@ class RopeAngles:
         return self._of_singles[n]
 
     def _write(self, positions: Sequence[int], goal: Angles) -> None:
-        """Write the angles of positions to some memory."""
         for row, position in enumerate(positions):
             number, index = divmod(position, ANGLES)
             for held, block in zip(goal, self._block(number), strict=True):

@@ -137,7 +137,6 @@ class PlainWeight:
         return torch.cat([self._matrix(expert).matmul(x[rows]) for expert, rows in groups])
 
     def _matrix(self, index: int) -> PlainWeight:
-        """Return the matrix of one expert or head."""
         return PlainWeight(self.data[index], self.worker)
 
     def per_head(self, x: Tensor, rows: slice = ALL, *, transposed: bool = False) -> Tensor:

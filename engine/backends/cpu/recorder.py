@@ -107,12 +107,10 @@ class Recorder(DispatchMode):
         return result
 
     def _add(self, step: Step) -> None:
-        """Add a torch operation to the recording."""
         self._add_calls()
         self._steps.append(step)
 
     def _add_calls(self) -> None:
-        """Add the kernel calls logged since the last torch operation to the recording."""
         if self.log.n_used > self._n_added:
             self._steps.append((self._n_added, self.log.n_used))
             self._n_added = self.log.n_used
@@ -174,5 +172,4 @@ def _calls(replay: KernelReplay, start: int, stop: int) -> Step:
 
 
 def _are_tensors(args: Sequence[Any]) -> bool:
-    """Return whether the arguments are two tensors."""
     return len(args) == 2 and all(isinstance(x, Tensor) for x in args)

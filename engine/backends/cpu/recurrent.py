@@ -47,7 +47,6 @@ def _delta_net(isa_name: str, *, by_channel: bool) -> BoundKernel:
 
 @cache
 def _scans(isa_name: str) -> Mapping[str, BoundKernel]:
-    """Compile the scans of state-space models."""
     names = state_space.NAMES
     found = jit.addresses_by_source("state-space", named(isa_name), names, state_space.build)
     return {name: bind_both(found[name], len(state_space.ARGUMENTS)) for name in names}
@@ -55,7 +54,6 @@ def _scans(isa_name: str) -> Mapping[str, BoundKernel]:
 
 @cache
 def _convolutions(isa_name: str, n_tap: int) -> Mapping[str, BoundKernel]:
-    """Compile the convolutions with a number of taps."""
     build = partial(conv.build, n_tap=n_tap)
     found = jit.addresses_by_source(f"conv-{n_tap}", named(isa_name), conv.NAMES, build)
     return {name: bind_both(found[name], len(conv.ARGUMENTS)) for name in conv.NAMES}
@@ -243,7 +241,6 @@ class _Held(NamedTuple):
 
 
 def _are_rows(*tensors: Tensor) -> bool:
-    """Return whether all are F32 on the CPU and have each token's elements side by side."""
     return all(x.dtype is F32 and x.is_cpu and x.shape[0] and x[0].is_contiguous() for x in tensors)
 
 

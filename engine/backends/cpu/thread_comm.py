@@ -155,7 +155,6 @@ class Meeting:
         return self._rounds[seat]
 
     def _round(self, seat: int) -> int:
-        """Return the number of rounds that a member has entered."""
         return self._rounds[seat]
 
     @contextmanager
@@ -422,7 +421,6 @@ class ThreadCommunicator:
         return total
 
     def _sum(self, x: Tensor | None, group: Group) -> Tensor:
-        """Exchange x and return the sum of all values."""
         meeting = self._shared.meeting(group)
         out = meeting.place_for(x)
         shown, is_added = self._exchange(meeting, x, group, out)

@@ -212,7 +212,6 @@ class PlaneWeight:
 
     @cached_property
     def _multiply_groups(self) -> Kernel:
-        """Grouped GEMM kernel."""
         return compiled.multiply_groups(self.type_number, self.worker.x_bytes)
 
     @cached_property
@@ -223,7 +222,6 @@ class PlaneWeight:
         return (address, self.planes.stride(0), *others), sizes
 
     def _matrix(self, index: int) -> PlaneWeight:
-        """Return the matrix of one expert or head."""
         return PlaneWeight(
             self.planes[index], self.type_number, self.n_rows, self.extent, self.worker
         )
@@ -340,7 +338,6 @@ class JointProduct:
 
     @cached_property
     def _one_token_gated(self) -> Tensor:
-        """Memory for the gated product with one token."""
         return torch.empty(1, self._rows[0])
 
 
@@ -483,5 +480,4 @@ class WordWeight(PlaneWeight):
 
 
 def _pair_tokens() -> int:
-    """Return the number of tokens of a pair of panels."""
     return PAIR * chosen().tile_tokens

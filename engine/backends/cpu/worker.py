@@ -263,12 +263,10 @@ class PackedRows:
 
     @cached_property
     def _address(self) -> int:
-        """Address of the kernel that packs."""
         return self._find_address()
 
     @cached_property
     def _pack(self) -> Kernel:
-        """Kernel that packs."""
         return compiled.callable_at(self._address, ARGUMENTS)
 
     def activations(self, x: Tensor, extent: Extent) -> tuple[int, ...]:
@@ -294,7 +292,6 @@ class PackedRows:
         return is_last and _blocks(extent) == _blocks(last)
 
     def _remember(self, x: Tensor, extent: Extent, groups: Groups | None = None) -> None:
-        """Remember what the panels hold."""
         self._last, self._last_extent, self._last_groups = x, extent, groups
 
     def panels(self, x: Tensor, extent: Extent) -> int:
@@ -382,12 +379,10 @@ class PanelRows(PackedRows):
 
     @cached_property
     def _quantise_groups(self) -> Kernel:
-        """Kernel that quantises the rows of each expert."""
         return compiled.quantise_groups(self._x_bytes)
 
 
 def _blocks(extent: Extent) -> tuple[int, int, int]:
-    """Return what panels depend on."""
     return extent.n_blocks, extent.skip, extent.lead
 
 

@@ -118,7 +118,6 @@ class PageTables:
         return PagedRows(self._positions, self._tables[group][: len(self._pieces)])
 
     def _write(self, group: int) -> None:
-        """Write the tables of a group that have changed."""
         for row, piece in enumerate(self._pieces[:MOST_AT_ONCE]):
             pages = tuple(piece.tables[group] if piece.tables else range(self._n_pages))
             if self._written.get((group, row)) != pages:
@@ -164,7 +163,6 @@ class StateChains:
         return self._words[: len(self._pieces)]
 
     def _write(self) -> None:
-        """Write the words that have changed."""
         words = chain_words(self._pieces or ())
         if self._words is not None and words and words != self._written[: len(words)]:
             self._written = words

@@ -123,5 +123,4 @@ def attached(x: Tensor) -> QuantisedRows | None:
 
 
 def _blocks(extent: Extent) -> tuple[int, int, int]:
-    """Return the part of an extent that the blocks of its activations depend on."""
     return extent.lead, extent.n_columns, extent.n_blocks

@@ -85,7 +85,6 @@ def described(error: Exception) -> str:
 
 
 def _norm(device: torch.device) -> None:
-    """Test an RMS norm."""
     x, weight = _random(3, N_COLUMN, device=device), _random(N_COLUMN, device=device)
     y = elementwise.rms_norm(x, weight, None, 1e-5)
     _compare("a norm", y, ReferenceOps().rms_norm(x, weight, None, 1e-5))
@@ -116,7 +115,6 @@ def _attention(device: torch.device) -> None:
 
 
 def _replay(device: torch.device) -> None:
-    """Test that a replayed product computes with what its input memory holds by then."""
     weight, numbers = _matrix(KINDS[0], device)
     x = _random(1, N_COLUMN, device=device)
     captured = capture(device, lambda: gemv.product(x, weight))

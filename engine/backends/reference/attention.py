@@ -186,7 +186,6 @@ def _distances(queries: slice, keys: slice, like: Tensor) -> Tensor:
 
 
 def _length(interval: slice) -> int:
-    """Return the number of positions in an interval."""
     return int(interval.stop - interval.start)
 
 

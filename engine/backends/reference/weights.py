@@ -106,7 +106,6 @@ class PackedWeight:
         return torch.cat([self._expert(expert).matmul(x[rows]) for expert, rows in groups])
 
     def _expert(self, index: int) -> PackedWeight:
-        """Return the matrix of one expert."""
         return PackedWeight(self.raw[index], self.type_number, self.columns)
 
     def per_head(self, x: Tensor, rows: slice = ALL, *, transposed: bool = False) -> Tensor:

@@ -64,5 +64,4 @@ def why_sampled_on_host(params: SamplingParams, n_vocab: int, n_rank: int = 1) -
 
 
 def _power_of_two(n: int) -> int:
-    """Return the least power of two that is no less than n."""
     return 1 << (n - 1).bit_length()

@@ -104,7 +104,6 @@ class DryHistory:
         return found
 
     def _most_growth(self) -> int:
-        """Return the length beyond the allowed one from which a penalty does not grow any more."""
         return int(LARGEST_LOG / math.log(self._growth)) if self._growth > 1.000001 else 0
 
     def _breaks(self, token: int) -> bool:

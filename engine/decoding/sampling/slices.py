@@ -183,7 +183,6 @@ def slice_candidates(logits: FloatArray, first: int, query: SliceQuery) -> Slice
 
 
 def _history(counted: Sequence[Sequence[int]]) -> TokenHistory:
-    """Return a history in which tokens have some counts."""
     history = TokenHistory(-1)
     for token, count in counted:
         for _ in range(count):

@@ -103,7 +103,6 @@ def _is_in(name: str, layers: range) -> bool:
 
 
 def _is_by_layer(meta: Metadata, key: str, n_layer: int) -> bool:
-    """Return whether a key has one number for each of the model's blocks."""
     return meta.array_length(key) == n_layer and not isinstance(meta.get(key, limit=1)[0], str)
 
 

@@ -130,7 +130,6 @@ def _result_shape(quant: Quant, raw: Tensor) -> tuple[int, ...]:
 
 
 def _chunk(quant: Quant, device: torch.device) -> int:
-    """Return the number of blocks to dequantise at a time."""
     return (_CPU_CHUNK if device.type == "cpu" else _DEVICE_CHUNK) // quant.block_size
 
 

@@ -145,7 +145,6 @@ class AnswerStream(Iterator[GenerationEvent]):
             raise
 
     def _cancelled(self) -> GenerationEvent:
-        """Return the end of an answer that was cancelled before it could begin."""
         self._is_closed = True
         return Finished("cancelled", Usage(), Timings())
 

@@ -163,7 +163,6 @@ def _own_store(task: AgentTask) -> object:
 
 
 def _end_of(code: int) -> str:
-    """Return how a worker ended that nobody asked to."""
     if code < 0:
         return f"its process was ended by signal {-code}"
     return f"its process ended by itself (exit status {code})"

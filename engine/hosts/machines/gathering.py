@@ -298,5 +298,4 @@ class Gathering:
 
 
 def _named(machine: JoinedMachine) -> str:
-    """Return what a machine is called in sentences."""
     return f"{machine.name} ({machine.address})"

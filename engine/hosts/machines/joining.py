@@ -312,7 +312,6 @@ class Stay:
             self._note(one_line(str(line.get("why")), 300))
 
     def _tell_states(self, snapshots: Sequence[DeviceSnapshot]) -> None:
-        """Tell machine 0 the states of this machine's devices."""
         with suppress(OSError):
             self._lines.send("states", states=told_states(snapshots))
 
@@ -326,7 +325,6 @@ class Stay:
         self._lines.send("has", **file_facts(self._path))
 
     def _start(self, port: int) -> None:
-        """Start to compute."""
         self.end()
         task = AgentTask(
             self._n, self._number, self._name, self._lines.peer_address, port,

@@ -118,7 +118,6 @@ class Lines:
                 yield found
 
     def _mac(self, name: bytes, number: int, text: bytes) -> bytes:
-        """Return the signature of a line of a side."""
         return _hmac(self._key, name, str(number).encode(), text)
 
     def _line(self, timeout_s: float) -> bytes | None:
@@ -213,12 +212,10 @@ def _hmac(key: bytes, *parts: bytes) -> bytes:
 
 
 def _proof(token: str, side: bytes, leaders: bytes, joiners: bytes) -> bytes:
-    """Return what proves that a side knows the token."""
     return _hmac(token.encode(), side, leaders, joiners)
 
 
 def _text(found: dict[str, Any], name: str) -> bytes:
-    """Return a field of a JSON object that must be text."""
     value = found.get(name)
     if not isinstance(value, str) or len(value) > 200 or not value.isascii():
         raise LineError("What answers there is not Tandem.")
@@ -253,7 +250,6 @@ def _plain_line(sock: socket.socket, until: float) -> bytes:
 
 
 def _object(text: bytes) -> dict[str, Any]:
-    """Return an object from its JSON."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):

@@ -151,13 +151,11 @@ class MachinesHost:
         self._on_event(event)
 
     def _ended(self, session: list[SessionHost], error: EngineError) -> None:
-        """Note that this machine's process has ended by itself."""
         with self._lock:
             if session[0] is self._session:
                 self._end(error.message)
 
     def _end(self, why: str) -> None:
-        """End the processes of all machines and fail what is under way with a sentence."""
         with self._lock:
             session, self._session = self._session, None
             had_model = self._has_model

@@ -164,7 +164,6 @@ class Codec(Generic[M]):
         raise _unexpected(plain)
 
     def _items(self, hints: tuple[Any, ...], plain: list[object]) -> list[object]:
-        """Return the items of a list or tuple whose type has these arguments."""
         if len(hints) == 1 or (len(hints) == 2 and hints[1] is Ellipsis):
             if hints[0] in SCALARS and {hints[0]}.issuperset(map(type, plain)):
                 return plain

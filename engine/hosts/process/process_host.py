@@ -251,7 +251,6 @@ class ProcessHost:
         self._fail(self._error_of(death, doing))
 
     def _error_of(self, death: Death, doing: str) -> EngineError:
-        """Return the error that says how the process has ended."""
         return crash_of(death, doing)
 
     def _fail(self, error: EngineError) -> None:

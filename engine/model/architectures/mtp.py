@@ -188,7 +188,6 @@ class MTP(Module):
         return ctx.enter(x, self._parts[number][0].split.group, self._n_embd)
 
     def _norm(self, trunk: Trunk, number: int) -> Norm:
-        """Return the norm behind a block."""
         return self.heads[number].shared_head_norm or trunk.output_norm
 
     def _joined(self, trunk: Trunk, ids: Tensor, number: int, ctx: Context) -> Tensor | None:

@@ -143,7 +143,6 @@ class LayerCache:
         return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
 
     def _fetched(self, held: Tensor) -> Tensor:
-        """Return neighbouring slots of k or v on the device that computes attention."""
         return held
 
 
@@ -175,7 +174,6 @@ def _stored(x: Tensor, held: str) -> Tensor:
 
 
 def _dequantised(x: Tensor, held: str) -> Tensor:
-    """Return what a cache of a type holds as F32 numbers."""
     return x.float() if held in DTYPES else dequantise(x, KV_INFO[held].number)
 
 

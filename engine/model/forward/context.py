@@ -116,12 +116,10 @@ def _write(memory: Tensor, rows: list[int]) -> None:
 
 
 def _positions(piece: Piece) -> range:
-    """Return the positions of a piece's tokens."""
     return range(piece.n_past, piece.stop)
 
 
 def _row(piece: Piece, position: int) -> int:
-    """Return the row of a position of a sequence."""
     return piece.seat * KEPT_STATES + position % KEPT_STATES
 
 
@@ -454,7 +452,6 @@ class Context:
         return cos, sin
 
     def _held(self, positions: Sequence[int]) -> Tensor:
-        """Return positions as a tensor on the device."""
         return torch.tensor(positions, device=self.device)
 
     def attention(

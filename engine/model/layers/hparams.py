@@ -239,7 +239,6 @@ def _n_ff_exp(keys: Keys, n_ff: Ints, layers: list[_LayerTensors]) -> Ints:
 
 
 def _recurrent(keys: Keys, n_head_kv: Ints, traits: Traits) -> Flags:
-    """Return whether each layer has a recurrent state in place of attention."""
     n_layer = len(n_head_kv)
     if not traits.is_hybrid:
         return (False,) * n_layer

@@ -289,7 +289,6 @@ def apply_overrides(
 
 
 def _rank_of(pattern: str, target: str, devices: Sequence[str]) -> int:
-    """Return the rank that an override names by its device or by its number."""
     if not target.startswith("#"):
         if target in devices:
             return list(devices).index(target)

@@ -126,7 +126,6 @@ def _owner(slot: Slot, n_guessed: int) -> str | None:
 
 
 def _is_table(slot: Slot) -> bool:
-    """Return whether a token reads one row of it."""
     return not slot.is_matrix and len(slot.tensor.shape) > 1
 
 

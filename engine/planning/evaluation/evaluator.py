@@ -208,7 +208,6 @@ def _alike(dims: BlockDims) -> BlockDims:
 
 
 def _layer_sizes(hp: HParams, layer: int) -> tuple[object, ...]:
-    """Return the sizes of a layer that its tensors need not show."""
     return hp.head_dim_k[layer], hp.head_dim_v[layer], hp.n_expert_used[layer], hp.swa[layer]
 
 

@@ -166,7 +166,6 @@ def _renamed(values: Mapping[tuple[str, str], V], number: int) -> dict[tuple[str
 
 
 def _by_machine(devices: Sequence[str]) -> dict[int, list[str]]:
-    """Return devices by the number of their machine."""
     found: dict[int, list[str]] = {}
     for device in devices:
         found.setdefault(machine_of(device), []).append(device)

@@ -124,7 +124,6 @@ def _in_slots(gpus: Sequence[DeviceSpec], lanes: Sequence[int]) -> list[DeviceSp
 
 
 def _entry(text: str) -> tuple[int, DeviceSpec]:
-    """Return the count and the specification of an entry such as "2x3090"."""
     match = ENTRY.fullmatch(text.strip())
     if match is None:
         raise EngineError("A rig needs cards.", "For example 2x3090,1x3060.")
@@ -205,7 +204,6 @@ def _names() -> dict[str, DeviceSpec]:
 
 
 def _plain(name: str) -> str:
-    """Return a name in lower case without spaces and punctuation."""
     return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
@@ -293,7 +291,6 @@ def _facts(route: str, a: DeviceSpec, b: DeviceSpec) -> LinkFacts:
 
 
 def _link(a: str, b: str, route: str, card: DeviceSpec) -> Link:
-    """Return a link as the driver would report it."""
     kind: LinkKind = "nvlink" if route == "nvlink" else "p2p" if route == "p2p" else "host"
     is_bridge = card.nvlink_gb_per_s < BRIDGED_GB_PER_S
     n_nvlink = round(card.nvlink_gb_per_s / (BRIDGE_LINK_GB if is_bridge else NVLINK_GB))

@@ -134,7 +134,6 @@ class SpeedModel:
         return totals.prediction(n_tokens)
 
     def _pass(self, load: ModelWorkload, span: _Span) -> _Totals:
-        """Return the times of one forward pass without logits."""
         run = self._run(span)
         hidden = F32_BYTES * load.n_embd
         last = tuple(load.embedding)

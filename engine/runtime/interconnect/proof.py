@@ -301,11 +301,9 @@ class Prover:
         return "off" if self._forbidden.get((a, b)) or self._forbidden.get((b, a)) else self._p2p
 
     def _way(self, pair: Pair) -> Way:
-        """Return the route of a direction that follows from its results."""
         return chosen_way(self._records[pair], self._mode(pair))
 
     def _known(self, source: str, goal: str) -> LinkRecord | None:
-        """Return the results on disk of a direction."""
         return self._file.proof(self._infos[source], self._infos[goal])
 
     def _keep(self, found: Found) -> None:

@@ -287,7 +287,6 @@ def _best_s(bench: LinkBench, begin: Callable[[], None]) -> float | None:
 
 
 def _slot(bench: LinkBench, writer: int, place: Place, n_pairs: int) -> PacketSlot:
-    """Make a slot with room for n_pairs pairs of each program in each half."""
     return bench.slot(writer, place, exchange.N_PROGRAMS * 2 * 2 * n_pairs)
 
 
@@ -403,6 +402,5 @@ def _current(stream: torch.cuda.Stream) -> Iterator[None]:
 
 
 def _stream(device: torch.device) -> torch.cuda.Stream:
-    """Return a new stream of a GPU."""
     stream: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     return stream

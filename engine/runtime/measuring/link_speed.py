@@ -107,7 +107,6 @@ class _Rank:
 
 
 def _group(a: str, b: str, devices: list[torch.device]) -> ThreadGroup:
-    """Return the group of ranks that a model would have on these devices."""
     if "cpu" in (a, b) or {kernels_for(a), kernels_for(b)} != {"gpu"}:
         return ThreadGroup(spins=uses_kernels(a) and uses_kernels(b))
     from engine.backends.gpu.comm.communicator import device_group  # Triton is not for the CPU

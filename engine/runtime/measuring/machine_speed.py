@@ -136,7 +136,6 @@ def measure_facts(
 
 
 def _facts(info: DeviceInfo) -> DeviceFacts:
-    """Measure the facts of a device that do not depend on the kind of weights."""
     speed, expected = measure_device(info.id), expected_facts(info)
     if info.kind == "cpu":
         return replace(

@@ -146,7 +146,6 @@ class Probe:
 
 
 def _are_words(kind: str, worker: Worker) -> bool:
-    """Return whether matrices of a type are multiplied in words."""
     return kind in ("F16", "BF16") and worker.uses_words
 
 
@@ -276,7 +275,6 @@ def _summed_bytes_per_s(numbers: Tensor) -> float:
 
 @contextmanager
 def _torch_threads(n_threads: int) -> Iterator[None]:
-    """Let torch use so many threads for a while."""
     before = torch.get_num_threads()
     torch.set_num_threads(n_threads)
     try:

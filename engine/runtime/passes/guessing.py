@@ -150,12 +150,10 @@ class GuessPasses(ABC):
 
     @property
     def _n_blocks(self) -> int:
-        """Number of MTP blocks."""
         return self.ranks[0].model.hp.n_mtp if self.ranks else 0
 
     @cached_property
     def _unread(self) -> UnreadTokens:
-        """Tokens that the blocks have not read."""
         return UnreadTokens(self._n_blocks)
 
     def noted(self, source: TokenSource) -> TokenSource:
@@ -186,7 +184,6 @@ class GuessPasses(ABC):
         self._unread.note(ids, batch)
 
     def _read_tokens(self, passes: Iterable[Reading]) -> None:
-        """Have MTP blocks read tokens whose hidden states are kept."""
         ranks = self.ranks
         for block, (ids, batch) in passes:
             tokens = torch.tensor(ids)

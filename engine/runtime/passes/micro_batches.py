@@ -102,7 +102,6 @@ class MicroBatches:
 def _with_this_stream(
     device: torch.device,
 ) -> Callable[[Callable[[], Tensor | None]], Tensor | None]:
-    """Return a function that runs work on another thread with this one's device and stream."""
     stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
 
     def run(work: Callable[[], Tensor | None]) -> Tensor | None:

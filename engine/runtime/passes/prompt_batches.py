@@ -73,7 +73,6 @@ class PromptBatches:
         self._wait(0)
 
     def _wait(self, n: int) -> None:
-        """Wait until at most n batches have not ended."""
         while len(self._started) > n:
             self._executor.wait_for(self._started[0][1])
             self._started.popleft()

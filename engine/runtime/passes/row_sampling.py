@@ -246,5 +246,4 @@ class _Text:
 
 
 def _singles(piece: Piece) -> list[Piece]:
-    """Return the tokens of a piece one by one."""
     return [piece._replace(n_past=at, n=1) for at in range(piece.n_past, piece.stop)]

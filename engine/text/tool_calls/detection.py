@@ -139,7 +139,6 @@ def _takes_two_calls(template: Renderable, use: TemplateUse, call: ToolCall) -> 
 
 
 def _thought_key(template: Renderable, use: TemplateUse, call: ToolCall) -> ThoughtKey:
-    """Return the key under which a template finds the thought of a turn that calls."""
     asked = [ChatMessage("user", QUESTION), ChatMessage("assistant", "", RESULT, (call,))]
     tried = (replace(use, thought_key=key) for key in THOUGHT_KEYS)
     written = ((use.thought_key, _rendered(template, use, asked)) for use in tried)

@@ -254,7 +254,6 @@ MISTRAL = AnswerFormat(
 
 
 def _listed(name: str, opening: str, closing: str) -> AnswerFormat:
-    """Return a form in which a list of calls stands between two marks."""
     field = {"open": opening, "content": "json", "transform": LISTED, "transform_each": True}
     return AnswerFormat(
         name,

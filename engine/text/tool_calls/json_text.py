@@ -153,7 +153,6 @@ class JsonReader:
         return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
     def _string(self, tell: Tell, closing: str) -> Reading[None]:
-        """Read a string behind its opening quote."""
         source = self._source
         tell('"')
         while not (yield from source.starts(closing)):

@@ -127,7 +127,6 @@ class _Reader:
 
 
 def _whole(nodes: Sequence[_Node]) -> str:
-    """Return a pattern for a whole sequence."""
     return "".join(
         f"(?:{'|'.join(map(_whole, node.ways))})"
         if isinstance(node, _Choice)

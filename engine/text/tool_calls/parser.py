@@ -116,7 +116,6 @@ class AnswerParser:
         return [_joined(list(alike)) for _, alike in groupby(told, _kind)]
 
     def _open_in(self, prompt: str, regions: Sequence[AnswerRegion]) -> AnswerRegion | None:
-        """Return the thought that a prompt has opened at its end."""
         tail = prompt.rstrip()[-200:]
         for region in regions:
             if region.part == "reasoning" and region.opening:

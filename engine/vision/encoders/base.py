@@ -205,7 +205,6 @@ class Tower(Module, ABC):
 
 
 def _exchange_ffn(source: TensorSource, block: str) -> None:
-    """Exchange the matrices of an FFN that an early converter wrote under each other's names."""
     for kind in ("weight", "bias"):
         names = [f"{block}ffn_{part}.{kind}" for part in ("up", "down")]
         if all(name in source.tensors for name in names):

@@ -180,7 +180,6 @@ class Resizing:
         return wide * factor, high * factor
 
     def _above(self, n: int) -> int:
-        """Return the smallest multiple of the factor that is not below n."""
         return -(-n // self.factor) * self.factor
 
     @property

@@ -107,7 +107,6 @@ class LoadFooter(QWidget):
 
 
 def _load_texts(picture: SplitPicture | None) -> tuple[str, str]:
-    """Return text and tooltip of the button that loads."""
     if picture is None or picture.load_state != "loaded":
         return tr("Load"), ""
     if picture.has_changed and not picture.can_apply:

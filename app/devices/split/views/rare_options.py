@@ -243,7 +243,6 @@ class RareOptions(QWidget):
         )
 
     def _rows_of_model(self) -> tuple[tuple[str, QWidget, str], ...]:
-        """Return the rows of what differs from model to model."""
         return (
             (
                 tr("Pictures"),

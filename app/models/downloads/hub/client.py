@@ -257,7 +257,6 @@ def _n_params(gguf: object) -> int:
 
 
 def _licence(info: Any) -> str:
-    """Return the licence that the model's card or its tags name."""
     named = getattr(info.card_data, "license", None)
     if isinstance(named, list):
         named = ", ".join(map(str, named))

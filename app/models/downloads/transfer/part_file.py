@@ -262,7 +262,6 @@ class PartFile:
             )
 
     def _disk_error(self, error: OSError) -> EngineError:
-        """Return the sentence for an error of the disk."""
         if error.errno in FULL:
             return NoRoom(
                 tr("The disk is full: {name} has arrived only in part.").format(

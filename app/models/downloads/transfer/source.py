@@ -121,7 +121,6 @@ def file_names(paths: list[str]) -> dict[str, str]:
 
 
 def _key(name: str) -> str:
-    """Return what two names share that are one file on some system."""
     return unicodedata.normalize("NFC", name).casefold()
 
 

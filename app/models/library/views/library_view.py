@@ -234,7 +234,6 @@ class LibraryView(QWidget):
 
     @Slot()
     def _open_first(self) -> None:
-        """Open the first model that the search has found."""
         if self._shown.rowCount():
             self.open_requested.emit(self._path_at(self._shown.index(0, 0)))
 
@@ -374,7 +373,6 @@ class DetailsDialog(QDialog):
 
 
 def _table(name: str, headers: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> QTableView:
-    """Return a table that can be filtered and copied from."""
     model = QStandardItemModel(0, len(headers))
     model.setHorizontalHeaderLabels(list(headers))
     for texts in rows:

@@ -170,7 +170,6 @@ def sum_of_experts(ops: GpuOps, y: Tensor, weights: Tensor | None, groups: Group
 
 
 def _listed(found: Any) -> list[Tensor]:
-    """Return the tensors of a result."""
     return [x for x in (found if isinstance(found, tuple | list) else [found]) if x is not None]
 
 

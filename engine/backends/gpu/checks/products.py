@@ -176,7 +176,6 @@ class ProductChecks:
         self, y: Tensor, x: Tensor, weight: object, whole: bool, scale: Tensor | None = None,
         bias: Tensor | None = None,
     ) -> list[Pair]:  # fmt: skip
-        """Compare some columns of a product with a matrix that kernels read."""
         parts = weight.parts if isinstance(weight, JoinedColumns) else [weight]
         held = [part for part in parts if isinstance(part, GpuPlanes | GpuPlain)]
         if len(held) < len(parts):

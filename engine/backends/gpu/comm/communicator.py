@@ -162,7 +162,6 @@ class DeviceGroup(ThreadGroup):
         return list(found)
 
     def _pass(self, rank: int, group: Group) -> None:
-        """Return once all members of a group have called this."""
         self.meet(rank, group, None)
 
     def abort(self) -> None:
@@ -372,7 +371,6 @@ class DeviceCommunicator:
         return self._shared.queues(self.rank).compute
 
     def _go_on_behind(self, event: DeviceEvent) -> None:
-        """Let the model's next work wait for an event."""
         self._compute.wait(event)
 
     def _mark(self) -> None:
@@ -405,7 +403,6 @@ def _made(collective: Callable[[], Tensor]) -> Tensor:
 
 
 def _is_capturing(device: torch.device) -> bool:
-    """Return whether this thread's stream of a GPU is being captured into a graph."""
     if device.type != "cuda":
         return False
     with torch.cuda.device(device):

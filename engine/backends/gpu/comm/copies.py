@@ -193,7 +193,6 @@ class CopyCollectives:
         return self._queues.sums.record()
 
     def _begin(self) -> None:
-        """Let the sums' stream wait for what the model has computed so far."""
         self._queues.sums.wait(self._queues.compute.record())
 
     def _rounds(self, n: int, wire: torch.dtype, *, is_whole: bool) -> Iterator[slice]:
@@ -203,7 +202,6 @@ class CopyCollectives:
         return (slice(start, min(start + most, n)) for start in range(0, n, most))
 
     def _read_whole(self, given: Tensor | None, out: Tensor | None, wire: torch.dtype) -> None:
-        """Do a round in which every member reads all members' whole values."""
         n, whole = self._seat.n, slice(0, len(_either(given, out)))
 
         def use(values: Sequence[Tensor]) -> None:
@@ -360,7 +358,6 @@ def _turns(seat: Seat, step: int) -> list[int]:
 
 
 def _chunks(part: slice, held: Tensor) -> Iterator[Span]:
-    """Yield the chunks in which a part is copied."""
     most = min(max(held.nbytes // 4, LEAST_CHUNK), MOST_CHUNK) // held.itemsize
     stop = part.stop
     return ((start, min(start + most, stop)) for start in range(part.start, stop, most))

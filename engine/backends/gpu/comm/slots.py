@@ -118,7 +118,6 @@ def fresh_round(rounds: Sequence[int]) -> int:
 
 
 def _wrapped(number: int) -> int:
-    """Return a number wrapped to signed 32 bits."""
     return (number + (1 << 31)) % (1 << 32) - (1 << 31)
 
 

@@ -194,7 +194,6 @@ class _Capturing:
         self._executor.run(self.restore)
 
     def _without_waiting(self) -> AbstractContextManager[object]:
-        """Return a context in which no kernel waits for another rank."""
         return nullcontext() if self._one_shots is None else self._one_shots.without_waiting()
 
     def computed(self, rank: int) -> Tensor | None:
@@ -253,7 +252,6 @@ class _Capturing:
 
 
 def _same(a: Tensor | None, b: Tensor | None) -> bool:
-    """Return whether two F32 results have the same bits."""
     if a is None or b is None:
         return a is b
     return torch.equal(a.view(torch.int32), b.view(torch.int32))

@@ -222,6 +222,5 @@ class SamplerSlots:
         )  # fmt: skip
 
     def _part(self, tensor: Tensor, slot: int) -> Tensor:
-        """Return a slot's part of a tensor."""
         size = len(tensor) // self.n_slot
         return tensor[slot * size : (slot + 1) * size]

@@ -366,7 +366,6 @@ class RowSampler:
         return True
 
     def _start(self, logits: Tensor, served: Sequence[tuple[SampledRow, int]]) -> None:
-        """Start the kernels for rows in their slots."""
         memory, n_row = self._memory, len(served)
         numbers = [0.0] * self.n_slot
         for row, n in served:

@@ -340,7 +340,6 @@ class TokenStream:
         )
 
     def _enqueue(self, n: int) -> None:
-        """Enqueue steps until n are under way."""
         assert self._replays is not None, "the step was captured at the start"
         while self._n_enqueued - self._n_read < n:
             self._each(lambda decoder: decoder.sampler.upload_uniforms())

@@ -312,7 +312,6 @@ class Tape(DispatchMode, Generic[T]):
             step()
 
     def _launch(self, launch: KernelLaunch) -> bool:
-        """Record and run a launch without recording the interpreter's own use of torch."""
         self._steps.append(launch.run)
         with _disable_current_modes():
             launch.run()

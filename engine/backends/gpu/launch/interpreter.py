@@ -121,7 +121,6 @@ def _with_known_operands(convert: Callable[..., Any], tensor: type[Any]) -> Call
 
 
 def _divides(rest: tuple[object, ...], named: dict[str, object]) -> bool:
-    """Return whether the arguments behind the operands ask for a division."""
     return bool(named.get("div_or_mod") or (len(rest) > 3 and rest[3]))
 
 

@@ -190,7 +190,6 @@ def _launch_shape(
 
 
 def _constants(rows: QuantisedRows, weight: QuantisedMatrix, config: Config) -> dict[str, Any]:
-    """Return the constants that the gemv kernels have in common."""
     return {
         "ITEMS": config["num_warps"] * WARP,
         "UNROLL": config["unroll"],

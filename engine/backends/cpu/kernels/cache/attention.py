@@ -214,7 +214,6 @@ def _add_part(module: ir.Module, *, has_words: bool) -> None:
 
 
 def _results(given: Named) -> Value:
-    """Return the address of the results of all pages."""
     return given["work"] + given["n_threads"] * given["scratch_bytes"]
 
 
@@ -263,7 +262,6 @@ def _pages(code: Code, given: Named, row: Value) -> tuple[Value, Value]:
 
 
 def _out(given: Named, row: Value, head: Value) -> Value:
-    """Return the address of a row's result for a head."""
     return given["out"] + (row * given["n_heads"] + head) * given["head_dim_v"] * 4
 
 

@@ -385,7 +385,6 @@ def _weigh(code: Code, given: Named, rows: _Rows, scores: Value, goal: Value) ->
 def _add_values(
     code: Code, isa: Isa, given: Named, rows: _Rows, room: Scratch, goal: Value
 ) -> None:
-    """Add a block's values times the weights of some rows to their results."""
     n, units = rows.n, n_units(given["head_dim_v"])
     wide = 4 * tile_width(isa, 1)
     with code.loop(code.number(0), units * UNIT_BYTES, wide) as column:

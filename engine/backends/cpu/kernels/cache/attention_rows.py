@@ -68,12 +68,10 @@ def score_rows() -> int:
 
 
 def _n_lanes(isa: Isa) -> int:
-    """Return the number of lanes of the head whose sums are made at once."""
     return 2 if isa.tile_tokens >= 8 else 1
 
 
 def _n_vectors(isa: Isa) -> int:
-    """Return the number of vectors of positions whose scores are summed up at once."""
     return 2 if isa.tile_tokens >= 8 else 1
 
 

@@ -183,5 +183,4 @@ def word_products(
 
 
 def _codec(code: Code, isa: Isa, type_k: str) -> BlockCodec:
-    """Return the codec of keys that are blocks of integers."""
     return cast("BlockCodec", CODECS[type_k](code, isa))

@@ -98,11 +98,9 @@ class PlainCodec(CacheCodec):
         self.code.store_part(self._held(value), address, n)
 
     def _floats(self, held: Value) -> Value:
-        """Convert from the cache's type to F32."""
         return held
 
     def _held(self, floats: Value) -> Value:
-        """Convert from F32 to the cache's type."""
         return floats
 
 

@@ -92,7 +92,6 @@ class Isa:
         return [concatenated(total) for total in totals]
 
     def _in_registers(self, numbers: Value) -> list[Value]:
-        """Return the parts of a vector that each fill a register."""
         size = numbers.kind.count * self.register_bytes // (4 * LANES)
         return [numbers.shuffle(range(n, n + size)) for n in range(0, numbers.kind.count, size)]
 

@@ -227,12 +227,10 @@ def _at(offset: int) -> Read:
 
 
 def _high_bits(offset: int) -> Read:
-    """Read one bit for each column."""
     return lambda place: place.bits(offset)
 
 
 def _halves(*offsets: int) -> Callable[[Columns], list[Value]]:
-    """Read F16 scales at fixed offsets."""
     return lambda place: [place.number(at, 2) for at in offsets]
 
 
@@ -280,7 +278,6 @@ def _scales_k(place: Columns) -> list[Value]:
 
 
 def _pair(offset: int) -> Callable[[Columns], list[Value]]:
-    """Read one byte of scale for each 16 columns."""
     return lambda place: [place.number(place.index * 2 + (offset + n)) for n in range(2)]
 
 

@@ -37,7 +37,6 @@ def arranged(reader: TileReader, lines: list[Value], x_bytes: int) -> list[Value
 
 
 def _adds_integers(reader: TileReader, x_bytes: int) -> bool:
-    """Return whether scaled sums of a block are added up in integers."""
     return reader.n_factors[0] == 1 and x_bytes == 1 and reader.fits_words
 
 
@@ -244,5 +243,4 @@ class _Block:
         return self._number(self._offsets.scale(token, half), F32)
 
     def _number(self, offset: int, kind: object) -> Value:
-        """Load a number of the panel."""
         return self._code.load(self._panel + offset, kind)

@@ -118,7 +118,6 @@ def _emit_piece(code: Code, isa: Isa, x_bytes: int, given: Named, index: Value) 
 
 
 def _product(code: Code, entry: Value) -> Named:
-    """Load the entry of a product."""
     return dict(zip(PRODUCT, code.load_array(entry, len(PRODUCT)), strict=True))
 
 

@@ -84,7 +84,6 @@ def build_multiply(module: ir.Module, isa: Isa, layout: Layout, x_bytes: int = 1
 
 
 def _n_runs(given: Named) -> Value:
-    """Return the number of pieces that the tiles of a matrix are split into."""
     return ceil_div(given["n_tile"], given["tiles_per_piece"])
 
 

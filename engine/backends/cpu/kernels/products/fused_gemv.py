@@ -79,7 +79,6 @@ def _add_gated(module: ir.Module) -> None:
 
 
 def _place(arguments: Value, name: str) -> Value:
-    """Return the address of one of a product's arguments."""
     return arguments + 8 * MULTIPLY.index(name)
 
 

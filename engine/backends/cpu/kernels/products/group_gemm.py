@@ -208,7 +208,6 @@ def _add_pair(module: ir.Module, isa: Isa, layout: Layout, x_bytes: int) -> None
 
 
 def _loaded(reader: TileReader, start: Value) -> tuple[list[Value], Factors]:
-    """Load the lines and the factors of an unpacked block."""
     code, (n_scales, n_added) = reader.code, reader.n_factors
     lines = [code.load(start + VECTOR_BYTES * i, INTS) for i in range(N_LINES)]
     behind = start + VECTOR_BYTES * N_LINES

@@ -123,7 +123,6 @@ def _quantised(isa: Isa, layout: Layout, x_bytes: int) -> TileProducts:
 
 
 def _n_runs(given: Named) -> Value:
-    """Return the number of pieces that the tiles are split into."""
     return ceil_div(given["n_tile"], given["tiles_per_piece"])
 
 

@@ -154,7 +154,6 @@ class _Group:
         return SimdLanes(self._code, self._channel + at, left)
 
     def _load_filters(self, at: Value) -> None:
-        """Load the filters and biases of 16 channels."""
         code, given = self._code, self._given
         for row, tap in enumerate(self._apart(given["weight"], self._n_tap, at)):
             code.store(tap, self._filters + row * ROW + at * 4)

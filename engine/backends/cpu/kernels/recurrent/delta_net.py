@@ -102,7 +102,6 @@ class _Block(NamedTuple):
 
 
 def _reserve(code: Code, n_bytes: Value) -> Value:
-    """Reserve memory in the stack and return its address."""
     place = code.builder.alloca(I8, n_bytes.raw)
     place.align = 4 * LANES
     return Value(code, code.builder.ptrtoint(place, I64))

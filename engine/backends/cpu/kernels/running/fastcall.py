@@ -100,7 +100,6 @@ def bind_both(address: int, n_arguments: int) -> BoundKernel:
 
 @cache
 def _stub(n_arguments: int, holds_gil: bool) -> int:
-    """Compile the stub for a number of arguments and return its address."""
     return jit.addresses_by_source(
         f"call-{n_arguments}-{'held' if holds_gil else 'free'}",
         chosen(),

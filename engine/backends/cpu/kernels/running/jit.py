@@ -108,7 +108,6 @@ def _cached(name: str, make: Callable[[], bytes]) -> bytes:
 
 @cache
 def _warn(why: str) -> None:
-    """Say once in the log why nothing is kept."""
     log.warning("kernels for the CPU are compiled anew at each start: %s", why)
 
 
@@ -192,7 +191,6 @@ def _optimise(text: str, machine: Any) -> Any:
 
 
 def _compile(text: str, machine: Any) -> bytes:
-    """Compile IR to object code."""
     return bytes(machine.emit_object(_optimise(text, machine)))
 
 

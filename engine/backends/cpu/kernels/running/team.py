@@ -57,7 +57,6 @@ def now(code: Code) -> Value:
 
 
 def _register(code: Code, name: str) -> Value:
-    """Write a read of a processor register by name."""
     module, intrinsic = code.builder.module, "llvm.read_volatile_register.i64"
     kind = ir.FunctionType(I64, [ir.MetaDataType()])
     read = module.globals.get(intrinsic) or ir.Function(module, kind, intrinsic)
@@ -358,7 +357,6 @@ class Team:
         return length and length * self._word(WAITED)
 
     def _word(self, offset: int) -> int:
-        """Return a 64-bit integer of the team's memory."""
         return ctypes.c_int64.from_address(self.address + offset).value
 
     def log_calls(self, log: int) -> None:
@@ -377,7 +375,6 @@ class Team:
             self._rest(wanted=True)
 
     def _rest(self, *, wanted: bool) -> None:
-        """Tell the workers whether to rest."""
         self._is_resting = wanted
         ctypes.c_int64.from_address(self.address + REST).value = wanted
 

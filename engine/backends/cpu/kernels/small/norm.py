@@ -104,7 +104,6 @@ def add_row(module: ir.Module, name: str) -> None:
 
 
 def _sum(code: Code, x: Value, n: Value, term: Term) -> Value:
-    """Return the sum over a row of a function of its elements."""
     sums = [code.variable(code.constant(FLOATS, 0.0)) for _ in range(4)]
 
     def add(lanes: SimdLanes, total: Variable = sums[0]) -> None:

@@ -88,7 +88,6 @@ def _key(code: Code, x: Value) -> Value:
 
 
 def _number(code: Code, key: Value) -> Value:
-    """Return the float that a key stands for."""
     return code.where(key < 0, key ^ 0x7FFFFFFF, key).bitcast(F32)
 
 

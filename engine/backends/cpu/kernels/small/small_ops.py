@@ -272,7 +272,6 @@ def is_plain(x: Tensor) -> bool:
 
 
 def _is_f32(x: Tensor) -> bool:
-    """Return whether x is F32 and on the CPU."""
     return x.dtype is F32 and x.is_cpu
 
 

@@ -69,7 +69,6 @@ def add_combine(module: ir.Module, isa: Isa) -> None:
 
 
 def _n_pair(isa: Isa, given: Named) -> Value:
-    """Return the number of pairs that are packed."""
     return given["n_tokens"] // (PAIR * isa.tile_tokens)
 
 

@@ -239,7 +239,6 @@ def _add_groups(module: ir.Module, isa: Isa, layout: Layout) -> None:
 
 
 def _unpacked(code: Code, isa: Isa, layout: Layout) -> _Unpacked:
-    """Return the form of decoded groups of a type."""
     return _Unpacked(WordReader(code, isa, layout))
 
 

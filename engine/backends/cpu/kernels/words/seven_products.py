@@ -73,7 +73,6 @@ def build(module: ir.Module, isa: Isa) -> None:
 
 
 def _n_runs(given: Named) -> Value:
-    """Return the number of pieces that the quads are split into."""
     return ceil_div(given["n_quad"], given["quads_per_piece"])
 
 
@@ -151,7 +150,6 @@ class _Piece:
         )
 
     def _group(self, first: Value) -> _Group:
-        """Return the group of columns that begins with a block."""
         code, isa, n_blocks = self._code, self._isa, self._given["n_blocks"]
         half = code.min_signed(n_blocks - first, code.number(SUPER)) // 2
         n_spans, is_last = half * N_SPANS, (first + half * 2).equals(n_blocks)

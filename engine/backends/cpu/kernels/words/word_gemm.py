@@ -236,7 +236,6 @@ def _add_add_up(module: ir.Module, isa: Isa, n_tiles: int) -> None:
 def _each(
     places: Sequence[Sequence[Value]], sums: Sequence[Sequence[Variable]]
 ) -> Iterator[tuple[Value, Variable]]:
-    """Yield each address with its sum."""
     for ats, totals in zip(places, sums, strict=True):
         yield from zip(ats, totals, strict=True)
 
