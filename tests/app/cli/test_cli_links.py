@@ -44,11 +44,11 @@ def test_links_are_in_the_document(run: Run, driver: FakeDriver) -> None:
 
 def test_what_is_measured_is_shown_and_kept(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {
-        "measuring.machine_speed.READ_BYTES": 1 << 20,
-        "measuring.machine_speed.MATMUL_SIZES": {"cpu": (8, 64, 64)},
-        "measuring.machine_speed.MIN_SECONDS": 0.01,
-        "measuring.link_speed.LARGE_BYTES": 1 << 18,
-        "measuring.link_speed.N_ROUNDS": 2,
+        "runtime.measuring.machine_speed.READ_BYTES": 1 << 20,
+        "runtime.measuring.machine_speed.MATMUL_SIZES": {"cpu": (8, 64, 64)},
+        "runtime.measuring.machine_speed.MIN_SECONDS": 0.01,
+        "runtime.measuring.link_speed.LARGE_BYTES": 1 << 18,
+        "runtime.measuring.link_speed.N_ROUNDS": 2,
     }.items():
         monkeypatch.setattr(f"engine.{name}", value)
     first = run("devices", "--measure", "--json").document["measured"]

@@ -22,7 +22,7 @@ LATE = {
     "importlib.metadata": "25 ms", "multiprocessing": "10 ms",
     "engine.planning.plan": "60 ms",
     "engine.hardware.devices.catalog": "15 ms", "app.cli.talk": "40 ms",
-    "asyncio": "60 ms", "starlette": "40 ms", "uvicorn": "40 ms", "app.server": "100 ms",
+    "asyncio": "60 ms", "starlette": "40 ms", "uvicorn": "40 ms", "app.server.web": "100 ms",
 }  # fmt: skip
 """Modules that the first picture does not need, and what importing them would take."""
 
