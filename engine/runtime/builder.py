@@ -19,7 +19,7 @@ from engine.hardware.torch_devices import is_out_of_memory
 from engine.model.architectures.declare import Declaration, declare
 from engine.model.forward.cache import Cache
 from engine.model.forward.context import Context
-from engine.model.forward.state import sights_of
+from engine.model.forward.state import windows_of
 from engine.planning.footprint import x_bytes
 from engine.planning.plan import Plan
 from engine.planning.rank_size import keeps_kv_on_host
@@ -138,7 +138,7 @@ class RankBuilder:
         setup = self._setup
         device, storage = setup.devices[number], setup.plan.devices[number].storage
         cache = Cache(
-            states, number, setup.plan.cache_size, device, sights_of(declaration.states),
+            states, number, setup.plan.cache_size, device, windows_of(declaration.states),
             kv_on_host=keeps_kv_on_host(self._params, device.type),
         )  # fmt: skip
         backend = self._backend(number, storage == "kernels")

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from math import ceil, floor, log, pi
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
-from engine.model.forward.pages import Sight
+from engine.model.forward.pages import AttentionWindow
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -63,11 +63,11 @@ class Scores:
     first: int = 0
 
     @property
-    def sight(self) -> Sight:
+    def attention_window(self) -> AttentionWindow:
         """Attention window of the queries."""
         if self.chunk and not 0 < self.window <= self.chunk:
-            return Sight(self.chunk, is_chunked=True)
-        return Sight(self.window or None)
+            return AttentionWindow(self.chunk, is_chunked=True)
+        return AttentionWindow(self.window or None)
 
     def first_visible(self, position: int) -> int:
         """Return the first position that any query from `position` on sees."""
