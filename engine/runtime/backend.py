@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from engine.load_params import LoadParams
     from engine.model.architectures.declare import Declaration
     from engine.model.forward.cache import Cache
-    from engine.model.forward.ops import Communicator, Ops, Weight
+    from engine.model.forward.communicator import Communicator
+    from engine.model.forward.operands import Weight
+    from engine.model.forward.ops import Ops
     from engine.model.forward.recording import TokenRecorder
     from engine.model.layers.module import Slot
     from engine.model.sharding.placement import Slices

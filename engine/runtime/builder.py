@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from engine.formats.gguf.reader import GGUFFile
     from engine.hardware.fallbacks import Fallbacks
     from engine.load_params import LoadParams
-    from engine.model.forward.ops import Communicator
+    from engine.model.forward.communicator import Communicator
     from engine.model.forward.state import State
     from engine.model.layers.hparams import HParams
     from engine.runtime.backend import Backend

@@ -14,7 +14,7 @@ from torch import Tensor
 from engine.backends.reference.weights import DenseWeight, PackedWeight, chunks
 from engine.errors import Cancelled, UnsupportedQuant
 from engine.formats.quants.dequantise import QUANTS, dequantise
-from engine.model.forward.ops import Weight
+from engine.model.forward.operands import Weight
 from engine.model.layers.module import Slot
 from engine.model.sharding.placement import Shard, Slices
 from engine.planning.footprint import slot_pieces

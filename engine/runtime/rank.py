@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from engine.backends.reference.attention import computing
 from engine.formats.gguf.tensors import split_name
+from engine.model.forward.attention import computing
 from engine.model.forward.batch import MOST_AT_ONCE, Batch, PassSize, Piece
 from engine.model.layers.linear import CopiedHead
 from engine.planning.memory import MemoryUse
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from engine.backends.gpu.launch.graph import Captured
     from engine.model.architectures.declare import Declaration
     from engine.model.forward.context import Context
-    from engine.model.forward.ops import Weight
+    from engine.model.forward.operands import Weight
     from engine.model.forward.recording import TokenRecorder, TokenRecording
     from engine.model.forward.state import State
     from engine.model.layers.module import Slot

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from engine.formats.gguf.reader import GGUFFile
     from engine.load_params import LoadParams
     from engine.model.architectures.declare import Declaration
-    from engine.model.forward.ops import Communicator
+    from engine.model.forward.communicator import Communicator
     from engine.model.layers.hparams import HParams
     from engine.runtime.interface import TokenSource
     from engine.util.progress import IsCancelled, ProgressSink

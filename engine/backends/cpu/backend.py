@@ -20,7 +20,8 @@ from engine.backends.reference.weights import FileReader
 
 if TYPE_CHECKING:
     from engine.formats.gguf.reader import GGUFFile
-    from engine.model.forward.ops import Communicator, Weight
+    from engine.model.forward.communicator import Communicator
+    from engine.model.forward.operands import Weight
     from engine.model.layers.module import Slot
     from engine.model.sharding.placement import Slices
 

@@ -10,13 +10,14 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from engine.backends.reference.ops import REFERENCE, ReferenceOps
 from engine.backends.reference.weights import FileReader, copied
+from engine.model.forward.ops import REFERENCE, Ops
 
 if TYPE_CHECKING:
     from engine.formats.gguf.reader import GGUFFile
     from engine.formats.gguf.tensor_bytes import TensorBytes
-    from engine.model.forward.ops import Communicator, Weight
+    from engine.model.forward.communicator import Communicator
+    from engine.model.forward.operands import Weight
     from engine.model.layers.module import Slot
     from engine.model.sharding.placement import Slices
 
@@ -63,7 +64,7 @@ class ReferenceBackend:
     kernel_s: float | None = None
     waited_s = 0.0
 
-    def make_ops(self) -> ReferenceOps:
+    def make_ops(self) -> Ops:
         return REFERENCE
 
     @contextmanager

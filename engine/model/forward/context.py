@@ -10,15 +10,15 @@ import torch
 from torch import Tensor
 
 from engine.model.forward.batch import KEPT_STATES, MOST_AT_ONCE, SMALL_BATCH, Batch
+from engine.model.forward.communicator import Communicator, Group
 from engine.model.forward.operands import PlacedStates
-from engine.model.forward.ops import Communicator, Group
 from engine.model.sharding.shares import Ranges
 
 if TYPE_CHECKING:
     from engine.model.forward.batch import Piece
     from engine.model.forward.cache import Cache
-    from engine.model.forward.operands import Scores
-    from engine.model.forward.ops import Addend, NormLayer, Ops, RopeLayer
+    from engine.model.forward.operands import Addend, NormLayer, RopeLayer, Scores
+    from engine.model.forward.ops import Ops
     from engine.model.forward.recording import TokenRecorder
     from engine.model.forward.state import KVState, RecurrentState
 

@@ -24,7 +24,7 @@ from engine.errors import CommError
 if TYPE_CHECKING:
     from engine.backends.executor import RankExecutor
     from engine.backends.gpu.decode.sampling import WordExchange
-    from engine.model.forward.ops import Group
+    from engine.model.forward.communicator import Group
 
 
 class Unproven(NotRepeatable):
