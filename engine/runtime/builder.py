@@ -11,7 +11,7 @@ import torch
 
 from engine.backends.cpu.backend import CpuBackend
 from engine.backends.cpu.thread_comm import ThreadGroup
-from engine.backends.reference.backend import ReferenceBackend
+from engine.backends.reference.backend import Backend
 from engine.errors import Cancelled, EngineError, KernelError
 from engine.hardware.backend_choice import kernels_for, use_interpreter
 from engine.hardware.faults import call_all
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from engine.model.forward.communicator import Communicator
     from engine.model.forward.state import State
     from engine.model.layers.hparams import HParams
-    from engine.runtime.backend import Backend
 
 
 Prepare = Callable[["Communicator"], "Communicator"]
@@ -174,7 +173,7 @@ class RankBuilder:
             from engine.backends.gpu.backend import GpuBackend  # needs Triton
 
             return GpuBackend(device, n_bytes, setup.plan.n_ctx, setup.fallbacks)
-        return ReferenceBackend()
+        return Backend()
 
 
 def make_group(

@@ -21,10 +21,10 @@ from engine.planning.footprint import slot_pieces
 from engine.util.progress import LoadProgress
 
 if TYPE_CHECKING:
+    from engine.backends.reference.backend import Backend, WeightLoader
     from engine.formats.gguf.reader import GGUFFile
     from engine.formats.gguf.tensor_bytes import TensorBytes
     from engine.formats.gguf.tensors import TensorInfo
-    from engine.runtime.backend import Backend, WeightLoader
 
 PROGRESS_INTERVAL_S = 0.04
 """Smallest time between two reports of progress, in seconds."""

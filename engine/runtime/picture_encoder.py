@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from engine.backends.reference.backend import ReferenceBackend
+from engine.backends.reference.backend import Backend
 from engine.backends.reference.weights import PackedWeight
 from engine.errors import OutOfDeviceMemory
 from engine.formats.gguf.reader import GGUFFile, model_hash
@@ -92,7 +92,7 @@ class PictureEncoder:
             self.n_bytes = sum(held_bytes(slot, 0, STORAGE) for slot in slots)
             progress = ByteProgress(self.n_bytes, ignore, is_cancelled)
             with self._explaining("to load the encoder of pictures"):
-                load_rank(file, slots, 0, self._torch_device, STORAGE, ReferenceBackend(), progress)
+                load_rank(file, slots, 0, self._torch_device, STORAGE, Backend(), progress)
         PictureWeight.take_over(slots)
 
     def has(self, picture: Picture) -> bool:

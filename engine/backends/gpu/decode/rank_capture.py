@@ -18,8 +18,9 @@ import torch
 from torch import Tensor
 
 from engine.backends.executor import RankOutOfMemory
-from engine.backends.gpu.launch.graph import Captured, NotRepeatable
+from engine.backends.gpu.launch.graph import NotRepeatable
 from engine.errors import CommError
+from engine.model.forward.recording import Captured
 
 if TYPE_CHECKING:
     from engine.backends.executor import RankExecutor
