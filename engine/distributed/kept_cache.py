@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from engine.formats.gguf.tensors import row_bytes
-from engine.model.forward.state import KV_INFO, KVState, sights_of
+from engine.model.forward.state import KV_INFO, KVState, windows_of
 from engine.model.sharding.split import as_one, runs
 from engine.runtime.memory import CachedRows
 
@@ -98,11 +98,11 @@ class KeptCache:
     def _tensors(self, runner: MachineRunner) -> Iterator[_Tensor]:
         """Yield the tensors in the order of the file, as a split cuts them."""
         states, begin = runner.ranks[0].states, 0
-        sights = sights_of(states)
+        windows = windows_of(states)
         for layer, state in enumerate(states):
             if not isinstance(state, KVState):
                 continue
-            slots = [(part.start, part.stop) for part in self._used[sights.index(state.sight)]]
+            slots = [(part.start, part.stop) for part in self._used[windows.index(state.window)]]
             types = state.held_types(self._kv_type)
             held = {"k": (types.k, state.head_dim_k), "v": (types.v, state.head_dim_v)}
             for name, cut in state.cuts().items() if slots else ():

@@ -18,7 +18,7 @@ from engine.backends.gpu.launch.graph import host_step, host_step_value
 
 if TYPE_CHECKING:
     from engine.distributed.straight import Ports
-    from engine.model.forward.ops import Communicator, FusedAllReduce, Group
+    from engine.model.forward.communicator import Communicator, FusedAllReduce, Group
 
 
 class RankLayout:

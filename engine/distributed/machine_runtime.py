@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from engine.distributed.straight import Ports
     from engine.load_params import LoadParams
     from engine.model.architectures.declare import Declaration
-    from engine.model.forward.ops import Communicator
+    from engine.model.forward.communicator import Communicator
     from engine.runtime.builder import Prepare, RankBuilder
     from engine.runtime.model_runner import ModelRunner
     from engine.runtime.resplit import UsedSlots

@@ -21,7 +21,7 @@ from engine.distributed.wire import Wire, name_of
 from engine.parallel.transfers import check_fit, check_same
 
 if TYPE_CHECKING:
-    from engine.model.forward.ops import FusedAllReduce, Group
+    from engine.model.forward.communicator import FusedAllReduce, Group
 
 MOST_AT_ONCE = 1 << 14
 """Largest number of elements that is sent without first asking which ranks have a value."""

@@ -59,7 +59,7 @@ class ModelSource(Generic[Answer]):
         self._runtime, self._on_failure, self._turn = runtime, on_failure, turn
         self._n_vocab = min(n_vocab, runtime.n_vocab)
         self._knows_all = n_vocab <= runtime.n_vocab
-        groups = [Group(PagePool(group.n_pages), group.sight) for group in runtime.groups]
+        groups = [Group(PagePool(group.n_pages), group.window) for group in runtime.groups]
         self._cached = Sequences(groups, lambda *pages: runtime.copy_page(*pages))
         self._readers: dict[Answer, _Reader] = {}
         self._pace = Pace()

@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Generic, NamedTuple, TypeVar
 
-from engine.model.forward.pages import GONE, PAGE, ROOT, Sight, n_alike, page_key, page_keys
+from engine.model.forward.pages import (
+    GONE,
+    PAGE,
+    ROOT,
+    AttentionWindow,
+    n_alike,
+    page_key,
+    page_keys,
+)
 
 
 class OutOfPages(Exception):
@@ -180,7 +188,7 @@ class Group(NamedTuple):
     """Layers that see equally far back, and their pages."""
 
     pool: PagePool
-    sight: Sight = Sight()
+    window: AttentionWindow = AttentionWindow()
 
 
 class Sequences:
@@ -225,7 +233,7 @@ class _Match:
         self._groups, self._ids, self._keys = groups, ids, keys
         self._begins = [_run_begins(group.pool, keys) for group in groups]
         self._n_whole = min(
-            (_n_from_start(x) for x, g in zip(self._begins, groups, strict=True) if not g.sight.n),
+            (_n_from_start(x) for x, g in zip(self._begins, groups, strict=True) if not g.window.n),
             default=len(keys),
         )
 
@@ -243,7 +251,7 @@ class _Match:
         before = self._keys[n_whole - 1] if n_whole else ROOT
         part = self._ids[n - n_part : n]
         for group, begins in zip(self._groups, self._begins, strict=True):
-            first = group.sight.first_seen(n)
+            first = group.window.first_seen(n)
             if first < n - n_part and begins[n_whole] > first // PAGE:
                 return False
             if n_part and first < n and group.pool.best(before, part)[1] < n_part:
@@ -318,7 +326,7 @@ class PagedSequence:
         for number, group in enumerate(self._groups):
             for index in range(n_whole, len(self._keys)):
                 self._note(number, index, PAGE)
-            self._let_go(number, group.sight.first_seen(len(self.ids)) // PAGE)
+            self._let_go(number, group.window.first_seen(len(self.ids)) // PAGE)
 
     def cut(self, n: int) -> bool:
         """Forget all tokens behind the first n, if the pages before them are still there.
@@ -363,7 +371,7 @@ class PagedSequence:
 
     def _share(self, group: Group, table: list[int]) -> None:
         """Use the whole pages that the next token sees."""
-        first = group.sight.first_seen(len(self.ids)) // PAGE
+        first = group.window.first_seen(len(self.ids)) // PAGE
         for index, key in enumerate(self._keys):
             page = None if index < first else group.pool.whole(key)
             if page is not None:
@@ -376,7 +384,7 @@ class PagedSequence:
         part = self.ids[len(self._keys) * PAGE :]
         if not part:
             return
-        if group.sight.first_seen(len(self.ids)) >= len(self.ids):
+        if group.window.first_seen(len(self.ids)) >= len(self.ids):
             table.append(group.pool.take())
             return
         page, _ = group.pool.best(self._before(len(self._keys)), part)
@@ -420,7 +428,7 @@ class PagedSequence:
         return all(
             page != GONE
             for group, table in zip(self._groups, self.tables, strict=True)
-            for page in table[group.sight.first_seen(n) // PAGE : -(-n // PAGE)]
+            for page in table[group.window.first_seen(n) // PAGE : -(-n // PAGE)]
         )
 
     def _is_only_user(self, number: int, index: int) -> bool:

@@ -33,7 +33,7 @@ from engine.generation.state_strips import (
 from engine.hardware.faults import explain_faults
 from engine.model.forward.batch import Piece
 from engine.model.forward.pages import GONE, PAGE, n_alike
-from engine.model.forward.state import KVState, RecurrentState, sights_of
+from engine.model.forward.state import KVState, RecurrentState, windows_of
 from engine.model.sharding.split import Run, as_one, runs
 from engine.runtime.memory import CachedRows
 from engine.util.files import atomic_write
@@ -67,7 +67,7 @@ class StateFiles:
         self._n_ranks = len(runtime.plan.devices)
         first = runtime.ranks[0]
         self._states = first.trunk_states
-        self._sights = sights_of(first.states)
+        self._windows = windows_of(first.states)
         self._recurrent = [s for s in self._states if isinstance(s, RecurrentState)]
         self._identity = identity(
             model_hash, self._kv_type, first.trunk_slots, runtime.directions, rope
@@ -106,12 +106,12 @@ class StateFiles:
             with path.open("rb") as file:
                 found = StateHeader(path, file)
                 found.check_identity(self._identity, self._name)
-                contents = found.contents(file, self._runtime.hp.n_vocab, self._sights)
+                contents = found.contents(file, self._runtime.hp.n_vocab, self._windows)
                 found.places(entries(self._states, self._kv_type, contents))
         except (OSError, StateFileError):
             return 0
         n = n_alike(contents.ids, ids)
-        can_be_cut = not self._recurrent and all(sight.n is None for sight in self._sights)
+        can_be_cut = not self._recurrent and all(window.n is None for window in self._windows)
         is_usable = contents.start <= start and (can_be_cut or n == len(contents.ids))
         return n if is_usable else 0
 
@@ -155,8 +155,8 @@ class StateFiles:
             )
         firsts = [max(start, _first_held(table)) for table in place.sequence.tables]
         sees_all = all(
-            first <= max(start, sight.first_seen(n))
-            for first, sight in zip(firsts, self._sights, strict=True)
+            first <= max(start, window.first_seen(n))
+            for first, window in zip(firsts, self._windows, strict=True)
         )
         if not sees_all or (self._recurrent and (start or n < place.n)):
             what = "a recurrent state" if self._recurrent else "layers with a window"
@@ -212,7 +212,7 @@ class StateFiles:
             with path.open("rb") as file:
                 found = StateHeader(path, file)
                 found.check_identity(self._identity, self._name)
-                contents = found.contents(file, self._runtime.hp.n_vocab, self._sights)
+                contents = found.contents(file, self._runtime.hp.n_vocab, self._windows)
                 expected = entries(self._states, self._kv_type, contents)
                 places = found.places(expected)
                 stop = self._n_wanted(path, contents, n_tokens)
@@ -245,8 +245,8 @@ class StateFiles:
         n_ctx, n = self._runtime.n_ctx, len(contents.ids)
         stop = min(n, n_ctx, n if n_tokens is None else n_tokens)
         sees_all = all(
-            first <= max(contents.start, sight.first_seen(stop))
-            for first, sight in zip(contents.firsts, self._sights, strict=True)
+            first <= max(contents.start, window.first_seen(stop))
+            for first, window in zip(contents.firsts, self._windows, strict=True)
         )
         if stop < n and (self._recurrent or not sees_all):
             if n > n_ctx:
@@ -328,7 +328,7 @@ class StateFiles:
         n_trunk = len(self._states)
         for layer, state in enumerate(self._runtime.ranks[0].states[n_trunk:], n_trunk):
             assert isinstance(state, KVState), "MTP blocks have attention"
-            group = self._sights.index(state.sight)
+            group = self._windows.index(state.window)
             first = max(contents.firsts[group], place.n)
             self._runner.zero_rows(layer, _slots(place, group, first, stop))
 

@@ -27,12 +27,12 @@ import numpy as np
 from engine.errors import StateFileError
 from engine.formats.gguf.tensors import row_bytes
 from engine.model.forward.pages import PAGE
-from engine.model.forward.state import KV_INFO, KVState, State, sights_of
+from engine.model.forward.state import KV_INFO, KVState, State, windows_of
 from engine.vision.images.placed import FIRST_ID
 
 if TYPE_CHECKING:
     from engine.formats.gguf.companions import Direction
-    from engine.model.forward.pages import Sight
+    from engine.model.forward.pages import AttentionWindow
     from engine.model.layers.module import Slot
 
 FORMAT, VERSION = "tandem state", "2"
@@ -57,8 +57,8 @@ class Contents:
         start: first position whose keys and values are in the file; 0 for models with recurrent
             states.
         n_saved: number of tokens that the saved recurrent states stand for; 0 without any.
-        firsts: first position that is in the file, for each group of layers with the same sight, in
-            the order of `sights_of`.
+        firsts: first position that is in the file, for each group of layers with the same
+            window, in the order of `windows_of`.
     """
 
     ids: Sequence[int]
@@ -110,11 +110,11 @@ def has_pictures(ids: Sequence[int]) -> bool:
 def entries(states: Sequence[State], kv_type: str, contents: Contents) -> list[Entry]:
     """Return the tensors that a file of `contents` has for a model with `states`, in order."""
     found = [tokens_entry(len(contents.ids), has_pictures=has_pictures(contents.ids))]
-    sights = sights_of(states)
+    windows = windows_of(states)
     for index, state in enumerate(states):
         if isinstance(state, KVState):
             types = state.held_types(kv_type)
-            group = sights.index(state.sight)
+            group = windows.index(state.window)
             first = contents.firsts[group]
             rows_of = {"k": (types.k, state.head_dim_k), "v": (types.v, state.head_dim_v)}
             for tensor, (cut,) in state.cuts().items():
@@ -238,11 +238,13 @@ class StateHeader:
             if self._about.get(key) != wanted[key]:
                 raise StateFileError(self.path, f"{self.path.name} {problem}.", hint)
 
-    def contents(self, file: BinaryIO, n_vocab: int, sights: Sequence[Sight]) -> Contents:
+    def contents(
+        self, file: BinaryIO, n_vocab: int, windows: Sequence[AttentionWindow]
+    ) -> Contents:
         """Read the tokens, the first positions and the number of tokens of saved states.
 
         Args:
-            sights: sights of the groups of the model's layers.
+            windows: windows of the groups of the model's layers.
 
         Raises:
             StateFileError: these are impossible, or the model does not have such tokens.
@@ -263,7 +265,7 @@ class StateHeader:
             self._count(self._about.get("n_saved")),
         )
         firsts = [self._count(text) for text in str(self._about.get("firsts", "")).split()]
-        seen = [max(start, sight.first_seen(n)) for sight in sights]
+        seen = [max(start, window.first_seen(n)) for window in windows]
         fit = len(firsts) == len(seen) and all(
             start <= first <= most and (first == start or not first % PAGE)
             for first, most in zip(firsts, seen, strict=False)

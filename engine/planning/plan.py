@@ -21,7 +21,7 @@ from engine.hardware.cuda_api import overhead_bytes
 from engine.hardware.devices.places import far_id, is_cpu, machine_of
 from engine.hardware.devices.types import CPU
 from engine.model.forward.batch import LARGE_PROMPT_BATCHES, PROMPT_BATCH
-from engine.model.forward.pages import Sight, in_order
+from engine.model.forward.pages import AttentionWindow, in_order
 from engine.model.forward.state import CacheSize, KVState, RequestRoom, few_guessed
 from engine.planning.draft.memory import draft_bytes
 from engine.planning.footprint import WorkingSizes, held_bytes
@@ -135,7 +135,7 @@ class Plan:
         reserve: (device, bytes) that have to stay free.
         n_batch: number of prompt tokens to compute at once.
         parallel: number of requests of full context length that the cache has room for.
-        sights: sights of the groups of layers with keys and values.
+        windows: windows of the groups of layers with keys and values.
         has_states: whether layers have recurrent states.
         checkpoint_bytes: most bytes of the host's memory for kept recurrent states.
         n_guessed: see `CacheSize`.
@@ -152,7 +152,7 @@ class Plan:
     reserve: tuple[tuple[str, int], ...] = ()
     n_batch: int = PROMPT_BATCH
     parallel: int = 1
-    sights: tuple[Sight, ...] = ()
+    windows: tuple[AttentionWindow, ...] = ()
     has_states: bool = False
     checkpoint_bytes: int = 0
     n_guessed: int = 0
@@ -167,7 +167,7 @@ class Plan:
     @property
     def rooms(self) -> tuple[RequestRoom, ...]:
         """Numbers of requests that run at once, and their length; see `CacheSize.rooms`."""
-        return self.cache_size.rooms(self.sights, has_states=self.has_states)
+        return self.cache_size.rooms(self.windows, has_states=self.has_states)
 
     @property
     def storage(self) -> str:
@@ -433,7 +433,7 @@ def _plan(
         reserve=params.reserve,
         n_batch=n_batch,
         parallel=params.parallel,
-        sights=in_order(layer.sight for layer in layers if not layer.tensors),
+        windows=in_order(layer.window for layer in layers if not layer.tensors),
         has_states=any(layer.tensors for layer in layers),
         n_guessed=n_guessed,
         pictures_device=eyes,

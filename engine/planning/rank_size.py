@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from engine.hardware.backend_choice import kernels_for
 from engine.hardware.devices.places import is_cpu
 from engine.model.forward.batch import MOST_AT_ONCE
-from engine.model.forward.pages import EVERYTHING, Sight
+from engine.model.forward.pages import NO_WINDOW, AttentionWindow
 from engine.model.forward.state import F32_BYTES, CacheSize, KVState, State
 from engine.planning.footprint import (
     WorkingSizes,
@@ -37,19 +37,19 @@ class LayerCacheBytes(NamedTuple):
 
     Attributes:
         token: bytes of a token's key and value.
-        sight: how far back the layer sees.
+        window: how far back the layer sees.
         tensors: bytes of each recurrent tensor of one sequence.
     """
 
     token: int = 0
-    sight: Sight = EVERYTHING
+    window: AttentionWindow = NO_WINDOW
     tensors: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, state: State, rank: int, kv_type: str) -> LayerCacheBytes:
         """Return the bytes of a declared cache or state on `rank`."""
         if isinstance(state, KVState):
-            return cls(state.token_bytes(rank, kv_type), state.sight)
+            return cls(state.token_bytes(rank, kv_type), state.window)
         return cls(tensors=tuple(F32_BYTES * prod(s) for s in state.shapes(rank).values()))
 
 
@@ -76,7 +76,7 @@ def cache_bytes(layers: Iterable[tuple[int, LayerCacheBytes]], size: CacheSize) 
     """
     kv = state = kv_padding = state_padding = 0
     for n, layer in layers:
-        n_bytes = layer.token * size.n_held(layer.sight)
+        n_bytes = layer.token * size.n_held(layer.window)
         kv += n * n_bytes
         kv_padding += n * padding_bytes(n_bytes)
         state += n * size.n_slots * sum(layer.tensors)

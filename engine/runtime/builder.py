@@ -11,7 +11,7 @@ import torch
 
 from engine.backends.cpu.backend import CpuBackend
 from engine.backends.cpu.thread_comm import ThreadGroup
-from engine.backends.reference.backend import ReferenceBackend
+from engine.backends.reference.backend import Backend
 from engine.errors import Cancelled, EngineError, KernelError
 from engine.hardware.backend_choice import kernels_for, use_interpreter
 from engine.hardware.faults import call_all
@@ -19,7 +19,7 @@ from engine.hardware.torch_devices import is_out_of_memory
 from engine.model.architectures.declare import Declaration, declare
 from engine.model.forward.cache import Cache
 from engine.model.forward.context import Context
-from engine.model.forward.state import sights_of
+from engine.model.forward.state import windows_of
 from engine.planning.footprint import x_bytes
 from engine.planning.plan import Plan
 from engine.planning.rank_size import keeps_kv_on_host
@@ -32,10 +32,9 @@ if TYPE_CHECKING:
     from engine.formats.gguf.reader import GGUFFile
     from engine.hardware.fallbacks import Fallbacks
     from engine.load_params import LoadParams
-    from engine.model.forward.ops import Communicator
+    from engine.model.forward.communicator import Communicator
     from engine.model.forward.state import State
     from engine.model.layers.hparams import HParams
-    from engine.runtime.backend import Backend
 
 
 Prepare = Callable[["Communicator"], "Communicator"]
@@ -138,7 +137,7 @@ class RankBuilder:
         setup = self._setup
         device, storage = setup.devices[number], setup.plan.devices[number].storage
         cache = Cache(
-            states, number, setup.plan.cache_size, device, sights_of(declaration.states),
+            states, number, setup.plan.cache_size, device, windows_of(declaration.states),
             kv_on_host=keeps_kv_on_host(self._params, device.type),
         )  # fmt: skip
         backend = self._backend(number, storage == "kernels")
@@ -174,7 +173,7 @@ class RankBuilder:
             from engine.backends.gpu.backend import GpuBackend  # needs Triton
 
             return GpuBackend(device, n_bytes, setup.plan.n_ctx, setup.fallbacks)
-        return ReferenceBackend()
+        return Backend()
 
 
 def make_group(

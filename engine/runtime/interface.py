@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from engine.decoding.sampling.sampler import Logits, Sampler, SamplingWish
     from engine.model.forward.batch import Batch, Piece
-    from engine.model.forward.pages import Sight
+    from engine.model.forward.pages import AttentionWindow
     from engine.model.forward.state import CacheSize
     from engine.runtime.rank import Rank
 
@@ -100,20 +100,20 @@ class PageGroup(NamedTuple):
 
     Attributes:
         n_pages: number of pages of the cache of each of these layers.
-        sight: how far back the layers see.
+        window: how far back the layers see.
     """
 
     n_pages: int
-    sight: Sight
+    window: AttentionWindow
 
 
-def page_groups(size: CacheSize, sights: Sequence[Sight]) -> Sequence[PageGroup]:
+def page_groups(size: CacheSize, windows: Sequence[AttentionWindow]) -> Sequence[PageGroup]:
     """Return the groups of a cache.
 
     Args:
-        sights: sight of each group, see `sights_of`.
+        windows: window of each group, see `windows_of`.
     """
-    return [PageGroup(size.n_held(sight) // PAGE, sight) for sight in sights]
+    return [PageGroup(size.n_held(window) // PAGE, window) for window in windows]
 
 
 class Guesser(Protocol):

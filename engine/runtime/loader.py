@@ -14,17 +14,17 @@ from torch import Tensor
 from engine.backends.reference.weights import DenseWeight, PackedWeight, chunks
 from engine.errors import Cancelled, UnsupportedQuant
 from engine.formats.quants.dequantise import QUANTS, dequantise
-from engine.model.forward.ops import Weight
+from engine.model.forward.operands import Weight
 from engine.model.layers.module import Slot
 from engine.model.sharding.placement import Shard, Slices
 from engine.planning.footprint import slot_pieces
 from engine.util.progress import LoadProgress
 
 if TYPE_CHECKING:
+    from engine.backends.reference.backend import Backend, WeightLoader
     from engine.formats.gguf.reader import GGUFFile
     from engine.formats.gguf.tensor_bytes import TensorBytes
     from engine.formats.gguf.tensors import TensorInfo
-    from engine.runtime.backend import Backend, WeightLoader
 
 PROGRESS_INTERVAL_S = 0.04
 """Smallest time between two reports of progress, in seconds."""

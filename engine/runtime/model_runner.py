@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from engine.backends.executor import RankExecutor
     from engine.backends.gpu.decode.rank_capture import CaptureTask, OneShotControl
     from engine.decoding.sampling.sampler import Logits, SamplingWish
-    from engine.model.forward.pages import Sight
+    from engine.model.forward.pages import AttentionWindow
     from engine.model.forward.state import CacheSize
     from engine.runtime.interface import Guard, TokenSource
 
@@ -69,7 +69,7 @@ class ModelRunner(CacheMemory, GuessPasses):
         executor: executor of the ranks.
         n_vocab: number of tokens of the vocabulary.
         size: sizes of the cache, and with them of the context and of batches.
-        sights: how far back each group of layers sees.
+        windows: how far back each group of layers sees.
         can_rewind: whether the cache can drop its last tokens.
         guard: returns the contexts of calls on the ranks.
         fallbacks: list of what makes the GPUs slower.
@@ -85,8 +85,8 @@ class ModelRunner(CacheMemory, GuessPasses):
     """
 
     def __init__(
-        self, executor: RankExecutor, n_vocab: int, size: CacheSize, sights: Sequence[Sight], *,
-        can_rewind: bool,
+        self, executor: RankExecutor, n_vocab: int, size: CacheSize,
+        windows: Sequence[AttentionWindow], *, can_rewind: bool,
         guard: Guard = lambda doing, n_tokens: nullcontext(), fallbacks: Fallbacks | None = None,
     ) -> None:  # fmt: skip
         self.ranks: list[Rank] = []
@@ -97,7 +97,7 @@ class ModelRunner(CacheMemory, GuessPasses):
         self.n_single = self._sizes.n_single
         self.executor = executor
         self.n_vocab, self.n_ctx, self.n_batch = n_vocab, size.n_ctx, size.n_batch
-        self.groups = page_groups(size, sights)
+        self.groups = page_groups(size, windows)
         self.n_slots = size.n_slots
         self.can_rewind = can_rewind
         self._guard = guard

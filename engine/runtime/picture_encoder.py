@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from engine.backends.reference.backend import ReferenceBackend
-from engine.backends.reference.pictures import PictureWeight, TorchPictureOps
+from engine.backends.reference.backend import Backend
+from engine.backends.reference.weights import PackedWeight
 from engine.errors import OutOfDeviceMemory
 from engine.formats.gguf.reader import GGUFFile, model_hash
 from engine.hardware.faults import explain_faults
@@ -19,10 +19,12 @@ from engine.planning.footprint import held_bytes
 from engine.runtime.loader import ByteProgress, check_types, load_rank
 from engine.util.progress import IsCancelled, ignore, never
 from engine.vision.encoders.file import STORAGE, declare_tower, work_bytes
+from engine.vision.encoders.ops import PictureOps, product
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
+    from engine.model.layers.module import Slot
     from engine.vision.encoders.base import TextModel
     from engine.vision.images.placed import Picture
     from engine.vision.images.resizing import PictureRule
@@ -32,6 +34,21 @@ MOST_KEPT_BYTES = 256 << 20
 
 LEVELS = 255.0
 """Largest value of a channel of a pixel."""
+
+
+class PictureWeight(PackedWeight):
+    """A packed matrix of a tower, which multiplies all patches of a picture at once."""
+
+    @classmethod
+    def take_over(cls, slots: Sequence[Slot]) -> None:
+        """Put matrices of this class in the place of the packed ones in slots."""
+        for slot in slots:
+            held = getattr(slot.owner, slot.attribute)
+            if isinstance(held, PackedWeight):
+                setattr(slot.owner, slot.attribute, cls(held.raw, held.type_number, held.columns))
+
+    def _product(self, x: Tensor, rows: Tensor) -> Tensor:
+        return product(x, rows)
 
 
 class PictureEncoder:
@@ -64,7 +81,7 @@ class PictureEncoder:
         self._n_threads = n_threads
         self._torch_device = torch.device(device)
         self._kept: OrderedDict[int, Tensor] = OrderedDict()
-        self._ops = TorchPictureOps()
+        self._ops = PictureOps()
         with GGUFFile.open(path) as file:
             declaration = declare_tower(file, text)
             self._tower = declaration.tower
@@ -75,7 +92,7 @@ class PictureEncoder:
             self.n_bytes = sum(held_bytes(slot, 0, STORAGE) for slot in slots)
             progress = ByteProgress(self.n_bytes, ignore, is_cancelled)
             with self._explaining("to load the encoder of pictures"):
-                load_rank(file, slots, 0, self._torch_device, STORAGE, ReferenceBackend(), progress)
+                load_rank(file, slots, 0, self._torch_device, STORAGE, Backend(), progress)
         PictureWeight.take_over(slots)
 
     def has(self, picture: Picture) -> bool:

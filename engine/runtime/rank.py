@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from engine.backends.reference.attention import computing
+from engine.backends.cpu.backend import CpuBackend
 from engine.formats.gguf.tensors import split_name
+from engine.model.forward.attention import computing
 from engine.model.forward.batch import MOST_AT_ONCE, Batch, PassSize, Piece
 from engine.model.layers.linear import CopiedHead
 from engine.planning.memory import MemoryUse
@@ -16,17 +17,17 @@ from engine.planning.memory import MemoryUse
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from engine.backends.cpu.recorder import Recorder, Recording
     from engine.backends.gpu.decode.rank_capture import CaptureTask, OneShotControl
     from engine.backends.gpu.decode.sampling import WordExchange
     from engine.backends.gpu.decode.token_stream import TokenStep
-    from engine.backends.gpu.launch.graph import Captured
+    from engine.backends.reference.backend import Backend
     from engine.model.architectures.declare import Declaration
     from engine.model.forward.context import Context
-    from engine.model.forward.ops import Weight
-    from engine.model.forward.recording import TokenRecorder, TokenRecording
+    from engine.model.forward.operands import Weight
+    from engine.model.forward.recording import Captured
     from engine.model.forward.state import State
     from engine.model.layers.module import Slot
-    from engine.runtime.backend import Backend
     from engine.runtime.passes.micro_batches import MicroBatches
 
 GuessSize = tuple[int, int, int]
@@ -84,8 +85,8 @@ class Rank:
         self.backend = backend
         self.micro_batches = micro_batches
         self.is_idle = context.rank not in declaration.split.holders
-        self.recordings: dict[PassSize, TokenRecording | Replay] = {}
-        self.guesses: dict[GuessSize, TokenRecording | Replay] = {}
+        self.recordings: dict[PassSize, Recording | Replay] = {}
+        self.guesses: dict[GuessSize, Recording | Replay] = {}
         self.refusal = (
             ""
             if backend.records or backend.captures
@@ -152,9 +153,9 @@ class Rank:
         As many single tokens must have been computed before, which allocates what is kept.
         """
         self.begin(ids, batch)
-        recorder = self.backend.recorder(self._memory())
-        if recorder is None:
+        if not isinstance(self.backend, CpuBackend):
             return self.forward(len(ids))
+        recorder = self.backend.recorder(self._memory())
         logits, recording = self._recorded(recorder, lambda: self.forward(len(ids)))
         if recording is not None:
             self.recordings[len(ids)] = recording
@@ -163,14 +164,14 @@ class Rank:
         return logits
 
     def _recorded(
-        self, recorder: TokenRecorder, compute: Callable[[], Tensor | None]
-    ) -> tuple[Tensor | None, TokenRecording | None]:
+        self, recorder: Recorder, compute: Callable[[], Tensor | None]
+    ) -> tuple[Tensor | None, Recording | None]:
         """Compute and record; return the logits, and the recording if it can be replayed."""
-        self.context.recorder = recorder
+        self.context.run_live = recorder.run_live
         try:
             logits = recorder.record(compute)
         finally:
-            self.context.recorder = None
+            self.context.run_live = None
         self._forget()
         return logits, recorder.recording(self.context.rank, self._memory())
 
@@ -184,9 +185,9 @@ class Rank:
     def record_guess(self, ids: Sequence[int], batch: Batch, block: int) -> Tensor | None:
         """Run an MTP block and record its calls, as `record` does for the whole model."""
         self.begin(ids, batch)
-        recorder = self.backend.recorder(self._memory())
-        if recorder is None:
+        if not isinstance(self.backend, CpuBackend):
             return self._guessed(len(ids), block)
+        recorder = self.backend.recorder(self._memory())
         logits, recording = self._recorded(recorder, lambda: self._guessed(len(ids), block))
         if recording is not None:
             self.guesses[block, len(ids), batch.first_logit] = recording

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from engine.backends.executor import RankExecutor
     from engine.formats.gguf.reader import GGUFFile
-    from engine.model.forward.ops import Weight
+    from engine.model.forward.operands import Weight
     from engine.model.forward.state import State
     from engine.runtime.rank import Rank
 

@@ -26,7 +26,7 @@ from engine.hardware.torch_devices import (
     torch_devices,
 )
 from engine.model.architectures.declare import declare
-from engine.model.forward.state import RecurrentState, sights_of
+from engine.model.forward.state import RecurrentState, windows_of
 from engine.planning.memory import DeviceMemory
 from engine.planning.plan import Plan, make_plan, tower_path
 from engine.planning.threads import busy_on_cpu, threads_per_rank
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from engine.formats.gguf.reader import GGUFFile
     from engine.load_params import LoadParams
     from engine.model.architectures.declare import Declaration
-    from engine.model.forward.ops import Communicator
+    from engine.model.forward.communicator import Communicator
     from engine.model.layers.hparams import HParams
     from engine.runtime.interface import TokenSource
     from engine.util.progress import IsCancelled, ProgressSink
@@ -121,7 +121,7 @@ class ThreadRuntime:
         )
         self.n_ctx = self.plan.n_ctx
         self.n_batch: int = self.plan.n_batch
-        self._sights = sights_of(declaration.states)
+        self._windows = windows_of(declaration.states)
         self.can_rewind = not any(isinstance(s, RecurrentState) for s in declaration.states)
         self._memory = UsedMemory(self.devices)
         self._start_threads(params)
@@ -150,7 +150,7 @@ class ThreadRuntime:
         executor = RankExecutor(self.devices, self.group, threads)
         me = weakref.ref(self)  # a cycle would keep weights alive
         self.runner = self._runner_type()(
-            executor, self.hp.n_vocab, self.plan.cache_size, self._sights,
+            executor, self.hp.n_vocab, self.plan.cache_size, self._windows,
             can_rewind=self.can_rewind,
             guard=lambda doing, n_tokens: _guard(me(), doing, n_tokens), fallbacks=self.fallbacks,
         )  # fmt: skip

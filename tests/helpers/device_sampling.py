@@ -15,8 +15,9 @@ from torch import Tensor
 
 from engine.backends.gpu.decode.sampler_slots import RING
 from engine.backends.gpu.decode.sampling import DeviceSampler, RingEntry, WordExchange
-from engine.backends.gpu.launch.graph import Captured, capture
+from engine.backends.gpu.launch.graph import capture
 from engine.decoding.sampling.sampler import Sampler
+from engine.model.forward.recording import Captured
 from engine.sampling_params import SamplingParams
 
 T = TypeVar("T")

@@ -11,7 +11,7 @@ from torch import Tensor
 from engine.backends.cpu.kernels.running.call_log import CHECKED
 from engine.backends.cpu.kernels.running.replay import KernelReplay
 from engine.backends.cpu.thread_comm import ThreadCommunicator
-from engine.model.forward.ops import Group
+from engine.model.forward.communicator import Group
 
 OUT = 5
 """Index of the argument of an all-reduce that is the address of the sum."""

@@ -16,17 +16,19 @@ import numpy as np
 from engine.decoding.sampling.sampler import Sampler, SamplingWish
 from engine.errors import EngineError
 from engine.model.forward.batch import MOST_AT_ONCE, Batch, Piece
-from engine.model.forward.pages import PAGE, Sight
+from engine.model.forward.pages import PAGE, AttentionWindow
 from engine.runtime.interface import PageGroup
 
 N_VOCAB = 40
 EMPTY = -7
 
 
-def whole_logits(ids: Sequence[int], sights: Sequence[Sight], *, is_recurrent: bool) -> np.ndarray:
+def whole_logits(
+    ids: Sequence[int], windows: Sequence[AttentionWindow], *, is_recurrent: bool
+) -> np.ndarray:
     """Return the logits after `ids`, (n_vocab,), without pages."""
     n = len(ids) - 1
-    seen = tuple(tuple(ids[sight.first_seen(n) :]) for sight in sights)
+    seen = tuple(tuple(ids[window.first_seen(n) :]) for window in windows)
     return _logits(seen, _state_of(ids) if is_recurrent else 0)
 
 
@@ -46,7 +48,7 @@ class PagedToy:
     """Paged runtime of a toy model.
 
     Args:
-        groups: number of pages and sight of each group.
+        groups: number of pages and window of each group.
         n_slots: number of places for recurrent states; 0 for a model without any.
 
     Attributes:
@@ -61,7 +63,8 @@ class PagedToy:
     most_checked_rows = 16
 
     def __init__(
-        self, *groups: tuple[int, Sight], n_ctx: int = 64, n_batch: int = 32, n_slots: int = 0,
+        self, *groups: tuple[int, AttentionWindow], n_ctx: int = 64, n_batch: int = 32,
+        n_slots: int = 0,
     ) -> None:  # fmt: skip
         self.groups: Sequence[PageGroup] = [PageGroup(*group) for group in groups]
         self.n_ctx, self.n_batch = n_ctx, n_batch
@@ -75,12 +78,12 @@ class PagedToy:
         self.n_sampled = 0
 
     @property
-    def sights(self) -> list[Sight]:
-        return [group.sight for group in self.groups]
+    def windows(self) -> list[AttentionWindow]:
+        return [group.window for group in self.groups]
 
     def expected(self, ids: Sequence[int]) -> np.ndarray:
         """Return the logits after `ids` of a sequence that is alone."""
-        return whole_logits(ids, self.sights, is_recurrent=not self.can_rewind)
+        return whole_logits(ids, self.windows, is_recurrent=not self.can_rewind)
 
     def forward(self, ids: Sequence[int], batch: Batch) -> np.ndarray:
         assert len(ids) == batch.n_rows <= max(self.n_batch, 1)
@@ -147,7 +150,7 @@ class PagedToy:
         return tuple(
             tuple(
                 self._cells[number][page][place]
-                for at in range(group.sight.first_seen(position), position + 1)
+                for at in range(group.window.first_seen(position), position + 1)
                 for page, place in [self._slot(piece, number, at)]
             )
             for number, group in enumerate(self.groups)

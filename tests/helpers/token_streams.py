@@ -15,11 +15,11 @@ from engine.backends.cpu.thread_comm import ThreadGroup
 from engine.backends.executor import RankExecutor
 from engine.backends.gpu.comm.communicator import DeviceGroup
 from engine.backends.gpu.decode.token_stream import TokenStep, TokenStream
-from engine.backends.gpu.launch.graph import Captured
 from engine.generation.generate import Generation
 from engine.generation.scheduling.requests import Request
 from engine.generation.scheduling.scheduler import Scheduler
 from engine.hardware.devices.links import Routes
+from engine.model.forward.recording import Captured
 from engine.runtime.interface import PagedRuntime
 from engine.util.progress import never
 from tests.helpers.reading import read

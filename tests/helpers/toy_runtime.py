@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from engine.model.forward.batch import Batch, Piece
-from engine.model.forward.pages import PAGE, Sight
+from engine.model.forward.pages import PAGE, AttentionWindow
 from engine.runtime.interface import PageGroup, SlotState, TokenSource
 
 
@@ -45,7 +45,7 @@ class ToyRuntime:
         self.hp = SimpleNamespace(n_vocab=n_vocab)
         self.n_vocab = n_vocab
         self.n_ctx, self.n_batch, self.can_rewind = n_ctx, 8, not is_recurrent
-        self.groups = [] if is_recurrent else [PageGroup(2, Sight())]
+        self.groups = [] if is_recurrent else [PageGroup(2, AttentionWindow())]
         self.ranks: list[Any] = []
         self.device = torch.device(device)
         self._rows = torch.randn(n_vocab, 16, generator=made).to(device)

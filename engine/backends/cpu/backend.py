@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
@@ -15,17 +15,17 @@ from engine.backends.cpu.plain_weights import PlainWeight
 from engine.backends.cpu.recorder import Recorder
 from engine.backends.cpu.weights import JoinedColumns, PlaneWeight
 from engine.backends.cpu.worker import Worker
-from engine.backends.reference.backend import NothingToCompile, PlainLoader
+from engine.backends.reference.backend import Backend, WeightLoader
 from engine.backends.reference.weights import FileReader
 
 if TYPE_CHECKING:
     from engine.formats.gguf.reader import GGUFFile
-    from engine.model.forward.ops import Communicator, Weight
+    from engine.model.forward.operands import Weight
     from engine.model.layers.module import Slot
     from engine.model.sharding.placement import Slices
 
 
-class CpuLoader(PlainLoader):
+class CpuLoader(WeightLoader):
     """Loader that packs quantised matrices into planes, with a rank's threads."""
 
     def __init__(
@@ -44,8 +44,8 @@ class CpuLoader(PlainLoader):
         self._packer.memory.close()
 
 
-class CpuBackend:
-    """Backend with our own CPU kernels, see `engine.runtime.backend.Backend`.
+class CpuBackend(Backend):
+    """Backend with our own CPU kernels.
 
     Args:
         x_bytes: bytes of a quantised activation, see `engine.planning.footprint.x_bytes`.
@@ -55,8 +55,7 @@ class CpuBackend:
         worker: the rank's threads and their memory for activations.
     """
 
-    records, captures, compiles, samples = True, False, False, False
-    has_arenas = False
+    records = True
 
     def __init__(self, n_threads: int, x_bytes: int, *, fast_prompts: bool = False) -> None:
         self.worker = Worker(n_threads, x_bytes, fast_prompts=fast_prompts)
@@ -85,12 +84,6 @@ class CpuBackend:
             yield loader
             loader.close()
 
-    def compile_ahead(self, *_: object) -> NothingToCompile:
-        return NothingToCompile()
-
-    def check(self, *_: object) -> None:
-        """Do nothing: kernels for the CPU are the same on every load."""
-
     def adopt(self, value: Weight | Tensor) -> Weight | Tensor:
         """Return a weight on the same memory that this rank's threads multiply by."""
         if isinstance(value, PlaneWeight):
@@ -109,14 +102,13 @@ class CpuBackend:
         assert not isinstance(adopted, Tensor)
         return adopted
 
-    def captured_collectives(self, comm: Communicator) -> Communicator:
-        return comm
-
     def recorder(self, keeps: Sequence[Tensor]) -> Recorder:
-        return Recorder(self.worker.team, keeps)
+        """Return a recorder for one token.
 
-    def capture(self, compute: object) -> NoReturn:
-        raise AssertionError("only GPUs capture")
+        Args:
+            keeps: tensors that operations use beside those that a forward pass allocates.
+        """
+        return Recorder(self.worker.team, keeps)
 
     def prepare(self) -> None:
         self.worker.prepare()

@@ -15,26 +15,27 @@ from engine.backends.cpu.plain_weights import float_product
 from engine.backends.cpu.recurrent import RecurrentOps
 from engine.backends.cpu.routing import ExpertFFN, RoutingOps
 from engine.backends.cpu.weights import JointProduct, PlaneWeight, can_join
-from engine.backends.reference.ops import REFERENCE, CompositeOps
 from engine.model.forward.operands import SIGMOID, PlacedStates
+from engine.model.forward.ops import REFERENCE, Ops
 from engine.model.forward.recording import refuse_replay
 
 if TYPE_CHECKING:
     from engine.backends.cpu.kernels.running.team import Team
-    from engine.backends.reference.recurrent import Chunks
     from engine.model.forward.batch import Batch
     from engine.model.forward.cache import LayerCache
     from engine.model.forward.expert_rows import Groups
     from engine.model.forward.operands import (
         Activation,
         DeltaInputs,
+        ExpertLayer,
+        LinearLayer,
+        NormLayer,
         RopeParams,
         Routing,
         ScanInputs,
         Scores,
         States,
     )
-    from engine.model.forward.ops import ExpertLayer, LinearLayer, NormLayer
 
 ANGLES = 256
 """Number of positions whose angles are computed at once."""
@@ -101,7 +102,7 @@ class RopeAngles:
         return self._blocks[number]
 
 
-class CpuOps(CompositeOps):
+class CpuOps(Ops):
     """Operations of one rank on the CPU; only the rank's thread may call them.
 
     Results differ from the reference in the last bits. Tensors that no kernel accepts, such as
@@ -156,7 +157,7 @@ class CpuOps(CompositeOps):
             return joint.gated(x, *kernel)
         products = self.linears(x, gate, up)
         y = self._small_ops.gated(act.kind, act.limit, *products, in_place=True)
-        return REFERENCE.gated(act, *products) if y is None else y
+        return super().gated(act, *products) if y is None else y
 
     def _joint_product(self, layers: tuple[LinearLayer, ...]) -> tuple[JointProduct | None, bool]:
         """Return the joint product of the layers' matrices, and whether none has bias or scale.
@@ -170,7 +171,7 @@ class CpuOps(CompositeOps):
 
     def rms_norm(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
         y = self._small_ops.rms_norm(x, weight, bias, eps)
-        return REFERENCE.rms_norm(x, weight, bias, eps) if y is None else y
+        return super().rms_norm(x, weight, bias, eps) if y is None else y
 
     def layer_norm(
         self, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
@@ -190,15 +191,15 @@ class CpuOps(CompositeOps):
 
     def activate(self, act: Activation, x: Tensor) -> Tensor:
         y = self._small_ops.gated(act.kind, 0.0, x, None)
-        return REFERENCE.activate(act, x) if y is None else y
+        return super().activate(act, x) if y is None else y
 
     def gated(self, act: Activation, gate: Tensor, up: Tensor) -> Tensor:
         y = self._small_ops.gated(act.kind, act.limit, gate, up)
-        return REFERENCE.gated(act, gate, up) if y is None else y
+        return super().gated(act, gate, up) if y is None else y
 
     def softplus(self, x: Tensor) -> Tensor:
         y = self._small_ops.function("softplus", x)
-        return REFERENCE.softplus(x) if y is None else y
+        return super().softplus(x) if y is None else y
 
     def softcap(self, x: Tensor, cap: float) -> Tensor:
         y = self._small_ops.function("softcap", x, cap)
@@ -206,11 +207,11 @@ class CpuOps(CompositeOps):
 
     def xielu(self, x: Tensor, positive: float, negative: float, beta: float, eps: float) -> Tensor:
         y = self._small_ops.function("xielu", x, positive, negative, beta, eps)
-        return REFERENCE.xielu(x, positive, negative, beta, eps) if y is None else y
+        return super().xielu(x, positive, negative, beta, eps) if y is None else y
 
     def opened(self, x: Tensor, door: Tensor, y: Tensor, other: Tensor | None = None) -> Tensor:
         if x.dtype is not torch.float32:
-            return REFERENCE.opened(x, door, y, other)
+            return super().opened(x, door, y, other)
         logits = torch.empty(x.shape[0], 1)
         float_product(self._team, door[None, None], x[:, None], logits[:, None])
         y = y * self.activate(SIGMOID, logits)
@@ -224,7 +225,7 @@ class CpuOps(CompositeOps):
 
     def sum_of_experts(self, y: Tensor, weights: Tensor | None, groups: Groups) -> Tensor:
         total = self._routing_ops.sum_of_experts(y, weights, groups)
-        return REFERENCE.sum_of_experts(y, weights, groups) if total is None else total
+        return super().sum_of_experts(y, weights, groups) if total is None else total
 
     def experts(
         self, act: Activation, x: Tensor, gate: ExpertLayer | None, up: ExpertLayer | None,
@@ -264,12 +265,12 @@ class CpuOps(CompositeOps):
 
     def rope(self, x: Tensor, cos: Tensor, sin: Tensor, style: str) -> Tensor:
         y = self._small_ops.rope(x, cos, sin, style)
-        return REFERENCE.rope(x, cos, sin, style) if y is None else y
+        return super().rope(x, cos, sin, style) if y is None else y
 
     def write_cache(self, cache: LayerCache, k: Tensor, v: Tensor | None, batch: Batch) -> None:
         if not self._cache_ops.write(cache, k, v, batch):
             refuse_replay("no kernel writes such a cache")
-            REFERENCE.write_cache(cache, k, v, batch)
+            super().write_cache(cache, k, v, batch)
 
     def attention(
         self,
@@ -281,12 +282,12 @@ class CpuOps(CompositeOps):
         slopes: Tensor | None = None,
     ) -> Tensor:
         if batch.two_way(scores.window):
-            return REFERENCE.attention(q, cache, batch, scores, sinks, slopes)
+            return super().attention(q, cache, batch, scores, sinks, slopes)
         y = self._cache_ops.attention(q.contiguous(), cache, batch, scores, sinks, slopes)
         if y is not None:
             return y
         refuse_replay("no kernel reads such a cache")
-        return REFERENCE.attention(q, cache, batch, scores, sinks, slopes)
+        return super().attention(q, cache, batch, scores, sinks, slopes)
 
     def causal_conv(
         self, x: Tensor, state: States, weight: Tensor, bias: Tensor | None,
@@ -321,20 +322,6 @@ class CpuOps(CompositeOps):
             return y
         _note_places(state)
         return super().state_space_scan(x, state)
-
-    # no kernel: torch
-
-    def concat(self, *parts: Tensor) -> Tensor:
-        return REFERENCE.concat(*parts)
-
-    def l2_norm(self, x: Tensor, eps: float) -> Tensor:
-        return REFERENCE.l2_norm(x, eps)
-
-    def route(self, routing: Routing, logits: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
-        return REFERENCE.route(routing, logits, bias)
-
-    def scan_chunks(self, chunks: Chunks, state: Tensor) -> Tensor:
-        return REFERENCE.scan_chunks(chunks, state)
 
 
 def _note_places(state: States) -> None:

@@ -15,7 +15,7 @@ from engine.backends.cpu.worker import Worker
 from engine.backends.reference.weights import gathered_rows
 from engine.formats.quants.layout import BF16_CHUNK
 from engine.model.forward.expert_rows import Groups
-from engine.model.forward.ops import ALL
+from engine.model.forward.operands import ALL
 
 PIECE_BYTES = 128 << 10
 """Bytes of weights that a thread takes at a time for few tokens: enough to prefetch, few enough

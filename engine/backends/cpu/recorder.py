@@ -18,7 +18,7 @@ from engine.backends.cpu.kernels.running.call_log import CallLog, current_log
 from engine.backends.cpu.kernels.running.replay import KernelReplay
 from engine.backends.cpu.kernels.running.team import Team
 from engine.backends.cpu.kernels.small.small_ops import SmallOps
-from engine.backends.reference.backend import (
+from engine.backends.reference.dispatch import (
     DispatchMode,
     ReplayedOp,
     is_allocation,

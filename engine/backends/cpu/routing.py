@@ -19,15 +19,14 @@ from engine.backends.cpu.kernels.running.result_memory import result
 from engine.backends.cpu.kernels.small import routing
 from engine.backends.cpu.kernels.small.small_ops import f32_bits
 from engine.backends.cpu.weights import PlaneWeight
-from engine.backends.reference.ops import SMALLEST_SUM
 from engine.model.forward.batch import MOST_AT_ONCE
 from engine.model.forward.expert_rows import Groups
+from engine.model.forward.ops import SMALLEST_SUM
 
 if TYPE_CHECKING:
     from engine.backends.cpu.kernels.language.isa import Isa
     from engine.backends.cpu.kernels.running.team import Team
-    from engine.model.forward.operands import Routing
-    from engine.model.forward.ops import Weight
+    from engine.model.forward.operands import Routing, Weight
 
 SHORT = 8
 """Largest number of tokens for which a kernel call keeps Python's lock (GIL)."""

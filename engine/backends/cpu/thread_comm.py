@@ -29,7 +29,7 @@ from engine.model.forward.recording import recording_to, refuse_replay
 from engine.parallel.transfers import DeviceCopier, check_alike, check_fit
 
 if TYPE_CHECKING:
-    from engine.model.forward.ops import Communicator, FusedAllReduce, Group
+    from engine.model.forward.communicator import Communicator, FusedAllReduce, Group
 
 SPIN_TURNS = 30_000
 """Number of times a waiting rank polls the others before it sleeps; takes about a millisecond."""

@@ -38,7 +38,7 @@ from engine.formats.quants.layout import (
     word_tile_bytes,
 )
 from engine.model.forward.expert_rows import Groups
-from engine.model.forward.ops import ALL, Weight
+from engine.model.forward.operands import ALL, Weight
 
 PASS_BYTES = 4 << 20
 """Bytes of quantised activations per pass over the weights; they stay in the cores' last cache."""

@@ -15,14 +15,15 @@ from engine.backends.gpu.comm.nccl import HostCollectives
 from engine.backends.gpu.decode.sampling import sampling_starts
 from engine.backends.gpu.launch.compiling import Compiling
 from engine.backends.gpu.launch.configs import target_of, use_target
-from engine.backends.gpu.launch.graph import Captured, capture
+from engine.backends.gpu.launch.graph import capture
 from engine.backends.gpu.launch.refusals import allows
 from engine.backends.gpu.loading import weight_loader
 from engine.backends.gpu.loading.dry_run import collect_launches
 from engine.backends.gpu.loading.weight_loader import Arenas
 from engine.backends.gpu.ops import GpuOps
-from engine.backends.reference.backend import NothingToCompile
+from engine.backends.reference.backend import Backend, Compilation, WeightLoader
 from engine.hardware.fallbacks import Fallbacks
+from engine.model.forward.recording import Captured
 
 if TYPE_CHECKING:
     import torch
@@ -34,14 +35,15 @@ if TYPE_CHECKING:
     from engine.load_params import LoadParams
     from engine.model.architectures.declare import Declaration
     from engine.model.forward.cache import Cache
-    from engine.model.forward.ops import Communicator, Weight
+    from engine.model.forward.communicator import Communicator
+    from engine.model.forward.operands import Weight
     from engine.model.layers.module import Slot
     from engine.model.sharding.placement import Slices
 
 log = logging.getLogger(__name__)
 
 
-class GpuLoader:
+class GpuLoader(WeightLoader):
     """Sends parts of a file to a GPU through staging buffers, and packs matrices there."""
 
     def __init__(self, file: GGUFFile, staging: Staging, arenas: Arenas, x_bytes: int) -> None:
@@ -61,8 +63,8 @@ class GpuLoader:
         )
 
 
-class GpuBackend:
-    """See `engine.runtime.backend.Backend`.
+class GpuBackend(Backend):
+    """Backend with kernels in Triton.
 
     Args:
         x_bytes: bytes of a quantised activation, see `engine.planning.footprint.x_bytes`.
@@ -73,11 +75,7 @@ class GpuBackend:
         target: what kernels are compiled for.
     """
 
-    records, captures = False, True
-    has_arenas = True
-    memory: Sequence[Tensor] = ()
-    kernel_s: float | None = None
-    waited_s = 0.0
+    captures = has_arenas = True
 
     def __init__(
         self, device: torch.device, x_bytes: int, n_ctx: int, fallbacks: Fallbacks | None = None
@@ -109,9 +107,9 @@ class GpuBackend:
     def compile_ahead(
         self, declare: Callable[[], Declaration], rank: int, params: LoadParams,
         row_counts: Sequence[int], note: Callable[[str], None],
-    ) -> Compiling | NothingToCompile:  # fmt: skip
+    ) -> Compilation:  # fmt: skip
         if not self.compiles:
-            return NothingToCompile()
+            return Compilation()
         declaration, calls = declare(), OpCallLog()
         starts = collect_launches(declaration, rank, params, self.target, row_counts, calls)
         self._dry = DryModel(calls, declaration, rank, self.x_bytes)
@@ -138,30 +136,9 @@ class GpuBackend:
                 "%s: %d operations checked in %.2f s", self.device, n, time.monotonic() - began
             )
 
-    def adopt(self, value: Weight | Tensor) -> Weight | Tensor:
-        return value
-
     def captured_collectives(self, comm: Communicator) -> Communicator:
         """Have collectives that hosts make cut the captured token into parts."""
         return HostCollectives(comm) if isinstance(comm, ThreadCommunicator) else comm
 
-    def recorder(self, keeps: Sequence[Tensor]) -> None:
-        return None
-
     def capture(self, compute: Callable[[], Tensor | None]) -> Captured[Tensor | None]:
         return capture(self.device, compute)
-
-    def prepare(self) -> None:
-        """Do nothing: which kernels serve prompts depends on no measurement."""
-
-    def rest(self) -> None:
-        """Do nothing: a GPU needs no cores."""
-
-    def forget(self) -> None:
-        """Do nothing: activations are not kept."""
-
-    def release(self) -> None:
-        """Do nothing: torch keeps working memory."""
-
-    def close(self) -> None:
-        """Do nothing: there are no threads."""

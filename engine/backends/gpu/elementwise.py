@@ -19,12 +19,11 @@ from engine.backends.gpu.kernels import rope as kernels
 from engine.backends.gpu.launch.kernel_launch import FixedConstants, launch
 from engine.backends.gpu.launch.refusals import refusable
 from engine.backends.gpu.quantise import N_COUNTERS, allocate_rows_like, attach_rows
-from engine.backends.reference.ops import frequencies
 from engine.model.forward.batch import SMALL_BATCH
+from engine.model.forward.ops import frequencies
 
 if TYPE_CHECKING:
-    from engine.model.forward.operands import Activation, RopeParams
-    from engine.model.forward.ops import Addend, NormLayer
+    from engine.model.forward.operands import Activation, Addend, NormLayer, RopeParams
 
 LONGEST_ROW = 1 << 14
 """Most elements that one program holds at once: 16 in each of 1024 threads."""

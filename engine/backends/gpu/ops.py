@@ -14,42 +14,40 @@ from engine.backends.gpu.launch.refusals import allows
 from engine.backends.gpu.matmul import dequant_gemm, experts, gemv, tile_gemm
 from engine.backends.gpu.matmul.weights import GpuPlain, GpuPlanes
 from engine.backends.gpu.page_tables import PageTables, StateChains
-from engine.backends.reference.ops import REFERENCE, CompositeOps
 from engine.hardware.fallbacks import Fallbacks
 from engine.model.forward.batch import SMALL_BATCH
+from engine.model.forward.ops import Ops
 from engine.model.forward.pages import PAGE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from engine.backends.reference.recurrent import Chunks
     from engine.model.forward.batch import Batch, Tables
     from engine.model.forward.cache import LayerCache
+    from engine.model.forward.communicator import FusedAllReduce
     from engine.model.forward.expert_rows import Groups
     from engine.model.forward.operands import (
         Activation,
+        Addend,
         DeltaInputs,
+        ExpertLayer,
+        LinearLayer,
+        NormLayer,
         PlacedStates,
         RopeParams,
         Routing,
         ScanInputs,
         Scores,
         States,
-    )
-    from engine.model.forward.ops import (
-        Addend,
-        ExpertLayer,
-        FusedAllReduce,
-        LinearLayer,
-        NormLayer,
         Weight,
     )
+    from engine.model.forward.recurrent import Chunks
 
 MOST_TURNED = 2
 """Tensors that one kernel rotates."""
 
 
-class GpuOps(CompositeOps):
+class GpuOps(Ops):
     """The operations of one rank on a GPU; what no kernel serves goes to the reference.
 
     Nothing here reads a number of the device, so that a token can be captured in a graph; what
@@ -130,7 +128,7 @@ class GpuOps(CompositeOps):
 
     def rms_norm(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
         y = elementwise.rms_norm(x, weight, bias, eps)
-        return REFERENCE.rms_norm(x, weight, bias, eps) if y is None else y
+        return super().rms_norm(x, weight, bias, eps) if y is None else y
 
     def layer_norm(
         self, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
@@ -140,7 +138,7 @@ class GpuOps(CompositeOps):
 
     def l2_norm(self, x: Tensor, eps: float) -> Tensor:
         y = elementwise.l2_norm(x, eps)
-        return REFERENCE.l2_norm(x, eps) if y is None else y
+        return super().l2_norm(x, eps) if y is None else y
 
     def add_norm(
         self,
@@ -159,19 +157,19 @@ class GpuOps(CompositeOps):
 
     def activate(self, act: Activation, x: Tensor) -> Tensor:
         y = elementwise.activate(act, x)
-        return REFERENCE.activate(act, x) if y is None else y
+        return super().activate(act, x) if y is None else y
 
     def gated(self, act: Activation, gate: Tensor, up: Tensor) -> Tensor:
         y = elementwise.gated(act, gate, up)
-        return REFERENCE.gated(act, gate, up) if y is None else y
+        return super().gated(act, gate, up) if y is None else y
 
     def xielu(self, x: Tensor, positive: float, negative: float, beta: float, eps: float) -> Tensor:
         y = elementwise.xielu(x, positive, negative, beta, eps)
-        return REFERENCE.xielu(x, positive, negative, beta, eps) if y is None else y
+        return super().xielu(x, positive, negative, beta, eps) if y is None else y
 
     def softplus(self, x: Tensor) -> Tensor:
         y = elementwise.softplus(x)
-        return REFERENCE.softplus(x) if y is None else y
+        return super().softplus(x) if y is None else y
 
     def norm_gated(self, x: Tensor, norm: NormLayer, act: Activation, gate: Tensor) -> Tensor:
         y = elementwise.norm_gated(x, norm, act, gate)
@@ -179,7 +177,7 @@ class GpuOps(CompositeOps):
 
     def opened(self, x: Tensor, door: Tensor, y: Tensor, other: Tensor | None = None) -> Tensor:
         found = elementwise.opened(x, door, y, other)
-        return REFERENCE.opened(x, door, y, other) if found is None else found
+        return super().opened(x, door, y, other) if found is None else found
 
     # recurrent layers
 
@@ -247,7 +245,7 @@ class GpuOps(CompositeOps):
 
     def scan_chunks(self, chunks: Chunks, state: Tensor) -> Tensor:
         y = recurrent.scan_chunks(chunks, state)
-        return REFERENCE.scan_chunks(chunks, state) if y is None else y
+        return super().scan_chunks(chunks, state) if y is None else y
 
     # experts
 
@@ -278,7 +276,7 @@ class GpuOps(CompositeOps):
 
     def sum_of_experts(self, y: Tensor, weights: Tensor | None, groups: Groups) -> Tensor:
         total = routing.sum_of_experts(y, weights, groups)
-        return REFERENCE.sum_of_experts(y, weights, groups) if total is None else total
+        return super().sum_of_experts(y, weights, groups) if total is None else total
 
     # attention
 
@@ -286,7 +284,7 @@ class GpuOps(CompositeOps):
         self, params: RopeParams, factors: Tensor | None, positions: Tensor
     ) -> tuple[Tensor, Tensor]:
         if not allows(positions.device, "rope_angles"):
-            return REFERENCE.rope_angles(params, factors, positions)
+            return super().rope_angles(params, factors, positions)
         return self._angles(params, factors, positions)
 
     def ropes(
@@ -309,7 +307,7 @@ class GpuOps(CompositeOps):
         if rows is None or not attention.write(cache, k, v, rows):
             self._miss("writes such a cache")
             refuse_capture("no kernel writes such a cache")
-            REFERENCE.write_cache(cache, k, v, batch)
+            super().write_cache(cache, k, v, batch)
 
     def attention(
         self,
@@ -321,13 +319,13 @@ class GpuOps(CompositeOps):
         slopes: Tensor | None = None,
     ) -> Tensor:
         if batch.two_way(scores.window):
-            return REFERENCE.attention(q, cache, batch, scores, sinks, slopes)
+            return super().attention(q, cache, batch, scores, sinks, slopes)
         rows = self.tables.rows(cache.group)
         y = rows and attention.attention(q, cache, rows, scores, sinks, slopes)
         if y is None:
             self._miss("reads such a cache")
             refuse_capture("no kernel reads such a cache")
-            return REFERENCE.attention(q, cache, batch, scores, sinks, slopes)
+            return super().attention(q, cache, batch, scores, sinks, slopes)
         return y
 
     def new_attention(
@@ -348,23 +346,6 @@ class GpuOps(CompositeOps):
         if y is None:
             return super().new_attention(q, k, v, cache, batch, scores, sinks, slopes)
         return y
-
-    # no kernel: torch
-
-    def concat(self, *parts: Tensor) -> Tensor:
-        return REFERENCE.concat(*parts)
-
-    def route(
-        self, routing_: Routing, logits: Tensor, bias: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        return REFERENCE.route(routing_, logits, bias)
-
-    def rope(self, x: Tensor, cos: Tensor, sin: Tensor, style: str) -> Tensor:
-        return REFERENCE.rope(x, cos, sin, style)
-
-    @property
-    def memory(self) -> Sequence[Tensor]:
-        return ()
 
 
 def _for_library(weight: Weight | None) -> GpuPlanes | Tensor | None:

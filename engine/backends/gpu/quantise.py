@@ -10,8 +10,8 @@ from torch import Tensor
 from engine.backends.gpu.kernels import quantise as kernels
 from engine.backends.gpu.launch.configs import target_of
 from engine.backends.gpu.launch.kernel_launch import launch
-from engine.backends.reference.attention import most_few_rows
 from engine.formats.quants.layout import BLOCK, Extent
+from engine.model.forward.attention import most_few_rows
 
 N_COUNTERS = 2048
 """Largest number of tiles in a launch that several programs share; each needs a counter."""

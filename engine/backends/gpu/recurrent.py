@@ -3,7 +3,7 @@
 Each function returns None where its kernel does not support the arguments, and updates the state in
 place: that of one sequence; or, given `chains`, those in all places, (places, ...), for the rows of
 several sequences, see `gpu.state_chains`. A kernel goes from token to token, which for many
-tokens takes longer than the chunked matrix products of `engine.backends.reference.recurrent`.
+tokens takes longer than the chunked matrix products of `engine.model.forward.recurrent`.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from engine.backends.gpu.launch.kernel_launch import launch
 from engine.backends.gpu.launch.refusals import refusable
 
 if TYPE_CHECKING:
-    from engine.backends.reference.recurrent import Chunks
     from engine.model.forward.operands import Activation, DeltaInputs, ScanInputs
+    from engine.model.forward.recurrent import Chunks
 
 FEW_TOKENS = 64
 """Most tokens for which the token-by-token kernels are as fast as a chunk of matrix products."""
@@ -149,7 +149,7 @@ def state_space_scan(x: ScanInputs, state: Tensor, chains: Tensor | None = None)
 
 @refusable
 def scan_chunks(chunks: Chunks, state: Tensor) -> Tensor | None:
-    """Compute `ReferenceOps.scan_chunks` where tensor cores reach F32's precision."""
+    """Compute `Ops.scan_chunks` where tensor cores reach F32's precision."""
     q, k, v, products, (from_start, to_end), inverse = chunks
     (n_chunk, n_head, size, n_key), n_value = q.shape, v.shape[3]
     target = target_of(q.device)

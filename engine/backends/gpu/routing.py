@@ -14,9 +14,9 @@ from engine.backends.gpu.kernels import routing
 from engine.backends.gpu.launch.configs import KernelTarget, target_of
 from engine.backends.gpu.launch.kernel_launch import launch
 from engine.backends.gpu.launch.refusals import allows, refusable
-from engine.backends.reference.attention import most_few_rows
-from engine.backends.reference.ops import SMALLEST_SUM
+from engine.model.forward.attention import most_few_rows
 from engine.model.forward.expert_rows import Groups
+from engine.model.forward.ops import SMALLEST_SUM
 
 if TYPE_CHECKING:
     from engine.model.forward.operands import Routing

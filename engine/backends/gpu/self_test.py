@@ -30,16 +30,16 @@ from engine.backends.gpu.loading.pack import pack
 from engine.backends.gpu.matmul import gemv, tile_gemm
 from engine.backends.gpu.matmul.weights import GpuPlanes
 from engine.backends.gpu.page_tables import PagedRows
-from engine.backends.reference.attention import attend
-from engine.backends.reference.ops import ReferenceOps
 from engine.errors import EngineError
 from engine.formats.quants.dequantise import dequantise
 from engine.formats.quants.layout import LAYOUTS, Extent, n_tiles
 from engine.hardware.faults import fault_of
 from engine.hardware.torch_devices import is_out_of_memory
+from engine.model.forward.attention import attend
 from engine.model.forward.batch import Batch
 from engine.model.forward.cache import LayerCache
 from engine.model.forward.operands import Scores
+from engine.model.forward.ops import Ops
 from engine.model.forward.state import KVState
 from engine.model.sharding.shares import Ranges
 from engine.util.programs import tie_to_parent
@@ -87,7 +87,7 @@ def described(error: Exception) -> str:
 def _norm(device: torch.device) -> None:
     x, weight = _random(3, N_COLUMN, device=device), _random(N_COLUMN, device=device)
     y = elementwise.rms_norm(x, weight, None, 1e-5)
-    _compare("a norm", y, ReferenceOps().rms_norm(x, weight, None, 1e-5))
+    _compare("a norm", y, Ops().rms_norm(x, weight, None, 1e-5))
 
 
 def _products(device: torch.device) -> None:

@@ -1,38 +1,49 @@
-"""Reference backend: torch in F32 over dequantised or packed weights."""
+"""Backend of a rank in plain torch, the base of those with kernels."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from engine.backends.reference.ops import REFERENCE, ReferenceOps
 from engine.backends.reference.weights import FileReader, copied
+from engine.model.forward.ops import REFERENCE
 
 if TYPE_CHECKING:
     from engine.formats.gguf.reader import GGUFFile
     from engine.formats.gguf.tensor_bytes import TensorBytes
-    from engine.model.forward.ops import Communicator, Weight
+    from engine.load_params import LoadParams
+    from engine.model.architectures.declare import Declaration
+    from engine.model.forward.cache import Cache
+    from engine.model.forward.communicator import Communicator
+    from engine.model.forward.operands import Weight
+    from engine.model.forward.ops import Ops
+    from engine.model.forward.recording import Captured
     from engine.model.layers.module import Slot
     from engine.model.sharding.placement import Slices
+    from engine.util.progress import IsCancelled
 
 
-class NothingToCompile:
-    """Compilation handle of a backend that has nothing to compile ahead."""
+class Compilation:
+    """Compilation of kernels that runs while weights are loaded; here there are none to compile."""
 
-    def wait(self, is_cancelled: object) -> None:
-        """Return at once."""
+    def wait(self, is_cancelled: IsCancelled) -> None:
+        """Wait until all kernels are compiled.
+
+        Raises:
+            EngineError: a kernel does not compile, or the wait was cancelled.
+        """
 
     def cancel(self) -> None:
-        """Do nothing."""
+        """Stop compiling."""
 
 
-class PlainLoader:
-    """Loader that copies bytes of the file; it makes no matrices for kernels.
+class WeightLoader:
+    """Loader of weights from a file to a rank's device, in the form that its backend reads.
+
+    This one copies bytes of the file; it makes no matrices for kernels.
 
     Args:
         report: callback that gets the number of bytes read from the file; may raise to stop.
@@ -44,133 +55,125 @@ class PlainLoader:
         self.reader = reader
 
     def copy_bytes(self, raw: TensorBytes) -> Tensor:
-        """Copy bytes of the file into memory of their own."""
+        """Copy bytes (…, row_bytes) of the file to the device unchanged."""
         return copied(raw, self.report, self.reader)
 
     def matrix(self, slot: Slot, pieces: Sequence[Slices]) -> Weight:
-        """Raise an error: only backends with kernels hold matrices for them."""
+        """Load the parts of a matrix that the rank holds, in the form that kernels read."""
         raise AssertionError(f"{slot.tensor.name} is for kernels, and there are none")
 
 
-class ReferenceBackend:
-    """Backend in plain torch; it compiles, records and captures nothing.
+class Backend:
+    """Kernels, working memory and weight format of one rank: here plain torch, without kernels.
 
-    See `engine.runtime.backend.Backend`.
+    `CpuBackend` and `GpuBackend` override it; `engine.runtime.builder` decides which a rank gets.
+
+    Attributes:
+        records: whether tokens are recorded on the rank's own thread, see `cpu.recorder`.
+        captures: whether tokens are captured on the device, by all ranks together, see `capture`.
+        has_arenas: whether matrices with the same `engine.planning.footprint.arena_key` may lie in
+            one piece of memory, which is free only once all of them are.
     """
 
-    records = captures = compiles = samples = has_arenas = False
-    memory: Sequence[Tensor] = ()
-    kernel_s: float | None = None
-    waited_s = 0.0
+    records = captures = has_arenas = False
 
-    def make_ops(self) -> ReferenceOps:
+    @property
+    def samples(self) -> bool:
+        """Whether tokens may be sampled on the device."""
+        return False
+
+    @property
+    def compiles(self) -> bool:
+        """Whether kernels are compiled at their first start."""
+        return False
+
+    @property
+    def memory(self) -> Sequence[Tensor]:
+        """Tensors that kernels use beside those that a forward pass allocates, as of now."""
+        return ()
+
+    @property
+    def kernel_s(self) -> float | None:
+        """Seconds spent in kernels so far; None where nothing measures it."""
+        return None
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds that replayed tokens have waited for other ranks so far."""
+        return 0.0
+
+    def make_ops(self) -> Ops:
+        """Return new operations, without any cached activations."""
         return REFERENCE
 
     @contextmanager
     def loader(
         self, file: GGUFFile, slots: Sequence[Slot], rank: int, report: Callable[[int], None]
-    ) -> Iterator[PlainLoader]:
+    ) -> Iterator[WeightLoader]:
+        """Return the loader of a rank's parts of `slots`; at its exit all loads are complete.
+
+        Args:
+            report: called with the number of file bytes that were just read; may raise to stop.
+        """
         with FileReader() as reader:
-            yield PlainLoader(report, reader)
+            yield WeightLoader(report, reader)
 
-    def compile_ahead(self, *_: object) -> NothingToCompile:
-        return NothingToCompile()
+    def compile_ahead(
+        self, declare: Callable[[], Declaration], rank: int, params: LoadParams,
+        row_counts: Sequence[int], note: Callable[[str], None],
+    ) -> Compilation:  # fmt: skip
+        """Begin to compile the kernels that forward passes will start.
 
-    def check(self, *_: object) -> None:
-        """Do nothing: torch is the reference that others are compared with."""
+        Args:
+            declare: returns another declaration of the model, with modules that nobody else uses.
+            rank: number of the rank.
+            params: parameters of the load.
+            row_counts: numbers of rows of the passes.
+            note: called with the progress as a sentence; with "" at the end.
+        """
+        return Compilation()
+
+    def check(self, file: GGUFFile, slots: Sequence[Slot], cache: Cache) -> None:
+        """Compare the kernels of the passes that `compile_ahead` knows of with torch, once.
+
+        Kernels whose results differ are replaced, which is reported.
+
+        Args:
+            file: file of the model.
+            slots: tensors of the model, and the attributes that hold the rank's parts of them.
+            cache: cache of the rank, without any tokens.
+
+        Raises:
+            EngineError: no kernel computes the right results.
+        """
 
     def adopt(self, value: Weight | Tensor) -> Weight | Tensor:
+        """Return another rank's weight on the same device in this backend's form."""
         return value
 
     def captured_collectives(self, comm: Communicator) -> Communicator:
+        """Return a communicator with the collectives of `comm`, for use inside captures."""
         return comm
 
-    def recorder(self, keeps: Sequence[Tensor]) -> None:
-        return None
+    def capture(self, compute: Callable[[], Tensor | None]) -> Captured[Tensor | None]:
+        """Capture the computation of a token.
 
-    def capture(self, compute: object) -> NoReturn:
+        Raises:
+            NotRepeatable: the computation cannot be captured.
+        """
         raise AssertionError("only GPUs capture")
 
     def prepare(self) -> None:
-        """Do nothing: no choice depends on a measurement."""
+        """Take the measurements for which the first prompt would otherwise wait."""
 
     def rest(self) -> None:
-        """Do nothing: no threads spin."""
+        """Send threads that wait for work to sleep: another model needs the cores."""
 
     def forget(self) -> None:
-        """Do nothing: no activations are kept."""
+        """Drop cached forms of the last activations."""
 
     def release(self) -> None:
-        """Do nothing: there is no working memory."""
+        """Free working memory."""
 
     def close(self) -> None:
-        """Do nothing: there are no threads."""
-
-
-aten = torch.ops.aten
-
-UNFIT = {
-    torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape,
-    torch.Tag.nondeterministic_seeded,
-}  # fmt: skip
-"""Tags of operations that cannot be replayed: they depend on the numbers, or are random."""
-
-
-class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Mode that sees the torch operations of one thread, without torch's compiler."""
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """Return False: skipping torch's compiler would import it, and Triton, for seconds."""
-        return False
-
-
-class ReplayedOp:
-    """Recorded torch operation; a call repeats it and writes the result to the same memory."""
-
-    def __init__(
-        self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any
-    ) -> None:
-        self._func, self._args, self._kwargs = func, args, kwargs
-        self._targets = tensors_of(result)
-
-    def __call__(self) -> None:
-        results = tensors_of(self._func(*self._args, **self._kwargs))
-        for target, tensor in zip(self._targets, results, strict=True):
-            target.copy_(tensor)
-
-
-def tensors_of(x: Any) -> list[Tensor]:
-    """Return all tensors in the result or arguments of an operation."""
-    if isinstance(x, Tensor):
-        return [x]
-    return [t for part in x for t in tensors_of(part)] if isinstance(x, list | tuple) else []
-
-
-def is_allocation(func: Any) -> bool:
-    """Return whether an operation only allocates memory, like `empty`."""
-    name: str = func._schema.name
-    return name.removeprefix("aten::").removeprefix("new_").startswith("empty")
-
-
-def is_view(result: Any, args: Sequence[Any]) -> bool:
-    """Return whether an operation's results lie in the memory of its arguments.
-
-    Their addresses tell: some operations return views only where they can.
-    """
-    memory = {x.untyped_storage().data_ptr() for x in tensors_of(list(args))}
-    results = tensors_of(result)
-    return bool(results) and all(x.untyped_storage().data_ptr() in memory for x in results)
-
-
-def is_fit(func: Any, args: Sequence[Any], result: Any) -> bool:
-    """Return whether an operation can be replayed with other numbers.
-
-    Its shapes must not depend on the numbers, and it must not return any of them to Python.
-    """
-    if not tensors_of(result):
-        return False
-    if func is aten.index.Tensor:  # the shape depends on the numbers of a boolean mask
-        return all(x is None or x.dtype is not torch.bool for x in args[1])
-    tags: list[Any] = func.tags
-    return UNFIT.isdisjoint(tags)
+        """End the backend's threads; safe to call twice."""

@@ -22,7 +22,7 @@ from engine.formats.gguf.tensors import TYPES
 from engine.formats.quants.dequantise import dequantise
 from engine.hardware.devices.host import usable_cores
 from engine.model.forward.expert_rows import Groups
-from engine.model.forward.ops import ALL
+from engine.model.forward.operands import ALL
 
 CHUNK_ELEMENTS = 1 << 22
 """Elements of a packed matrix that are dequantised at a time, into memory that is reused."""

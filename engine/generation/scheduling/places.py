@@ -66,7 +66,7 @@ class Places:
 
     def __init__(self, runtime: PagedRuntime, checkpoint_bytes: int = CHECKPOINT_BYTES) -> None:
         self._runtime = runtime
-        groups = [Group(PagePool(group.n_pages), group.sight) for group in runtime.groups]
+        groups = [Group(PagePool(group.n_pages), group.window) for group in runtime.groups]
         self._sequences = Sequences(groups, lambda *pages: self._runtime.copy_page(*pages))
         self._states: Checkpoints[SlotState] = Checkpoints(checkpoint_bytes)
         self._has_states = not runtime.can_rewind
@@ -187,8 +187,8 @@ class Places:
         n_growing = sum(-(-other.n // PAGE) < most for other in others)
         for group, table in zip(self._sequences.groups, place.sequence.tables, strict=True):
             n_used = sum(page != GONE for page in table)
-            wanted = group.sight.n_pages(n, self._runtime.n_batch)
-            n_spare = n_growing if group.sight.n is None else 0
+            wanted = group.window.n_pages(n, self._runtime.n_batch)
+            n_spare = n_growing if group.window.n is None else 0
             if group.pool.n_free < max(0, wanted - n_used) + n_spare:
                 return False
         return True

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from engine.model.architectures.gemma import GemmaLM
 from engine.model.architectures.registry import register
-from engine.model.forward.operands import GELU
-from engine.model.forward.ops import Addend
+from engine.model.forward.operands import GELU, Addend
 from engine.model.layers.block import (
     SIDE,
     Block,

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from engine.model.forward.context import Context
-    from engine.model.forward.ops import Addend
+    from engine.model.forward.operands import Addend
 
 
 class GraniteAttention(Attention):

@@ -217,7 +217,7 @@ SMALL_BATCH = 8
 """Largest number of tokens for which GPUs use the kernels of a single one: GEMV kernels read each
 weight once, attention reads the cache in short pieces, and a token's bits do not depend on the
 other tokens. Above it they round otherwise, but for passes that check guesses: an answer shall be
-the one without guesses, see `engine.backends.reference.attention`."""
+the one without guesses, see `engine.model.forward.attention`."""
 
 BF16_BATCH = 32
 """Smallest number of tokens for which a backend may dequantise matrices to BF16 for a GEMM."""

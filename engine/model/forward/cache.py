@@ -13,12 +13,12 @@ from engine.formats.quants.dequantise import dequantise
 from engine.formats.quants.encode import quantise
 from engine.hardware.host_memory import HostTensor
 from engine.model.forward.pages import PAGE
-from engine.model.forward.state import KV_INFO, KVState, RecurrentState, sights_of
+from engine.model.forward.state import KV_INFO, KVState, RecurrentState, windows_of
 from engine.model.sharding.split import head_groups
 
 if TYPE_CHECKING:
     from engine.model.forward.batch import Batch, Piece
-    from engine.model.forward.pages import Sight
+    from engine.model.forward.pages import AttentionWindow
     from engine.model.forward.state import CacheSize, State
     from engine.model.sharding.shares import Ranges
 
@@ -219,7 +219,7 @@ class Cache:
     Args:
         states: declarations of the layers whose memory is allocated at once.
         size: see `CacheSize`.
-        sights: sight of each group of layers, see `sights_of`; None for those of `states`.
+        windows: window of each group of layers, see `windows_of`; None for those of `states`.
         kv_on_host: whether keys and values lie in the host's memory.
 
     Attributes:
@@ -228,12 +228,12 @@ class Cache:
 
     def __init__(
         self, states: Sequence[State], rank: int, size: CacheSize, device: torch.device,
-        sights: Sequence[Sight] | None = None, *, kv_on_host: bool = False,
+        windows: Sequence[AttentionWindow] | None = None, *, kv_on_host: bool = False,
     ) -> None:  # fmt: skip
         self.kv_on_host = kv_on_host
         self.n_slots = size.n_slots
         self._rank, self._size, self._device = rank, size, device
-        self._sights = sights_of(states) if sights is None else sights
+        self._windows = windows_of(states) if windows is None else windows
         self._kv: dict[KVState, LayerCache] = {}
         self._recurrent: dict[RecurrentState, StateSlots] = {}
         for state in states:
@@ -247,8 +247,8 @@ class Cache:
         elif state.kv_heads.size(self._rank):
             layer_type = HostLayerCache if self.kv_on_host else LayerCache
             self._kv[state] = layer_type(
-                state, self._rank, self._size.n_held(state.sight), self._size.kv_type,
-                self._device, self._sights.index(state.sight),
+                state, self._rank, self._size.n_held(state.window), self._size.kv_type,
+                self._device, self._windows.index(state.window),
             )  # fmt: skip
 
     def allocation(self, state: State) -> tuple[torch.device, int]:

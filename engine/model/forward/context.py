@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, TypeVar
 
@@ -10,16 +10,15 @@ import torch
 from torch import Tensor
 
 from engine.model.forward.batch import KEPT_STATES, MOST_AT_ONCE, SMALL_BATCH, Batch
+from engine.model.forward.communicator import Communicator, Group
 from engine.model.forward.operands import PlacedStates
-from engine.model.forward.ops import Communicator, Group
 from engine.model.sharding.shares import Ranges
 
 if TYPE_CHECKING:
     from engine.model.forward.batch import Piece
     from engine.model.forward.cache import Cache
-    from engine.model.forward.operands import Scores
-    from engine.model.forward.ops import Addend, NormLayer, Ops, RopeLayer
-    from engine.model.forward.recording import TokenRecorder
+    from engine.model.forward.operands import Addend, NormLayer, RopeLayer, Scores
+    from engine.model.forward.ops import Ops
     from engine.model.forward.state import KVState, RecurrentState
 
 
@@ -143,7 +142,7 @@ class Context:
         directions: vector to add to the residual stream after a block, by the block's number.
         side: tensors that an architecture hands its blocks beside the residual stream, for one
             pass.
-        recorder: recorder of this pass, if it is recorded.
+        run_live: runs the last step of this pass if it is recorded: replays call it instead.
         is_sliced: whether each rank keeps its slice of the logits.
         keeps_rows: whether all rows go through all blocks, see `drop_rows`.
         head_input: hidden state from which these slices were computed, (rows, n_embd), if it should
@@ -171,7 +170,7 @@ class Context:
             torch.zeros(MOST_AT_ONCE, dtype=torch.int64, device=device) for _ in range(2)
         )
         self._is_shifted = False
-        self.recorder: TokenRecorder | None = None
+        self.run_live: Callable[[Callable[[], Tensor | None]], Tensor | None] | None = None
         self.is_sliced = False
         self.head_input: Tensor | None = None
         self.directions: dict[int, Tensor] = {}
@@ -406,9 +405,9 @@ class Context:
         if self.is_sliced:
             self.head_input = alike if self._are_of_one_kind(group) else None
             return x
-        if self.recorder is None:
+        if self.run_live is None:
             return self._comm.gather(x, group, alike)
-        return self.recorder.run_live(lambda: self._comm.gather(x, group, alike))
+        return self.run_live(lambda: self._comm.gather(x, group, alike))
 
     def rope(self, x: Tensor, rope: RopeLayer) -> Tensor:
         """Rotate x (T, n_head, head_dim) by the positions of this pass."""

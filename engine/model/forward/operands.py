@@ -1,17 +1,21 @@
-"""Parameters that operations take beside tensors: activations, attention scores, routing, RoPE."""
+"""What operations take beside tensors: weights and layers, activations, scores, routing, RoPE.
+
+Nothing here imports torch, so that models can be declared without it.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import ceil, floor, log, pi
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple, Protocol, TypeAlias
 
-from engine.model.forward.pages import Sight
+from engine.model.forward.pages import AttentionWindow
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from engine.model.forward.batch import Batch
+    from engine.model.forward.expert_rows import Groups
 
 Gating = Literal["softmax", "sigmoid", "softmax_chosen"]
 """Function from a router's logits to scores, see `Routing`."""
@@ -21,6 +25,154 @@ RopeStyle = Literal["norm", "neox"]
 
 BETA_FAST, BETA_SLOW = 32.0, 1.0
 """YaRN's bounds in rotations; llama.cpp reads a file's own only for a few architectures."""
+
+ALL = slice(None)
+"""Slice of all rows."""
+
+
+class Weight(Protocol):
+    """A matrix (n_out, n_in), or one per expert."""
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes that the matrix takes."""
+        ...
+
+    def matmul(self, x: Tensor) -> Tensor:
+        """Return `x Wᵀ`, (T, n_out), for x (T, n_in) in F32."""
+        ...
+
+    def lookup(self, ids: Tensor) -> Tensor:
+        """Return the rows `ids` (T,) as (T, n_in); zeros for ids that this rank has no row of."""
+        ...
+
+    def grouped(self, x: Tensor, groups: Groups) -> Tensor:
+        """Multiply each row of x (n_row, n_in) by its expert's matrix (grouped GEMM).
+
+        On CPUs, x may have a row for each token instead, (T, n_in), where these are fewer.
+        """
+        ...
+
+    def per_head(self, x: Tensor, rows: slice = ALL, *, transposed: bool = False) -> Tensor:
+        """Return `x Wᵀ` with one matrix per head, (T, n_head, n_out), for x (T, n_head, n_in).
+
+        Args:
+            rows: rows of each W to multiply by.
+            transposed: whether to return `x W` instead: (T, n_head, n_out) to (T, n_head, n_in).
+        """
+        ...
+
+
+class LinearLayer:
+    """Arithmetic of a linear map; `engine.model.layers.linear.Linear` declares its tensors.
+
+    Attributes:
+        weight: this rank's part of (n_out, n_in), or None where the rank has none.
+        bias: this rank's part of (n_out,), or None; most files have none.
+        scale: factor on the whole matrix, (1,) (ternary and NVFP4 models), or None.
+        is_partial: whether the result is a partial sum, since W is cut by columns.
+    """
+
+    weight: Weight | None = None
+    bias: Tensor | None = None
+    scale: Tensor | None = None
+    is_partial = False
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Map this rank's slice of x (T, n_in) to its slice or partial sum of (T, n_out)."""
+        assert self.weight is not None, "a rank without a slice must not compute it"
+        return self.finish(self.weight.matmul(x))
+
+    @property
+    def is_bare(self) -> bool:
+        """Whether nothing follows the product: neither bias nor scale."""
+        return self.scale is None and self.bias is None
+
+    @property
+    def added_bias(self) -> Tensor | None:
+        """Bias to add to the product on this rank, (n_out,); None for a partial sum."""
+        return None if self.is_partial else self.bias
+
+    def finish(self, y: Tensor) -> Tensor:
+        """Apply scale and bias to a product y (T, n_out of this rank)."""
+        if self.scale is not None:
+            y = y * self.scale
+        return y if self.added_bias is None else y + self.added_bias
+
+
+class ExpertLayer:
+    """Arithmetic of one matrix per routed expert, all with the same cut; see `ExpertLinear`.
+
+    Attributes:
+        weight: this rank's part of all experts, (n_expert, n_out, n_in), or None.
+        bias: this rank's part of (n_expert, n_out), or None; few files have one.
+        scale: factor on each expert's matrix, (n_expert,), or None.
+    """
+
+    weight: Weight | None = None
+    bias: Tensor | None = None
+    scale: Tensor | None = None
+
+    def __call__(self, x: Tensor, groups: Groups) -> Tensor:
+        """Map each row of x (n_row, n_in) to (n_row, n_out) with the matrix of its expert."""
+        assert self.weight is not None, "a rank without a slice must not compute it"
+        y = self.weight.grouped(x, groups)
+        if self.scale is not None:
+            y = y * self.scale[groups.expert_of, None]
+        return y if self.bias is None else y + self.bias[groups.expert_of]
+
+
+class NormLayer:
+    """Parameters of a norm; `engine.model.layers.norm.Norm` declares its tensors.
+
+    Attributes:
+        kind: formula of the norm.
+        eps: number added to the mean square or variance.
+        is_absent: whether the file has no such norm: vectors stay as they are.
+    """
+
+    kind: ClassVar[Literal["rms", "layer"]]
+    weight: Tensor | None = None
+    bias: Tensor | None = None
+    eps: float
+    is_absent = False
+
+
+class RopeLayer:
+    """Rotation of queries and keys by their positions; see `engine.model.layers.norm.Rope`.
+
+    Attributes:
+        weight: divisors of the frequencies (Llama 3's `rope_freqs`), (n_rot / 2,), or None.
+    """
+
+    params: RopeParams
+    weight: Tensor | None = None
+
+
+class Addend(NamedTuple):
+    """Value to add to the residual stream: `norm(sum of partial + bias) * scale`.
+
+    `Context.all_reduce_add` adds it.
+
+    Attributes:
+        partial: this rank's partial sum, (T, n_embd); None if it has none.
+        bias: vector that is added once to the sum, (n_embd,).
+        norm: norm of the biased sum, if any.
+        scale: factor on what is added.
+        is_whole: whether `partial` is the whole sum already, the same on all ranks.
+        sum_scale: factor on the residual stream afterwards, (1,).
+    """
+
+    partial: Tensor | None
+    bias: Tensor | None = None
+    norm: NormLayer | None = None
+    scale: float = 1.0
+    is_whole: bool = False
+    sum_scale: Tensor | None = None
+
+    def summed(self, total: Tensor) -> Addend:
+        """Return the addend with the sum of all ranks in place of the partial one."""
+        return self._replace(partial=total, is_whole=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +215,11 @@ class Scores:
     first: int = 0
 
     @property
-    def sight(self) -> Sight:
+    def attention_window(self) -> AttentionWindow:
         """Attention window of the queries."""
         if self.chunk and not 0 < self.window <= self.chunk:
-            return Sight(self.chunk, is_chunked=True)
-        return Sight(self.window or None)
+            return AttentionWindow(self.chunk, is_chunked=True)
+        return AttentionWindow(self.window or None)
 
     def first_visible(self, position: int) -> int:
         """Return the first position that any query from `position` on sees."""

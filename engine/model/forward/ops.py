@@ -1,23 +1,35 @@
-"""Interface to the arithmetic: operations that layers call, and the layers as operations use them.
+"""Operations that layers call, in plain torch in F32: the oracle, and what backends build on.
 
-`reference.ops` is the oracle in torch, `cpu.ops` and `gpu.ops` are the fast
-ones. None of them is below another: what all share is in `engine.backends.reference.ops`.
+`CpuOps` and `GpuOps` override what they have kernels for, and call these methods where a kernel
+cannot be used. None of them is below another.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.nn.functional import gelu, normalize, relu, silu, softplus
+
+from engine.model.forward import recurrent
+from engine.model.forward.attention import attend
+from engine.model.forward.expert_rows import Groups
+from engine.model.forward.operands import OAI_ALPHA, SILU, PlacedStates
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from engine.model.forward.batch import Batch, Tables
     from engine.model.forward.cache import LayerCache
-    from engine.model.forward.expert_rows import Groups
+    from engine.model.forward.communicator import FusedAllReduce
     from engine.model.forward.operands import (
         Activation,
+        Addend,
         DeltaInputs,
+        ExpertLayer,
+        LinearLayer,
+        NormLayer,
         RopeParams,
         Routing,
         ScanInputs,
@@ -25,168 +37,12 @@ if TYPE_CHECKING:
         States,
     )
 
-ALL = slice(None)
-"""Slice of all rows."""
 
+class Ops:
+    """Operations of one rank. Tensors are F32 and on its device; T is the number of tokens.
 
-class Weight(Protocol):
-    """A matrix (n_out, n_in), or one per expert."""
-
-    @property
-    def n_bytes(self) -> int:
-        """Bytes that the matrix takes."""
-        ...
-
-    def matmul(self, x: Tensor) -> Tensor:
-        """Return `x Wᵀ`, (T, n_out), for x (T, n_in) in F32."""
-        ...
-
-    def lookup(self, ids: Tensor) -> Tensor:
-        """Return the rows `ids` (T,) as (T, n_in); zeros for ids that this rank has no row of."""
-        ...
-
-    def grouped(self, x: Tensor, groups: Groups) -> Tensor:
-        """Multiply each row of x (n_row, n_in) by its expert's matrix (grouped GEMM).
-
-        On CPUs, x may have a row for each token instead, (T, n_in), where these are fewer.
-        """
-        ...
-
-    def per_head(self, x: Tensor, rows: slice = ALL, *, transposed: bool = False) -> Tensor:
-        """Return `x Wᵀ` with one matrix per head, (T, n_head, n_out), for x (T, n_head, n_in).
-
-        Args:
-            rows: rows of each W to multiply by.
-            transposed: whether to return `x W` instead: (T, n_head, n_out) to (T, n_head, n_in).
-        """
-        ...
-
-
-class LinearLayer(Protocol):
-    """Interface of a linear map to operations; see `engine.model.layers.linear.Linear`."""
-
-    weight: Weight | None
-    scale: Tensor | None
-
-    @property
-    def is_bare(self) -> bool:
-        """Whether nothing follows the product: neither bias nor scale."""
-        ...
-
-    @property
-    def added_bias(self) -> Tensor | None:
-        """Bias to add to the product on this rank, (n_out,)."""
-        ...
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """Map x (T, n_in) to (T, n_out)."""
-        ...
-
-    def finish(self, y: Tensor) -> Tensor:
-        """Apply scale and bias to a product y (T, n_out)."""
-        ...
-
-
-class ExpertLayer(Protocol):
-    """Interface of one matrix per expert to operations; see `layers.linear.ExpertLinear`."""
-
-    weight: Weight | None
-    bias: Tensor | None
-    scale: Tensor | None
-
-    def __call__(self, x: Tensor, groups: Groups) -> Tensor:
-        """Map each row of x (n_row, n_in) to (n_row, n_out) with the matrix of its expert."""
-        ...
-
-
-class NormLayer(Protocol):
-    """Interface of a norm to operations; see `engine.model.layers.norm.Norm`.
-
-    Attributes:
-        eps: number added to the mean square or variance.
-        is_absent: whether the file has no such norm, and vectors stay as they are.
+    These have no state, so one instance serves all ranks.
     """
-
-    weight: Tensor | None
-    bias: Tensor | None
-    eps: float
-    is_absent: bool
-
-    @property
-    def kind(self) -> Literal["rms", "layer"]:
-        """Formula of the norm."""
-        ...
-
-    def apply(self, x: Tensor, ops: Ops) -> Tensor:
-        """Normalise x (..., n) with operations of `ops`."""
-        ...
-
-
-class RopeLayer(Protocol):
-    """Interface of a rotation to operations; see `engine.model.layers.norm.Rope`.
-
-    Attributes:
-        params: parameters of the map from positions to angles.
-        weight: divisors of the frequencies, (n_rot / 2,), or None.
-    """
-
-    params: RopeParams
-    weight: Tensor | None
-
-
-class Addend(NamedTuple):
-    """Value to add to the residual stream: `norm(sum of partial + bias) * scale`.
-
-    `Context.all_reduce_add` adds it.
-
-    Attributes:
-        partial: this rank's partial sum, (T, n_embd); None if it has none.
-        bias: vector that is added once to the sum, (n_embd,).
-        norm: norm of the biased sum, if any.
-        scale: factor on what is added.
-        is_whole: whether `partial` is the whole sum already, the same on all ranks.
-        sum_scale: factor on the residual stream afterwards, (1,).
-    """
-
-    partial: Tensor | None
-    bias: Tensor | None = None
-    norm: NormLayer | None = None
-    scale: float = 1.0
-    is_whole: bool = False
-    sum_scale: Tensor | None = None
-
-    def summed(self, total: Tensor) -> Addend:
-        """Return the addend with the sum of all ranks in place of the partial one."""
-        return self._replace(partial=total, is_whole=True)
-
-
-class FusedAllReduce(Protocol):
-    """One-shot all-reduce inside a kernel, which can compute the operations after the sum too."""
-
-    def all_reduce(self, x: Tensor | None, shape: Sequence[int]) -> Tensor:
-        """Return the sum of the members' values, with the same bits on all of them.
-
-        Args:
-            x: this rank's values, F32 of `shape`; None if it has none.
-        """
-        ...
-
-    def add_norm(
-        self, x: Tensor, addend: Addend, norm: NormLayer | None, x_bytes: int | None = None
-    ) -> tuple[Tensor, Tensor | None] | None:
-        """Compute `Ops.add_norm` of the all-reduced addend in one kernel.
-
-        Args:
-            x_bytes: bytes of a quantised activation; None if the result is not quantised as well.
-
-        Returns:
-            The result of `Ops.add_norm`; None, on all members alike, if the kernel cannot do it.
-        """
-        ...
-
-
-class Ops(Protocol):
-    """Operations of one rank. Tensors are F32 and on its device; T is the number of tokens."""
 
     def begin(self, batch: Batch, positions: Tensor) -> None:
         """Prepare for a pass.
@@ -195,43 +51,47 @@ class Ops(Protocol):
             positions: position of each row in the device's memory, int64 (T,); in passes over
                 single tokens the same memory each time.
         """
-        ...
 
     def extend(self, tables: Tables) -> None:
         """Note that the only sequence of a pass has got more pages, while it is being computed.
 
         What has been started ahead of the host goes on, and what follows sees these tables.
         """
-        ...
 
     @property
     def memory(self) -> Sequence[Tensor]:
         """Persistent memory that operations use beside what a pass allocates."""
-        ...
+        return ()
 
     def linears(self, x: Tensor, *layers: LinearLayer) -> Sequence[Tensor]:
         """Apply several linear maps to the same x (T, n_in)."""
-        ...
+        return [layer(x) for layer in layers]
 
     def gated_linears(
         self, act: Activation, x: Tensor, gate: LinearLayer, up: LinearLayer
     ) -> Tensor:
         """Return `act(gate(x)) * up(x)` for x (T, n_in)."""
-        ...
+        return self.gated(act, *self.linears(x, gate, up))
 
     def rms_norm(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
         """Return `x / sqrt(mean(x²) + eps) * weight + bias` over the last dimension."""
-        ...
+        y = x * (x.square().mean(-1, keepdim=True) + eps).rsqrt()
+        return _affine(y, weight, bias)
 
     def layer_norm(
         self, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
     ) -> Tensor:
         """Return `(x - mean) / sqrt(variance + eps) * weight + bias` over the last dimension."""
-        ...
+        return self.rms_norm(x - x.mean(-1, keepdim=True), weight, bias, eps)
+
+    def norm(self, x: Tensor, layer: NormLayer) -> Tensor:
+        """Apply a norm to x (..., n) with the weight and bias of its layer."""
+        normalise = self.rms_norm if layer.kind == "rms" else self.layer_norm
+        return normalise(x, layer.weight, layer.bias, layer.eps)
 
     def l2_norm(self, x: Tensor, eps: float) -> Tensor:
         """Return `x / max(|x|, eps)` over the last dimension."""
-        ...
+        return normalize(x, dim=-1, eps=eps)
 
     def add_norm(
         self,
@@ -250,35 +110,64 @@ class Ops(Protocol):
         Returns:
             The residual stream, and the normalised one or None without a norm.
         """
-        ...
+        if one_shot is not None:
+            addend = addend.summed(one_shot.all_reduce(addend.partial, x.shape))
+        delta = addend.partial
+        assert delta is not None, "no rank of the group had a value"
+        if addend.bias is not None:
+            delta = delta + addend.bias
+        if addend.norm is not None and not addend.norm.is_absent:
+            delta = self.norm(delta, addend.norm)
+        if addend.scale != 1.0:
+            delta = delta * addend.scale
+        if norm is not None and norm.is_absent:
+            norm = None
+        if addend.sum_scale is None:
+            return self.sum_and_norm(x, delta, norm)
+        x = (x + delta) * addend.sum_scale
+        return x, None if norm is None else self.norm(x, norm)
+
+    def sum_and_norm(
+        self, x: Tensor, delta: Tensor, norm: NormLayer | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return x + delta, both (T, n_embd), and its norm or None without one."""
+        x = x + delta
+        return x, None if norm is None else self.norm(x, norm)
 
     def concat(self, *parts: Tensor) -> Tensor:
         """Join the parts along the last dimension."""
-        ...
+        return torch.cat(parts, dim=-1)
 
     def activate(self, act: Activation, x: Tensor) -> Tensor:
         """Apply the activation of an FFN without a gate, element by element."""
-        ...
+        return ACTIVATIONS[act.kind](x)
 
     def gated(self, act: Activation, gate: Tensor, up: Tensor) -> Tensor:
         """Return `act(gate) * up`, element by element."""
-        ...
+        if act.kind == "oai":
+            gate, up = gate.clamp(max=act.limit), up.clamp(-act.limit, act.limit)
+            return gate * (OAI_ALPHA * gate).sigmoid() * (up + 1)
+        gate = ACTIVATIONS[act.kind](gate)
+        if act.limit:
+            gate, up = gate.clamp(max=act.limit), up.clamp(-act.limit, act.limit)
+        return gate * up
 
     def softplus(self, x: Tensor) -> Tensor:
         """Return `ln(1 + e^x)`, element by element."""
-        ...
+        return softplus(x)
 
     def softcap(self, x: Tensor, cap: float) -> Tensor:
         """Return `cap * tanh(x / cap)`, element by element."""
-        ...
+        return (x / cap).tanh() * cap
 
     def xielu(self, x: Tensor, positive: float, negative: float, beta: float, eps: float) -> Tensor:
         """Apply xIELU, element by element (see `engine.model.architectures.apertus.Xielu`)."""
-        ...
+        below = (x.clamp(max=eps).expm1() - x) * negative
+        return torch.where(x > 0, positive * x * x, below) + beta * x
 
     def norm_gated(self, x: Tensor, norm: NormLayer, act: Activation, gate: Tensor) -> Tensor:
         """Return `act(gate) * norm(x)` for heads x (T, n_head, n) and gate (T, n_head × n)."""
-        ...
+        return self.gated(act, gate, self.norm(x, norm).flatten(1))
 
     def opened(self, x: Tensor, door: Tensor, y: Tensor, other: Tensor | None = None) -> Tensor:
         """Return `other + sigmoid(x · door) * y`.
@@ -289,20 +178,31 @@ class Ops(Protocol):
             y: gated value, (T, n).
             other: value to add, (T, n); or None.
         """
-        ...
+        y = y * (x @ door)[:, None].sigmoid()
+        return y if other is None else other + y
 
     def causal_conv(
         self, x: Tensor, state: States, weight: Tensor, bias: Tensor | None,
         act: Activation | None = None, gates: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor:  # fmt: skip
-        """Convolve over time (see `reference.recurrent.causal_conv`), then activate.
+        """Convolve over time (see `recurrent.causal_conv`), then activate.
 
         Args:
             state: inputs before x, (channels, K - 1) for each sequence, updated in place.
             act: activation of the result; None for none.
             gates: factors on x and on the activated result, both shaped like x.
         """
-        ...
+        if isinstance(state, PlacedStates):
+            return self.of_each(
+                state,
+                lambda rows, one: self.causal_conv(
+                    x[rows], one, weight, bias, act, gates and (gates[0][rows], gates[1][rows])
+                ),
+            )
+        y = recurrent.causal_conv(x if gates is None else gates[0] * x, state, weight, bias)
+        if act is not None:
+            y = self.activate(act, y)
+        return y if gates is None else gates[1] * y
 
     def delta_net(self, x: DeltaInputs, state: States) -> Tensor:
         """Run a gated delta net over the projected operands; return (T, n_head, head_dim).
@@ -311,20 +211,37 @@ class Ops(Protocol):
             state: recurrent state, (n_head, head_dim, head_dim) for each sequence, updated in
                 place.
         """
-        ...
+        if isinstance(state, PlacedStates):
+            return self.of_each(state, lambda rows, one: self.delta_net(x.rows(rows), one))
+        q, k = self.l2_norm(x.q, x.eps), self.l2_norm(x.k, x.eps)
+        if x.key_of is not None:
+            q, k = q.index_select(1, x.key_of), k.index_select(1, x.key_of)
+        dt = self.softplus(x.step + x.step_bias)
+        log_decay = dt * (x.rate if dt.dim() == 2 else x.rate[:, None])
+        beta = x.beta.sigmoid()
+        q = q * x.scale
+        return recurrent.gated_delta_rule(q, k, x.v, log_decay, beta, state, self.scan_chunks)
 
     def selective_scan(
         self, x: Tensor, step: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor, gate: Tensor,
         state: States,
     ) -> Tensor:  # fmt: skip
-        """Return `silu(gate) * y` with y of `reference.recurrent.selective_scan` (Mamba 1).
+        """Return `silu(gate) * y` with y of `recurrent.selective_scan` (Mamba 1).
 
         Args:
             step: step size Δ before the softplus, (T, channels).
             gate: gate before its SiLU, (T, channels).
             state: recurrent state, (channels, n_state) for each sequence, updated in place.
         """
-        ...
+        if isinstance(state, PlacedStates):
+            return self.of_each(
+                state,
+                lambda rows, one: self.selective_scan(
+                    x[rows], step[rows], a, b[rows], c[rows], d, gate[rows], one
+                ),
+            )
+        y = recurrent.selective_scan(x, self.softplus(step), a, b, c, d, state)
+        return self.gated(SILU, gate, y)
 
     def state_space_scan(self, x: ScanInputs, state: States) -> Tensor:
         """Run a Mamba 2 scan over the projected operands; return (T, n_head × head_dim).
@@ -332,7 +249,42 @@ class Ops(Protocol):
         Args:
             state: recurrent state, (n_head, head_dim, n_state) for each sequence, updated in place.
         """
-        ...
+        if isinstance(state, PlacedStates):
+            return self.of_each(state, lambda rows, one: self.state_space_scan(x.rows(rows), one))
+        dt, b, c = self.softplus(x.step + x.step_bias), x.b, x.c
+        if x.key_of is not None:
+            b, c = b.index_select(1, x.key_of), c.index_select(1, x.key_of)
+        y = recurrent.state_space_scan(
+            x.values, dt, x.rate, b, c, x.skip, state, self.scan_chunks
+        )  # fmt: skip
+        return self.gated(SILU, x.gate, y.flatten(1))
+
+    def of_each(self, states: PlacedStates, compute: Callable[[slice, Tensor], Tensor]) -> Tensor:
+        """Return what sequences compute, one after the other.
+
+        Args:
+            states: state of each sequence.
+            compute: returns the result of some rows of one sequence, and updates its state.
+        """
+        found: list[Tensor] = []
+        row, last = 0, None
+        for piece in states.batch.pieces:
+            if piece == last:  # the last row of a captured pass, repeatedly
+                found.append(found[-1])
+                continue
+            last, state = piece, states.held[piece.slot]
+            if piece.read_slot != piece.slot:
+                state.copy_(states.held[piece.read_slot])
+            found.append(compute(slice(row, row + piece.n), state))
+            row += piece.n
+        return found[0] if len(found) == 1 else torch.cat(found)
+
+    def scan_chunks(self, chunks: recurrent.Chunks, state: Tensor) -> Tensor:
+        """Scan chunks of tokens, see `recurrent.scan_chunks`.
+
+        `state` may have any strides.
+        """
+        return recurrent.scan_chunks(chunks, state)
 
     def assign(
         self, routing: Routing, logits: Tensor, bias: Tensor | None
@@ -346,7 +298,34 @@ class Ops(Protocol):
         Returns:
             Weights (T, n_used) in ascending order of experts, and the rows grouped by expert.
         """
-        ...
+        weights, chosen = self.route(routing, logits, bias)
+        chosen, place = chosen.sort(-1)
+        return weights.gather(-1, place), Groups.of(chosen)
+
+    def route(self, routing: Routing, logits: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return weights and numbers of each token's experts, both (T, n_used); see `Routing`.
+
+        Args:
+            logits: the router's logits, (T, n_expert).
+            bias: bias for the choice, which does not change the weights, (n_expert,); or None.
+        """
+        if routing.gating == "softmax_chosen":
+            best, chosen = (logits if bias is None else logits + bias).topk(routing.n_used)
+            weights = (
+                logits.gather(-1, chosen).softmax(-1) if bias is not None else best.softmax(-1)
+            )
+            return weights * routing.scale, chosen
+        scores = logits.softmax(-1) if routing.gating == "softmax" else logits.sigmoid()
+        ranking = scores if bias is None else scores + bias
+        if bias is None and routing.n_group == 1:
+            ranking = logits  # same order, and large logits do not all become 1
+        if routing.n_group > 1:
+            ranking = _only_best_groups(ranking, routing.n_group, routing.n_group_used)
+        chosen = ranking.topk(routing.n_used).indices
+        weights = scores.gather(-1, chosen)
+        if routing.normalise:
+            weights = weights / weights.sum(-1, keepdim=True).clamp(min=SMALLEST_SUM)
+        return weights if routing.scale == 1.0 else weights * routing.scale, chosen
 
     def experts(
         self,
@@ -366,17 +345,32 @@ class Ops(Protocol):
             up: up matrices; None where `gate` has the rows of both, those of the gate first.
             factors: factor on each expert's input, (T, n_used); or None.
         """
-        ...
+        rows = self.expert_rows(x, groups, factors)
+        ups = rows if up is None else up(rows, groups)
+        if gate is None:
+            return down(self.activate(act, ups), groups)
+        gates = gate(rows, groups)
+        if up is None:
+            gates, ups = gates.chunk(2, dim=-1)
+        return down(self.gated(act, gates, ups), groups)
+
+    def expert_rows(self, x: Tensor, groups: Groups, factors: Tensor | None) -> Tensor:
+        """Return what experts multiply of x (T, n_in), see `Weight.grouped` and `experts`."""
+        return groups.rows(x, factors)
 
     def sum_of_experts(self, y: Tensor, weights: Tensor | None, groups: Groups) -> Tensor:
         """Add up each token's rows of y (n_row, n), times weights (T, n_used) if any, to (T, n)."""
-        ...
+        return groups.sum(y if weights is None else y * groups.weights(weights))
 
     def rope_angles(
         self, params: RopeParams, factors: Tensor | None, positions: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Return cosines and sines, each (T, 1, n_rot / 2), for positions (T,)."""
-        ...
+        # in F64: far positions times high frequencies lose too many bits in F32
+        frequency = frequencies(params, factors, positions.device)
+        angles = positions.double()[:, None, None] * frequency
+        magnitude = params.magnitude()
+        return (angles.cos() * magnitude).float(), (angles.sin() * magnitude).float()
 
     def ropes(
         self,
@@ -391,11 +385,30 @@ class Ops(Protocol):
         Args:
             norms: norm of each tensor before its rotation; empty for none.
         """
-        ...
+        return [self.rope(x, cos, sin, style) for x in self.normed(xs, norms)]
+
+    def rope(self, x: Tensor, cos: Tensor, sin: Tensor, style: str) -> Tensor:
+        """Rotate the first elements of each head of x (T, n_head, head_dim) (arXiv 2104.09864)."""
+        n_rot = 2 * cos.shape[-1]
+        plain, rest = x[..., :n_rot], x[..., n_rot:]
+        if style == "norm":
+            a, b = plain[..., 0::2], plain[..., 1::2]
+            rotated = torch.stack((a * cos - b * sin, a * sin + b * cos), dim=-1).flatten(-2)
+        else:
+            a, b = plain.chunk(2, dim=-1)
+            rotated = torch.cat((a * cos - b * sin, a * sin + b * cos), dim=-1)
+        return rotated if not rest.shape[-1] else torch.cat((rotated, rest), dim=-1)
+
+    def normed(self, xs: Sequence[Tensor], norms: Sequence[NormLayer]) -> Sequence[Tensor]:
+        """Normalise each tensor with its norm, if there are norms."""
+        if not norms:
+            return xs
+        pairs = zip(xs, norms, strict=True)
+        return [x if norm.is_absent else self.norm(x, norm) for x, norm in pairs]
 
     def write_cache(self, cache: LayerCache, k: Tensor, v: Tensor | None, batch: Batch) -> None:
         """Write k and v to the cache at the rows' positions; see `LayerCache.write`."""
-        ...
+        cache.write(k, v, batch)
 
     def attention(
         self,
@@ -420,7 +433,7 @@ class Ops(Protocol):
         Returns:
             (T, n_head, head_dim_v)
         """
-        ...
+        return attend(q, cache, batch, scores, sinks, slopes)
 
     def new_attention(
         self,
@@ -434,69 +447,49 @@ class Ops(Protocol):
         slopes: Tensor | None = None,
     ) -> Tensor:
         """Write k and v to the cache at the rows' positions, then attend as `attention`."""
-        ...
+        self.write_cache(cache, k, v, batch)
+        return self.attention(q, cache, batch, scores, sinks, slopes)
 
 
-Group = tuple[int, ...]
-"""Ranks that take part in a collective, in ascending order."""
+REFERENCE = Ops()
+"""Operations in plain torch, the oracle of the others."""
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": silu,
+    "gelu": partial(gelu, approximate="tanh"),
+    "relu": relu,
+    "relu2": lambda x: torch.square(relu(x)),
+    "sigmoid": torch.sigmoid,
+}
+"""Function of each kind of activation; "oai" exists only with a gate."""
+
+SMALLEST_SUM = 6.103515625e-5
+"""Smallest divisor of the chosen experts' weights: F16's smallest normal number (as llama.cpp)."""
 
 
-class Communicator(Protocol):
-    """Collectives of one rank; a rank that has no value passes `None`.
+def frequencies(params: RopeParams, factors: Tensor | None, device: torch.device) -> Tensor:
+    """Return the angle by which each pair turns per position, F64 (n_rot / 2,)."""
+    pair = torch.arange(params.n_rot // 2, dtype=torch.float64, device=device)
+    frequency = params.base ** (-2 * pair / params.n_rot)
+    if factors is not None:
+        frequency = frequency / factors.double()
+    if not params.yarn:
+        return frequency * params.scale
+    low, high = params.yarn_bounds()
+    unscaled = 1 - ((pair - low) / max(0.001, high - low)).clamp(0, 1)
+    return frequency * (params.scale * (1 - unscaled) + unscaled)
 
-    Every member of a group makes the same calls in the same order. Sums run in rank order on every
-    rank, so all members end with the same bits, whatever the number of ranks.
 
-    Raises:
-        CommError: a rank left, or passed an invalid value; the error names that rank. `LeftAlone`
-            names none: another rank's error says what has happened.
+def _affine(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    """Return `x * weight + bias`, each as far as given."""
+    if weight is not None:
+        x = x * weight
+    return x if bias is None else x + bias
 
-    Attributes:
-        rank: number of this rank.
-    """
 
-    rank: int
-
-    @property
-    def waited_s(self) -> float:
-        """Seconds that this rank has waited for others so far, replayed calls excluded."""
-        ...
-
-    def all_reduce(
-        self, x: Tensor | None, group: Group, shape: Sequence[int] | None = None
-    ) -> Tensor:
-        """Return the sum of the members' values; all members get the same bits.
-
-        Args:
-            shape: shape of the members' values, if every member knows it.
-        """
-        ...
-
-    def gather(self, x: Tensor | None, group: Group, alike: Tensor | None = None) -> Tensor | None:
-        """Join slices along the last dimension, in rank order, on the first member of the group.
-
-        The others get None.
-
-        Args:
-            alike: a tensor that has the same bits on all ranks whose devices round as this one's;
-                it is compared between ranks where that costs little.
-        """
-        ...
-
-    def broadcast(
-        self, x: Tensor | None, source: int, group: Group, shape: Sequence[int] | None = None
-    ) -> Tensor:
-        """Return the tensor of rank `source` on every member of the group.
-
-        Args:
-            shape: shape of the tensor, if every member knows it.
-        """
-        ...
-
-    def one_shot(self, group: Group, n: int) -> FusedAllReduce | None:
-        """Return the one-shot all-reduce inside kernels for values of n numbers.
-
-        Returns:
-            None, on all members alike, if there is none for this group and size.
-        """
-        ...
+def _only_best_groups(scores: Tensor, n_group: int, n_used: int) -> Tensor:
+    """Set scores (T, n_expert) to -inf outside the groups whose two best experts sum highest."""
+    groups = scores.reshape(scores.shape[0], n_group, -1)
+    best = groups.topk(2, dim=-1).values.sum(-1).topk(n_used, dim=-1).indices
+    is_best = torch.zeros_like(groups[..., 0], dtype=torch.bool).scatter(-1, best, value=True)
+    return groups.masked_fill(~is_best[..., None], -torch.inf).reshape(scores.shape)

@@ -46,7 +46,7 @@ def n_alike(a: Sequence[int], b: Sequence[int]) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
+class AttentionWindow:
     """Attention window of a group of layers: how far back its tokens see.
 
     Attributes:
@@ -78,10 +78,10 @@ class Sight:
         return min(whole, -(-(self.n + n_batch - 2) // PAGE) + 1)
 
 
-EVERYTHING = Sight()
-"""Sight of layers without a window."""
+NO_WINDOW = AttentionWindow()
+"""Window of layers that attend to the whole sequence."""
 
 
-def in_order(sights: Iterable[Sight]) -> tuple[Sight, ...]:
-    """Return each sight once: that of everything first, then the others, the farthest first."""
-    return tuple(sorted(set(sights), key=lambda s: (s.n is not None, -(s.n or 0), s.is_chunked)))
+def in_order(windows: Iterable[AttentionWindow]) -> tuple[AttentionWindow, ...]:
+    """Return each window once: the unlimited one first, then the others, the widest first."""
+    return tuple(sorted(set(windows), key=lambda s: (s.n is not None, -(s.n or 0), s.is_chunked)))

@@ -7,77 +7,59 @@ depends on Python values that change from token to token calls `refuse_replay`.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol, TypeVar
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-
-class TokenRecording(Protocol):
-    """One token's operations, recorded on a rank's own thread."""
-
-    def run(self) -> Tensor | None:
-        """Replay the operations and return the logits, in memory of their own.
-
-        Raises:
-            LeftAlone: another rank is gone.
-        """
-        ...
+T_co = TypeVar("T_co", covariant=True)
 
 
-class TokenRecorder(Protocol):
-    """Recorder of one token."""
+class Captured(Protocol[T_co]):
+    """A captured computation, which can be replayed any number of times.
+
+    Attributes:
+        result: result of the computation, in memory that each replay writes anew; valid after the
+            first replay.
+        is_whole: whether the host has no steps between kernels, so that any thread may replay it.
+    """
 
     @property
-    def refusal(self) -> str:
-        """Reason why the recording cannot be replayed; "" if it can."""
-        ...
+    def result(self) -> T_co: ...
 
-    def record(self, compute: Callable[[], Tensor | None]) -> Tensor | None:
-        """Compute a token and record it."""
-        ...
+    @property
+    def is_whole(self) -> bool: ...
 
-    def recording(self, rank: int, keeps: Sequence[Tensor]) -> TokenRecording | None:
-        """Return what was recorded; None if it cannot be replayed.
-
-        Args:
-            keeps: memory that the replay needs beside what was allocated during the recording.
-        """
-        ...
-
-    def run_live(self, last: Callable[[], Tensor | None]) -> Tensor | None:
-        """Run the last step of a token, which every replay calls instead of replaying it."""
+    def replay(self) -> None:
+        """Compute it again, on torch's current stream."""
         ...
 
 
-class Refusable(Protocol):
-    """A recording that can be marked as useless.
+class Recorded:
+    """What a recording of one token consists of, as code that is recorded sees it.
 
     Attributes:
         refusal: reason why it cannot be replayed; "" if it can.
     """
 
-    refusal: str
+    refusal = ""
 
 
 class _Current(threading.local):
     """Recording of each thread."""
 
-    recording: Refusable | None = None
+    recording: Recorded | None = None
 
 
 _current = _Current()
 
 
-def current_recording() -> Refusable | None:
+def current_recording() -> Recorded | None:
     """Return the recording of this thread; None if it is not being recorded."""
     return _current.recording
 
 
 @contextmanager
-def recording_to(recording: Refusable | None) -> Iterator[None]:
+def recording_to(recording: Recorded | None) -> Iterator[None]:
     """Make `recording` this thread's recording inside the context; None pauses recording."""
     before, _current.recording = _current.recording, recording
     try:

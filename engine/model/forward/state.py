@@ -20,7 +20,7 @@ from engine.formats.gguf.tensors import TYPES, TypeInfo, row_bytes
 from engine.hardware.devices.host import usable_cores
 from engine.load_params import KV_TYPES, KVTypes, kv_types
 from engine.model.forward.batch import MOST_AT_ONCE, PROMPT_BATCH, SMALL_BATCH
-from engine.model.forward.pages import EVERYTHING, PAGE, Sight, in_order
+from engine.model.forward.pages import NO_WINDOW, PAGE, AttentionWindow, in_order
 from engine.model.sharding.shares import Ranges
 from engine.model.sharding.split import Segments
 
@@ -88,7 +88,7 @@ class CacheSize:
         n_guessed = few_guessed(params) if n_guessed is None else n_guessed
         return cls(n_ctx, params.kv_type, params.parallel, n_batch, n_guessed)
 
-    def n_pages(self, sight: Sight) -> int:
+    def n_pages(self, window: AttentionWindow) -> int:
         """Return the number of pages of a group of layers.
 
         Layers that see everything have room for `n_parallel` whole sequences, or for more shorter
@@ -96,10 +96,10 @@ class CacheSize:
         is being computed. They never need more pages than layers that see everything.
         """
         whole = self.n_parallel * -(-self.n_ctx // PAGE)
-        if sight.n is None:
+        if window.n is None:
             return whole
-        computed = sight.n_pages(self.n_ctx, min(self.n_batch, self.n_ctx))
-        return min(whole, computed + (self.n_windows - 1) * sight.n_pages(self.n_ctx, 1))
+        computed = window.n_pages(self.n_ctx, min(self.n_batch, self.n_ctx))
+        return min(whole, computed + (self.n_windows - 1) * window.n_pages(self.n_ctx, 1))
 
     @property
     def n_windows(self) -> int:
@@ -122,42 +122,44 @@ class CacheSize:
         n_checked = min(MOST_AT_ONCE, self.n_parallel * (1 + self.n_guessed))
         return max(LEAST_SLOTS, self.n_parallel, n_checked)
 
-    def rooms(self, sights: Iterable[Sight], *, has_states: bool) -> tuple[RequestRoom, ...]:
+    def rooms(
+        self, windows: Iterable[AttentionWindow], *, has_states: bool
+    ) -> tuple[RequestRoom, ...]:
         """Return for how many requests at once there is room at which length, the longest first.
 
         Args:
-            sights: sights of the groups of layers, each of which has pages of its own.
+            windows: windows of the groups of layers, each of which has pages of its own.
             has_states: whether there are recurrent states, each sequence's in a slot.
         """
-        sights = tuple(sights)
+        windows = tuple(windows)
         most = min(MOST_AT_ONCE, self.n_slots) if has_states else MOST_AT_ONCE
         counts = sorted({n for n in TOLD_COUNTS if n < most} | {min(self.n_parallel, most), most})
-        found = [RequestRoom(n, self._longest(n, sights)) for n in counts]
+        found = [RequestRoom(n, self._longest(n, windows)) for n in counts]
         shorter = [*(room.n_tokens for room in found[1:]), 0]
         return tuple(r for r, next_n in zip(found, shorter, strict=True) if r.n_tokens > next_n)
 
-    def _longest(self, n: int, sights: tuple[Sight, ...]) -> int:
+    def _longest(self, n: int, windows: tuple[AttentionWindow, ...]) -> int:
         """Return how many tokens each of `n` requests may have; 0 if not one page each."""
-        if self._have_room(n, self.n_ctx, sights):
+        if self._have_room(n, self.n_ctx, windows):
             return self.n_ctx
         n_pages = range(-(-self.n_ctx // PAGE))
         too_many = bisect_left(
-            n_pages, True, key=lambda i: not self._have_room(n, i * PAGE, sights)
+            n_pages, True, key=lambda i: not self._have_room(n, i * PAGE, windows)
         )  # fmt: skip
         return max(0, too_many - 1) * PAGE
 
-    def _have_room(self, n: int, n_tokens: int, sights: tuple[Sight, ...]) -> bool:
+    def _have_room(self, n: int, n_tokens: int, windows: tuple[AttentionWindow, ...]) -> bool:
         """Return whether `n` requests of a length run at once, one of them still at its prompt."""
         n_batch = min(self.n_batch, n_tokens)
         return all(
-            sight.n_pages(n_tokens, n_batch) + (n - 1) * sight.n_pages(n_tokens, 1)
-            <= self.n_pages(sight)
-            for sight in sights
+            window.n_pages(n_tokens, n_batch) + (n - 1) * window.n_pages(n_tokens, 1)
+            <= self.n_pages(window)
+            for window in windows
         )
 
-    def n_held(self, sight: Sight) -> int:
+    def n_held(self, window: AttentionWindow) -> int:
         """Return for how many tokens a layer has memory."""
-        return self.n_pages(sight) * PAGE
+        return self.n_pages(window) * PAGE
 
 
 def few_guessed(params: LoadParams) -> int:
@@ -218,19 +220,19 @@ class KVState:
         kv_heads: key-value heads of each rank.
         head_dim_k: number of elements of a key.
         head_dim_v: number of elements of a value.
-        sight: how far back any layer looks that attends to them.
+        window: how far back any layer looks that attends to them.
         v_in_k: whether values are the first `head_dim_v` elements of the keys, held once (MLA).
     """
 
     def __init__(
         self, heads: Ranges, kv_heads: Ranges, head_dim_k: int, head_dim_v: int,
-        sight: Sight = EVERYTHING, *, v_in_k: bool = False,
+        window: AttentionWindow = NO_WINDOW, *, v_in_k: bool = False,
     ) -> None:  # fmt: skip
         self.heads = heads
         self.kv_heads = kv_heads
         self.head_dim_k = head_dim_k
         self.head_dim_v = head_dim_v
-        self.sight = sight
+        self.window = window
         self.v_in_k = v_in_k
 
     def cuts(self) -> dict[str, Segments]:
@@ -243,7 +245,7 @@ class KVState:
 
     def n_bytes(self, rank: int, size: CacheSize) -> int:
         """Return the bytes of `rank`."""
-        return size.n_held(self.sight) * self.token_bytes(rank, size.kv_type)
+        return size.n_held(self.window) * self.token_bytes(rank, size.kv_type)
 
     def token_bytes(self, rank: int, kv_type: str) -> int:
         """Return the bytes of one token's key and value on `rank`."""
@@ -364,14 +366,14 @@ State = KVState | RecurrentState
 """Memory of a layer for the tokens before."""
 
 
-def sights_of(states: Iterable[State]) -> tuple[Sight, ...]:
-    """Return the sights of the groups into which a model's layers fall, each once.
+def windows_of(states: Iterable[State]) -> tuple[AttentionWindow, ...]:
+    """Return the windows of the groups into which a model's layers fall, each once.
 
-    Layers with equal sights are one group. The one that sees everything comes first, if there is
+    Layers with equal windows are one group. The one that sees everything comes first, if there is
     one, then the others, the farthest first: an order that no split changes, as ranks declare all
     layers, also those of which they hold nothing.
     """
-    return in_order(state.sight for state in states if isinstance(state, KVState))
+    return in_order(state.window for state in states if isinstance(state, KVState))
 
 
 SHARED_ROWS = 10 << 10

@@ -6,8 +6,7 @@ from abc import ABC, abstractmethod
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
-from engine.model.forward.operands import GELU, SILU, Activation, Gating, Routing
-from engine.model.forward.ops import Addend
+from engine.model.forward.operands import GELU, SILU, Activation, Addend, Gating, Routing
 from engine.model.layers.ffn import FFN, MoE, add_parts, read_routing
 from engine.model.layers.linear import Embedding, Linear
 from engine.model.layers.mixers.attention import Attention

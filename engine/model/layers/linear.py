@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from engine.model.forward.ops import ALL
+from engine.model.forward.operands import ALL, ExpertLayer, LinearLayer
 from engine.model.layers.module import Module, Slot, TensorSource
 from engine.model.sharding.placement import Placement, Replicate, Shard
 
@@ -12,14 +12,13 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from engine.model.forward.context import Context
-    from engine.model.forward.expert_rows import Groups
-    from engine.model.forward.ops import Weight
+    from engine.model.forward.operands import Weight
 
 EMBEDDING = "token_embd.weight"
 """Name of the embedding."""
 
 
-class Linear(Module):
+class Linear(LinearLayer, Module):
     """Linear map `y = x Wᵀ`, cut by rows (outputs) or by columns (inputs) of W.
 
     Cut by rows, the result is this rank's slice of the outputs. Cut by columns, it is a partial sum
@@ -28,16 +27,7 @@ class Linear(Module):
 
     Args:
         group: ranks that add the bias after the all-reduce; needed when W is cut by columns.
-
-    Attributes:
-        weight: this rank's part of (n_out, n_in), or None where the rank has none.
-        bias: this rank's part of (n_out,), or None; most files have none.
-        scale: factor on the whole matrix, (1,) (ternary and NVFP4 models), or None.
     """
-
-    weight: Weight | None = None
-    bias: Tensor | None = None
-    scale: Tensor | None = None
 
     def __init__(
         self, n_in: int, n_out: int, placement: Placement, group: tuple[int, ...] = ()
@@ -45,18 +35,14 @@ class Linear(Module):
         self.shape = (n_out, n_in)
         self.placement = placement
         self.group = group
-
-    @property
-    def _is_partial(self) -> bool:
-        """Whether the result is a partial sum, since W is cut by columns."""
-        return isinstance(self.placement, Shard) and self.placement.dim == 1
+        self.is_partial = isinstance(placement, Shard) and placement.dim == 1
 
     def bind(self, source: TensorSource, name: str = "") -> list[Slot]:
         weight = source.get(f"{name}.weight", self.shape)
         slots = [Slot(self, "weight", weight, self.placement, is_matrix=True)]
         if f"{name}.bias" in source:
             bias = source.get(f"{name}.bias", self.shape[:1])
-            placement = Replicate(self.group) if self._is_partial else self.placement
+            placement = Replicate(self.group) if self.is_partial else self.placement
             slots.append(Slot(self, "bias", bias, placement, is_matrix=False))
         if f"{name}.scale" in source:
             scale = source.get(f"{name}.scale", (1,))
@@ -64,42 +50,12 @@ class Linear(Module):
             slots.append(Slot(self, "scale", scale, owners, is_matrix=False))
         return slots
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """Map this rank's slice of x (T, n_in) to its slice or partial sum of (T, n_out)."""
-        assert self.weight is not None, "a rank without a slice must not compute it"
-        return self.finish(self.weight.matmul(x))
 
-    @property
-    def is_bare(self) -> bool:
-        """Whether nothing follows the product: neither bias nor scale."""
-        return self.scale is None and self.bias is None
-
-    @property
-    def added_bias(self) -> Tensor | None:
-        """Bias to add to the product on this rank; None for a partial sum."""
-        return None if self._is_partial else self.bias
-
-    def finish(self, y: Tensor) -> Tensor:
-        """Apply scale and bias to a product y (T, n_out of this rank)."""
-        if self.scale is not None:
-            y = y * self.scale
-        return y if self.added_bias is None else y + self.added_bias
-
-
-class ExpertLinear(Module):
+class ExpertLinear(ExpertLayer, Module):
     """One matrix per routed expert, (n_expert, n_out, n_in); all experts have the same cut.
 
     Cut by columns, the results are partial sums; the bias is then added on one rank only.
-
-    Attributes:
-        weight: this rank's part of all experts, or None.
-        bias: this rank's part of (n_expert, n_out), or None; few files have one.
-        scale: factor on each expert's matrix, (n_expert,), or None.
     """
-
-    weight: Weight | None = None
-    bias: Tensor | None = None
-    scale: Tensor | None = None
 
     def __init__(self, n_expert: int, n_in: int, n_out: int, placement: Shard) -> None:
         self.shape = (n_expert, n_out, n_in)
@@ -117,14 +73,6 @@ class ExpertLinear(Module):
             scale = source.get(f"{name}.scale", self.shape[:1])
             slots.append(Slot(self, "scale", scale, Replicate(owners), is_matrix=False))
         return slots
-
-    def __call__(self, x: Tensor, groups: Groups) -> Tensor:
-        """Map each row of x (n_row, n_in) to (n_row, n_out) with the matrix of its expert."""
-        assert self.weight is not None, "a rank without a slice must not compute it"
-        y = self.weight.grouped(x, groups)
-        if self.scale is not None:
-            y = y * self.scale[groups.expert_of, None]
-        return y if self.bias is None else y + self.bias[groups.expert_of]
 
 
 class HeadLinear(Module):

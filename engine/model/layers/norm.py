@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING
 
-from engine.model.forward.operands import RopeParams
+from engine.model.forward.operands import NormLayer, RopeLayer, RopeParams
 from engine.model.layers.module import Module, Slot, TensorSource
 from engine.model.sharding.placement import Placement, Replicate, Shard
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from engine.model.layers.hparams import HParams
 
 
-class Norm(Module, ABC):
+class Norm(NormLayer, Module, ABC):
     """Base of the norms: they divide vectors by their size, then apply a weight and a bias.
 
     Args:
@@ -26,15 +26,7 @@ class Norm(Module, ABC):
         eps: number added to the mean square or variance.
         affine: whether there is a weight (and a bias where the file has one).
         optional: whether a file may have no weight; vectors then stay as they are.
-
-    Attributes:
-        kind: formula of the norm.
-        is_absent: whether the norm is optional and the file has no weight.
     """
-
-    kind: ClassVar[Literal["rms", "layer"]]
-    weight: Tensor | None = None
-    bias: Tensor | None = None
 
     def __init__(
         self, shape: int | tuple[int, ...], eps: float, placement: Placement, *,
@@ -45,7 +37,6 @@ class Norm(Module, ABC):
         self.placement = placement
         self.affine = affine
         self.optional = optional
-        self.is_absent = False
         self.n_owners = len(placement.owners())
 
     def bind(self, source: TensorSource, name: str = "") -> list[Slot]:
@@ -120,14 +111,8 @@ class LayerNorm(Norm):
         return ops.layer_norm(x, self.weight, self.bias, self.eps)
 
 
-class Rope(Module):
-    """Rotation of queries and keys by their positions.
-
-    Attributes:
-        weight: divisors of the frequencies (Llama 3's `rope_freqs`), (n_rot / 2,), or None.
-    """
-
-    weight: Tensor | None = None
+class Rope(RopeLayer, Module):
+    """Rotation of queries and keys by their positions."""
 
     def __init__(self, params: RopeParams, group: tuple[int, ...]) -> None:
         self.params = params

@@ -18,7 +18,7 @@ from engine.model.architectures.declare import (
     read_sizes,
     with_context,
 )
-from engine.model.forward.state import KVState, sights_of
+from engine.model.forward.state import KVState, windows_of
 from engine.model.sharding.placement import wanted_shares
 from engine.model.sharding.split import cut_model
 from engine.planning.evaluation.block_costs import NO_WORK, BlockKind, Cost, Formats, Stage
@@ -181,7 +181,7 @@ class _Model:
             in_blocks |= {id(slot.owner) for slot in mine}
             owners = tuple(owner_of(slot.placement.owners()) for slot in mine)
             tensors = tuple((s.attribute, s.tensor.type.number, s.tensor.shape) for s in mine)
-            seen = sights_of(block.states())
+            seen = windows_of(block.states())
             same = (type(block), _alike(dims), owners, tensors, seen, *_layer_sizes(hp, layer))
             if same not in known:
                 known[same] = BlockKind(model, source, layer, dims, owners)

@@ -23,7 +23,7 @@ from engine.backends.cpu.worker import Worker
 from engine.formats.gguf.tensors import TYPES
 from engine.formats.quants.layout import BLOCK, LAYOUTS, TILE, Extent, word_tile_bytes
 from engine.hardware.devices.host import usable_cores
-from engine.model.forward.ops import Weight
+from engine.model.forward.operands import Weight
 from engine.planning.speed.facts import WeightRate
 
 N_ROWS, N_COLUMNS = 32768, 2048

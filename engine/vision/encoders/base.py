@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, Self
 
 from engine.model.forward.operands import GELU, SILU, RopeParams, RopeStyle
-from engine.model.forward.ops import Ops
 from engine.model.layers.block import per_layer_width
 from engine.model.layers.ffn import separate
 from engine.model.layers.linear import Linear
@@ -23,41 +22,8 @@ if TYPE_CHECKING:
     from engine.model.forward.operands import Activation
     from engine.model.layers.hparams import HParams
     from engine.model.layers.keys import Keys
+    from engine.vision.encoders.ops import PictureOps
     from engine.vision.images.resizing import Channels, PictureRule
-
-
-class PictureOps(Ops, Protocol):
-    """Operations on all patches of one picture at once."""
-
-    def attend_all(self, q: Tensor, k: Tensor, v: Tensor, windows: Sequence[int] = ()) -> Tensor:
-        """Attend with q over k and v, all (T, n_head, head_dim), without a mask or a cache.
-
-        Scores are divided by sqrt(head_dim).
-
-        Args:
-            windows: numbers of patches that see each other, one after the other; all see all
-                without any.
-
-        Returns:
-            (T, n_head, head_dim)
-        """
-        ...
-
-    def stretched(self, grid: Tensor, rows: int, columns: int) -> Tensor:
-        """Resize a grid (n, n, channels) bilinearly, corners on corners.
-
-        Returns:
-            (rows, columns, channels)
-        """
-        ...
-
-    def joined(self, *parts: Tensor) -> Tensor:
-        """Join the parts along the first dimension."""
-        ...
-
-    def gelu_erf(self, x: Tensor) -> Tensor:
-        """Apply GELU with the error function, not its approximation by tanh."""
-        ...
 
 
 WHOLE = Replicate((0,))

@@ -13,7 +13,7 @@ from engine.formats.gguf.tensors import quote
 from engine.model.layers.keys import Keys
 from engine.model.layers.module import Slot, TensorSource
 from engine.vision.encoders.registry import tower_class
-from engine.vision.images.placed import MOST_TOKENS
+from engine.vision.images.placed import MOST_TOKENS, most_queries
 
 if TYPE_CHECKING:
     from engine.vision.encoders.base import TextModel, Tower
@@ -95,9 +95,6 @@ def find_tower(model: Path, text: TextModel) -> Path | None:
     return None
 
 
-MOST_SCORES = 1 << 25
-"""Largest number of attention scores that exist at once."""
-
 F32_BYTES = 4
 
 STORAGE = "packed"
@@ -106,11 +103,6 @@ each use, which takes little beside a product with the thousands of patches of a
 
 UNPACK_BYTES = 2 * F32_BYTES * (1 << 22)
 """Bytes that dequantising a packed matrix in chunks takes."""
-
-
-def most_queries(n: int, n_head: int) -> int:
-    """Return for how many of n patches attention computes scores at once."""
-    return max(1, min(n, MOST_SCORES // (n * n_head)))
 
 
 def work_bytes(tower: Tower) -> int:

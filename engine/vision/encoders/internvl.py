@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from engine.model.forward.ops import Ops
     from engine.model.layers.keys import Keys
-    from engine.vision.encoders.base import PictureOps
+    from engine.vision.encoders.ops import PictureOps
 
 MOST_TILES = 12
 """Most tiles of a picture unless a file has its own number."""

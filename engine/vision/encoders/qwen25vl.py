@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from engine.model.layers.keys import Keys
-    from engine.vision.encoders.base import PictureOps
+    from engine.vision.encoders.ops import PictureOps
 
 WINDOW = 112
 """Side of a window unless a file has its own, in pixels."""

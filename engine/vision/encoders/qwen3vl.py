@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from engine.model.layers.keys import Keys
-    from engine.vision.encoders.base import PictureOps
+    from engine.vision.encoders.ops import PictureOps
 
 THETA = 10000.0
 """Base of the frequencies of the tower's RoPE."""

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from engine.model.layers.keys import Keys
-    from engine.vision.encoders.base import PictureOps
+    from engine.vision.encoders.ops import PictureOps
 
 
 class SigLIP(Module):

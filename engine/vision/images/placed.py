@@ -29,6 +29,9 @@ INDEX_BITS = 14
 MOST_TOKENS = 1 << INDEX_BITS
 """Largest number of tokens of a picture."""
 
+MOST_SCORES = 1 << 25
+"""Largest number of attention scores that exist at once."""
+
 
 @dataclass(frozen=True, eq=False)
 class Picture:
@@ -262,3 +265,8 @@ class PictureSight:
         if rows * columns == 1:
             return self.rule.n_tokens(wide, high)
         return (rows * columns + 1) * self.rule.n_tokens(wide // columns, high // rows)
+
+
+def most_queries(n: int, n_head: int) -> int:
+    """Return for how many of n patches attention computes scores at once."""
+    return max(1, min(n, MOST_SCORES // (n * n_head)))

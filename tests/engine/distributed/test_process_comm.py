@@ -12,7 +12,7 @@ from torch import Tensor
 from engine.backends.cpu.thread_comm import ThreadGroup
 from engine.distributed.process_comm import LEAST_SLICED, MOST_AT_ONCE, ProcessCommunicator
 from engine.errors import CommError
-from engine.model.forward.ops import Communicator
+from engine.model.forward.communicator import Communicator
 from engine.parallel.rank_threads import RankThreads
 from tests.helpers.queue_wires import Queues, QueueWire
 

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from engine.backends.reference.ops import ReferenceOps
 from engine.hardware import host_memory
 from engine.hardware.fallbacks import Fallbacks
 from engine.hardware.host_memory import HostTensor
@@ -16,6 +15,7 @@ from engine.load_params import KV_TYPES
 from engine.model.forward.batch import Batch
 from engine.model.forward.cache import Cache, HostLayerCache, LayerCache
 from engine.model.forward.operands import Scores
+from engine.model.forward.ops import Ops
 from engine.model.forward.state import CacheSize, KVState, RecurrentState
 from engine.model.sharding.shares import Ranges
 
@@ -47,7 +47,7 @@ def test_attention_gives_the_same_bits(kv_type: str, v_in_k: bool, whole_groups:
         cache.write(k[:13], None if v is None else v[:13], Batch.of_one(0, 13, 0))
         cache.write(k[13:], None if v is None else v[13:], batch)
         q = rows(7, n_head, 64)
-        results.append(ReferenceOps().attention(q, cache, batch, Scores(0.125, window=9)))
+        results.append(Ops().attention(q, cache, batch, Scores(0.125, window=9)))
         assert cache.n_bytes == 24 * layout.token_bytes(0, kv_type)
     assert results[0].equal(results[1])
     assert results[0].abs().sum() > 0

@@ -10,8 +10,8 @@ from engine.formats.gguf.reader import GGUFFile
 from engine.load_params import LoadParams
 from engine.model.architectures.declare import declare
 from engine.model.forward.cache import Cache
-from engine.model.forward.pages import EVERYTHING, Sight
-from engine.model.forward.state import sights_of
+from engine.model.forward.pages import NO_WINDOW, AttentionWindow
+from engine.model.forward.state import windows_of
 from engine.planning.plan import Plan, make_plan
 from engine.planning.planner import Planner
 from tests.helpers.hollow import hollow_gemma3, hollow_llama, hollow_llama4
@@ -48,7 +48,7 @@ def test_a_small_gemma_holds_three_whole_layers_and_few_windows(tmp_path: Path) 
     assert kv_bytes(plan) == (3 * 128 + 15 * 11) * page <= 150 * MIB
     assert kv_bytes(planned(path, n_ctx=32768, parallel=8)) == (3 * 1024 + 15 * 50) * page
     assert kv_bytes(planned(path, n_ctx=100)) == 18 * page, "pages are whole"
-    assert plan.sights == (EVERYTHING, Sight(512))
+    assert plan.windows == (NO_WINDOW, AttentionWindow(512))
     assert plan.rooms[:3] == ((1, 32768), (2, 16384), (3, 10752))
 
 
@@ -69,7 +69,7 @@ def test_chunks_are_kept_from_their_beginning(tmp_path: Path) -> None:
     chunk = -(-(8192 + 512 - 2) // 256) + 1
     pages = chunk + 2 * (-(-(8192 + 1 - 2) // 256) + 1)
     assert kv_bytes(plan) == (12 * 512 + 36 * pages) * 256 * 8 * 2 * 128 * 2
-    assert plan.sights == (EVERYTHING, Sight(8192, is_chunked=True))
+    assert plan.windows == (NO_WINDOW, AttentionWindow(8192, is_chunked=True))
     whole = 48 * 32 * 256 * 8 * 2 * 128 * 2
     assert kv_bytes(planned(path, n_ctx=8192)) == whole, "a chunk is the whole context"
 
@@ -89,11 +89,11 @@ def test_groups_and_plans_are_the_same_for_all_splits(tmp_path: Path, mode: str)
     params = LoadParams(str(path), ("cpu",) * 3, (5, 1, 1), mode, 4096, parallel=2)
     with GGUFFile.open(path) as file:
         declaration = declare(file, params)
-        assert sights_of(declaration.states) == (EVERYTHING, Sight(512))
+        assert windows_of(declaration.states) == (NO_WINDOW, AttentionWindow(512))
         plan = make_plan(declaration, params, None)
     assert plan == Planner(path).plan(params)
     alone = planned(path, n_ctx=4096, parallel=2)
-    assert (plan.sights, plan.rooms) == (alone.sights, alone.rooms)
+    assert (plan.windows, plan.rooms) == (alone.windows, alone.rooms)
 
 
 @pytest.mark.parametrize("write", [gemma_270m, hollow_llama4])

@@ -17,8 +17,8 @@ from engine.backends.gpu.checks.comparison import (
 )
 from engine.backends.gpu.checks.products import attached_rows
 from engine.backends.gpu.routing import DeviceGroups
-from engine.backends.reference.ops import REFERENCE
 from engine.model.forward.batch import Batch
+from engine.model.forward.ops import REFERENCE
 
 if TYPE_CHECKING:
     from engine.backends.gpu.ops import GpuOps

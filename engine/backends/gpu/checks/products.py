@@ -25,17 +25,17 @@ from engine.backends.gpu.checks.comparison import (
 from engine.backends.gpu.matmul import gemv
 from engine.backends.gpu.matmul.weights import GpuPlain, GpuPlanes
 from engine.backends.gpu.quantise import attached
-from engine.backends.reference.ops import REFERENCE
 from engine.formats.quants.dequantise import dequantise
 from engine.formats.quants.layout import BLOCK, TILE
+from engine.model.forward.ops import REFERENCE
 from engine.model.sharding.placement import Shard, Slices
 from engine.planning.footprint import slot_pieces
 
 if TYPE_CHECKING:
     from engine.formats.gguf.reader import GGUFFile
     from engine.model.forward.expert_rows import Groups
-    from engine.model.forward.operands import Activation
-    from engine.model.forward.ops import ExpertLayer, LinearLayer, Ops
+    from engine.model.forward.operands import Activation, ExpertLayer, LinearLayer
+    from engine.model.forward.ops import Ops
     from engine.model.layers.module import Slot
 
 Part = GpuPlanes | GpuPlain

@@ -28,10 +28,10 @@ from engine.backends.gpu.comm.nccl import N_RANKS, Nccl, NcclSums, prove
 from engine.backends.gpu.comm.one_shot import OneShotGroups
 from engine.backends.gpu.comm.streams import WAKING_S, DeviceEvent, Marks, Queues, queues_of
 from engine.backends.gpu.launch.graph import host_step_value
-from engine.backends.reference.attention import is_checking
 from engine.errors import EngineError, LeftAlone
 from engine.hardware.faults import call_all
 from engine.hardware.torch_devices import kind_of
+from engine.model.forward.attention import is_checking
 from engine.model.forward.batch import MOST_IN_F32
 from engine.parallel.transfers import check_alike, check_fit
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from engine.backends.gpu.comm.one_shot import OneShot
     from engine.hardware.devices.links import Routes
     from engine.hardware.fallbacks import Fallbacks
-    from engine.model.forward.ops import Group
+    from engine.model.forward.communicator import Group
     from engine.parallel.turns import Turns
 
 log = logging.getLogger(__name__)

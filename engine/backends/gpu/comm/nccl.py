@@ -26,7 +26,7 @@ from engine.hardware.fallbacks import Fallbacks
 from engine.planning.memory import LINK_ROUND_BYTES
 
 if TYPE_CHECKING:
-    from engine.model.forward.ops import Communicator, FusedAllReduce, Group
+    from engine.model.forward.communicator import Communicator, FusedAllReduce, Group
 
 log = logging.getLogger(__name__)
 

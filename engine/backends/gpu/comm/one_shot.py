@@ -34,15 +34,16 @@ from engine.backends.gpu.kernels import one_shot
 from engine.backends.gpu.launch.configs import target_of
 from engine.backends.gpu.launch.graph import host_step, refuse_capture
 from engine.backends.gpu.launch.kernel_launch import launch
-from engine.backends.reference.attention import is_checking
 from engine.errors import CommError, EngineError
 from engine.hardware.fallbacks import Fallbacks
+from engine.model.forward.attention import is_checking
 from engine.model.forward.batch import MOST_IN_F32, MOST_ONE_SHOT
 
 if TYPE_CHECKING:
     from engine.hardware.devices.links import Routes
     from engine.hardware.host_memory import HostTensor
-    from engine.model.forward.ops import Addend, Group, NormLayer
+    from engine.model.forward.communicator import Group
+    from engine.model.forward.operands import Addend, NormLayer
 
 log = logging.getLogger(__name__)
 

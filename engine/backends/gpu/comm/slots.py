@@ -24,7 +24,7 @@ from engine.hardware.host_memory import HostTensor
 
 if TYPE_CHECKING:
     from engine.hardware.devices.links import Place, Routes
-    from engine.model.forward.ops import Group
+    from engine.model.forward.communicator import Group
 
 
 FIRST_ROUND = 1

@@ -18,13 +18,14 @@ import torch
 from torch import Tensor
 
 from engine.backends.executor import RankOutOfMemory
-from engine.backends.gpu.launch.graph import Captured, NotRepeatable
+from engine.backends.gpu.launch.graph import NotRepeatable
 from engine.errors import CommError
+from engine.model.forward.recording import Captured
 
 if TYPE_CHECKING:
     from engine.backends.executor import RankExecutor
     from engine.backends.gpu.decode.sampling import WordExchange
-    from engine.model.forward.ops import Group
+    from engine.model.forward.communicator import Group
 
 
 class Unproven(NotRepeatable):

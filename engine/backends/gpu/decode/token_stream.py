@@ -25,11 +25,12 @@ from torch import Tensor
 from engine.backends.gpu.decode.rank_capture import CaptureTask, Recomputed, Replays, capture_on_all
 from engine.backends.gpu.decode.sampler_slots import RING
 from engine.backends.gpu.decode.sampling import DeviceSampler, RingEntry, WordExchange
-from engine.backends.gpu.launch.graph import Captured, capture
+from engine.backends.gpu.launch.graph import capture
 from engine.errors import CommError, EngineError
 from engine.hardware.fallbacks import Fallbacks
 from engine.hardware.host_memory import HostTensor
 from engine.model.forward.batch import FIRST_TOKEN, Piece, Tables
+from engine.model.forward.recording import Captured
 
 if TYPE_CHECKING:
     from engine.backends.executor import RankExecutor

@@ -44,7 +44,7 @@ def activated(x, KIND: tl.constexpr):
 
 @triton.jit
 def gate(x, up, limit, KIND: tl.constexpr, HAS_LIMIT: tl.constexpr):
-    """Return `act(x) * up` within limits, see `ReferenceOps.gated`."""
+    """Return `act(x) * up` within limits, see `Ops.gated`."""
     if KIND == "oai":
         x = tl.minimum(x, limit)
         up = tl.minimum(tl.maximum(up, -limit), limit)

@@ -52,7 +52,7 @@ def store_repeats(chains, row, y, stride, at, result, mask):
 
 @triton.jit
 def unit(x, eps):
-    """Normalise a vector to length one, as `ReferenceOps.l2_norm` does."""
+    """Normalise a vector to length one, as `Ops.l2_norm` does."""
     return x / tl.maximum(tl.sqrt(tl.sum(x * x)), eps)
 
 
@@ -63,7 +63,7 @@ def delta_net(q, k, v, step, beta, step_bias, rate, key_of, state, chains, y, n_
               PLACED: tl.constexpr, PER_CHANNEL: tl.constexpr, HAS_MAP: tl.constexpr,
               N_KEY: tl.constexpr, N_VALUE: tl.constexpr, SIZE: tl.constexpr,
               COLUMNS: tl.constexpr):  # fmt: skip
-    """Compute `ReferenceOps.delta_net`, COLUMNS columns of one head's state for each program.
+    """Compute `Ops.delta_net`, COLUMNS columns of one head's state for each program.
 
     Args:
         q, k: F32 (n_token, key heads, N_KEY), of any length.
@@ -137,7 +137,7 @@ def selective_scan(x, step, a, b, c, d, gate, state, chains, y, n_token, slot_si
                    x_stride, step_stride, b_stride, c_stride, gate_stride, PLACED: tl.constexpr,
                    N_STATE: tl.constexpr, SIZE: tl.constexpr,
                    CHANNELS: tl.constexpr):  # fmt: skip
-    """Compute `ReferenceOps.selective_scan` of CHANNELS channels in each program.
+    """Compute `Ops.selective_scan` of CHANNELS channels in each program.
 
     Args:
         x: F32 (n_token, n_channel).
@@ -199,7 +199,7 @@ def state_space_scan(x, step, step_bias, a, b, c, d, gate, key_of, state, chains
                      PLACED: tl.constexpr, HAS_MAP: tl.constexpr, N_ROW: tl.constexpr,
                      N_STATE: tl.constexpr, SIZE: tl.constexpr,
                      ROWS: tl.constexpr):  # fmt: skip
-    """Compute `ReferenceOps.state_space_scan`, ROWS rows of one head's state for each program.
+    """Compute `Ops.state_space_scan`, ROWS rows of one head's state for each program.
 
     Args:
         x: F32 (n_token, n_head, N_ROW).
@@ -262,7 +262,7 @@ def scan_chunks(q, k, v, products, from_start, to_end, inverse, state, y, n_chun
                 N_KEY: tl.constexpr, N_VALUE: tl.constexpr, CHUNK: tl.constexpr,
                 PARTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
                 PRECISION: tl.constexpr):  # fmt: skip
-    """Compute `reference.recurrent.scan_chunks`, COLUMNS columns of a head's state per program.
+    """Compute `model.forward.recurrent.scan_chunks`, COLUMNS columns of a head's state per program.
 
     They are held as PARTS matrices of ROWS rows, so that no operand takes all registers.
 

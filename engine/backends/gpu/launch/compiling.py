@@ -29,6 +29,7 @@ from engine.backends.gpu.launch.kernel_launch import (
     is_interpreted,
 )
 from engine.backends.gpu.launch.own_launcher import prepare
+from engine.backends.reference.backend import Compilation
 from engine.errors import Cancelled, EngineError
 from engine.hardware.devices.host import usable_cores
 from engine.hardware.torch_devices import is_out_of_memory
@@ -47,7 +48,7 @@ POLL_S = 0.05
 """Time between two checks whether a wait was cancelled, in seconds."""
 
 
-class Compiling:
+class Compiling(Compilation):
     """Compilation of kernel variants for one GPU, in threads that start at once.
 
     Args:

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from engine.backends.gpu.launch.kernel_launch import KernelLaunch, intercept_launches
-from engine.backends.reference.backend import (
+from engine.backends.reference.dispatch import (
     DispatchMode,
     ReplayedOp,
     is_allocation,
@@ -27,9 +27,9 @@ from engine.backends.reference.backend import (
 )
 from engine.hardware.garbage import hold_garbage
 from engine.hardware.torch_devices import stream_of_rank
+from engine.model.forward.recording import Captured
 
 T = TypeVar("T")
-T_co = TypeVar("T_co", covariant=True)
 
 Step = Callable[[], object]
 """One part of a replay: a graph, a step of the host, or an operation on a tape."""
@@ -87,26 +87,6 @@ def host_step_value(step: Callable[[], Tensor | None]) -> Tensor | None:
 
     host_step(again)
     return places[0]
-
-
-class Captured(Protocol[T_co]):
-    """A captured computation, which can be replayed any number of times.
-
-    Attributes:
-        result: result of the computation, in memory that each replay writes anew; valid after the
-            first replay.
-        is_whole: whether the host has no steps between kernels, so that any thread may replay it.
-    """
-
-    @property
-    def result(self) -> T_co: ...
-
-    @property
-    def is_whole(self) -> bool: ...
-
-    def replay(self) -> None:
-        """Compute it again, on torch's current stream."""
-        ...
 
 
 def capture(device: torch.device, compute: Callable[[], T]) -> Captured[T]:

@@ -26,7 +26,7 @@ from engine.hardware.devices.links import Routes
 from engine.model.forward.batch import MOST_IN_F32, SMALL_BATCH, Batch
 from engine.model.forward.cache import Cache
 from engine.model.forward.context import Context
-from engine.model.forward.ops import Weight
+from engine.model.forward.operands import Weight
 from engine.model.forward.state import CacheSize
 from engine.model.sharding.placement import Shard, Slices
 from engine.planning.footprint import plane_parts, slot_pieces, x_bytes
@@ -35,7 +35,8 @@ if TYPE_CHECKING:
     from engine.backends.gpu.checks.calls import OpCallLog
     from engine.load_params import LoadParams
     from engine.model.architectures.declare import Declaration
-    from engine.model.forward.ops import FusedAllReduce, Group, Ops
+    from engine.model.forward.communicator import FusedAllReduce, Group
+    from engine.model.forward.ops import Ops
     from engine.model.layers.module import Slot
 
 META = torch.device("meta")

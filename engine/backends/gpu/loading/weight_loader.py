@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from engine.formats.gguf.reader import GGUFFile
     from engine.formats.gguf.tensor_bytes import TensorBytes
     from engine.formats.gguf.tensors import TensorInfo
-    from engine.model.forward.ops import Weight
+    from engine.model.forward.operands import Weight
     from engine.model.layers.module import Slot
     from engine.model.sharding.placement import Slices
 

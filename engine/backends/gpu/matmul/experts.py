@@ -27,8 +27,7 @@ from engine.formats.quants.layout import BLOCK, n_tiles
 
 if TYPE_CHECKING:
     from engine.model.forward.expert_rows import Groups
-    from engine.model.forward.operands import Activation
-    from engine.model.forward.ops import ExpertLayer
+    from engine.model.forward.operands import Activation, ExpertLayer
 
 __all__ = ["assign", "ffn", "grouped", "sum_of_experts"]
 
@@ -133,7 +132,7 @@ def ffn(
     groups: Groups,
     factors: Tensor | None = None,
 ) -> Tensor | None:
-    """Compute `ReferenceOps.experts`; return None where no kernel serves."""
+    """Compute `Ops.experts`; return None where no kernel serves."""
     layers = [layer for layer in (gate, up, down) if layer is not None]
     found = [ExpertMatrices.of(layer.weight, layer.scale, layer.bias) for layer in layers]
     matrices = [matrix for matrix in found if matrix is not None]

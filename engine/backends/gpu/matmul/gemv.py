@@ -24,8 +24,8 @@ from engine.backends.gpu.quantise import (
     attach_rows,
     quantise,
 )
-from engine.backends.reference.attention import most_few_rows
 from engine.formats.quants.layout import LAYOUTS, TILE, Extent, n_tiles
+from engine.model.forward.attention import most_few_rows
 from engine.model.forward.batch import SMALL_BATCH
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def products(
 
 
 def gated(x: Tensor, gate: QuantisedMatrix, up: QuantisedMatrix, act: Activation) -> Tensor | None:
-    """Return `act(x gateᵀ) * (x upᵀ)`, see `ReferenceOps.gated`.
+    """Return `act(x gateᵀ) * (x upᵀ)`, see `Ops.gated`.
 
     The kernel also quantises results that fill whole blocks, for the next product. None where it
     does not serve.

@@ -17,8 +17,8 @@ from engine.backends.gpu.launch.kernel_launch import launch
 from engine.backends.gpu.launch.refusals import allows
 from engine.backends.gpu.matmul import dequant_gemm
 from engine.backends.gpu.matmul.planes import constants_of
-from engine.backends.reference.attention import most_few_rows
 from engine.formats.quants.layout import DEVICE_CHUNK, LAYOUTS, TILE, Extent
+from engine.model.forward.attention import most_few_rows
 
 if TYPE_CHECKING:
     from engine.backends.gpu.matmul.planes import QuantisedMatrix

@@ -10,8 +10,8 @@ from engine.backends.gpu.kernels import unquantised as kernels
 from engine.backends.gpu.launch.configs import config_of, target_of
 from engine.backends.gpu.launch.kernel_launch import launch
 from engine.backends.gpu.launch.refusals import allows
-from engine.backends.reference.attention import most_few_rows
 from engine.backends.reference.weights import gathered_rows
+from engine.model.forward.attention import most_few_rows
 
 
 def product(x: Tensor, data: Tensor) -> Tensor | None:

@@ -18,7 +18,7 @@ from engine.backends.gpu.matmul import dequant_gemm, experts, gemv, per_head, ti
 from engine.errors import EngineError
 from engine.formats.gguf.tensors import TYPES
 from engine.model.forward.batch import SMALL_BATCH
-from engine.model.forward.ops import ALL
+from engine.model.forward.operands import ALL
 
 if TYPE_CHECKING:
     from engine.formats.quants.layout import Extent

@@ -61,7 +61,11 @@ class Attention(Mixer):
         """Return a new declaration of keys and values with this layer's sizes and window."""
         split = self.split
         return KVState(
-            split.heads, split.kv_heads, self.head_dim_k, self.head_dim_v, self.scores.sight
+            split.heads,
+            split.kv_heads,
+            self.head_dim_k,
+            self.head_dim_v,
+            self.scores.attention_window,
         )
 
     @property

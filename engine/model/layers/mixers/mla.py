@@ -110,7 +110,7 @@ class LatentAttention(Mixer):
         )
         self.cache = KVState(
             split.heads, split.kv_heads, sizes.latent + sizes.rotated, sizes.latent,
-            self.scores.sight, v_in_k=True,
+            self.scores.attention_window, v_in_k=True,
         )  # fmt: skip
 
     @classmethod

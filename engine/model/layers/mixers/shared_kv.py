@@ -130,5 +130,7 @@ def share_caches(hp: HParams, mixers: Sequence[Mixer]) -> None:
         if isinstance(mixer, SharedKVAttention):
             source = mixers[kv_source(hp, mixer.layer)]
             assert isinstance(source, Attention), "check_kv_sources refuses other files"
-            assert mixer.scores.sight == source.cache.sight, "both have a window, or none has"
+            assert mixer.scores.attention_window == source.cache.window, (
+                "both have a window, or none has"
+            )
             mixer.source = (source.cache,)

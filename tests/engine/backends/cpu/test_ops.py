@@ -6,15 +6,15 @@ from torch import Tensor
 
 from engine.backends.cpu.kernels.running.team import Team
 from engine.backends.cpu.ops import CpuOps
-from engine.backends.reference.ops import ReferenceOps
 from engine.model.forward.batch import Batch
 from engine.model.forward.cache import LayerCache
 from engine.model.forward.operands import Activation, RopeParams, Routing, Scores
+from engine.model.forward.ops import Ops
 from engine.model.forward.state import KVState
 from engine.model.sharding.shares import Ranges
 from tests.helpers.kv_layers import as_multiplied
 
-REFERENCE = ReferenceOps()
+REFERENCE = Ops()
 
 
 @pytest.fixture(scope="module")

@@ -17,12 +17,12 @@ from engine.backends.cpu.kernels.running.team import Team
 from engine.backends.cpu.ops import CpuOps
 from engine.backends.cpu.recorder import Recorder
 from engine.backends.cpu.recurrent import RecurrentOps
-from engine.backends.reference.ops import ReferenceOps
 from engine.model.forward.batch import Batch, Piece
 from engine.model.forward.operands import RELU2, SILU, DeltaInputs, PlacedStates, ScanInputs
+from engine.model.forward.ops import Ops
 from tests.helpers.tiers import paired
 
-EXACT = ReferenceOps()
+EXACT = Ops()
 TEAMS: list[Team] = []
 """A team of one thread and one of three, while tests of this file run."""
 

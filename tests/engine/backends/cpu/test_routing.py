@@ -7,11 +7,11 @@ from torch import Tensor
 from engine.backends.cpu.kernels.language.isa import supported
 from engine.backends.cpu.kernels.running.team import Team
 from engine.backends.cpu.routing import RoutingOps
-from engine.backends.reference.ops import ReferenceOps
 from engine.model.forward.expert_rows import Groups
 from engine.model.forward.operands import Routing
+from engine.model.forward.ops import Ops
 
-REFERENCE = ReferenceOps()
+REFERENCE = Ops()
 FIELDS = ("expert_of", "pair_of", "row_of")
 
 

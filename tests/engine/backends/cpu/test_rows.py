@@ -18,8 +18,7 @@ from engine.backends.cpu.weights import JoinedColumns, JointProduct, PlaneWeight
 from engine.backends.cpu.worker import Worker
 from engine.formats.quants.layout import Extent
 from engine.model.forward.batch import Batch
-from engine.model.forward.operands import Activation, RopeParams, Routing
-from engine.model.forward.ops import Weight
+from engine.model.forward.operands import Activation, RopeParams, Routing, Weight
 from tests.helpers.kernels import packed, random_rows
 from tests.helpers.planes import TYPES
 

@@ -23,15 +23,21 @@ from engine.backends.gpu.loading.dry_run import collect_launches
 from engine.backends.gpu.matmul import dequant_gemm, experts, gemv, tile_gemm, unquantised
 from engine.backends.gpu.matmul.weights import GpuPlain, GpuPlanes
 from engine.backends.gpu.page_tables import WORDS, PagedRows
-from engine.backends.reference.recurrent import Chunks, Decays
 from engine.formats.gguf.reader import GGUFFile
 from engine.formats.quants.layout import LAYOUTS, Extent, n_tiles
 from engine.hardware.devices.links import Routes
 from engine.load_params import KV_TYPES, LoadParams
 from engine.model.architectures.declare import declare
 from engine.model.forward.cache import LayerCache
-from engine.model.forward.operands import Activation, DeltaInputs, Routing, ScanInputs, Scores
-from engine.model.forward.ops import Addend
+from engine.model.forward.operands import (
+    Activation,
+    Addend,
+    DeltaInputs,
+    Routing,
+    ScanInputs,
+    Scores,
+)
+from engine.model.forward.recurrent import Chunks, Decays
 from engine.model.forward.state import KVState
 from engine.model.sharding.shares import Ranges
 from engine.runtime.interconnect.exchange import Exchange, load_pairs, store_pairs

@@ -11,7 +11,7 @@ from engine.backends.gpu.attention import write
 from engine.backends.gpu.launch.configs import KernelTarget, use_target
 from engine.backends.gpu.launch.kernel_launch import KernelLaunch, intercept_launches
 from engine.backends.gpu.page_tables import PagedRows
-from engine.backends.reference.attention import attend
+from engine.model.forward.attention import attend
 from engine.model.forward.batch import Batch
 from engine.model.forward.cache import LayerCache
 from engine.model.forward.operands import Scores

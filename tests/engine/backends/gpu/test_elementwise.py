@@ -11,14 +11,13 @@ from engine.backends.gpu import elementwise
 from engine.backends.gpu.launch.configs import KernelTarget
 from engine.backends.gpu.launch.kernel_launch import KernelLaunch, intercept_launches
 from engine.backends.gpu.quantise import quantise
-from engine.backends.reference.ops import ReferenceOps
 from engine.formats.quants.layout import Extent
-from engine.model.forward.operands import Activation
-from engine.model.forward.ops import Addend
+from engine.model.forward.operands import Activation, Addend
+from engine.model.forward.ops import Ops
 from engine.model.layers.norm import LayerNorm, Norm, RMSNorm
 from engine.model.sharding.placement import Replicate
 
-EXACT = ReferenceOps()
+EXACT = Ops()
 
 
 def randn(*shape: int, device: str, seed: int = 1) -> Tensor:

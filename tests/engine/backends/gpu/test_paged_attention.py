@@ -8,7 +8,7 @@ from torch import Tensor
 
 from engine.backends.gpu.launch.kernel_launch import KernelLaunch, intercept_launches
 from engine.backends.gpu.ops import GpuOps
-from engine.backends.reference.attention import attend
+from engine.model.forward.attention import attend
 from engine.model.forward.batch import MOST_AT_ONCE, Batch, Piece
 from engine.model.forward.cache import LayerCache
 from engine.model.forward.operands import Scores

@@ -10,12 +10,12 @@ from torch import Tensor
 
 from engine.backends.gpu import recurrent
 from engine.backends.gpu.ops import GpuOps
-from engine.backends.reference.ops import ReferenceOps
-from engine.backends.reference.recurrent import Chunks
 from engine.model.forward.batch import Batch, Piece
 from engine.model.forward.operands import SILU, DeltaInputs, PlacedStates, ScanInputs
+from engine.model.forward.ops import Ops
+from engine.model.forward.recurrent import Chunks
 
-EXACT = ReferenceOps()
+EXACT = Ops()
 
 Step = Callable[[slice, Tensor], Tensor | None]
 """A layer's results for some of the tokens, from a state that it updates."""
@@ -263,7 +263,7 @@ def test_a_guess_has_the_bits_of_a_token(n_tap: int, device: str) -> None:
     assert torch.equal(matrices, kept[1])
 
 
-class ChunkOps(ReferenceOps):
+class ChunkOps(Ops):
     """The reference with chunks computed by the kernel, which must support them."""
 
     def scan_chunks(self, chunks: Chunks, state: Tensor) -> Tensor:

@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from engine.backends.gpu import elementwise as gpu
-from engine.backends.reference.ops import ReferenceOps
 from engine.model.forward.operands import RopeParams
+from engine.model.forward.ops import Ops
 from engine.model.layers.norm import RMSNorm
 from engine.model.sharding.placement import Replicate
 
-EXACT = ReferenceOps()
+EXACT = Ops()
 PLAIN = RopeParams(24, "neox", 10000.0)
 LONG = RopeParams(16, "norm", 500000.0, scale=0.25, yarn=True, n_ctx_orig=8192)
 

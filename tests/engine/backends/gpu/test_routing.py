@@ -10,11 +10,11 @@ from torch import Tensor
 from engine.backends.gpu import routing
 from engine.backends.gpu.launch.kernel_launch import intercept_launches
 from engine.backends.gpu.routing import DeviceGroups
-from engine.backends.reference.ops import ReferenceOps
 from engine.model.forward.expert_rows import Groups
 from engine.model.forward.operands import Routing
+from engine.model.forward.ops import Ops
 
-EXACT = ReferenceOps()
+EXACT = Ops()
 FIELDS = ("expert_of", "pair_of", "row_of")
 
 RULES = [

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from engine.generation.kv_cache import Group, OutOfPages, PagedSequence, PagePool, Sequences
-from engine.model.forward.pages import GONE, PAGE, Sight, page_keys
+from engine.model.forward.pages import GONE, PAGE, AttentionWindow, page_keys
 
 EMPTY = -7
 
@@ -16,8 +16,8 @@ EMPTY = -7
 class Memory:
     """Pages that hold token ids in place of keys and values, and the sequences that use them."""
 
-    def __init__(self, *groups: tuple[int, Sight]) -> None:
-        self.groups = [Group(PagePool(n), sight) for n, sight in groups]
+    def __init__(self, *groups: tuple[int, AttentionWindow]) -> None:
+        self.groups = [Group(PagePool(n), window) for n, window in groups]
         self.cells = [[[EMPTY] * PAGE for _ in range(n)] for n, _ in groups]
         self.n_copied = 0
         self.all = Sequences(self.groups, self.copy)
@@ -38,7 +38,7 @@ class Memory:
         """Check that the next token sees the sequence's own tokens."""
         n = len(sequence.ids)
         for group, cells, table in zip(self.groups, self.cells, sequence.tables, strict=True):
-            first = group.sight.first_seen(n)
+            first = group.window.first_seen(n)
             seen = [cells[table[at // PAGE]][at % PAGE] for at in range(first, n)]
             assert GONE not in table[first // PAGE :] or first >= n
             assert seen == sequence.ids[first:n]
@@ -56,19 +56,19 @@ def tokens(n: int, seed: int = 0) -> list[int]:
     return [seed * 10_000 + i for i in range(n)]
 
 
-WHOLE = Sight()
+WHOLE = AttentionWindow()
 
 
 @pytest.mark.parametrize(
-    ("sight", "firsts"),
+    ("window", "firsts"),
     [
         (WHOLE, [0, 0, 0, 0, 0, 0, 0]),
-        (Sight(3), [0, 0, 0, 1, 2, 3, 4]),
-        (Sight(3, is_chunked=True), [0, 0, 0, 3, 3, 3, 6]),
+        (AttentionWindow(3), [0, 0, 0, 1, 2, 3, 4]),
+        (AttentionWindow(3, is_chunked=True), [0, 0, 0, 3, 3, 3, 6]),
     ],
 )
-def test_a_token_sees_itself_and_those_before(sight: Sight, firsts: list[int]) -> None:
-    assert [sight.first_seen(position) for position in range(7)] == firsts
+def test_a_token_sees_itself_and_those_before(window: AttentionWindow, firsts: list[int]) -> None:
+    assert [window.first_seen(position) for position in range(7)] == firsts
 
 
 @settings(max_examples=30, deadline=None)
@@ -79,8 +79,8 @@ def test_a_token_sees_itself_and_those_before(sight: Sight, firsts: list[int]) -
 def test_as_many_pages_are_used_as_planned(
     n: int, is_chunked: bool, n_batch: int, n_ctx: int
 ) -> None:
-    sight = Sight(n, is_chunked)
-    memory = Memory((sight.n_pages(n_ctx, n_batch), sight))
+    window = AttentionWindow(n, is_chunked)
+    memory = Memory((window.n_pages(n_ctx, n_batch), window))
     sequence = memory.all.open([])
     for start in range(0, n_ctx, n_batch):
         memory.write(sequence, tokens(n_ctx)[start : start + n_batch])
@@ -119,7 +119,7 @@ def test_two_at_once_share_whole_pages_and_copy_the_last_one() -> None:
 
 
 def test_a_window_holds_what_is_seen_and_no_more() -> None:
-    memory = Memory((400, WHOLE), (4, Sight(300)))
+    memory = Memory((400, WHOLE), (4, AttentionWindow(300)))
     sequence = memory.all.open([])
     for start in range(0, 20_000, 100):
         memory.write(sequence, tokens(100, start))
@@ -129,7 +129,7 @@ def test_a_window_holds_what_is_seen_and_no_more() -> None:
 
 
 def test_a_chunk_begins_anew() -> None:
-    memory = Memory((3, Sight(512, is_chunked=True)))
+    memory = Memory((3, AttentionWindow(512, is_chunked=True)))
     sequence = memory.all.open([])
     for start in range(0, 512 * 9, 64):
         memory.write(sequence, tokens(64, start))
@@ -139,7 +139,7 @@ def test_a_chunk_begins_anew() -> None:
 
 def test_a_match_goes_back_to_where_the_window_is_still_held() -> None:
     """The pages of windowed layers in which a conversation was left are known longest."""
-    memory = Memory((40, WHOLE), (6, Sight(256)))
+    memory = Memory((40, WHOLE), (6, AttentionWindow(256)))
     first = memory.all.open([])
     for start in range(0, 4000, 200):
         memory.write(first, tokens(4000)[start : start + 200])
@@ -160,7 +160,7 @@ def test_the_end_of_an_idle_sequence_goes_first() -> None:
 
 
 def test_what_a_window_has_left_goes_before_the_windows_of_others() -> None:
-    memory = Memory((20, WHOLE), (5, Sight(PAGE)))
+    memory = Memory((20, WHOLE), (5, AttentionWindow(PAGE)))
     first = memory.all.open([])
     memory.write(first, tokens(2 * PAGE + 9))
     first.close()
@@ -213,13 +213,16 @@ class Interleaved(RuleBasedStateMachine):
     """Sequences that begin alike, come, grow, are cut and go in any order, in few pages."""
 
     @initialize(
-        sights=st.lists(
-            st.sampled_from([WHOLE, WHOLE, Sight(100), Sight(700), Sight(600, is_chunked=True)]),
+        windows=st.lists(
+            st.sampled_from([
+                WHOLE, WHOLE, AttentionWindow(100), AttentionWindow(700),
+                AttentionWindow(600, is_chunked=True),
+            ]),
             min_size=1, max_size=3,
         )
     )  # fmt: skip
-    def begin(self, sights: list[Sight]) -> None:
-        self.memory = Memory(*((9, sight) for sight in sights))
+    def begin(self, windows: list[AttentionWindow]) -> None:
+        self.memory = Memory(*((9, window) for window in windows))
         self.open: list[PagedSequence] = []
 
     @rule(n=st.integers(0, 1500), seed=st.integers(0, 2), fork=st.integers(0, 1500))

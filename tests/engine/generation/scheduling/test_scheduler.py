@@ -25,14 +25,14 @@ from engine.generation.results import (
 from engine.generation.scheduling.drafts import Drafts
 from engine.generation.scheduling.requests import MOST_UNREAD, Request
 from engine.generation.scheduling.scheduler import Scheduler
-from engine.model.forward.pages import PAGE, Sight
+from engine.model.forward.pages import PAGE, AttentionWindow
 from engine.sampling_params import SamplingParams
 from tests.helpers.paged_toy import N_VOCAB, PagedToy, ToySource
 from tests.helpers.prophet import Prophet, always
 from tests.helpers.reading import read
 from tests.helpers.tiers import swept
 
-WHOLE = Sight()
+WHOLE = AttentionWindow()
 
 
 def params(n: int, seed: int = 0, **changes: Any) -> SamplingParams:
@@ -64,17 +64,17 @@ def told(events: Sequence[GenerationEvent]) -> list[object]:
 def alone(runtime: PagedToy, prompt: Sequence[int], wanted: SamplingParams) -> list[object]:
     """Return what an answer says on a model of its own, with more pages than it needs."""
     return list(
-        _alone(tuple(runtime.sights), runtime.can_rewind, runtime.n_ctx, tuple(prompt), wanted)
+        _alone(tuple(runtime.windows), runtime.can_rewind, runtime.n_ctx, tuple(prompt), wanted)
     )
 
 
 @cache
 def _alone(
-    sights: tuple[Sight, ...], can_rewind: bool, n_ctx: int, prompt: tuple[int, ...],
+    windows: tuple[AttentionWindow, ...], can_rewind: bool, n_ctx: int, prompt: tuple[int, ...],
     wanted: SamplingParams,
 ) -> list[object]:  # fmt: skip
     n_pages = 2 + 2 * -(-n_ctx // PAGE)
-    groups = [(n_pages, sight) for sight in sights]
+    groups = [(n_pages, window) for window in windows]
     toy = PagedToy(*groups, n_ctx=n_ctx, n_batch=77, n_slots=not can_rewind)
     scheduler = Scheduler(toy)
     return told(read(scheduler, submitted(scheduler, toy, prompt, wanted)))
@@ -96,17 +96,17 @@ def prompt_of(n: int, seed: int = 0) -> list[int]:
 
 KINDS = {
     "whole": ([WHOLE], 0),
-    "windowed": ([WHOLE, Sight(20)], 0),
-    "chunked": ([WHOLE, Sight(300, is_chunked=True)], 0),
+    "windowed": ([WHOLE, AttentionWindow(20)], 0),
+    "chunked": ([WHOLE, AttentionWindow(300, is_chunked=True)], 0),
     "recurrent": ([], 4),
     "hybrid": ([WHOLE], 5),
-    "all": ([WHOLE, Sight(40)], 3),
+    "all": ([WHOLE, AttentionWindow(40)], 3),
 }
 
 
 def made(kind: str, n_pages: int = 40, **options: Any) -> PagedToy:
-    sights, n_slots = KINDS[kind]
-    return PagedToy(*((n_pages, s) for s in sights), **{"n_slots": n_slots, **options})
+    windows, n_slots = KINDS[kind]
+    return PagedToy(*((n_pages, s) for s in windows), **{"n_slots": n_slots, **options})
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from engine import CommError, Model, load_model
 from engine.backends.cpu.thread_comm import ThreadCommunicator
+from engine.model.forward.communicator import Group
 from engine.model.forward.context import Context
-from engine.model.forward.ops import Group
 from engine.model.layers.norm import Norm
 from tests.helpers.golden import (
     LEAST_BAR,

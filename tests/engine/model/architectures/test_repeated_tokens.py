@@ -8,7 +8,7 @@ import pytest
 from torch import Tensor
 
 from engine import Model, load_model
-from engine.backends.reference.ops import ReferenceOps
+from engine.model.forward.ops import Ops
 from tests.helpers.control_vector import write_control_vector
 from tests.helpers.golden import golden_logits, golden_models, golden_path
 from tests.helpers.passes import forward_alone
@@ -17,7 +17,7 @@ from tests.helpers.tiny_gguf import tiny_gguf
 
 pytestmark = pytest.mark.usefixtures("kernels")
 
-ROPE = ReferenceOps.rope
+ROPE = Ops.rope
 Logits = list[np.ndarray]
 SPLITS = ([1], [1, 1], [3, 0, 1])
 
@@ -126,7 +126,7 @@ def test_what_cannot_be_repeated_is_computed(
     monkeypatch.setattr(
         "engine.backends.cpu.kernels.small.small_ops.SmallOps.rope", lambda *_: None
     )
-    monkeypatch.setattr("engine.backends.reference.ops.ReferenceOps.rope", asking_rope)
+    monkeypatch.setattr("engine.model.forward.ops.Ops.rope", asking_rope)
     with load_model(path, ["cpu", "cpu"], n_ctx=64) as model:
         found = singly(model, IDS)
         assert not are_recorded(model)
@@ -137,7 +137,7 @@ def test_what_cannot_be_repeated_is_computed(
         np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-3)
 
 
-def asking_rope(self: ReferenceOps, x: Tensor, cos: Tensor, sin: Tensor, style: str) -> Tensor:
+def asking_rope(self: Ops, x: Tensor, cos: Tensor, sin: Tensor, style: str) -> Tensor:
     """Rotate heads after reading one of the numbers, which a capture must not do."""
     if float(cos[0, 0, 0]) > 2:
         return x

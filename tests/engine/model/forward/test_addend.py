@@ -9,9 +9,9 @@ from torch import Tensor
 
 from engine import load_model
 from engine.backends.cpu.thread_comm import ThreadCommunicator, ThreadGroup
-from engine.backends.reference.ops import REFERENCE, CompositeOps
 from engine.model.forward.context import Context
-from engine.model.forward.ops import Addend
+from engine.model.forward.operands import Addend
+from engine.model.forward.ops import REFERENCE, Ops
 from engine.model.layers.norm import LayerNorm, Norm, RMSNorm
 from engine.model.sharding.placement import Replicate
 from tests.helpers.tiny_gguf import tiny_gguf
@@ -86,15 +86,15 @@ def test_a_one_shot_adds_up(ctx: Context, monkeypatch: pytest.MonkeyPatch) -> No
 def readers(monkeypatch: pytest.MonkeyPatch) -> list[Norm | None]:
     """Return a list that gets the norm passed to each `add_norm`."""
     seen: list[Norm | None] = []
-    compute = CompositeOps.add_norm
+    compute = Ops.add_norm
 
     def add_norm(
-        self: CompositeOps, x: Tensor, addend: Addend, norm: Norm | None, one_shot: None
+        self: Ops, x: Tensor, addend: Addend, norm: Norm | None, one_shot: None
     ) -> tuple[Tensor, Tensor | None]:
         seen.append(norm)
         return compute(self, x, addend, norm, one_shot)
 
-    monkeypatch.setattr(CompositeOps, "add_norm", add_norm)
+    monkeypatch.setattr(Ops, "add_norm", add_norm)
     return seen
 
 

@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.backends.reference.ops import ReferenceOps
 from engine.model.forward.batch import Batch
 from engine.model.forward.cache import Cache
 from engine.model.forward.context import Context
+from engine.model.forward.ops import Ops
 from engine.model.forward.state import CacheSize
 
 CPU = torch.device("cpu")
@@ -35,7 +35,7 @@ class Comm:
 
 
 def context(comm: Comm, kinds: tuple[str, ...]) -> Context:
-    ctx = Context(comm, ReferenceOps(), Cache((), 0, CacheSize(8, "f32"), CPU), CPU, kinds)  # type: ignore[arg-type]
+    ctx = Context(comm, Ops(), Cache((), 0, CacheSize(8, "f32"), CPU), CPU, kinds)  # type: ignore[arg-type]
     ctx.begin(Batch.of_one(0, 2, 0))
     assert ctx.join(tuple(range(len(kinds))))
     return ctx

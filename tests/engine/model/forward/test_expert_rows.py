@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.backends.reference.ops import ReferenceOps
 from engine.backends.reference.weights import DenseWeight, PackedWeight
 from engine.model.forward.expert_rows import Groups
 from engine.model.forward.operands import Routing
+from engine.model.forward.ops import Ops
 from engine.model.layers.linear import ExpertLinear
 from engine.model.sharding.placement import Shard
 from engine.model.sharding.shares import Ranges
@@ -39,7 +39,7 @@ def test_each_token_gets_the_sum_of_its_experts_in_their_order(
         expected.index_add_(0, token, x[token] * factor * weights[token, place, None])
     groups = Groups.of(chosen)
     y = groups.rows(x) * factors[groups.expert_of]
-    assert torch.equal(ReferenceOps().sum_of_experts(y, weights, groups), expected)
+    assert torch.equal(Ops().sum_of_experts(y, weights, groups), expected)
 
 
 @pytest.mark.parametrize("size", SIZES, ids=str)
@@ -57,8 +57,8 @@ def test_every_row_is_in_the_group_of_its_expert(size: tuple[int, int, int]) -> 
 
 def test_weights_go_with_their_experts() -> None:
     routing, logits = Routing(9, 3), torch.randn(5, 9)
-    weights, chosen = ReferenceOps().route(routing, logits, None)
-    sorted_weights, groups = ReferenceOps().assign(routing, logits, None)
+    weights, chosen = Ops().route(routing, logits, None)
+    sorted_weights, groups = Ops().assign(routing, logits, None)
     dense = torch.zeros(5, 9)
     dense[groups.pair_of // 3, groups.expert_of] = groups.weights(sorted_weights)[:, 0]
     assert torch.equal(dense, torch.zeros(5, 9).scatter(1, chosen, weights))

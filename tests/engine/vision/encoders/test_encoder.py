@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from engine.backends.reference.pictures import FEWEST_PATCHES, QUERIES, TorchPictureOps, product
 from engine.errors import Cancelled
 from engine.runtime.picture_encoder import PictureEncoder
 from engine.util.progress import never
+from engine.vision.encoders.ops import FEWEST_PATCHES, QUERIES, PictureOps, product
 from engine.vision.encoders.registry import TOWERS
 from engine.vision.images.placed import Picture
 from tests.helpers.model_draft import DraftTensor, ModelDraft
@@ -57,14 +57,14 @@ def test_sums_beyond_the_range_of_f16_are_no_infinities(
             draft.tensors[name] = DraftTensor.of((scale * values).astype(np.float16))
     encoder = opened(draft.write(path), "gemma3")
     largest: list[float] = []
-    plain = TorchPictureOps.layer_norm
+    plain = PictureOps.layer_norm
 
-    def layer_norm(self: TorchPictureOps, x: torch.Tensor, *args: Any) -> torch.Tensor:
+    def layer_norm(self: PictureOps, x: torch.Tensor, *args: Any) -> torch.Tensor:
         assert x.dtype == torch.float32
         largest.append(float(x.abs().max()))
         return plain(self, x, *args)
 
-    monkeypatch.setattr(TorchPictureOps, "layer_norm", layer_norm)
+    monkeypatch.setattr(PictureOps, "layer_norm", layer_norm)
     features = encoder.encode(picture_for(encoder))
     assert max(largest) > F16_MAX
     assert features.isfinite().all()
@@ -77,12 +77,12 @@ def test_attention_of_some_queries_at_a_time_is_that_of_all(
     q, k, v = torch.randn(3, 24, 2, 8, generator=torch.Generator().manual_seed(0)).unbind()
     scores = (q.transpose(0, 1) @ k.permute(1, 2, 0)) * 8**-0.5
     wanted = (scores.softmax(-1) @ v.transpose(0, 1)).transpose(0, 1)
-    monkeypatch.setattr("engine.vision.encoders.file.MOST_SCORES", most * 24 * 2)
-    assert torch.allclose(TorchPictureOps().attend_all(q, k, v), wanted, atol=1e-5)
+    monkeypatch.setattr("engine.vision.images.placed.MOST_SCORES", most * 24 * 2)
+    assert torch.allclose(PictureOps().attend_all(q, k, v), wanted, atol=1e-5)
     windows: Sequence[int] = (10, 8, 6)
     parts = zip(*(x.split_with_sizes(list(windows)) for x in (q, k, v)), strict=True)
-    apart = torch.cat([TorchPictureOps().attend_all(*part) for part in parts])
-    assert torch.equal(TorchPictureOps().attend_all(q, k, v, windows), apart)
+    apart = torch.cat([PictureOps().attend_all(*part) for part in parts])
+    assert torch.equal(PictureOps().attend_all(q, k, v, windows), apart)
 
 
 @pytest.mark.parametrize("n", [FEWEST_PATCHES, QUERIES + 1])
@@ -90,11 +90,11 @@ def test_attention_head_by_head_is_that_of_all_heads(n: int) -> None:
     q, k, v = torch.randn(3, n, 3, 8, generator=torch.Generator().manual_seed(0)).unbind()
     scores = (q.transpose(0, 1) @ k.permute(1, 2, 0)) * 8**-0.5
     wanted = (scores.softmax(-1) @ v.transpose(0, 1)).transpose(0, 1)
-    assert torch.allclose(TorchPictureOps().attend_all(q, k, v), wanted, atol=1e-5)
+    assert torch.allclose(PictureOps().attend_all(q, k, v), wanted, atol=1e-5)
 
 
 def test_attention_of_many_patches_is_cancelled() -> None:
-    ops = TorchPictureOps()
+    ops = PictureOps()
     ops.is_cancelled = lambda: True
     with pytest.raises(Cancelled):
         ops.attend_all(*torch.zeros(3, FEWEST_PATCHES, 1, 4).unbind())

@@ -143,7 +143,7 @@ class CacheOps:
         self, q: Tensor, held: LayerCache, batch: Batch, scores: Scores,
         sinks: Tensor | None, slopes: Tensor | None,
     ) -> Tensor | None:  # fmt: skip
-        """Compute `ReferenceOps.attention`."""
+        """Compute `Ops.attention`."""
         rows, layer = self._rows_of(batch), self._layer(held)
         n_rows, n_heads, head_dim = q.shape
         if n_heads not in layer.heads:

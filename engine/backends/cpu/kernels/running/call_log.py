@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from engine.backends.cpu.kernels.language.values import I64, Code, Value
-from engine.model.forward.recording import current_recording, recording_to, refuse_replay
+from engine.model.forward.recording import Recorded, current_recording, recording_to, refuse_replay
 
 USED, ROOM, CALLS = 0, 8, 64
 """Byte offsets in a log's memory: number of words recorded, largest number of them, the calls."""
@@ -34,12 +34,11 @@ Finish = Callable[[], None]
 """Function that completes a call in Python where a replay had to stop, or takes a whole step."""
 
 
-class CallLog:
+class CallLog(Recorded):
     """Recorded calls of kernels, in order.
 
     Attributes:
         address: address of the log's memory.
-        refusal: why the calls cannot be replayed; "" if they can.
         finishes: functions to call where a replay stops, by the call's index in `words`.
         kept: objects that hold memory which the calls point to.
         add_step: adds a step in Python behind the calls recorded so far; None where nobody can.
@@ -49,7 +48,6 @@ class CallLog:
         self._memory = np.zeros(CALLS // 8 + MAX_WORDS, np.int64)
         self._memory[ROOM // 8] = MAX_WORDS
         self.address = self._memory.ctypes.data
-        self.refusal = ""
         self.finishes: dict[int, Finish] = {}
         self.kept: list[object] = []
         self.add_step: Callable[[Finish], None] | None = None

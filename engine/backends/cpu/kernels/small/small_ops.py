@@ -109,13 +109,13 @@ class SmallOps:
     def rms_norm(
         self, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
     ) -> Tensor | None:
-        """Compute `ReferenceOps.rms_norm` for x (..., n)."""
+        """Compute `Ops.rms_norm` for x (..., n)."""
         return self._norm(self._rms, x, weight, bias, eps)
 
     def layer_norm(
         self, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
     ) -> Tensor | None:
-        """Compute `ReferenceOps.layer_norm` for x (..., n)."""
+        """Compute `Ops.layer_norm` for x (..., n)."""
         return self._norm(self._layer, x, weight, bias, eps)
 
     def _norm(
@@ -156,7 +156,7 @@ class SmallOps:
     def gated(
         self, kind: str, limit: float, gate: Tensor, up: Tensor | None, *, in_place: bool = False
     ) -> Tensor | None:
-        """Compute `ReferenceOps.gated`, or `activate` if up is None; gate and up have one shape.
+        """Compute `Ops.gated`, or `activate` if up is None; gate and up have one shape.
 
         Args:
             in_place: whether the result may replace gate, which nothing reads any more.

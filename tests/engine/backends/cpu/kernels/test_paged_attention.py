@@ -14,7 +14,7 @@ from engine.backends.cpu.kernels.language.isa import Isa, supported
 from engine.backends.cpu.kernels.running.call_log import CallLog
 from engine.backends.cpu.kernels.running.replay import KernelReplay
 from engine.backends.cpu.kernels.running.team import Team
-from engine.backends.reference.attention import attend
+from engine.model.forward.attention import attend
 from engine.model.forward.batch import Batch, Piece
 from engine.model.forward.cache import LayerCache
 from engine.model.forward.operands import Scores

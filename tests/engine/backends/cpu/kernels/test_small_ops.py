@@ -10,10 +10,10 @@ from engine.backends.cpu.kernels.language.isa import supported
 from engine.backends.cpu.kernels.running import fastcall
 from engine.backends.cpu.kernels.running.team import Team
 from engine.backends.cpu.kernels.small.small_ops import SmallOps
-from engine.backends.reference.ops import ReferenceOps
 from engine.model.forward.operands import Activation
+from engine.model.forward.ops import Ops
 
-REFERENCE = ReferenceOps()
+REFERENCE = Ops()
 
 
 @pytest.fixture(scope="module", params=supported(), ids=lambda isa: isa.name)

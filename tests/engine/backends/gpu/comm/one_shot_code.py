@@ -26,7 +26,7 @@ from engine.backends.gpu.launch.compiling import compile_launch
 from engine.backends.gpu.launch.configs import use_target
 from engine.backends.gpu.launch.kernel_launch import KernelLaunch, intercept_launches
 from engine.hardware.devices.links import Routes
-from engine.model.forward.ops import Addend
+from engine.model.forward.operands import Addend
 from engine.model.layers.norm import RMSNorm
 from engine.model.sharding.placement import Replicate
 from tests.engine.backends.gpu.offline import offline

@@ -20,10 +20,10 @@ from engine.backends.gpu.launch.graph import NotRepeatable, Tape, capture
 from engine.backends.gpu.launch.kernel_launch import KernelLaunch, intercept_launches
 from engine.backends.gpu.ops import GpuOps
 from engine.backends.gpu.quantise import quantise
-from engine.backends.reference.attention import computing
 from engine.formats.quants.layout import Extent
 from engine.hardware.devices.links import Routes, Way
-from engine.model.forward.ops import Addend
+from engine.model.forward.attention import computing
+from engine.model.forward.operands import Addend
 from engine.model.layers.norm import LayerNorm, Norm, RMSNorm
 from engine.model.sharding.placement import Replicate
 from tests.helpers.checked_pass import checked

@@ -12,7 +12,7 @@ from engine.backends.gpu.comm import slots
 from engine.backends.gpu.elementwise import warps_of
 from engine.backends.gpu.kernels import one_shot as kernels
 from engine.errors import CommError
-from engine.model.forward.ops import Addend
+from engine.model.forward.operands import Addend
 from tests.helpers.one_shot import (
     Ranks,
     alike,

@@ -24,7 +24,7 @@ from engine.backends.gpu.decode.rank_capture import (
 from engine.backends.gpu.launch.graph import NotRepeatable, capture
 from engine.errors import CommError
 from engine.model.forward.batch import Batch
-from engine.model.forward.pages import EVERYTHING
+from engine.model.forward.pages import NO_WINDOW
 from engine.model.forward.state import CacheSize
 from engine.runtime.model_runner import ModelRunner
 from engine.runtime.rank import NO_RANKS
@@ -309,7 +309,7 @@ def test_where_a_rank_is_lost_all_is_closed() -> None:
             closed.append(self.number)
 
     executor = RankExecutor([CPU] * 3, ThreadGroup())
-    passes = ModelRunner(executor, 10, CacheSize(10, n_batch=4), [EVERYTHING], can_rewind=True)
+    passes = ModelRunner(executor, 10, CacheSize(10, n_batch=4), [NO_WINDOW], can_rewind=True)
     fakes: list[Any] = [FakeRank(number) for number in range(3)]
     passes.ranks += fakes
     passes.recover()
@@ -391,7 +391,7 @@ class Warming(ModelRunner):
             RankExecutor([CPU] * 2, ThreadGroup()),
             10,
             CacheSize(8, n_batch=4),
-            [EVERYTHING],
+            [NO_WINDOW],
             can_rewind=True,
         )
         self.meeting.control, self._fails = one_shots, fails
@@ -418,7 +418,7 @@ class Capturing(ModelRunner):
             RankExecutor([CPU], ThreadGroup()),
             10,
             CacheSize(8, n_batch=4),
-            [EVERYTHING],
+            [NO_WINDOW],
             can_rewind=True,
         )
         self.meeting.control = one_shots

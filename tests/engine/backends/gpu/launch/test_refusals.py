@@ -16,8 +16,8 @@ from engine.backends.gpu.launch.refusals import allow_all, allows, refuse, refus
 from engine.backends.gpu.matmul import experts, tile_gemm
 from engine.backends.gpu.matmul.weights import GpuPlain, GpuPlanes
 from engine.backends.gpu.ops import GpuOps
-from engine.backends.reference.ops import REFERENCE
 from engine.model.forward.operands import SILU, Routing
+from engine.model.forward.ops import REFERENCE
 from tests.helpers.device_planes import matrix
 
 CPU, META = torch.device("cpu"), torch.device("meta")

@@ -29,7 +29,7 @@ from engine.formats.gguf.tensor_bytes import OpenPart, TensorBytes
 from engine.formats.gguf.tensors import TYPES, TensorInfo
 from engine.formats.quants.layout import LAYOUTS
 from engine.hardware.host_memory import HostTensor
-from engine.model.forward.ops import Weight
+from engine.model.forward.operands import Weight
 from engine.model.layers.module import Module, Slot
 from engine.model.sharding.placement import Placement, Replicate, Shard
 from engine.model.sharding.shares import Ranges

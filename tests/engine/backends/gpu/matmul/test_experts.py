@@ -14,21 +14,20 @@ from engine.backends.gpu.launch.kernel_launch import intercept_launches
 from engine.backends.gpu.matmul import experts
 from engine.backends.gpu.matmul.weights import GpuPlain, GpuPlanes
 from engine.backends.gpu.routing import DeviceGroups
-from engine.backends.reference.ops import ReferenceOps
 from engine.backends.reference.weights import DenseWeight
 from engine.formats.gguf.tensors import TYPES
 from engine.formats.quants.layout import LAYOUTS
 from engine.model.forward.batch import SMALL_BATCH
 from engine.model.forward.expert_rows import Groups
-from engine.model.forward.operands import SILU, Activation
-from engine.model.forward.ops import Weight
+from engine.model.forward.operands import SILU, Activation, Weight
+from engine.model.forward.ops import Ops
 from engine.model.layers.linear import ExpertLinear
 from engine.model.sharding.placement import Shard
 from engine.model.sharding.shares import Ranges
 from tests.helpers.device_planes import Matrix, matrix
 from tests.helpers.tiers import TYPICAL_TYPES, swept
 
-EXACT = ReferenceOps()
+EXACT = Ops()
 N_EXPERT = 5
 
 FEW, MANY = 2e-4, 3e-2

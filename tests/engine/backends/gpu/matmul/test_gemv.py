@@ -16,12 +16,12 @@ from engine.backends.gpu.launch import configs
 from engine.backends.gpu.launch.configs import KernelTarget
 from engine.backends.gpu.launch.kernel_launch import KernelLaunch, intercept_launches
 from engine.backends.gpu.matmul import gemv
-from engine.backends.reference.attention import computing
-from engine.backends.reference.ops import ReferenceOps
 from engine.formats.gguf.tensors import TYPES
 from engine.formats.quants.layout import LAYOUTS, Extent
+from engine.model.forward.attention import computing
 from engine.model.forward.batch import SMALL_BATCH
 from engine.model.forward.operands import GELU, RELU2, SILU, Activation
+from engine.model.forward.ops import Ops
 from tests.helpers.checked_pass import checked
 from tests.helpers.device_planes import Matrix, matrix
 from tests.helpers.ptx import emulated
@@ -285,7 +285,7 @@ def test_gated(act: Activation, is_shared: bool, device: str) -> None:
     assert wanted is not None
     if device == "cpu" or act.kind.startswith("relu"):
         assert torch.equal(y, wanted)
-    torch.testing.assert_close(y, ReferenceOps().gated(act, *numbers), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(y, Ops().gated(act, *numbers), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.usefixtures("one_step")

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from engine.backends.gpu.matmul import unquantised
-from engine.backends.reference.attention import computing
+from engine.model.forward.attention import computing
 from tests.helpers.checked_pass import checked
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)

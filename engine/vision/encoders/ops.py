@@ -8,17 +8,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import gelu, interpolate, linear, scaled_dot_product_attention
 
-from engine.backends.reference.ops import ReferenceOps
-from engine.backends.reference.weights import PackedWeight
 from engine.errors import Cancelled
+from engine.model.forward.ops import Ops
 from engine.util.progress import IsCancelled, never
-from engine.vision.encoders.base import PictureOps
-from engine.vision.encoders.file import most_queries
+from engine.vision.images.placed import most_queries
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from engine.model.layers.module import Slot
 
 FEWEST_PATCHES = 256
 """Smallest number of patches whose attention is computed head by head with products of oneDNN."""
@@ -47,23 +43,8 @@ def product(x: Tensor, w: Tensor) -> Tensor:
     return found
 
 
-class PictureWeight(PackedWeight):
-    """A packed matrix of a tower, which multiplies all patches of a picture at once."""
-
-    @classmethod
-    def take_over(cls, slots: Sequence[Slot]) -> None:
-        """Put matrices of this class in the place of the packed ones in slots."""
-        for slot in slots:
-            held = getattr(slot.owner, slot.attribute)
-            if isinstance(held, PackedWeight):
-                setattr(slot.owner, slot.attribute, cls(held.raw, held.type_number, held.columns))
-
-    def _product(self, x: Tensor, rows: Tensor) -> Tensor:
-        return product(x, rows)
-
-
-class TorchPictureOps(ReferenceOps, PictureOps):
-    """The reference operations, and attention without a cache.
+class PictureOps(Ops):
+    """Operations on all patches of one picture at once, with attention without a cache.
 
     Its scores are computed for some queries at a time, so that they never all exist.
 
@@ -77,6 +58,17 @@ class TorchPictureOps(ReferenceOps, PictureOps):
     is_cancelled: IsCancelled = staticmethod(never)
 
     def attend_all(self, q: Tensor, k: Tensor, v: Tensor, windows: Sequence[int] = ()) -> Tensor:
+        """Attend with q over k and v, all (T, n_head, head_dim), without a mask or a cache.
+
+        Scores are divided by sqrt(head_dim).
+
+        Args:
+            windows: numbers of patches that see each other, one after the other; all see all
+                without any.
+
+        Returns:
+            (T, n_head, head_dim)
+        """
         if windows:
             cut = zip(*(x.split_with_sizes(list(windows)) for x in (q, k, v)), strict=True)
             return torch.cat([self.attend_all(*window) for window in cut])
@@ -108,12 +100,19 @@ class TorchPictureOps(ReferenceOps, PictureOps):
         return out
 
     def stretched(self, grid: Tensor, rows: int, columns: int) -> Tensor:
+        """Resize a grid (n, n, channels) bilinearly, corners on corners.
+
+        Returns:
+            (rows, columns, channels)
+        """
         channels = grid.permute(2, 0, 1)[None]
         resized = interpolate(channels, (rows, columns), mode="bilinear", align_corners=True)
         return resized[0].permute(1, 2, 0)
 
     def joined(self, *parts: Tensor) -> Tensor:
+        """Join the parts along the first dimension."""
         return torch.cat(parts)
 
     def gelu_erf(self, x: Tensor) -> Tensor:
+        """Apply GELU with the error function, not its approximation by tanh."""
         return gelu(x)

@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from engine.backends.reference.ops import ReferenceOps
 from engine.model.architectures.apertus import Xielu, softplus
 from engine.model.forward.operands import Activation, Routing
+from engine.model.forward.ops import Ops
 
-OPS = ReferenceOps()
+OPS = Ops()
 
 
 def test_limits_hold_behind_silu() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from engine.backends.reference.recurrent import (
+from engine.model.forward.recurrent import (
     CHUNK_TOKENS,
     causal_conv,
     gated_delta_rule,

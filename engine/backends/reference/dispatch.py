@@ -1,0 +1,78 @@
+"""Torch operations as recordings and captures see them: which can be replayed, and how."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+aten = torch.ops.aten
+
+UNFIT = {
+    torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape,
+    torch.Tag.nondeterministic_seeded,
+}  # fmt: skip
+"""Tags of operations that cannot be replayed: they depend on the numbers, or are random."""
+
+
+class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Mode that sees the torch operations of one thread, without torch's compiler."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Return False: skipping torch's compiler would import it, and Triton, for seconds."""
+        return False
+
+
+class ReplayedOp:
+    """Recorded torch operation; a call repeats it and writes the result to the same memory."""
+
+    def __init__(
+        self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any
+    ) -> None:
+        self._func, self._args, self._kwargs = func, args, kwargs
+        self._targets = tensors_of(result)
+
+    def __call__(self) -> None:
+        results = tensors_of(self._func(*self._args, **self._kwargs))
+        for target, tensor in zip(self._targets, results, strict=True):
+            target.copy_(tensor)
+
+
+def tensors_of(x: Any) -> list[Tensor]:
+    """Return all tensors in the result or arguments of an operation."""
+    if isinstance(x, Tensor):
+        return [x]
+    return [t for part in x for t in tensors_of(part)] if isinstance(x, list | tuple) else []
+
+
+def is_allocation(func: Any) -> bool:
+    """Return whether an operation only allocates memory, like `empty`."""
+    name: str = func._schema.name
+    return name.removeprefix("aten::").removeprefix("new_").startswith("empty")
+
+
+def is_view(result: Any, args: Sequence[Any]) -> bool:
+    """Return whether an operation's results lie in the memory of its arguments.
+
+    Their addresses tell: some operations return views only where they can.
+    """
+    memory = {x.untyped_storage().data_ptr() for x in tensors_of(list(args))}
+    results = tensors_of(result)
+    return bool(results) and all(x.untyped_storage().data_ptr() in memory for x in results)
+
+
+def is_fit(func: Any, args: Sequence[Any], result: Any) -> bool:
+    """Return whether an operation can be replayed with other numbers.
+
+    Its shapes must not depend on the numbers, and it must not return any of them to Python.
+    """
+    if not tensors_of(result):
+        return False
+    if func is aten.index.Tensor:  # the shape depends on the numbers of a boolean mask
+        return all(x is None or x.dtype is not torch.bool for x in args[1])
+    tags: list[Any] = func.tags
+    return UNFIT.isdisjoint(tags)
