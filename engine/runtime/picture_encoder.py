@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from engine.vision.encoders.base import TextModel
     from engine.vision.images.placed import Picture
-    from engine.vision.images.resizing import PictureRule
+    from engine.vision.images.resizing import ImageProcessor
 
 MOST_KEPT_BYTES = 256 << 20
 """Largest number of bytes of results that are kept: hundreds of pictures."""
@@ -68,7 +68,7 @@ class PictureEncoder:
         with GGUFFile.open(path) as file:
             declaration = declare_tower(file, text)
             self._tower = declaration.tower
-            self.rule: PictureRule = declaration.tower.rule
+            self.rule: ImageProcessor = declaration.tower.rule
             self.hash = model_hash(file)
             check_types(str(file.path), declaration.slots)
             slots = declaration.slots

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from engine.errors import Cancelled, PictureError
+from engine.errors import Cancelled, ImageError
 from engine.util.progress import IsCancelled, never
 from engine.vision.images.reading import PictureReading, ReadPicture
 from engine.vision.images.resizing import Resizing
@@ -41,4 +41,4 @@ class _Held(PictureReading):
             if self._held.may_end.wait(0.005):
                 self._held.n_read += 1
                 return super().views(picture, resizing)
-        raise PictureError("Nobody let the reading end.")
+        raise ImageError("Nobody let the reading end.")

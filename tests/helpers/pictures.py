@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from engine import ChatMessage, Model, picture_text
+from engine import ChatMessage, Model, image_base64
 from engine.generation.prompts import Prompt
 from engine.generation.scheduling.requests import Request
 from engine.generation.scheduling.seeing import picture_rows, with_text_alone
@@ -34,7 +34,7 @@ def as_file(image: Image.Image, kind: str = "PNG", **options: Any) -> bytes:
 
 def shown(text: str, *images: Image.Image) -> ChatMessage:
     """Return a person's message with pictures."""
-    return ChatMessage("user", text, pictures=tuple(picture_text(as_file(i)) for i in images))
+    return ChatMessage("user", text, pictures=tuple(image_base64(as_file(i)) for i in images))
 
 
 def prompt_of(model: Model, messages: Sequence[ChatMessage]) -> Prompt:

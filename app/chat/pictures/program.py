@@ -44,10 +44,10 @@ def answer(request: dict[str, Any]) -> dict[str, object]:
     try:
         if "pdf" in request:
             return _page(Path(request["pdf"]), int(request["page"]))
-        image = engine.decode_picture(engine.picture_bytes(Path(request["picture"])))
+        image = engine.decode_picture(engine.image_bytes(Path(request["picture"])))
     except engine.UnusablePicture as error:
         return {"problem": error.kind, "n_pixels": error.n_pixels}
-    except engine.PictureError as error:
+    except engine.ImageError as error:
         cause = error.__cause__
         return _unreadable(cause) if isinstance(cause, OSError) else {"problem": "bytes"}
     except OSError as error:

@@ -1,9 +1,9 @@
 """Pictures among the tokens of a pass.
 
-Where a picture's tokens see each other (`PictureRule.is_two_way`), prompts and cache hits are never
-cut inside it. Where they have rows and columns in place of positions (M-RoPE), a token's position
-is its number and `Piece.shift`, which follows from the pictures before it; caches and masks go by
-numbers. Features wider than the residual stream are added behind the first blocks
+Where a picture's tokens see each other (`ImageProcessor.is_two_way`), prompts and cache hits are
+never cut inside it. Where they have rows and columns in place of positions (M-RoPE), a token's
+position is its number and `Piece.shift`, which follows from the pictures before it; caches and
+masks go by numbers. Features wider than the residual stream are added behind the first blocks
 (`Context.deepen`).
 """
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from engine.model.forward.operands import Activation
     from engine.model.layers.hparams import HParams
     from engine.model.layers.keys import Keys
-    from engine.vision.images.resizing import Channels, PictureRule
+    from engine.vision.images.resizing import Channels, ImageProcessor
 
 
 class PictureOps(Ops, Protocol):
@@ -95,7 +95,7 @@ class TowerSizes:
         n_layer: number of its blocks.
         n_head: number of heads of its attention.
         eps: number that its norms add to the variance.
-        mean, std: see `PictureRule`.
+        mean, std: see `ImageProcessor`.
         act: activation of its FFNs.
         n_text: width of the text model that it is for.
     """
@@ -180,7 +180,7 @@ class Tower(Module, ABC):
 
     architectures: ClassVar[tuple[str, ...]]
     sizes: TowerSizes
-    rule: PictureRule
+    rule: ImageProcessor
 
     @abstractmethod
     def __init__(self, keys: Keys, text: TextModel) -> None:

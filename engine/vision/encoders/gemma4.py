@@ -22,7 +22,7 @@ from engine.vision.encoders.base import (
     patches,
     rotation,
 )
-from engine.vision.images.resizing import PictureRule, Resizing
+from engine.vision.images.resizing import ImageProcessor, Resizing
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -162,7 +162,7 @@ class Gemma4Projector(Module):
         return self.input_projection(self._norm.apply(x, ops))
 
 
-def gemma4_rule(keys: Keys, sizes: TowerSizes, cell: int, text: TextModel) -> PictureRule:
+def gemma4_rule(keys: Keys, sizes: TowerSizes, cell: int, text: TextModel) -> ImageProcessor:
     """Return what prompts need to know of Gemma 4's pictures.
 
     The models with inputs of each layer (E2B, E4B) see pictures as they see texts; in the others
@@ -175,7 +175,7 @@ def gemma4_rule(keys: Keys, sizes: TowerSizes, cell: int, text: TextModel) -> Pi
     if most < cell * cell:
         raise keys.invalid("its pictures are smaller than what one token stands for")
     is_two_way = not text.has_layer_inputs
-    return PictureRule(
+    return ImageProcessor(
         Resizing("bicubic", factor=cell, most=most, fills=True), cell, sizes.mean, sizes.std,
         "\n\n<|image>", "<image|>\n\n", is_two_way=is_two_way, only_in_windows=is_two_way,
     )  # fmt: skip

@@ -19,7 +19,7 @@ from engine.vision.encoders.base import (
     in_blocks,
     patches,
 )
-from engine.vision.images.resizing import PictureRule, Resizing, TileTexts
+from engine.vision.images.resizing import ImageProcessor, Resizing, TileTexts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -130,7 +130,7 @@ class InternVLTower(Tower):
             raise keys.invalid("the bounds of the number of its tiles contradict each other")
         self.v = InternViT(sizes)
         self.mm = InternVLProjector(sizes.n_embd * merge**2, text.n_embd)
-        self.rule = PictureRule(
+        self.rule = ImageProcessor(
             Resizing("bicubic", side=sizes.image, least_tiles=least, most_tiles=most),
             merge * sizes.patch, sizes.mean, sizes.std,
             "<img>", "</img>", tiles=TileTexts("<img>"),

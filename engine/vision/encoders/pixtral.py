@@ -22,7 +22,7 @@ from engine.vision.encoders.base import (
     patches,
     rotation,
 )
-from engine.vision.images.resizing import PictureRule, Resizing
+from engine.vision.images.resizing import ImageProcessor, Resizing
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -96,7 +96,7 @@ class PixtralTower(Tower):
         self.v = PixtralTransformer(sizes)
         self.mm = PixtralProjector(sizes, merge)
         cell = merge * sizes.patch
-        self.rule = PictureRule(
+        self.rule = ImageProcessor(
             Resizing("bicubic", factor=cell, longest=sizes.image), cell, sizes.mean, sizes.std,
             "", "[IMG_END]", has_breaks=True,
         )  # fmt: skip

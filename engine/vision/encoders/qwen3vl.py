@@ -22,7 +22,7 @@ from engine.vision.encoders.base import (
     patches,
     rotation,
 )
-from engine.vision.images.resizing import PictureRule, Resizing
+from engine.vision.images.resizing import ImageProcessor, Resizing
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -46,7 +46,7 @@ def rotation_in_blocks(
     return rotation((axis, axis), in_blocks(grid_places(rows, columns, like), merge), ops)
 
 
-def qwen_rule(keys: Keys, sizes: TowerSizes, merge: int, least_tokens: int) -> PictureRule:
+def qwen_rule(keys: Keys, sizes: TowerSizes, merge: int, least_tokens: int) -> ImageProcessor:
     """Return what prompts need to know of pictures of any size, in cells of merge² patches.
 
     Raises:
@@ -57,7 +57,7 @@ def qwen_rule(keys: Keys, sizes: TowerSizes, merge: int, least_tokens: int) -> P
     most = keys.integer("vision.image_max_pixels", MOST_TOKENS * cell * cell)
     if not cell * cell <= least <= most:
         raise keys.invalid("the bounds of the sizes of its pictures contradict each other")
-    return PictureRule(
+    return ImageProcessor(
         Resizing("bicubic", factor=cell, least=least, most=most), cell, sizes.mean, sizes.std,
         "<|vision_start|>", "<|vision_end|>", has_places=True,
     )  # fmt: skip

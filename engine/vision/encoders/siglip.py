@@ -19,7 +19,7 @@ from engine.vision.encoders.base import (
     in_blocks,
     patches,
 )
-from engine.vision.images.resizing import PictureRule, Resizing, TileTexts
+from engine.vision.images.resizing import ImageProcessor, Resizing, TileTexts
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -75,7 +75,7 @@ class Gemma3Tower(Tower):
             raise keys.invalid(f"{sizes.n_side} patches in a row cannot be averaged by {POOL}")
         self.v = SigLIP(sizes)
         self.mm = Gemma3Projector(sizes)
-        self.rule = PictureRule(
+        self.rule = ImageProcessor(
             Resizing("bilinear", side=sizes.n_side * sizes.patch), POOL * sizes.patch,
             sizes.mean, sizes.std,
             "\n\n<start_of_image>", "<end_of_image>\n\n", is_two_way=True,
@@ -120,7 +120,7 @@ class Idefics3Tower(Tower):
         self.v = SigLIP(sizes)
         self.mm = Idefics3Projector(sizes.n_embd * merge**2, text.n_embd)
         longest = keys.integer("vision.preproc_image_size", 4 * sizes.image)
-        self.rule = PictureRule(
+        self.rule = ImageProcessor(
             Resizing("lanczos", side=sizes.image, longest=min(longest, LARGEST)),
             merge * sizes.patch, sizes.mean, sizes.std,
             AROUND + WHOLE_PICTURE, AROUND, tiles=TEXTS,

@@ -15,7 +15,7 @@ from engine.vision.images.resizing import Resizing, TooNarrow, Views
 MOST_FILE_BYTES = 32 << 20
 """Largest number of bytes of a picture's file."""
 
-MOST_PICTURES = 64
+MAX_IMAGES = 64
 """Largest number of pictures of a conversation."""
 
 MOST_PIXELS = 1 << 26

@@ -14,7 +14,7 @@ from hashlib import blake2b
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
-from engine.vision.images.resizing import PictureRule, Resizing
+from engine.vision.images.resizing import ImageProcessor, Resizing
 
 if TYPE_CHECKING:
     import numpy as np
@@ -45,11 +45,11 @@ class Picture:
     size: tuple[int, int]
     grid: tuple[int, int]
     number: int
-    rule: PictureRule
+    rule: ImageProcessor
 
     @classmethod
     def of(
-        cls, pixels: NDArray[np.uint8], size: tuple[int, int], rule: PictureRule, encoder: str
+        cls, pixels: NDArray[np.uint8], size: tuple[int, int], rule: ImageProcessor, encoder: str
     ) -> Picture:
         """Return the picture of resized pixels.
 
@@ -203,7 +203,7 @@ MOST_TILES: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
-class PictureSight:
+class VisionInfo:
     """How a loaded model sees pictures.
 
     Attributes:
@@ -212,7 +212,7 @@ class PictureSight:
     """
 
     mmproj: str
-    rule: PictureRule
+    rule: ImageProcessor
 
     def sizes(self) -> dict[str, int]:
         """Return what decides how many tokens a picture has, for `of_sizes`."""
@@ -245,7 +245,7 @@ class PictureSight:
             "bicubic", **{name: known[name] for name in names}, fills=bool(flags["fills"])
         )
         half = 0.5, 0.5, 0.5
-        rule = PictureRule(
+        rule = ImageProcessor(
             resizing, known["cell"], half, half, "", "", has_breaks=bool(flags["has_breaks"])
         )
         return cls("", rule)

@@ -213,7 +213,7 @@ class TileTexts:
 
 
 @dataclass(frozen=True, slots=True)
-class PictureRule:
+class ImageProcessor:
     """How a family of models takes pictures.
 
     Attributes:

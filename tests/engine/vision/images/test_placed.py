@@ -11,18 +11,18 @@ from engine.vision.images.placed import (
     n_before_picture,
     text_ids,
 )
-from engine.vision.images.resizing import PictureRule, Resizing, TileTexts
+from engine.vision.images.resizing import ImageProcessor, Resizing, TileTexts
 
-RULE = PictureRule(
+RULE = ImageProcessor(
     Resizing("bilinear", side=12), 4, (0.5,) * 3, (0.5,) * 3, "<", ">", is_two_way=True
 )
 
 
-def picture(shade: int, rule: PictureRule = RULE, encoder: str = "tower") -> Picture:
+def picture(shade: int, rule: ImageProcessor = RULE, encoder: str = "tower") -> Picture:
     return Picture.of(np.full((12, 12, 3), shade, np.uint8), (40, 40), rule, encoder)
 
 
-def placed(rule: PictureRule = RULE) -> PlacedPictures:
+def placed(rule: ImageProcessor = RULE) -> PlacedPictures:
     """Return two pictures of nine tokens: 3 to 11 and 14 to 22."""
     one, two = picture(1, rule), picture(2, rule)
     ids = [1, 2, 3, *one.ids, 4, 5, *two.ids, 6]
