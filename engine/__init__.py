@@ -252,8 +252,8 @@ if TYPE_CHECKING:
     from engine.vision.images.decoding import (
         MAX_IMAGES,
         MOST_PIXELS,
-        UnusablePicture,
-        decode_picture,
+        UnusableImage,
+        decode_image,
     )
     from engine.vision.images.placed import VisionInfo
     from engine.vision.images.reading import image_base64, image_bytes

@@ -16,8 +16,8 @@ from engine.errors import ANOTHER_TEMPLATE, ImageError
 from engine.text.messages import IMAGE_PLACEHOLDER, ImageFile
 from engine.util.progress import IsCancelled, never
 from engine.vision.images.decoding import MAX_IMAGES
-from engine.vision.images.placed import Picture
-from engine.vision.images.reading import PictureReading, image_base64
+from engine.vision.images.placed import PromptImage
+from engine.vision.images.reading import ImageDecoder, image_base64
 
 if TYPE_CHECKING:
     from engine.text.messages import ChatMessage
@@ -40,7 +40,7 @@ class SeenPicture:
         texts: texts before each of them, and behind the last.
     """
 
-    views: tuple[Picture, ...]
+    views: tuple[PromptImage, ...]
     texts: Sequence[str]
 
 
@@ -82,10 +82,10 @@ class PictureReader:
             raise ImageError(
                 f"The conversation has {len(found)} pictures; at most {MAX_IMAGES} are taken."
             )
-        with PictureReading(len(found), is_cancelled) as reading:
+        with ImageDecoder(len(found), is_cancelled) as reading:
             return [self._read(picture, reading) for picture in found]
 
-    def _read(self, picture: ImageFile | str, reading: PictureReading) -> SeenPicture:
+    def _read(self, picture: ImageFile | str, reading: ImageDecoder) -> SeenPicture:
         key = _key(picture)
         with self._lock:
             found = self._kept.pop(key, None) or self._used.get(key)
@@ -93,7 +93,7 @@ class PictureReader:
             if isinstance(picture, ImageFile):
                 picture = image_base64(picture.path)
             size, grid, views = reading.views(picture, self.rule.resizing)
-            pictures = (Picture.of(view, size, self.rule, self._encoder) for view in views)
+            pictures = (PromptImage.of(view, size, self.rule, self._encoder) for view in views)
             found = SeenPicture(tuple(pictures), self.rule.texts(*grid))
         with self._lock:
             self._kept[key] = self._used[key] = found
@@ -118,7 +118,7 @@ def _key(picture: ImageFile | str) -> bytes:
     return blake2b(picture.encode("utf-8", "replace"), digest_size=16).digest()
 
 
-def by_number(seen: Seen) -> Mapping[int, Picture]:
+def by_number(seen: Seen) -> Mapping[int, PromptImage]:
     """Return pictures and tiles by their number."""
     return {view.number: view for picture in seen for view in picture.views}
 

@@ -26,7 +26,7 @@ from engine.text.tool_calls.turns import TemplateUse, as_functions, has_more_tha
 if TYPE_CHECKING:
     from engine.formats.gguf.reader import GGUFFile
     from engine.generation.image_prompts import Seen
-    from engine.vision.images.placed import Picture
+    from engine.vision.images.placed import PromptImage
 
 
 def droppable(messages: Sequence[ChatMessage], n_last: int) -> list[range]:
@@ -103,7 +103,7 @@ class Prompt:
     n_keep: int = 0
     n_dropped: int = 0
     marks: tuple[int, ...] = ()
-    pictures: Mapping[int, Picture] = field(default_factory=dict)
+    pictures: Mapping[int, PromptImage] = field(default_factory=dict)
 
 
 class Prompts:

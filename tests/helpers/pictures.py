@@ -15,7 +15,7 @@ from engine.generation.scheduling.requests import Request
 from engine.generation.scheduling.seeing import picture_rows, with_text_alone
 from engine.generation.work import Prefill, Steps
 from engine.model.forward.batch import Batch, Piece
-from engine.vision.images.placed import PlacedPictures
+from engine.vision.images.placed import PlacedImages
 
 
 def random_picture(width: int, height: int, seed: int = 0) -> Image.Image:
@@ -60,4 +60,4 @@ def prompt_logits(model: Model, prompt: Prompt) -> Any:
 
 
 def _steps(prompt: Prompt) -> Steps:
-    yield Prefill(prompt.ids, pictures=PlacedPictures(prompt.ids, prompt.pictures))
+    yield Prefill(prompt.ids, pictures=PlacedImages(prompt.ids, prompt.pictures))

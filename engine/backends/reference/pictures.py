@@ -12,8 +12,8 @@ from engine.backends.reference.ops import ReferenceOps
 from engine.backends.reference.weights import PackedWeight
 from engine.errors import Cancelled
 from engine.util.progress import IsCancelled, never
-from engine.vision.encoders.base import PictureOps
-from engine.vision.encoders.file import most_queries
+from engine.vision.encoders.base import VisionOps
+from engine.vision.encoders.file import max_queries
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -62,7 +62,7 @@ class PictureWeight(PackedWeight):
         return product(x, rows)
 
 
-class TorchPictureOps(ReferenceOps, PictureOps):
+class TorchVisionOps(ReferenceOps, VisionOps):
     """The reference operations, and attention without a cache.
 
     Its scores are computed for some queries at a time, so that they never all exist.
@@ -83,7 +83,7 @@ class TorchPictureOps(ReferenceOps, PictureOps):
         n, n_head, _ = q.shape
         if n >= FEWEST_PATCHES and has_onednn(q):
             return self._attend_by_heads(q, k, v)
-        step = most_queries(n, n_head)
+        step = max_queries(n, n_head)
         keys, values = k.transpose(0, 1)[None], v.transpose(0, 1)[None]
         parts = list[Tensor]()
         for start in range(0, n, step):

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from engine import ChatMessage, Event, Finished, Generate, Model, SamplingParams, load_model
-from engine.backends.reference.pictures import TorchPictureOps
+from engine.backends.reference.pictures import TorchVisionOps
 from engine.generation.background import Background
 from engine.model.forward.batch import Batch
 from engine.runtime import picture_encoder
@@ -92,13 +92,13 @@ def test_an_answer_is_cancelled_inside_the_encoder(
     model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     n_blocks: list[int] = []
-    plain = TorchPictureOps.attend_all
+    plain = TorchVisionOps.attend_all
 
-    def attend_all(self: TorchPictureOps, *args: Any) -> Any:
+    def attend_all(self: TorchVisionOps, *args: Any) -> Any:
         n_blocks.append(1)
         return plain(self, *args)
 
-    monkeypatch.setattr(TorchPictureOps, "attend_all", attend_all)
+    monkeypatch.setattr(TorchVisionOps, "attend_all", attend_all)
     asked = Generate(messages=tuple(ASKED[0]), sampling=GREEDY)
     *_, end = model.answer(asked, lambda: bool(n_blocks))
     assert isinstance(end, Finished)

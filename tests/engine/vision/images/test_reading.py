@@ -20,7 +20,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_res
 
 from engine import Cancelled, EngineError, image_base64
 from engine.vision.images.decoding import MOST_FILE_BYTES, in_rgb
-from engine.vision.images.reading import PictureReading, ReadPicture
+from engine.vision.images.reading import DecodedImage, ImageDecoder
 from engine.vision.images.resizing import Resizing, TooNarrow
 from tests.helpers.peak_memory import PeakMemory
 from tests.helpers.pictures import as_file, random_picture
@@ -32,8 +32,8 @@ QUARTER_TURN = 6
 """EXIF's value for a picture that is to be turned by 90 degrees clockwise."""
 
 
-def read_views(picture: str, rule: Resizing) -> ReadPicture:
-    with PictureReading() as reading:
+def read_views(picture: str, rule: Resizing) -> DecodedImage:
+    with ImageDecoder() as reading:
         return reading.views(picture, rule)
 
 
@@ -234,7 +234,7 @@ def test_all_pictures_together_have_a_limit_of_time(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("engine.vision.images.reading.MAX_SECONDS", 0.5)
     monkeypatch.setattr("engine.vision.images.reading.MORE_SECONDS", 0.02)
     problem = r"reading all of them takes more than 0\.68 seconds"
-    with PictureReading(10) as reading, pytest.raises(EngineError, match=problem):
+    with ImageDecoder(10) as reading, pytest.raises(EngineError, match=problem):
         _ = [reading.views("", SQUARE) for _ in range(10)]
 
 
@@ -251,7 +251,7 @@ def test_a_cancelled_reading_ends_its_child(monkeypatch: pytest.MonkeyPatch) -> 
 
     threading.Thread(target=cancel, daemon=True).start()
     with (
-        PictureReading(1, is_cancelled.is_set) as reading,
+        ImageDecoder(1, is_cancelled.is_set) as reading,
         pytest.raises(Cancelled),
     ):
         reading.views("", SQUARE)

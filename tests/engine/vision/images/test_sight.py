@@ -8,7 +8,7 @@ import pytest
 from engine import VisionInfo
 from engine.formats.gguf.reader import GGUFFile
 from engine.model.layers.keys import Keys
-from engine.vision.encoders.registry import TOWERS
+from engine.vision.encoders.registry import ENCODERS
 from engine.vision.images.resizing import TooNarrow
 from tests.helpers.tiny_mmproj import text_of, tiny_mmproj
 
@@ -26,11 +26,11 @@ def counts(sight: VisionInfo) -> list[int | None]:
     return found
 
 
-@pytest.mark.parametrize("projector", sorted(TOWERS))
+@pytest.mark.parametrize("projector", sorted(ENCODERS))
 def test_a_sight_made_of_its_sizes_counts_the_same(projector: str, tmp_path: Any) -> None:
     path = tiny_mmproj(tmp_path / "mmproj.gguf", projector)
     with GGUFFile.open(path) as file:
-        sight = VisionInfo(str(path), TOWERS[projector](Keys(file.meta), text_of(projector)).rule)
+        sight = VisionInfo(str(path), ENCODERS[projector](Keys(file.meta), text_of(projector)).rule)
     again = VisionInfo.of_sizes(json.loads(json.dumps(sight.sizes())))
     assert again is not None
     assert counts(again) == counts(sight)
