@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         EngineError,
         EngineMissing,
         GrammarError,
+        ImageError,
         InvalidGGUF,
         MachineLost,
         MissingShard,
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
         ModelFileError,
         NoDevice,
         OutOfDeviceMemory,
-        PictureError,
         PromptError,
         SplitError,
         StateFileError,
@@ -217,9 +217,9 @@ if TYPE_CHECKING:
     from engine.sampling_params import SAMPLERS, Grammar, SamplingParams, form_of
     from engine.text.chat_template import load_chat_template, load_tokenizer
     from engine.text.messages import (
-        PICTURE_PLACE,
+        IMAGE_PLACEHOLDER,
         ChatMessage,
-        PictureFile,
+        ImageFile,
         Tool,
         ToolCall,
         text_size,
@@ -250,13 +250,13 @@ if TYPE_CHECKING:
     from engine.util.sandbox import ChildEnded, LimitedChild
     from engine.util.sanitize import error_line, json_escaped, one_line, package_version, printable
     from engine.vision.images.decoding import (
-        MOST_PICTURES,
+        MAX_IMAGES,
         MOST_PIXELS,
-        UnusablePicture,
-        decode_picture,
+        UnusableImage,
+        decode_image,
     )
-    from engine.vision.images.placed import PictureSight
-    from engine.vision.images.reading import picture_bytes, picture_text
+    from engine.vision.images.placed import VisionInfo
+    from engine.vision.images.reading import image_base64, image_bytes
     from engine.vision.images.resizing import TooNarrow
 
 

@@ -279,7 +279,7 @@ class PromptError(EngineError):
     """Error of a prompt that cannot be used."""
 
 
-class PictureError(PromptError):
+class ImageError(PromptError):
     """Error of a picture that cannot be used, or of a model that cannot see any."""
 
 

@@ -52,7 +52,7 @@ from engine.util.progress import LoadProgress, StateProgress
 if TYPE_CHECKING:
     from engine.planning.search.estimate import TuneEstimate
     from engine.planning.search.results import Trial, TuneResult
-    from engine.vision.images.placed import PictureSight
+    from engine.vision.images.placed import VisionInfo
 
 TIMED_EVERY = 16
 """Default interval, in tokens, at which a token's times are measured."""
@@ -108,7 +108,7 @@ class ModelLoaded:
     model_hash: str = ""
     fallbacks: tuple[Fallback, ...] = ()
     n_batch: int = 0
-    sight: PictureSight | None = None
+    sight: VisionInfo | None = None
 
 
 @dataclass(frozen=True, slots=True)

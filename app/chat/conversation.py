@@ -22,7 +22,7 @@ from app.chat.message import (
 from app.chat.pictures.picture import ChatPicture
 from app.chat.tools.tool_use import with_stopped
 from app.core.translation import tr
-from engine import PICTURE_PLACE, ChatMessage, PictureFile
+from engine import IMAGE_PLACEHOLDER, ChatMessage, ImageFile
 
 SCHEMA = 2
 """Number of the form of a chat's JSON: 1 has messages in a row, 2 a tree of them."""
@@ -34,7 +34,7 @@ TITLE_LENGTH = 48
 LAST_SECOND = 253_000_000_000.0  # in the year 9987
 
 
-PictureFiles = Callable[[ChatPicture], PictureFile | None]
+PictureFiles = Callable[[ChatPicture], ImageFile | None]
 """Function that returns the file of a picture; None for one that a prompt leaves out."""
 
 EFFORTS: Final = ("low", "medium", "high")
@@ -252,16 +252,16 @@ class Conversation:
 
 def _with_places(
     text: str, pictures: Sequence[ChatPicture], file_of: PictureFiles
-) -> tuple[str, tuple[PictureFile | str, ...]]:
+) -> tuple[str, tuple[ImageFile | str, ...]]:
     """Return the text of a turn with the places of its pictures before it, and these."""
     if not pictures:
         return text, ()
     files = [file_of(picture) for picture in pictures]
     places = [
-        f"[{picture.title}]\n" if file is None else PICTURE_PLACE
+        f"[{picture.title}]\n" if file is None else IMAGE_PLACEHOLDER
         for picture, file in zip(pictures, files, strict=True)
     ]
-    text = "".join([*places, text.replace(PICTURE_PLACE, "")]).rstrip("\n")
+    text = "".join([*places, text.replace(IMAGE_PLACEHOLDER, "")]).rstrip("\n")
     return text, tuple(file for file in files if file is not None)
 
 

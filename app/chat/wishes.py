@@ -8,7 +8,7 @@ from PySide6.QtCore import QObject, Signal
 
 from app.chat.conversation import Conversation, PictureFiles
 from app.chat.pictures.picture import ChatPicture, sees
-from engine import PictureFile
+from engine import ImageFile
 
 if TYPE_CHECKING:
     from app.chat.listing.library import ChatLibrary
@@ -79,9 +79,9 @@ class ChatWishes(QObject):
         """Return where the pictures of a chat are; none for a model that cannot see."""
         folder, can_see = self.library.pictures, sees(self._client.model)
 
-        def file_of(picture: ChatPicture) -> PictureFile | None:
+        def file_of(picture: ChatPicture) -> ImageFile | None:
             path = folder.path(chat, picture)
-            return PictureFile(str(path)) if can_see and path.is_file() else None
+            return ImageFile(str(path)) if can_see and path.is_file() else None
 
         return file_of
 

@@ -84,7 +84,7 @@ def run_chat(args: argparse.Namespace) -> None:
 def _picture(name: str) -> tuple[str, ...]:
     """Return the picture of a file for the next message; none, with a sentence, if it has none."""
     try:
-        found = engine.picture_text(Path(name).expanduser())
+        found = engine.image_base64(Path(name).expanduser())
     except EngineError as error:
         note_error(error)
         return ()

@@ -201,7 +201,7 @@ def pictures_of(args: argparse.Namespace) -> tuple[str, ...]:
     Raises:
         EngineError: one cannot be read.
     """
-    return tuple(map(engine.picture_text, args.image))
+    return tuple(map(engine.image_base64, args.image))
 
 
 def add_prompt(parser: argparse.ArgumentParser) -> None:

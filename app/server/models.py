@@ -19,7 +19,7 @@ from app.server.refusal import Refusal
 from engine import EngineError, Event, Load, LoadParams, ModelInfo, ModelLoaded, Unload
 
 if TYPE_CHECKING:
-    from engine import PictureSight
+    from engine import VisionInfo
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ class OfferedModel:
     created: int
     info: ModelInfo
     n_ctx: int | None = None
-    sight: PictureSight | None = None
+    sight: VisionInfo | None = None
 
     def loaded_as(self, model: ModelLoaded) -> OfferedModel:
         """Return what can be said of it while it is loaded."""

@@ -25,7 +25,7 @@ from engine.generation.scoring import check_n_logprobs
 from engine.generation.wishes import PromptWishes
 from engine.text.messages import text_size
 from engine.text.thinking import THINK_OPEN, thinking_marks
-from engine.vision.images.placed import PlacedPictures, text_ids
+from engine.vision.images.placed import PlacedImages, text_ids
 
 if TYPE_CHECKING:
     from engine.decoding.grammar.matcher import Matcher
@@ -251,7 +251,7 @@ class Answers:
             self._n_ctx, self._prompts.found, params, prompt.n_keep, timed_every, begun, said,
             n_logprobs, shown, constraint, reading,
         )  # fmt: skip
-        pictures = PlacedPictures(prompt.ids, prompt.pictures)
+        pictures = PlacedImages(prompt.ids, prompt.pictures)
         yield from generation.run(prompt.ids, prompt.marks, pictures)
 
 

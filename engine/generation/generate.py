@@ -28,7 +28,7 @@ from engine.generation.results import (
 from engine.generation.scoring import token_logprob
 from engine.generation.work import Follow, Found, NotDone, Prefill, Steps, Work
 from engine.sampling_params import SamplingParams
-from engine.vision.images.placed import NO_PICTURES, text_ids
+from engine.vision.images.placed import NO_IMAGES, text_ids
 
 if TYPE_CHECKING:
     from engine.decoding.grammar.matcher import Mask
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from engine.generation.answer_parts import AnswerReading
     from engine.generation.constrained import AnswerConstraint
     from engine.text.tokenizer import StreamDecoder, Tokenizer
-    from engine.vision.images.placed import PlacedPictures
+    from engine.vision.images.placed import PlacedImages
 
 
 Telling = Generator[GenerationEvent, None, bool]
@@ -137,7 +137,7 @@ class Generation:
         self._n_ctx = n_ctx
         self._params = params
         self._n_keep = n_keep
-        self._pictures = NO_PICTURES
+        self._pictures = NO_IMAGES
         self._timed_every = timed_every
         self._constraint, self._reading = constraint, reading
         self._sampler = Sampler(params, tokenizer.token_bytes if tokenizer else None)
@@ -159,7 +159,7 @@ class Generation:
 
     def run(
         self, prompt: Sequence[int], marks: Sequence[int] = (),
-        pictures: PlacedPictures = NO_PICTURES,
+        pictures: PlacedImages = NO_IMAGES,
     ) -> Steps:  # fmt: skip
         """Yield text, what is to be computed, and at the end `Finished`.
 

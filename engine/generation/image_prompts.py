@@ -12,22 +12,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
-from engine.errors import ANOTHER_TEMPLATE, PictureError
-from engine.text.messages import PICTURE_PLACE, PictureFile
+from engine.errors import ANOTHER_TEMPLATE, ImageError
+from engine.text.messages import IMAGE_PLACEHOLDER, ImageFile
 from engine.util.progress import IsCancelled, never
-from engine.vision.images.decoding import MOST_PICTURES
-from engine.vision.images.placed import Picture
-from engine.vision.images.reading import PictureReading, picture_text
+from engine.vision.images.decoding import MAX_IMAGES
+from engine.vision.images.placed import PromptImage
+from engine.vision.images.reading import ImageDecoder, image_base64
 
 if TYPE_CHECKING:
     from engine.text.messages import ChatMessage
-    from engine.vision.images.placed import PictureSight
-    from engine.vision.images.resizing import PictureRule
+    from engine.vision.images.placed import VisionInfo
+    from engine.vision.images.resizing import ImageProcessor
 
 MOST_KEPT_BYTES = 64 << 20
 """Largest number of bytes of pixels that are kept, so that each turn need not read them again."""
 
-_NUMBERED = re.compile(f"{PICTURE_PLACE}([0-9]+){PICTURE_PLACE}")
+_NUMBERED = re.compile(f"{IMAGE_PLACEHOLDER}([0-9]+){IMAGE_PLACEHOLDER}")
 """Place of a picture in a prompt's text, with its number in the conversation."""
 
 
@@ -40,7 +40,7 @@ class SeenPicture:
         texts: texts before each of them, and behind the last.
     """
 
-    views: tuple[Picture, ...]
+    views: tuple[PromptImage, ...]
     texts: Sequence[str]
 
 
@@ -56,7 +56,7 @@ class PictureReader:
         encoder: hash of what encodes them.
     """
 
-    def __init__(self, sight: PictureSight, encoder: str) -> None:
+    def __init__(self, sight: VisionInfo, encoder: str) -> None:
         self.sight = sight
         self._encoder = encoder
         self._lock = threading.Lock()
@@ -64,7 +64,7 @@ class PictureReader:
         self._used: WeakValueDictionary[bytes, SeenPicture] = WeakValueDictionary()
 
     @property
-    def rule(self) -> PictureRule:
+    def rule(self) -> ImageProcessor:
         """Rule by which the model takes pictures."""
         return self.sight.rule
 
@@ -74,26 +74,26 @@ class PictureReader:
         While the result is held, reading the same pictures again takes no time.
 
         Raises:
-            PictureError: one cannot be used, or there are too many.
+            ImageError: one cannot be used, or there are too many.
             Cancelled: `is_cancelled` has returned True.
         """
         found = [picture for message in messages for picture in message.pictures]
-        if len(found) > MOST_PICTURES:
-            raise PictureError(
-                f"The conversation has {len(found)} pictures; at most {MOST_PICTURES} are taken."
+        if len(found) > MAX_IMAGES:
+            raise ImageError(
+                f"The conversation has {len(found)} pictures; at most {MAX_IMAGES} are taken."
             )
-        with PictureReading(len(found), is_cancelled) as reading:
+        with ImageDecoder(len(found), is_cancelled) as reading:
             return [self._read(picture, reading) for picture in found]
 
-    def _read(self, picture: PictureFile | str, reading: PictureReading) -> SeenPicture:
+    def _read(self, picture: ImageFile | str, reading: ImageDecoder) -> SeenPicture:
         key = _key(picture)
         with self._lock:
             found = self._kept.pop(key, None) or self._used.get(key)
         if found is None:
-            if isinstance(picture, PictureFile):
-                picture = picture_text(picture.path)
+            if isinstance(picture, ImageFile):
+                picture = image_base64(picture.path)
             size, grid, views = reading.views(picture, self.rule.resizing)
-            pictures = (Picture.of(view, size, self.rule, self._encoder) for view in views)
+            pictures = (PromptImage.of(view, size, self.rule, self._encoder) for view in views)
             found = SeenPicture(tuple(pictures), self.rule.texts(*grid))
         with self._lock:
             self._kept[key] = self._used[key] = found
@@ -106,19 +106,19 @@ class PictureReader:
         return sum(view.pixels.nbytes for seen in self._kept.values() for view in seen.views)
 
 
-def _key(picture: PictureFile | str) -> bytes:
+def _key(picture: ImageFile | str) -> bytes:
     """Return what tells a picture from others: of a file its name, size and time."""
-    if isinstance(picture, PictureFile):
+    if isinstance(picture, ImageFile):
         try:
             found = Path(picture.path).stat()
         except OSError as error:
             problem = error.strerror or str(error)
-            raise PictureError(f"A picture cannot be read: {problem}.") from error
+            raise ImageError(f"A picture cannot be read: {problem}.") from error
         picture = f"{picture.path}\0{found.st_size} {found.st_mtime_ns}"
     return blake2b(picture.encode("utf-8", "replace"), digest_size=16).digest()
 
 
-def by_number(seen: Seen) -> Mapping[int, Picture]:
+def by_number(seen: Seen) -> Mapping[int, PromptImage]:
     """Return pictures and tiles by their number."""
     return {view.number: view for picture in seen for view in picture.views}
 
@@ -131,9 +131,11 @@ def with_numbers(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
     marked: list[ChatMessage] = []
     n = 0
     for message in messages:
-        parts = message.content.split(PICTURE_PLACE)
+        parts = message.content.split(IMAGE_PLACEHOLDER)
         n_first = max(0, len(message.pictures) - len(parts) + 1)
-        numbers = [f"{PICTURE_PLACE}{n + i}{PICTURE_PLACE}" for i in range(len(message.pictures))]
+        numbers = [
+            f"{IMAGE_PLACEHOLDER}{n + i}{IMAGE_PLACEHOLDER}" for i in range(len(message.pictures))
+        ]
         places = [*numbers[n_first:], *[""] * len(parts)]
         text = "".join(numbers[:n_first]) + parts[0]
         text += "".join(place + part for place, part in zip(places, parts[1:], strict=False))
@@ -149,12 +151,12 @@ def encoded(text: str, seen: Seen, encode: Callable[[str, bool], list[int]]) -> 
         encode: returns the ids of a text, given whether the prompt begins with it.
 
     Raises:
-        PictureError: the template has left pictures out, or changed their order.
+        ImageError: the template has left pictures out, or changed their order.
     """
     texts = _NUMBERED.split(text)
     numbers = [int(number) for number in texts[1::2]]
     if numbers != list(range(len(seen))):
-        raise PictureError(
+        raise ImageError(
             "The model's chat template leaves pictures out.",
             ANOTHER_TEMPLATE,
         )
@@ -170,7 +172,7 @@ def encoded(text: str, seen: Seen, encode: Callable[[str, bool], list[int]]) -> 
     return ids + encode(held, is_first)
 
 
-def without_numbers(text: str, rule: PictureRule) -> str:
+def without_numbers(text: str, rule: ImageProcessor) -> str:
     """Return a prompt's text in which a picture is what stands around its tokens."""
     around = "".join(rule.texts(1, 1))
     return _NUMBERED.sub(lambda _: around, text)

@@ -10,7 +10,7 @@ from engine.hardware.devices.host import usable_cores
 from engine.model.forward.batch import MOST_AT_ONCE
 from engine.runtime.picture_encoder import PictureEncoder
 from engine.vision.encoders.base import TextModel
-from engine.vision.images.placed import PictureSight
+from engine.vision.images.placed import VisionInfo
 
 if TYPE_CHECKING:
     from engine.generation.prompts import Prompts
@@ -72,7 +72,7 @@ class PictureSupport:
                 "Load it with larger batches of prompts, or without pictures.",
             )
         self.encoder = encoder
-        self._prompts.pictures = PictureReader(PictureSight(runtime.mmproj, rule), encoder.hash)
+        self._prompts.pictures = PictureReader(VisionInfo(runtime.mmproj, rule), encoder.hash)
         self._scheduler.encoder = encoder
         runtime.note_beside("pictures", encoder.n_bytes)
 

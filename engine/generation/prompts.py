@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING, Protocol
 
-from engine.errors import ContextOverflow, PictureError, PromptError, TemplateError
+from engine.errors import ContextOverflow, ImageError, PromptError, TemplateError
 from engine.generation.image_prompts import (
     PictureReader,
     by_number,
@@ -26,7 +26,7 @@ from engine.text.tool_calls.turns import TemplateUse, as_functions, has_more_tha
 if TYPE_CHECKING:
     from engine.formats.gguf.reader import GGUFFile
     from engine.generation.image_prompts import Seen
-    from engine.vision.images.placed import Picture
+    from engine.vision.images.placed import PromptImage
 
 
 def droppable(messages: Sequence[ChatMessage], n_last: int) -> list[range]:
@@ -103,7 +103,7 @@ class Prompt:
     n_keep: int = 0
     n_dropped: int = 0
     marks: tuple[int, ...] = ()
-    pictures: Mapping[int, Picture] = field(default_factory=dict)
+    pictures: Mapping[int, PromptImage] = field(default_factory=dict)
 
 
 class Prompts:
@@ -379,12 +379,12 @@ class Prompts:
         """Return the pictures of a conversation.
 
         Raises:
-            PictureError: the model cannot see, or a picture cannot be used.
+            ImageError: the model cannot see, or a picture cannot be used.
         """
         if not any(message.pictures for message in messages):
             return ()
         if self.pictures is None:
-            raise PictureError(
+            raise ImageError(
                 f"{self._name} cannot see pictures: no mmproj file is loaded with it.",
                 "Put the mmproj file published with the model beside it, and load it again.",
             )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 from engine.decoding.sampling.sampler import SamplingWish
 from engine.errors import ContextOverflow, PromptError
 from engine.generation.results import GenerationEvent
-from engine.vision.images.placed import NO_PICTURES, PlacedPictures, text_ids
+from engine.vision.images.placed import NO_IMAGES, PlacedImages, text_ids
 
 if TYPE_CHECKING:
     from engine.decoding.grammar.matcher import Mask
@@ -34,7 +34,7 @@ class Prefill:
     marks: Sequence[int] = ()
     is_told: bool = True
     n_cached: int = 0
-    pictures: PlacedPictures = NO_PICTURES
+    pictures: PlacedImages = NO_IMAGES
 
 
 @dataclass(slots=True)
@@ -80,7 +80,7 @@ Steps: TypeAlias = "Generator[GenerationEvent | Work | Background, Found | None,
 
 
 def check_prompt(
-    ids: Sequence[int], n_vocab: int, n_ctx: int, pictures: PlacedPictures = NO_PICTURES
+    ids: Sequence[int], n_vocab: int, n_ctx: int, pictures: PlacedImages = NO_IMAGES
 ) -> None:
     """Check that tokens can be computed.
 

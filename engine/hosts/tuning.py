@@ -17,9 +17,10 @@ from engine.generation.benchmark import BenchTest, measure_drafts, with_draft_tr
 from engine.load_params import SPLIT_MODES, LoadParams
 from engine.planning.planner import Planner
 from engine.planning.search.estimate import REPETITIONS, TrialSize, TuneEstimate, TunePlan
+from engine.planning.search.model_space import Candidate
 from engine.planning.search.results import Sample, Trial, TuneResult, best_of, reason_for_best
 from engine.planning.search.results_file import TuneFile, device_set_of
-from engine.planning.search.split_search import Candidate, Infeasible, SplitSearch, TrialBudget
+from engine.planning.search.split_search import Infeasible, SplitSearch, TrialBudget
 from engine.planning.speed.forecast import Forecaster
 from engine.runtime.measuring.machine_speed import other_load
 from engine.util.files import cache_folder, temporary_folder

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import combinations
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from engine.errors import EngineError
 from engine.hardware.devices.types import CPU
@@ -22,10 +22,10 @@ from engine.planning.search.results import GOALS, Goal, Speeds, names
 
 if TYPE_CHECKING:
     from engine.load_params import LoadParams
-    from engine.model.architectures.info import ModelInfo
     from engine.planning.evaluation.evaluator import Evaluation
     from engine.planning.evaluation.workload import ModelWorkload
     from engine.planning.plan import Plan
+    from engine.planning.planner import Planner
     from engine.planning.speed.forecast import Forecast, Forecaster
 
 MOST_NAMED = 3
@@ -211,22 +211,6 @@ LEAST_LOADED = 0.9
 """Part of a file's bytes that a set must at least hold: some models have unused tensors."""
 
 
-class PlanEvaluator(Protocol):
-    """The part of `Planner` that a choice uses."""
-
-    info: ModelInfo
-
-    def evaluate(
-        self, params: LoadParams, free_bytes: Mapping[str, int] | None = None
-    ) -> Evaluation:
-        """Predict bytes and work per rank.
-
-        Raises:
-            EngineError: the split cannot be made.
-        """
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class Choice:
     """The default split of a model, with its reason.
@@ -244,7 +228,7 @@ class Choice:
 
 
 def choose(
-    planner: PlanEvaluator,
+    planner: Planner,
     params: LoadParams,
     forecaster: Forecaster,
     goal: Goal = GOALS["chat"],
@@ -269,7 +253,7 @@ class _Chooser:
 
     def __init__(
         self,
-        planner: PlanEvaluator,
+        planner: Planner,
         params: LoadParams,
         forecaster: Forecaster,
         goal: Goal,

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from engine.formats.gguf.tensors import split_name
 from engine.formats.quants.layout import (
@@ -157,11 +157,33 @@ def arena_key(slot: Slot, storage: str) -> object:
     return layer, name.partition("_")[0], next((kind for kind in EXPERTS if kind in name), "")
 
 
-def padding_of_parts(parts: Iterable[tuple[Slot, Sequence[Slices]]], storage: str) -> int:
+class TensorPart(NamedTuple):
+    """A rank's part of one tensor.
+
+    Attributes:
+        pieces: intervals of its elements.
+        sizes: bytes of each torch tensor that holds some of them.
+    """
+
+    slot: Slot
+    pieces: tuple[Slices, ...]
+    sizes: list[int]
+
+
+def tensor_parts(slots: Iterable[Slot], rank: int, storage: str) -> list[TensorPart]:
+    """Return a rank's parts of these tensors, without those of which it holds nothing."""
+    return [
+        TensorPart(slot, pieces, sizes_of_pieces(slot, pieces, storage))
+        for slot in slots
+        if (pieces := slot_pieces(slot, rank))
+    ]
+
+
+def padding_of_parts(parts: Iterable[TensorPart], storage: str) -> int:
     """Return the bytes that parts of tensors take of a GPU beyond their own."""
     found: dict[object, list[int]] = defaultdict(list)
-    for slot, pieces in parts:
-        found[arena_key(slot, storage)] += sizes_of_pieces(slot, pieces, storage)
+    for part in parts:
+        found[arena_key(part.slot, storage)] += part.sizes
     padding = sum(map(padding_bytes, found.pop(None, ())))
     for sizes in found.values():
         total = sum(map(aligned_bytes, sizes))

@@ -23,7 +23,7 @@ from engine.planning.speed.rigs import parse_rig as parse_machine
 
 if TYPE_CHECKING:
     from engine.load_params import LoadParams
-    from engine.planning.choice import PlanEvaluator
+    from engine.planning.planner import Planner
     from engine.planning.speed.forecast import Forecaster
 
 LEAST_GAIN = 0.1
@@ -55,7 +55,7 @@ def rank_counts(devices: Sequence[str]) -> tuple[int, ...]:
 
 
 def choose_machines(
-    planner: PlanEvaluator, params: LoadParams, forecaster: Forecaster, goal: Goal = GOALS["chat"],
+    planner: Planner, params: LoadParams, forecaster: Forecaster, goal: Goal = GOALS["chat"],
     free_bytes: Mapping[str, int] | None = None,
 ) -> Choice:  # fmt: skip
     """Choose one machine of several, or a split over all of them, by the predicted time.
@@ -97,7 +97,7 @@ def choose_machines(
 
 
 def _alone(
-    planner: PlanEvaluator, params: LoadParams, forecaster: Forecaster, number: int, goal: Goal,
+    planner: Planner, params: LoadParams, forecaster: Forecaster, number: int, goal: Goal,
     free: Mapping[str, int],
 ) -> Choice | None:  # fmt: skip
     """Return the choice on one machine with the ids that all know; None if it cannot run there."""
@@ -120,7 +120,7 @@ def _far_ids(params: LoadParams, number: int) -> tuple[str, ...]:
 
 
 def _over_all(
-    planner: PlanEvaluator, params: LoadParams, forecaster: Forecaster, goal: Goal,
+    planner: Planner, params: LoadParams, forecaster: Forecaster, goal: Goal,
     free: Mapping[str, int],
 ) -> MachineSpeed | None:  # fmt: skip
     """Return the fastest split over all machines; None if none fits."""

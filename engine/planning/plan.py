@@ -28,7 +28,12 @@ from engine.planning.footprint import WorkingSizes, held_bytes
 from engine.planning.memory import MemoryUse
 from engine.planning.rank_size import RankSize, rank_memory, rank_size
 from engine.vision.encoders.base import TextModel
-from engine.vision.encoders.file import STORAGE, declare_tower, find_tower, work_bytes
+from engine.vision.encoders.file import (
+    STORAGE,
+    declare_vision_encoder,
+    find_vision_encoder,
+    work_bytes,
+)
 
 if TYPE_CHECKING:
     from engine.load_params import LoadParams
@@ -46,7 +51,7 @@ PICTURES_HINT = (
 """Remedy where a device has room for the model alone."""
 
 
-def tower_path(params: LoadParams, text: TextModel) -> str:
+def mmproj_path(params: LoadParams, text: TextModel) -> str:
     """Return the path of the mmproj file to load with a model; "" for none."""
     if params.mmproj == "off":
         return ""
@@ -58,26 +63,26 @@ def tower_path(params: LoadParams, text: TextModel) -> str:
 
 @lru_cache(MOST_KEPT)
 def _beside(path: str, text: TextModel, stamp: Stamp) -> str:
-    found = find_tower(Path(path), text)
+    found = find_vision_encoder(Path(path), text)
     return "" if found is None else str(found)
 
 
-def tower_bytes(params: LoadParams, text: TextModel) -> int:
+def vision_bytes(params: LoadParams, text: TextModel) -> int:
     """Return the predicted bytes of an encoder of pictures and of its work; 0 without one.
 
     Raises:
         EngineError: its file cannot be read, or is not for the model.
     """
-    path = tower_path(params, text)
+    path = mmproj_path(params, text)
     return _bytes(path, text, stamp_of(Path(path))) if path else 0
 
 
 @lru_cache(MOST_KEPT)
 def _bytes(path: str, text: TextModel, stamp: Stamp) -> int:
     with GGUFFile.open(path) as file:
-        declaration = declare_tower(file, text)
+        declaration = declare_vision_encoder(file, text)
         held = sum(held_bytes(slot, 0, STORAGE) for slot in declaration.slots)
-    return held + work_bytes(declaration.tower)
+    return held + work_bytes(declaration.encoder)
 
 
 DENSE_FRACTION = 0.8
@@ -397,9 +402,9 @@ def _plan(
     n_meeting = _n_meeting(devices, storages, sizes)
     layers = {layer for size in sizes for _, layer in size.layers}
     draft = draft_bytes(params, hp.n_ctx)
-    pictures = tower_bytes(params, TextModel.of(hp))
-    eyes = params.picture_devices[0] if pictures else ""
-    seeing = _largest_rank(devices, shares, eyes)
+    pictures = vision_bytes(params, TextModel.of(hp))
+    vision_device = params.picture_devices[0] if pictures else ""
+    seeing = _largest_rank(devices, shares, vision_device)
     return Plan(
         devices=tuple(
             DevicePlan(
@@ -436,7 +441,7 @@ def _plan(
         windows=in_order(layer.window for layer in layers if not layer.tensors),
         has_states=any(layer.tensors for layer in layers),
         n_guessed=n_guessed,
-        pictures_device=eyes,
+        pictures_device=vision_device,
         pictures_apart=pictures if seeing is None else 0,
     )
 

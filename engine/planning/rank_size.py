@@ -3,10 +3,10 @@ the bytes that follow from them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from math import prod
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 from engine.hardware.backend_choice import kernels_for
 from engine.hardware.devices.places import is_cpu
@@ -14,13 +14,13 @@ from engine.model.forward.batch import MOST_AT_ONCE
 from engine.model.forward.pages import NO_WINDOW, AttentionWindow
 from engine.model.forward.state import F32_BYTES, CacheSize, KVState, State
 from engine.planning.footprint import (
+    TensorPart,
     WorkingSizes,
     compute_bytes,
     n_elements,
     packed_bytes,
     padding_of_parts,
-    sizes_of_pieces,
-    slot_pieces,
+    tensor_parts,
     word_bytes,
     x_bytes,
 )
@@ -84,9 +84,11 @@ def cache_bytes(layers: Iterable[tuple[int, LayerCacheBytes]], size: CacheSize) 
     return CacheBytes(kv, state, kv_padding, state_padding)
 
 
-@dataclass(frozen=True, slots=True)
-class RankSize:
-    """Sizes of what one rank of a split model holds.
+class RankSize(NamedTuple):
+    """The account of a model's bytes: what some tensors and states, or all of a rank's, take of it.
+
+    A load counts all tensors of a rank once; a drag of the split counts one block's part once, and
+    then adds up as many of it as there are. Both are the same counts and the same sum.
 
     Attributes:
         weights: bytes of the weights.
@@ -98,39 +100,63 @@ class RankSize:
         words: bytes that words add to the weights, see `word_bytes`.
     """
 
-    weights: int
-    padding: int
-    layers: tuple[tuple[int, LayerCacheBytes], ...]
-    elements: int
-    file_bytes: int
-    working: WorkingSizes
+    weights: int = 0
+    padding: int = 0
+    layers: tuple[tuple[int, LayerCacheBytes], ...] = ()
+    elements: int = 0
+    file_bytes: int = 0
+    working: WorkingSizes = WorkingSizes()
     words: int = 0
+
+    @classmethod
+    def of(
+        cls, parts: Sequence[TensorPart], states: Sequence[State], rank: int, storage: str,
+        kv_type: str,
+    ) -> Self:  # fmt: skip
+        """Count a rank's parts of some tensors, and what their layers remember.
+
+        Args:
+            storage: format of its matrices, see `engine.planning.plan.DevicePlan`.
+        """
+        weights = elements = file_bytes = words = 0
+        for slot, pieces, sizes in parts:
+            weights += sum(sizes)
+            elements += sum(map(n_elements, pieces)) if slot.is_matrix else 0
+            file_bytes += sum(packed_bytes(slot, piece) for piece in pieces)
+            words += word_bytes(slot, pieces)
+        padding = padding_of_parts(parts, storage)
+        layers = tuple((1, LayerCacheBytes.of(state, rank, kv_type)) for state in states)
+        working = WorkingSizes.of_states(states, rank)
+        return cls(weights, padding, layers, elements, file_bytes, working, words)
+
+    @classmethod
+    def total(cls, sizes: Iterable[tuple[int, RankSize]]) -> Self:
+        """Add up sizes, given as pairs of a number of equal ones and one of them.
+
+        Of the tensors computed with, the largest count.
+        """
+        weights = padding = elements = file_bytes = words = 0
+        layers, working = list[tuple[int, LayerCacheBytes]](), list[WorkingSizes]()
+        for n, size in sizes:
+            weights += n * size.weights
+            padding += n * size.padding
+            layers += [(n * m, layer) for m, layer in size.layers]
+            elements += n * size.elements
+            file_bytes += n * size.file_bytes
+            working.append(size.working)
+            words += n * size.words
+        largest = WorkingSizes.largest(working)
+        return cls(weights, padding, tuple(layers), elements, file_bytes, largest, words)
 
 
 def rank_size(declaration: Declaration, rank: int, storage: str, kv_type: str) -> RankSize:
-    """Return the sizes of a rank of a declared model.
-
-    Args:
-        storage: format of its matrices, see `engine.planning.plan.DevicePlan`.
-    """
+    """Return the sizes of a rank of a declared model; see `RankSize.of`."""
     split = declaration.split
-    parts = [(slot, slot_pieces(slot, rank)) for slot in declaration.slots]
-    held = [n for slot, pieces in parts for n in sizes_of_pieces(slot, pieces, storage)]
-    return RankSize(
-        weights=sum(held),
-        padding=padding_of_parts(parts, storage),
-        layers=tuple((1, LayerCacheBytes.of(s, rank, kv_type)) for s in declaration.states),
-        elements=sum(sum(map(n_elements, p)) for slot, p in parts if slot.is_matrix),
-        file_bytes=sum(packed_bytes(slot, piece) for slot, pieces in parts for piece in pieces),
-        working=WorkingSizes.largest(
-            [
-                *(WorkingSizes.of_block(block, rank) for block in split.blocks),
-                WorkingSizes(rows=split.output.size(rank)),
-                WorkingSizes.of_states(declaration.states, rank),
-            ]
-        ),
-        words=sum(word_bytes(slot, pieces) for slot, pieces in parts),
-    )
+    parts = tensor_parts(declaration.slots, rank, storage)
+    size = RankSize.of(parts, declaration.states, rank, storage, kv_type)
+    working = [size.working, WorkingSizes(rows=split.output.size(rank))]
+    working += [WorkingSizes.of_block(block, rank) for block in split.blocks]
+    return size._replace(working=WorkingSizes.largest(working))
 
 
 def keeps_kv_on_host(params: LoadParams, device: str) -> bool:

@@ -18,16 +18,16 @@ from engine.hardware.torch_devices import free_bytes, is_out_of_memory
 from engine.planning.footprint import held_bytes
 from engine.runtime.loader import ByteProgress, check_types, load_rank
 from engine.util.progress import IsCancelled, ignore, never
-from engine.vision.encoders.file import STORAGE, declare_tower, work_bytes
-from engine.vision.encoders.ops import PictureOps, product
+from engine.vision.encoders.file import STORAGE, declare_vision_encoder, work_bytes
+from engine.vision.encoders.ops import VisionOps, product
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from engine.model.layers.module import Slot
     from engine.vision.encoders.base import TextModel
-    from engine.vision.images.placed import Picture
-    from engine.vision.images.resizing import PictureRule
+    from engine.vision.images.placed import PromptImage
+    from engine.vision.images.resizing import ImageProcessor
 
 MOST_KEPT_BYTES = 256 << 20
 """Largest number of bytes of results that are kept: hundreds of pictures."""
@@ -81,11 +81,11 @@ class PictureEncoder:
         self._n_threads = n_threads
         self._torch_device = torch.device(device)
         self._kept: OrderedDict[int, Tensor] = OrderedDict()
-        self._ops = PictureOps()
+        self._ops = VisionOps()
         with GGUFFile.open(path) as file:
-            declaration = declare_tower(file, text)
-            self._tower = declaration.tower
-            self.rule: PictureRule = declaration.tower.rule
+            declaration = declare_vision_encoder(file, text)
+            self._tower = declaration.encoder
+            self.rule: ImageProcessor = declaration.encoder.rule
             self.hash = model_hash(file)
             check_types(str(file.path), declaration.slots)
             slots = declaration.slots
@@ -95,11 +95,11 @@ class PictureEncoder:
                 load_rank(file, slots, 0, self._torch_device, STORAGE, Backend(), progress)
         PictureWeight.take_over(slots)
 
-    def has(self, picture: Picture) -> bool:
+    def has(self, picture: PromptImage) -> bool:
         """Return whether the result for a picture is kept."""
         return picture.number in self._kept
 
-    def encode(self, picture: Picture, is_cancelled: IsCancelled = never) -> Tensor:
+    def encode(self, picture: PromptImage, is_cancelled: IsCancelled = never) -> Tensor:
         """Return the features of a picture, (tokens, n_text), in the host's memory.
 
         Those of the pictures used last are kept.
@@ -127,7 +127,7 @@ class PictureEncoder:
         if self._torch_device.type == "cpu" and torch.get_num_threads() != self._n_threads:
             torch.set_num_threads(self._n_threads)
 
-    def _normalised(self, picture: Picture) -> Tensor:
+    def _normalised(self, picture: PromptImage) -> Tensor:
         """Return the pixels of a picture as the tower takes them, (3, height, width)."""
         pixels = torch.tensor(picture.pixels).to(self._torch_device).float() / LEVELS
         mean, std = (pixels.new_tensor(numbers) for numbers in (self.rule.mean, self.rule.std))

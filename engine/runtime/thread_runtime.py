@@ -28,7 +28,7 @@ from engine.hardware.torch_devices import (
 from engine.model.architectures.declare import declare
 from engine.model.forward.state import RecurrentState, windows_of
 from engine.planning.memory import DeviceMemory
-from engine.planning.plan import Plan, make_plan, tower_path
+from engine.planning.plan import Plan, make_plan, mmproj_path
 from engine.planning.threads import busy_on_cpu, threads_per_rank
 from engine.runtime.builder import Prepare, RankBuilder, RankSetup, make_group
 from engine.runtime.kernel_proof import prove_kernels
@@ -114,7 +114,7 @@ class ThreadRuntime:
         self.local_plan.check_fits(free)
         check_types(str(file.path), declaration.slots)
         self.hp = declaration.hp
-        self.mmproj: str = tower_path(params, TextModel.of(self.hp))
+        self.mmproj: str = mmproj_path(params, TextModel.of(self.hp))
         self.draft: str = "mtp" if self.hp.n_mtp else params.without_mtp.draft
         self.directions: Mapping[int, Direction] = (
             _directions(params, self.hp) if donor is None else donor.directions

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, is_dataclass
 
-PICTURE_PLACE = "\ufffc"
+IMAGE_PLACEHOLDER = "\ufffc"
 """Character that stands for a picture in the text of a message that has some."""
 
 
@@ -38,7 +38,7 @@ class Tool:
 
 
 @dataclass(frozen=True, slots=True)
-class PictureFile:
+class ImageFile:
     """A picture in a file of this machine, which is read when it is needed.
 
     Attributes:
@@ -59,7 +59,7 @@ class ChatMessage:
         tool_call_id: name of the call whose result a "tool" message is.
         name: name of the function whose result it is, where it is known.
         pictures: pictures, or the bytes of their files as base64, see
-            `images.reading.picture_text`. Each `PICTURE_PLACE` in the text stands for the
+            `images.reading.image_base64`. Each `IMAGE_PLACEHOLDER` in the text stands for the
             next one; those that are left come first.
     """
 
@@ -69,7 +69,7 @@ class ChatMessage:
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str = ""
     name: str = ""
-    pictures: tuple[PictureFile | str, ...] = ()
+    pictures: tuple[ImageFile | str, ...] = ()
 
 
 def text_size(value: object) -> int:

@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from engine.vision.encoders.registry import TOWERS
+from engine.vision.encoders.registry import ENCODERS
 from tests.fuzz import gguf_words as words
 from tests.fuzz.gguf_draft import Entry, FileDraft, set_entry
 from tests.fuzz.gguf_mutations import HEADER, LOAD, TOKENIZER, Mutation, mutate
@@ -82,7 +82,7 @@ def towers() -> tuple[FileDraft, ...]:
     """Return sound files that encode pictures, one of each kind, the same on every machine."""
     with TemporaryDirectory() as name:
         path = Path(name) / "mmproj.gguf"
-        return tuple(FileDraft.read(tiny_mmproj(path, projector)) for projector in sorted(TOWERS))
+        return tuple(FileDraft.read(tiny_mmproj(path, projector)) for projector in sorted(ENCODERS))
 
 
 @cache

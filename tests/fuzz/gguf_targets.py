@@ -28,9 +28,9 @@ from engine.text.chat_template import chat_template_from_metadata
 from engine.text.messages import ChatMessage
 from engine.text.tokenizer import Tokenizer
 from engine.vision.encoders.base import TextModel
-from engine.vision.encoders.file import declare_tower
-from engine.vision.encoders.registry import TOWERS
-from engine.vision.images.placed import Picture
+from engine.vision.encoders.file import declare_vision_encoder
+from engine.vision.encoders.registry import ENCODERS
+from engine.vision.images.placed import PromptImage
 from tests.helpers.fake_planner import CPU, GPUS, fake_machine
 from tests.helpers.tiny_mmproj import text_of
 
@@ -165,11 +165,11 @@ def load_and_ask(path: Path, draw: int) -> None:
 
 def see(path: Path, draw: int) -> None:
     """Declare what encodes pictures for a model of each family, load it, and encode a picture."""
-    known = list(dict.fromkeys(text_of(projector) for projector in sorted(TOWERS)))
+    known = list(dict.fromkeys(text_of(projector) for projector in sorted(ENCODERS)))
     with GGUFFile.open(path) as file:
         fitting = [text for text in known if _is_for(file, text)]
         if not fitting:
-            declare_tower(file, known[draw % len(known)])
+            declare_vision_encoder(file, known[draw % len(known)])
     for text in fitting:
         encoder = PictureEncoder(str(path), "cpu", text, lambda: False)
         views = encoder.rule.resizing.views(*SIZES[draw % len(SIZES)])
@@ -178,14 +178,14 @@ def see(path: Path, draw: int) -> None:
         if width * height > MOST_SEEN:
             continue
         pixels = np.zeros((height, width, 3), np.uint8)
-        picture = Picture.of(pixels, (width, height), encoder.rule, encoder.hash)
+        picture = PromptImage.of(pixels, (width, height), encoder.rule, encoder.hash)
         if len(encoder.encode(picture)) != picture.n:
             raise WrongOutcomeError("another number of features than of tokens")
 
 
 def _is_for(file: GGUFFile, text: TextModel) -> bool:
     try:
-        return declare_tower(file, text) is not None
+        return declare_vision_encoder(file, text) is not None
     except EngineError:
         return False
 

@@ -32,7 +32,6 @@ from engine import (
     ModelLoaded,
     ModelResplit,
     ModelUnloaded,
-    PictureSight,
     Resplit,
     Sample,
     SaveState,
@@ -54,6 +53,7 @@ from engine import (
     TuneStarted,
     Unload,
     Usage,
+    VisionInfo,
 )
 from engine.planning.search.estimate import TrialSize
 
@@ -73,7 +73,7 @@ def model_info(path: str = "/models/tiny-chat-q4_k_m.gguf", **changes: object) -
 
 def model_loaded(
     params: LoadParams, warnings: tuple[str, ...] = (), fallbacks: tuple[Fallback, ...] = (),
-    model_hash: str = "", sight: PictureSight | None = None,
+    model_hash: str = "", sight: VisionInfo | None = None,
 ) -> ModelLoaded:  # fmt: skip
     use = MemoryUse(weights=GIB // 2, kv=GIB // 8, compute=GIB // 16)
     return ModelLoaded(
@@ -125,7 +125,7 @@ class Script:
     n_at_once: int = 16
     thought: str = ""
     calls: tuple[tuple[str, str], ...] = ()
-    sight: PictureSight | None = None
+    sight: VisionInfo | None = None
 
 
 class FakeHost:

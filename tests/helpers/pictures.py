@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from engine import ChatMessage, Model, picture_text
+from engine import ChatMessage, Model, image_base64
 from engine.generation.prompts import Prompt
 from engine.generation.scheduling.requests import Request
 from engine.generation.scheduling.seeing import picture_rows, with_text_alone
 from engine.generation.work import Prefill, Steps
 from engine.model.forward.batch import Batch, Piece
-from engine.vision.images.placed import PlacedPictures
+from engine.vision.images.placed import PlacedImages
 
 
 def random_picture(width: int, height: int, seed: int = 0) -> Image.Image:
@@ -34,7 +34,7 @@ def as_file(image: Image.Image, kind: str = "PNG", **options: Any) -> bytes:
 
 def shown(text: str, *images: Image.Image) -> ChatMessage:
     """Return a person's message with pictures."""
-    return ChatMessage("user", text, pictures=tuple(picture_text(as_file(i)) for i in images))
+    return ChatMessage("user", text, pictures=tuple(image_base64(as_file(i)) for i in images))
 
 
 def prompt_of(model: Model, messages: Sequence[ChatMessage]) -> Prompt:
@@ -60,4 +60,4 @@ def prompt_logits(model: Model, prompt: Prompt) -> Any:
 
 
 def _steps(prompt: Prompt) -> Steps:
-    yield Prefill(prompt.ids, pictures=PlacedPictures(prompt.ids, prompt.pictures))
+    yield Prefill(prompt.ids, pictures=PlacedImages(prompt.ids, prompt.pictures))

@@ -11,7 +11,7 @@ from engine.formats.gguf.tensors import TYPES, TensorInfo
 from engine.model.layers.keys import Keys
 from engine.model.layers.module import TensorSource
 from engine.vision.encoders.base import TextModel
-from engine.vision.encoders.registry import TOWERS
+from engine.vision.encoders.registry import ENCODERS
 from tests.helpers.tiny_gguf import finish, value_type
 
 N_TEXT = 64
@@ -47,7 +47,7 @@ OWN: dict[str, dict[str, Any]] = {
 
 def text_of(projector: str) -> TextModel:
     """Return a text model for a projector type."""
-    return TextModel(TOWERS[projector].architectures[0], N_TEXT)
+    return TextModel(ENCODERS[projector].architectures[0], N_TEXT)
 
 
 class _Asked(TensorSource):
@@ -68,7 +68,7 @@ def tiny_mmproj(path: Path, projector: str, seed: int = 0) -> Path:
     _write(path, keys, {})
     source = _Asked()
     with GGUFFile.open(path) as file:
-        TOWERS[projector](Keys(file.meta), text_of(projector)).bind(source)
+        ENCODERS[projector](Keys(file.meta), text_of(projector)).bind(source)
     rng = np.random.default_rng(seed)
     return _write(
         path, keys,

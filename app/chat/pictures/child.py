@@ -18,7 +18,7 @@ from app.chat.pictures.picture import MOST_NAME, ChatPicture
 from app.chat.pictures.program import MAX_MEMORY, MAX_SECONDS
 from app.core.background import KeptChild, KeyedJobs
 from app.core.translation import tr
-from engine import EngineError, one_line, picture_bytes, program_command
+from engine import EngineError, image_bytes, one_line, program_command
 
 if TYPE_CHECKING:
     from app.chat.pictures.folder import PictureFolder
@@ -194,7 +194,7 @@ class PictureDesk(QObject):
     def _add(self, chat_id: str, source: Path | bytes | QImage, name: str) -> ChatPicture:
         if isinstance(source, Path):
             self._child.size(source, name)  # what is of no use is not copied first
-            source = picture_bytes(source)
+            source = image_bytes(source)
         data = _png(source) if isinstance(source, QImage) else source
         return self._put(chat_id, data, name)
 

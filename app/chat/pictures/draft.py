@@ -138,13 +138,13 @@ class DraftPictures(QObject):
 
     def _n_left(self, chat: Conversation) -> int:
         used = sum(len(message.pictures) for message in chat.messages) + len(chat.draft_pictures)
-        return engine.MOST_PICTURES - used
+        return engine.MAX_IMAGES - used
 
     def _room(self, n: int) -> int:
         """Return how many of n pictures the open chat may have; say so if they are fewer."""
         room = max(0, self._n_left(self._session.current) - len(self._waiting_here()))
         if n > room:
-            text = tr("A chat takes at most {n} pictures.").format(n=engine.MOST_PICTURES)
+            text = tr("A chat takes at most {n} pictures.").format(n=engine.MAX_IMAGES)
             self.noticed.emit(Notice(text, kind="warning"))
         return min(n, room)
 
@@ -193,7 +193,7 @@ class DraftPictures(QObject):
             text = tr("{name} has {n} pages; the first {most} go with the message.").format(
                 name=one_line(path.name, MOST_NAME), n=n_pages, most=picture.page
             )
-            hint = tr("A chat takes at most {n} pictures.").format(n=engine.MOST_PICTURES)
+            hint = tr("A chat takes at most {n} pictures.").format(n=engine.MAX_IMAGES)
             self.noticed.emit(Notice(text, hint))
             self.changed.emit()
 

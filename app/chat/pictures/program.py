@@ -38,16 +38,16 @@ def answer(request: dict[str, Any]) -> dict[str, object]:
 
     Returns:
         of a picture its "size", and "pixels" in RGB with their own size as "shown"; of a document
-        "n_pages", and the page as "png"; or a "problem": one of a document, of `UnusablePicture`,
+        "n_pages", and the page as "png"; or a "problem": one of a document, of `UnusableImage`,
         "unreadable" with "why", or "bytes" for a file that is too large.
     """
     try:
         if "pdf" in request:
             return _page(Path(request["pdf"]), int(request["page"]))
-        image = engine.decode_picture(engine.picture_bytes(Path(request["picture"])))
-    except engine.UnusablePicture as error:
+        image = engine.decode_image(engine.image_bytes(Path(request["picture"])))
+    except engine.UnusableImage as error:
         return {"problem": error.kind, "n_pixels": error.n_pixels}
-    except engine.PictureError as error:
+    except engine.ImageError as error:
         cause = error.__cause__
         return _unreadable(cause) if isinstance(cause, OSError) else {"problem": "bytes"}
     except OSError as error:

@@ -15,12 +15,12 @@ from PySide6.QtCore import QObject, QTimer, Signal, Slot
 
 import engine
 from app.core.background import LatestJob
-from app.devices.split.plan_source import PlannerFactory, SplitPlanner
+from app.devices.split.plan_source import PlannerFactory
 from app.devices.split.settings import SplitSettings
 from engine import EngineError, LoadParams, ModelInfo, is_cpu
 
 if TYPE_CHECKING:
-    from engine import Choice, Forecaster, Plan, Remedy
+    from engine import Choice, Forecaster, Plan, Planner, Remedy
 
 Rooms = tuple[tuple[str, int, float], ...]
 """Device id, free bytes, and read speed in bytes per second of each device."""
@@ -74,7 +74,7 @@ def find_out(
         return FitAnswer(question, None, ())
 
 
-def _answer(question: FitQuestion, planner: SplitPlanner, stopped: threading.Event) -> FitAnswer:
+def _answer(question: FitQuestion, planner: Planner, stopped: threading.Event) -> FitAnswer:
     def plan(params: LoadParams, free: Mapping[str, int]) -> Plan:
         if stopped.is_set():
             raise _StoppedError
@@ -92,7 +92,7 @@ def first_plan(
     free_bytes: Mapping[str, int],
     factory: PlannerFactory,
     forecaster: Callable[[], Forecaster] | None,
-) -> tuple[SplitPlanner | None, Choice | None]:
+) -> tuple[Planner | None, Choice | None]:
     """Open a model's file and plan the split that it will start with.
 
     Args:
@@ -117,7 +117,7 @@ def suggestion(
     info: ModelInfo,
     settings: SplitSettings,
     free_bytes: Mapping[str, int],
-    planner: SplitPlanner,
+    planner: Planner,
     forecaster: Callable[[], Forecaster],
 ) -> Choice | None:
     """Choose devices and split for a model that nobody has chosen them for.
@@ -164,7 +164,7 @@ def suggestion(
 
 
 def _comfortable_context(
-    info: ModelInfo, params: LoadParams, free_bytes: Mapping[str, int], planner: SplitPlanner
+    info: ModelInfo, params: LoadParams, free_bytes: Mapping[str, int], planner: Planner
 ) -> int | None:
     """Return the longest context that leaves memory for others; None for the engine's default.
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 import engine
 from app.devices.split.settings import SplitSettings
 from engine import LoadParams, ModelInfo
 
 if TYPE_CHECKING:
-    from engine import Evaluation, Plan, Positions
+    from engine import Evaluation, Plan, Planner, Positions
 
 MAX_KNOWN: Final = 64
 """Number of (parameters, handle) pairs whose positions are remembered."""
@@ -20,31 +20,11 @@ FREE_STEP: Final = 256 << 20
 """Step in bytes to which free memory is rounded, so that its flicker needs no new plans."""
 
 
-class SplitPlanner(Protocol):
-    """The part of `engine.Planner` that the split uses."""
-
-    info: ModelInfo
-
-    def evaluate(
-        self, params: LoadParams, free_bytes: Mapping[str, int] | None = None
-    ) -> Evaluation:
-        """Return what a load takes; raise EngineError if its split cannot be made."""
-        ...
-
-    def positions(
-        self, params: LoadParams, handle: int, free_bytes: Mapping[str, int] | None = None
-    ) -> Positions:
-        """Return where a boundary can be; raise EngineError if the split cannot be made."""
-        ...
-
-    def close(self) -> None: ...
-
-
-PlannerFactory = Callable[[str], SplitPlanner]
+PlannerFactory = Callable[[str], "Planner"]
 """Opens the model file at a path for planning."""
 
 
-def open_planner(path: str) -> SplitPlanner:
+def open_planner(path: str) -> Planner:
     """Open a model file with the engine's planner."""
     return engine.Planner(path)
 
@@ -61,9 +41,9 @@ class PlanSource:
 
     def __init__(self, factory: PlannerFactory) -> None:
         self._factory = factory
-        self._planner: SplitPlanner | None = None
+        self._planner: Planner | None = None
         self._lock = threading.Lock()
-        self._offered: tuple[str, SplitPlanner] | None = None
+        self._offered: tuple[str, Planner] | None = None
         self._known: tuple[LoadParams, Evaluation] | None = None
         self._positions: dict[tuple[LoadParams, int], Positions] = {}
         self._free: dict[str, int] = {}
@@ -87,14 +67,14 @@ class PlanSource:
         if info is not None:
             self._planner = self._take(info.path) or self._factory(info.path)
 
-    def offer(self, path: str, planner: SplitPlanner | None) -> None:
+    def offer(self, path: str, planner: Planner | None) -> None:
         """Give a planner of a file to the next `open`; for other threads, which read headers."""
         with self._lock:
             old, self._offered = self._offered, (path, planner) if planner else None
         if old is not None:
             old[1].close()
 
-    def _take(self, path: str) -> SplitPlanner | None:
+    def _take(self, path: str) -> Planner | None:
         """Return what was offered for a file, if anything."""
         with self._lock:
             if self._offered is None or self._offered[0] != path:

@@ -12,7 +12,7 @@ from app.remote.client.connection import Connection
 from engine import EngineError, one_line
 
 if TYPE_CHECKING:
-    from engine import PictureSight
+    from engine import VisionInfo
 
 MOST_MODELS = 5000
 LONGEST_NAME = 300
@@ -39,7 +39,7 @@ class ListedModel:
     name: str
     n_ctx: int = 0
     is_tandem: bool = False
-    sight: PictureSight | None = None
+    sight: VisionInfo | None = None
 
 
 def list_models(address: RemoteAddress, connection: Connection) -> list[ListedModel]:
@@ -91,5 +91,5 @@ def _model(entry: Any) -> ListedModel | None:
     sizes = (facts.get(key) for key in CONTEXT_NAMES)
     known = (n for n in sizes if type(n) is int and 0 < n < MOST_CONTEXT)
     is_tandem = entry.get("owned_by") == TANDEM
-    sight = engine.PictureSight.of_sizes(entry.get("pictures")) if is_tandem else None
+    sight = engine.VisionInfo.of_sizes(entry.get("pictures")) if is_tandem else None
     return ListedModel(name, next(known, 0), is_tandem, sight)

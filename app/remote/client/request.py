@@ -14,14 +14,14 @@ from typing import Any
 
 from app.core.translation import tr
 from engine import (
-    PICTURE_PLACE,
+    IMAGE_PLACEHOLDER,
     ChatMessage,
     EngineError,
     Generate,
-    PictureFile,
+    ImageFile,
     SamplingParams,
     Tool,
-    picture_text,
+    image_base64,
 )
 
 STANDARD = (
@@ -104,7 +104,7 @@ def _parts(message: ChatMessage) -> list[dict[str, Any]]:
     Raises:
         EngineError: the file of a picture cannot be read.
     """
-    texts = message.content.split(PICTURE_PLACE)
+    texts = message.content.split(IMAGE_PLACEHOLDER)
     n_first = max(0, len(message.pictures) - len(texts) + 1)
     shown = [{"type": "image_url", "image_url": {"url": _data_uri(p)}} for p in message.pictures]
     parts: list[dict[str, Any]] = list(shown[:n_first])
@@ -116,10 +116,10 @@ def _parts(message: ChatMessage) -> list[dict[str, Any]]:
     return parts
 
 
-def _data_uri(picture: PictureFile | str) -> str:
+def _data_uri(picture: ImageFile | str) -> str:
     """Return a picture as an address that holds all of it (RFC 2397)."""
-    if isinstance(picture, PictureFile):
-        picture = picture_text(picture.path)
+    if isinstance(picture, ImageFile):
+        picture = image_base64(picture.path)
     head = b64decode(picture[:24])
     kind = next((kind for mark, kind in KINDS.items() if head.startswith(mark)), "image/webp")
     return f"data:{kind};base64,{picture}"

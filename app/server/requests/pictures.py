@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from app.server.refusal import bad_value
-from engine import PICTURE_PLACE
+from engine import IMAGE_PLACEHOLDER
 
 _DATA = re.compile(r"data:[a-z]+/[a-z0-9.+-]+;base64,", re.IGNORECASE)
 
@@ -34,13 +34,13 @@ class ShownParts:
 
     def add_text(self, text: str) -> None:
         """Add a text; between two texts is a line break."""
-        text = text.replace(PICTURE_PLACE, "")
+        text = text.replace(IMAGE_PLACEHOLDER, "")
         self.text += ("\n" if self._is_behind_text else "") + text
         self._is_behind_text = True
 
     def add_file(self, data: str) -> None:
         """Add a picture's file as base64."""
-        self.text += PICTURE_PLACE
+        self.text += IMAGE_PLACEHOLDER
         self._pictures.append(data)
         self._is_behind_text = False
 

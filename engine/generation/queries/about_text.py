@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from engine.text.chat_template import ChatTemplate
     from engine.text.messages import ChatMessage, Tool
     from engine.text.tokenizer import Tokenizer
-    from engine.vision.images.placed import PictureSight
+    from engine.vision.images.placed import VisionInfo
 
 
 class TextInquiries:
@@ -49,7 +49,7 @@ class TextInquiries:
         return self._prompts.template
 
     @property
-    def sight(self) -> PictureSight | None:
+    def sight(self) -> VisionInfo | None:
         """Sizes by which the model sees pictures; None if it sees none."""
         reader = self._prompts.pictures
         return None if reader is None else reader.sight
@@ -125,7 +125,7 @@ class TextInquiries:
 
         Raises:
             PromptError: see `apply_template`.
-            PictureError: the model cannot see, or a picture cannot be used.
+            ImageError: the model cannot see, or a picture cannot be used.
         """
         self._occupancy.check_open()
         _ = self._read_pictures(messages, is_cancelled)  # held meanwhile

@@ -16,7 +16,7 @@ from engine.decoding.drafting.control import LENGTHS, DraftControl, Proposal
 from engine.decoding.drafting.ngram import Guess, GuessSource, Kind, NgramSource
 from engine.generation.kv_cache import OutOfPages
 from engine.generation.work import Follow
-from engine.vision.images.placed import n_before_picture, text_ids
+from engine.vision.images.placed import n_before_image, text_ids
 
 if TYPE_CHECKING:
     from engine.generation.scheduling.requests import Request
@@ -199,7 +199,7 @@ def _without_pictures(texts: Texts) -> Texts:
 
 def _of_text(guess: Guess) -> Guess:
     """Return the guess before the first token of a picture, which no answer has."""
-    n = n_before_picture(guess.tokens)
+    n = n_before_image(guess.tokens)
     return guess if n == len(guess.tokens) else guess._replace(tokens=guess.tokens[:n])
 
 

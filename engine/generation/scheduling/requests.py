@@ -11,7 +11,7 @@ from engine.generation.background import Background
 from engine.generation.results import Finished, GenerationEvent, PrefillProgress, Timings, Usage
 from engine.generation.work import Follow, Prefill
 from engine.util.progress import IsCancelled, never
-from engine.vision.images.placed import NO_PICTURES
+from engine.vision.images.placed import NO_IMAGES
 
 if TYPE_CHECKING:
     from engine.generation.scheduling.places import CachePlace
@@ -58,7 +58,7 @@ class Request:
         self.work: Work | None = None
         self.background: Background | None = None
         self.wanted: list[int] = []
-        self.pictures = NO_PICTURES
+        self.pictures = NO_IMAGES
         self.place: CachePlace | None = None
         self.n_drafted = self.n_accepted = 0
         self.saved_s = self.saved_by_one_s = 0.0

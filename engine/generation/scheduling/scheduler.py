@@ -33,13 +33,13 @@ from engine.generation.work import Follow, check_prompt
 from engine.model.forward.batch import Batch, PictureRows, Piece
 from engine.model.forward.pages import PAGE
 from engine.runtime.timeline import timed
-from engine.vision.images.placed import NO_PICTURES
+from engine.vision.images.placed import NO_IMAGES
 
 if TYPE_CHECKING:
     from engine.generation.work import Found
     from engine.runtime.interface import PagedRuntime
     from engine.runtime.timeline import TokenTimes
-    from engine.vision.images.placed import PlacedPictures
+    from engine.vision.images.placed import PlacedImages
 
 T = TypeVar("T")
 
@@ -309,7 +309,7 @@ class Scheduler:
         if not self._runtime.can_rewind and request.place.n in request.marks(0):
             self.places.keep(request.place)
 
-    def check(self, ids: Sequence[int], pictures: PlacedPictures = NO_PICTURES) -> None:
+    def check(self, ids: Sequence[int], pictures: PlacedImages = NO_IMAGES) -> None:
         """Check that tokens can be computed.
 
         Args:

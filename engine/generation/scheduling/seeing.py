@@ -1,9 +1,9 @@
 """Pictures among the tokens of a pass.
 
-Where a picture's tokens see each other (`PictureRule.is_two_way`), prompts and cache hits are never
-cut inside it. Where they have rows and columns in place of positions (M-RoPE), a token's position
-is its number and `Piece.shift`, which follows from the pictures before it; caches and masks go by
-numbers. Features wider than the residual stream are added behind the first blocks
+Where a picture's tokens see each other (`ImageProcessor.is_two_way`), prompts and cache hits are
+never cut inside it. Where they have rows and columns in place of positions (M-RoPE), a token's
+position is its number and `Piece.shift`, which follows from the pictures before it; caches and
+masks go by numbers. Features wider than the residual stream are added behind the first blocks
 (`Context.deepen`).
 """
 
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
 
     from engine.generation.scheduling.requests import Request
     from engine.util.progress import IsCancelled
-    from engine.vision.images.placed import Picture
+    from engine.vision.images.placed import PromptImage
 
 
 class PictureFeatures(Protocol):
     """The features of pictures, of which the last ones are kept."""
 
-    def has(self, picture: Picture) -> bool:
+    def has(self, picture: PromptImage) -> bool:
         """Return whether the result for a picture is kept."""
         ...
 
-    def encode(self, picture: Picture, is_cancelled: IsCancelled) -> Tensor:
+    def encode(self, picture: PromptImage, is_cancelled: IsCancelled) -> Tensor:
         """Return the features of a picture, (tokens, n_embd).
 
         Raises:
@@ -49,7 +49,7 @@ def n_with_one_new(request: Request, n: int, encoder: PictureFeatures | None) ->
     new = [
         placed.start
         for placed in request.pictures.among(at, at + n)
-        if encoder is not None and not encoder.has(placed.picture)
+        if encoder is not None and not encoder.has(placed.image)
     ]
     return n if len(new) < 2 else new[1] - at
 

@@ -18,7 +18,7 @@ from engine import errors
 from engine.errors import EngineError
 from engine.planning.search.estimate import TuneEstimate
 from engine.planning.search.results import Trial, TuneResult
-from engine.vision.images.placed import PictureSight
+from engine.vision.images.placed import VisionInfo
 
 PROTOCOL = 1
 """Version of the format; a message of another version is refused."""
@@ -28,7 +28,7 @@ LARGEST_BYTES = 64 << 20
 
 _LATE_NAMES = {
     "TuneEstimate": TuneEstimate, "Trial": Trial, "TuneResult": TuneResult,
-    "PictureSight": PictureSight,
+    "VisionInfo": VisionInfo,
 }  # fmt: skip
 """Classes that `engine.events` imports for type checking alone."""
 

@@ -27,16 +27,8 @@ from engine.planning.evaluation.workload import (
     Weights,
     one_rank,
 )
-from engine.planning.footprint import (
-    WorkingSizes,
-    n_elements,
-    packed_bytes,
-    padding_of_parts,
-    sizes_of_pieces,
-    slot_pieces,
-    word_bytes,
-)
-from engine.planning.rank_size import LayerCacheBytes
+from engine.planning.footprint import TensorPart, WorkingSizes, n_elements, tensor_parts
+from engine.planning.rank_size import RankSize
 
 if TYPE_CHECKING:
     from engine.model.architectures.base import CausalLM
@@ -68,24 +60,12 @@ class Cost(NamedTuple):
     """Cost of some tensors and their states for one rank.
 
     Attributes:
-        weights: bytes of the weights as the rank holds them.
-        file_bytes: bytes of the file that are read for them.
-        elements: number of elements of the matrices.
-        padding: bytes that rounding adds to the weights on a GPU.
-        layers: bytes of what layers remember.
-        working: sizes of the tensors computed with.
+        size: their bytes.
         load: work of one token.
-        words: bytes that words add to the weights, see `word_bytes`.
     """
 
-    weights: int = 0
-    file_bytes: int = 0
-    elements: int = 0
-    padding: int = 0
-    layers: tuple[LayerCacheBytes, ...] = ()
-    working: WorkingSizes = WorkingSizes()
+    size: RankSize = RankSize()
     load: RankWorkload = RankWorkload()
-    words: int = 0
 
 
 NO_WORK, NO_COST = RankWorkload(), Cost()
@@ -115,65 +95,40 @@ def join_workloads(loads: Iterable[RankWorkload]) -> RankWorkload:
 
 
 def sum_costs(costs: Iterable[Cost]) -> Cost:
-    """Return the sum of some costs; of sizes computed with, the largest."""
+    """Return the sum of some costs."""
     found = [cost for cost in costs if cost is not NO_COST]
     if len(found) < 2:
         return found[0] if found else NO_COST
-    return Cost(
-        sum(cost.weights for cost in found),
-        sum(cost.file_bytes for cost in found),
-        sum(cost.elements for cost in found),
-        sum(cost.padding for cost in found),
-        tuple(layer for cost in found for layer in cost.layers),
-        WorkingSizes.largest(cost.working for cost in found),
-        join_workloads(cost.load for cost in found),
-        sum(cost.words for cost in found),
-    )
+    size = RankSize.total((1, cost.size) for cost in found)
+    return Cost(size, join_workloads(cost.load for cost in found))
 
 
 def cost_of(
-    slots: Iterable[Slot], states: Sequence[State], rank: int, formats: Formats, n_used: int = 0
+    slots: Sequence[Slot], states: Sequence[State], rank: int, formats: Formats, n_used: int = 0
 ) -> Cost:
     """Return a rank's cost of some tensors and of their layer's states.
 
     Args:
         n_used: number of experts that a token is routed to.
     """
-    weights = file_bytes = elements = words = 0
-    loads = []
-    parts = [(slot, slot_pieces(slot, rank)) for slot in slots]
-    padding = padding_of_parts(parts, formats.storage)
-    for slot, pieces in parts:
-        if pieces:
-            n_bytes = sum(sizes_of_pieces(slot, pieces, formats.storage))
-            n = sum(map(n_elements, pieces))
-            weights += n_bytes
-            file_bytes += sum(packed_bytes(slot, piece) for piece in pieces)
-            elements += n if slot.is_matrix else 0
-            words += word_bytes(slot, pieces)
-            loads.append(weight_workload(slot, n_bytes, n, formats.storage, n_used))
-    layers = tuple(LayerCacheBytes.of(state, rank, formats.kv_type) for state in states)
-    working = WorkingSizes.of_states(states, rank)
-    load = join_workloads(loads)
-    return Cost(weights, file_bytes, elements, padding, layers, working, load, words)
+    parts = tensor_parts(slots, rank, formats.storage)
+    load = join_workloads(weight_workload(part, formats.storage, n_used) for part in parts)
+    return Cost(RankSize.of(parts, states, rank, *formats), load)
 
 
-def weight_workload(
-    slot: Slot, n_bytes: int, n_elements: int, storage: str, n_used: int
-) -> RankWorkload:
-    """Return the work of a token with one tensor.
+def weight_workload(part: TensorPart, storage: str, n_used: int) -> RankWorkload:
+    """Return the work of a token with a rank's part of one tensor.
 
     Args:
-        n_bytes: bytes that the rank holds of it.
-        n_elements: elements that it holds.
         n_used: number of experts that a token is routed to.
     """
+    slot, n_bytes = part.slot, sum(part.sizes)
     used = n_used / slot.tensor.shape[0] if isinstance(slot.owner, ExpertLinear) else 1.0
     read = used * n_bytes
     batch = float(n_bytes) if used < 1 else 0.0
     if not slot.is_matrix:
         return RankWorkload(read, batch_bytes=batch)
-    flop = 2 * used * n_elements
+    flop = 2 * used * sum(map(n_elements, part.pieces))
     holding = slot.holding(storage)
     names = {"packed": DEQUANTISED, "f32": "F32"}
     kinds = (Weights(names.get(holding, slot.tensor.type.name), read, flop),)
@@ -273,9 +228,9 @@ class BlockKind:
         slots = block.bind(self._source, f"blk.{layer}")
         chosen = [s for s, o in zip(slots, self._owners, strict=True) if o == owner]
         cost = cost_of(chosen, block.states(), SEEN, formats, hp.n_expert_used[layer])
-        working = WorkingSizes.largest((cost.working, WorkingSizes.of_block(split, SEEN)))
+        working = WorkingSizes.largest((cost.size.working, WorkingSizes.of_block(split, SEEN)))
         load = join_workloads((cost.load, attention_workload(block, formats.kv_type)))
-        return cost._replace(working=working, load=load)
+        return Cost(cost.size._replace(working=working), load)
 
 
 def attention_workload(block: Block, kv_type: str) -> RankWorkload:

@@ -29,6 +29,7 @@ from engine.planning.evaluation.workload import (
     owner_of,
 )
 from engine.planning.footprint import WorkingSizes
+from engine.planning.rank_size import RankSize
 
 if TYPE_CHECKING:
     from engine.model.architectures.base import CausalLM
@@ -73,7 +74,7 @@ class Ends:
 
     def cost(self, split: ModelSplit, rank: int, formats: Formats) -> EndCost:
         """Return the cost of `rank` under a split."""
-        rows = Cost(working=WorkingSizes(rows=split.output.size(rank)))
+        rows = Cost(RankSize(working=WorkingSizes(rows=split.output.size(rank))))
         spans = {
             EMBEDDING: split.embedding.spans[rank],
             OUTPUT: split.output.spans[rank],

@@ -32,7 +32,6 @@ from engine.planning.evaluation.workload import (
     owner_of,
     probe_split,
 )
-from engine.planning.footprint import WorkingSizes
 from engine.planning.plan import Plan, choose_plan, with_held_types
 from engine.planning.rank_size import RankSize
 
@@ -306,26 +305,5 @@ class _RankCosts:
 
     def size(self) -> RankSize:
         """Return the rank's sizes."""
-        end = self.ends.cost
-        weights, file_bytes, elements, padding = end[:4]
-        words = end.words
-        layers = []
-        working = [end.working]
-        for count, cost in self._items:
-            if cost is not None:
-                weights += count * cost.weights
-                file_bytes += count * cost.file_bytes
-                elements += count * cost.elements
-                padding += count * cost.padding
-                words += count * cost.words
-                layers += [(count, layer) for layer in cost.layers]
-                working.append(cost.working)
-        return RankSize(
-            weights,
-            padding,
-            tuple(layers),
-            elements,
-            file_bytes,
-            WorkingSizes.largest(working),
-            words,
-        )
+        found = [(n, cost.size) for n, cost in self._items if cost is not None]
+        return RankSize.total([(1, self.ends.cost.size), *found])

@@ -6,25 +6,16 @@ each.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
-from itertools import combinations
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations, pairwise
 from math import inf
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from engine.errors import EngineError
 from engine.hardware.devices.selection import require_devices
 from engine.load_params import SPLIT_MODES, LoadParams
 from engine.planning.search.results import Goal, Region, Speeds
-from engine.planning.search.split_search import (
-    Candidate,
-    Family,
-    Handle,
-    Split,
-    balanced,
-    minimise,
-    ranges,
-)
 
 if TYPE_CHECKING:
     from engine.hardware.devices.types import DeviceInfo
@@ -49,6 +40,149 @@ N_REGION = 40
 """Number of positions that are checked for room, for a picture."""
 
 NOT_FITTING = "It does not fit into free memory."
+
+
+GOLDEN = (5**0.5 - 1) / 2
+"""Part of a bracket that is left after a step of the search."""
+
+
+def minimise(cost: Callable[[int], float], n: int, start: int, step: int, least: int) -> int:
+    """Return the position from 0 to n - 1 with the lowest cost that was found.
+
+    From `start` the search goes downhill with growing steps until it has a bracket, and divides
+    that until its parts are no longer than `least`. It asks for costs again, so these should be
+    kept.
+
+    Args:
+        cost: returns the cost of a position; infinite where that is not possible.
+        n: number of positions.
+        step: first step.
+        least: length of a bracket's parts at which the search ends.
+    """
+    low, best, high = _bracket(cost, n, start, step)
+    while True:
+        is_right = high - best >= best - low
+        part = high - best if is_right else best - low
+        if part <= least or part < 2:
+            return best
+        move = max(1, round((1 - GOLDEN) * part))
+        probe = best + move if is_right else best - move
+        if cost(probe) < cost(best):
+            low, best, high = (best, probe, high) if is_right else (low, probe, best)
+        elif is_right:
+            high = probe
+        else:
+            low = probe
+
+
+def _bracket(cost: Callable[[int], float], n: int, start: int, step: int) -> tuple[int, int, int]:
+    """Return three positions in order of which the middle one is best, or an end of the line."""
+    low, best, high = max(0, start - step), start, min(n - 1, start + step)
+    if min(cost(low), cost(high)) >= cost(best):
+        return low, best, high
+    sign = -1 if cost(low) < cost(high) else 1
+    behind, best = best, low if sign < 0 else high
+    for ahead in _ahead(best, sign * step, n):
+        if cost(ahead) >= cost(best):
+            return (ahead, best, behind) if sign < 0 else (behind, best, ahead)
+        behind, best = best, ahead
+    return (best, best, behind) if sign < 0 else (behind, best, best)
+
+
+def _ahead(position: int, step: int, n: int) -> Iterator[int]:
+    """Yield positions further and further on, up to the end."""
+    end = n - 1 if step > 0 else 0
+    size = float(step)
+    while position != end:
+        size /= GOLDEN
+        position = min(max(position + round(size), 0), n - 1)
+        yield position
+
+
+def ranges(flags: Sequence[bool]) -> list[tuple[int, int]]:
+    """Return the first and last index of each run of true flags."""
+    edges = [at for at, (a, b) in enumerate(pairwise([False, *flags, False])) if a != b]
+    return [(first, stop - 1) for first, stop in zip(edges[::2], edges[1::2], strict=True)]
+
+
+Split = tuple[float, ...]
+
+
+class Candidate(NamedTuple):
+    """A split that may be tried.
+
+    Attributes:
+        params: parameters to load it with.
+        key: equal for candidates that cut the model alike.
+        shares: share that each rank really gets, 0 to 1.
+        predicted: predicted speeds; None where nothing is known.
+        reason: sentence that says what is expected to limit it.
+    """
+
+    params: LoadParams
+    key: Hashable
+    shares: tuple[float, ...]
+    predicted: Speeds | None = None
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """Splits over the same devices in the same mode, with different shares.
+
+    Attributes:
+        params: parameters of all of them, without shares.
+        start: shares that are expected to be the best.
+        predicted_s: predicted time of the goal's request there, in seconds.
+        can_balance: whether taking work from ranks that are busy longest may help.
+    """
+
+    params: LoadParams
+    start: Split
+    predicted_s: float
+    can_balance: bool = True
+
+    @property
+    def n_ranks(self) -> int:
+        """Number of ranks."""
+        return len(self.params.devices)
+
+
+def balanced(split: Split, busy_s: Sequence[float]) -> Split | None:
+    """Return the split with which all ranks would be busy equally long.
+
+    A rank's time is taken to grow with its share.
+
+    Args:
+        busy_s: seconds that each rank is busy now; where one is not known, None is returned.
+    """
+    if len(busy_s) != len(split) or min(busy_s) <= 0 or min(split) <= 0:
+        return None
+    speeds = [share / busy for share, busy in zip(split, busy_s, strict=True)]
+    return tuple(speed / sum(speeds) for speed in speeds)
+
+
+class Handle:
+    """The positions of one handle, looked up by split."""
+
+    def __init__(self, positions: Positions, number: int) -> None:
+        self._positions, self._number = positions, number
+
+    def __len__(self) -> int:
+        return len(self._positions)
+
+    def split(self, index: int) -> Split:
+        """Return the shares to ask for at a position."""
+        return self._positions[index].split
+
+    def nearest(self, split: Split) -> int:
+        """Return the index of the position nearest to a split; they are evenly spaced in shares."""
+        first, last = self._positions[0].asked, self._positions[len(self) - 1].asked
+        asked = sum(split[: self._number + 1]) / sum(split)
+        if last <= first:
+            return 0
+        index = round((asked - first) / (last - first) * (len(self) - 1))
+        return min(max(index, 0), len(self) - 1)
 
 
 class ModelSpace:
@@ -96,7 +230,7 @@ class ModelSpace:
 
     def handle(self, family: Family, split: Split, number: int) -> Handle:
         """Return the positions between ranks `number` and `number` + 1; other shares stay."""
-        return _Handle(self._planner.positions(replace(family.params, split=split), number), number)
+        return Handle(self._planner.positions(replace(family.params, split=split), number), number)
 
     def expected(self, family: Family) -> Speeds:
         """Return the predicted speeds of a family at its start."""
@@ -271,29 +405,6 @@ class ModelSpace:
 def _with(params: LoadParams, split: Split) -> LoadParams:
     """Return `params` with these shares; a single device has none."""
     return replace(params, split=split if len(split) > 1 else None)
-
-
-class _Handle:
-    """The positions of one handle, looked up by split."""
-
-    def __init__(self, positions: Positions, number: int) -> None:
-        self._positions, self._number = positions, number
-
-    def __len__(self) -> int:
-        return len(self._positions)
-
-    def split(self, index: int) -> Split:
-        """Return the shares to ask for at a position."""
-        return self._positions[index].split
-
-    def nearest(self, split: Split) -> int:
-        """Return the index of the position nearest to a split; they are evenly spaced in shares."""
-        first, last = self._positions[0].asked, self._positions[len(self) - 1].asked
-        asked = sum(split[: self._number + 1]) / sum(split)
-        if last <= first:
-            return 0
-        index = round((asked - first) / (last - first) * (len(self) - 1))
-        return min(max(index, 0), len(self) - 1)
 
 
 def group_sizes(n_ranks: int) -> list[tuple[int, ...] | None]:

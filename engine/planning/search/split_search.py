@@ -11,80 +11,22 @@ measured again in turn, since a machine is busier at one time than at another; o
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from itertools import pairwise
+from dataclasses import replace
 from math import inf
 from statistics import median
-from typing import NamedTuple, Protocol
 
 from engine.errors import Cancelled
-from engine.load_params import LoadParams
-from engine.planning.search.results import Goal, Sample, Speeds, Trial, difference
-
-GOLDEN = (5**0.5 - 1) / 2
-"""Part of a bracket that is left after a step of the search."""
-
-
-def minimise(cost: Callable[[int], float], n: int, start: int, step: int, least: int) -> int:
-    """Return the position from 0 to n - 1 with the lowest cost that was found.
-
-    From `start` the search goes downhill with growing steps until it has a bracket, and divides
-    that until its parts are no longer than `least`. It asks for costs again, so these should be
-    kept.
-
-    Args:
-        cost: returns the cost of a position; infinite where that is not possible.
-        n: number of positions.
-        step: first step.
-        least: length of a bracket's parts at which the search ends.
-    """
-    low, best, high = _bracket(cost, n, start, step)
-    while True:
-        is_right = high - best >= best - low
-        part = high - best if is_right else best - low
-        if part <= least or part < 2:
-            return best
-        move = max(1, round((1 - GOLDEN) * part))
-        probe = best + move if is_right else best - move
-        if cost(probe) < cost(best):
-            low, best, high = (best, probe, high) if is_right else (low, probe, best)
-        elif is_right:
-            high = probe
-        else:
-            low = probe
-
-
-def _bracket(cost: Callable[[int], float], n: int, start: int, step: int) -> tuple[int, int, int]:
-    """Return three positions in order of which the middle one is best, or an end of the line."""
-    low, best, high = max(0, start - step), start, min(n - 1, start + step)
-    if min(cost(low), cost(high)) >= cost(best):
-        return low, best, high
-    sign = -1 if cost(low) < cost(high) else 1
-    behind, best = best, low if sign < 0 else high
-    for ahead in _ahead(best, sign * step, n):
-        if cost(ahead) >= cost(best):
-            return (ahead, best, behind) if sign < 0 else (behind, best, ahead)
-        behind, best = best, ahead
-    return (best, best, behind) if sign < 0 else (behind, best, best)
-
-
-def _ahead(position: int, step: int, n: int) -> Iterator[int]:
-    """Yield positions further and further on, up to the end."""
-    end = n - 1 if step > 0 else 0
-    size = float(step)
-    while position != end:
-        size /= GOLDEN
-        position = min(max(position + round(size), 0), n - 1)
-        yield position
-
-
-def ranges(flags: Sequence[bool]) -> list[tuple[int, int]]:
-    """Return the first and last index of each run of true flags."""
-    edges = [at for at, (a, b) in enumerate(pairwise([False, *flags, False])) if a != b]
-    return [(first, stop - 1) for first, stop in zip(edges[::2], edges[1::2], strict=True)]
-
+from engine.planning.search.model_space import (
+    Candidate,
+    Family,
+    ModelSpace,
+    Split,
+    balanced,
+    minimise,
+)
+from engine.planning.search.results import Goal, Sample, Trial, difference
 
 HOPELESS = 1.5
 """Multiple of the best time so far beyond which a split is expected to be hopeless: not tried."""
@@ -104,81 +46,9 @@ N_FINAL, N_ROUNDS = 3, 2
 
 MOST_BALANCED = 2
 
-Split = tuple[float, ...]
-
 
 class Infeasible(Exception):
     """Error of a split that cannot run here; the search goes around it."""
-
-
-class Candidate(NamedTuple):
-    """A split that may be tried.
-
-    Attributes:
-        params: parameters to load it with.
-        key: equal for candidates that cut the model alike.
-        shares: share that each rank really gets, 0 to 1.
-        predicted: predicted speeds; None where nothing is known.
-        reason: sentence that says what is expected to limit it.
-    """
-
-    params: LoadParams
-    key: Hashable
-    shares: tuple[float, ...]
-    predicted: Speeds | None = None
-    reason: str = ""
-
-
-class Handle(Protocol):
-    """Legal positions of the handle between two neighbouring ranks; see `handle_positions`."""
-
-    def __len__(self) -> int: ...
-
-    def split(self, index: int) -> Split:
-        """Return the shares to ask for at a position."""
-        ...
-
-    def nearest(self, split: Split) -> int:
-        """Return the index of the position nearest to a split."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Family:
-    """Splits over the same devices in the same mode, with different shares.
-
-    Attributes:
-        params: parameters of all of them, without shares.
-        start: shares that are expected to be the best.
-        predicted_s: predicted time of the goal's request there, in seconds.
-        can_balance: whether taking work from ranks that are busy longest may help.
-    """
-
-    params: LoadParams
-    start: Split
-    predicted_s: float
-    can_balance: bool = True
-
-    @property
-    def n_ranks(self) -> int:
-        """Number of ranks."""
-        return len(self.params.devices)
-
-
-class Space(Protocol):
-    """The splits that can be tried."""
-
-    def families(self) -> Sequence[Family]:
-        """Return all families, the most promising first."""
-        ...
-
-    def candidate(self, family: Family, split: Split) -> Candidate | None:
-        """Return a split of a family; None if it does not fit or a rank would get nothing."""
-        ...
-
-    def handle(self, family: Family, split: Split, number: int) -> Handle:
-        """Return the positions between ranks `number` and `number` + 1; other shares stay."""
-        ...
 
 
 class TrialBudget:
@@ -241,7 +111,7 @@ class SplitSearch:
 
     def __init__(
         self,
-        space: Space,
+        space: ModelSpace,
         goal: Goal,
         measure: Callable[[Candidate], Sample],
         budget: TrialBudget,
@@ -435,17 +305,3 @@ def expected_trials(families: Sequence[Family]) -> int:
     steps = sum(5 if f.n_ranks == 2 else 4 * (f.n_ranks - 1) for f in refined[:MOST_REFINED])
     kinds = {family.n_ranks > 1 for family in families} - {family.n_ranks > 1 for family in tried}
     return len(tried) + len(kinds) + steps + n_final(len(families))
-
-
-def balanced(split: Split, busy_s: Sequence[float]) -> Split | None:
-    """Return the split with which all ranks would be busy equally long.
-
-    A rank's time is taken to grow with its share.
-
-    Args:
-        busy_s: seconds that each rank is busy now; where one is not known, None is returned.
-    """
-    if len(busy_s) != len(split) or min(busy_s) <= 0 or min(split) <= 0:
-        return None
-    speeds = [share / busy for share, busy in zip(split, busy_s, strict=True)]
-    return tuple(speed / sum(speeds) for speed in speeds)

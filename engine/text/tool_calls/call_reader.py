@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from contextlib import ExitStack
 
 from engine.text.tool_calls.formats import CallForm
 from engine.text.tool_calls.json_text import JsonReader, as_json, escaped, json_or_text
-from engine.text.tool_calls.marks import AnswerMark, BrokenForm, IncomingText, Reading
+from engine.text.tool_calls.marks import (
+    AnswerMark,
+    AnswerPartEvent,
+    BrokenForm,
+    CallBegun,
+    CallEnded,
+    CallText,
+    IncomingText,
+    Reading,
+)
 
 Types = Mapping[str, Mapping[str, tuple[str, ...]]]
 """Types of the arguments of each function, by their names."""
@@ -17,20 +26,82 @@ _NAMES = ("name", "tool_name")
 _ARGUMENTS = ("arguments", "parameters")
 
 
-class CallTeller(Protocol):
-    """Receiver of one call."""
+class AnswerOver(Exception):
+    """Signal that nothing more of the answer counts."""
+
+
+class CallEmitter:
+    """Emitter of the events of one call, which holds it back while it may be an earlier one again.
+
+    Args:
+        before: names and arguments of the calls before; this one is added at its end.
+        keeping: what keeps the text of the call until it is known to be one.
+        is_single: whether the answer is over behind it.
+
+    Attributes:
+        has_begun: whether it is known to be a call.
+    """
+
+    def __init__(
+        self, before: list[tuple[str, str]], told: list[AnswerPartEvent], keeping: ExitStack, *,
+        is_single: bool,
+    ) -> None:  # fmt: skip
+        self._before, self._told, self._keeping = before, told, keeping
+        self._index, self._is_single = len(before), is_single
+        self._name = self._arguments = ""
+        self._held: list[AnswerPartEvent] = []
+        self.has_begun = self._is_closed = False
 
     def begin(self, name: str) -> None:
-        """Receive the name of the function, whose arguments follow."""
-        ...
+        """Tell the name; reading cannot go back before the call any more."""
+        self._name = name
+        self.has_begun = True
+        self._keeping.close()
+        self._tell(CallBegun(self._index, name))
 
     def add(self, text: str) -> None:
-        """Receive more of the arguments."""
-        ...
+        """Tell more of the arguments."""
+        self._arguments += text
+        self._tell(CallText(self._index, text))
 
     def end(self) -> None:
-        """Note that the arguments are whole."""
-        ...
+        """Tell that the arguments are whole.
+
+        Raises:
+            AnswerOver: the call repeats an earlier one, or is the only one that is wanted.
+        """
+        self._close(is_whole=True)
+        if self._is_single:
+            raise AnswerOver
+
+    def break_off(self) -> None:
+        """Tell that the arguments are not whole, if they did not end before.
+
+        Raises:
+            AnswerOver: the call breaks off as an earlier one did.
+        """
+        if not self._is_closed:
+            self._close(is_whole=False)
+
+    def _tell(self, event: AnswerPartEvent) -> None:
+        self._held.append(event)
+        if not any(
+            name == self._name and arguments.startswith(self._arguments)
+            for name, arguments in self._before
+        ):
+            self._release()
+
+    def _release(self) -> None:
+        self._told += self._held
+        self._held.clear()
+
+    def _close(self, *, is_whole: bool) -> None:
+        if (self._name, self._arguments) in self._before:
+            raise AnswerOver
+        self._release()
+        self._told.append(CallEnded(self._index, is_whole))
+        self._before.append((self._name, self._arguments))
+        self._is_closed = True
 
 
 class CallReader:
@@ -47,7 +118,7 @@ class CallReader:
         self._source, self._form, self._closing, self._types = source, form, closing, types
         self._json = JsonReader(source, form.dialect)
 
-    def read(self, teller: CallTeller, name: str) -> Reading[None]:
+    def read(self, emitter: CallEmitter, name: str) -> Reading[None]:
         """Read one call behind its mark, or an item of a list.
 
         Args:
@@ -55,22 +126,22 @@ class CallReader:
 
         Raises:
             BrokenForm: the call breaks off or is none; what was told of its arguments is unclosed
-                unless `teller.end` was called.
+                unless `emitter.end` was called.
         """
         if self._form.kind == "tags":
-            teller.begin(name)
-            yield from self._tags(teller.add, self._types.get(name, {}))
-            teller.end()
+            emitter.begin(name)
+            yield from self._tags(emitter.add, self._types.get(name, {}))
+            emitter.end()
         elif self._form.kind == "arguments":
             if (yield from self._source.skip_space()) != "{":
                 raise BrokenForm
-            teller.begin(name)
-            yield from self._json.object(teller.add)
-            teller.end()
+            emitter.begin(name)
+            yield from self._json.object(emitter.add)
+            emitter.end()
         else:
-            yield from self._named_object(teller)
+            yield from self._named_object(emitter)
 
-    def _named_object(self, teller: CallTeller) -> Reading[None]:
+    def _named_object(self, emitter: CallEmitter) -> Reading[None]:
         """Read an object with a name and arguments, in any order."""
         source = self._source
         name, arguments = "", ""
@@ -83,7 +154,7 @@ class CallReader:
             if key in _NAMES and not name:
                 name = yield from self._json.string()
             elif key in _ARGUMENTS and name and not is_begun:
-                yield from self._told(teller, name)
+                yield from self._told(emitter, name)
                 is_begun = True
             elif key in _ARGUMENTS and not is_begun:
                 arguments = yield from self._collected()
@@ -97,20 +168,20 @@ class CallReader:
         if not name:
             raise BrokenForm
         if not is_begun:
-            teller.begin(name)
-            teller.add(arguments or "{}")
-            teller.end()
+            emitter.begin(name)
+            emitter.add(arguments or "{}")
+            emitter.end()
 
-    def _told(self, teller: CallTeller, name: str) -> Reading[None]:
+    def _told(self, emitter: CallEmitter, name: str) -> Reading[None]:
         """Tell a call whose arguments come next; an object is told as it comes."""
         if (yield from self._source.skip_space()) == "{":
-            teller.begin(name)
-            yield from self._json.object(teller.add)
+            emitter.begin(name)
+            yield from self._json.object(emitter.add)
         else:
             arguments = yield from self._collected()
-            teller.begin(name)
-            teller.add(arguments)
-        teller.end()
+            emitter.begin(name)
+            emitter.add(arguments)
+        emitter.end()
 
     def _collected(self) -> Reading[str]:
         """Read arguments whole; they may be the text of an object in quotes, or null."""

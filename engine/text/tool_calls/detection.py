@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
 from os.path import commonprefix
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from engine.errors import TemplateError
 from engine.text.messages import ChatMessage, Tool, ToolCall
@@ -43,6 +43,9 @@ from engine.text.tool_calls.marks import CallBegun, CallEnded, CallText, PartTex
 from engine.text.tool_calls.parser import AnswerParser
 from engine.text.tool_calls.turns import THOUGHT_KEYS, TemplateUse, ThoughtKey, as_functions
 
+if TYPE_CHECKING:
+    from engine.text.chat_template import ChatTemplate
+
 KNOWN_FORMS = (
     SEED, QWEN_CODER, GLM, MINIMAX, DEEPSEEK_V32, DEEPSEEK_V4, HERMES, MISTRAL, NEMOTRON, APRIEL,
     GRANITE, COHERE, GIGACHAT, MISTRAL_ARGS, HARMONY, DEEPSEEK, DEEPSEEK_V31, KIMI, GEMMA,
@@ -65,23 +68,7 @@ _WRITTEN_BLOCK = re.compile(r"""['"]type['"]: ?['"]thinking""")
 _TYPES = {PROBE.name: {"city": ("string",), "days": ("integer",)}}
 
 
-class Renderable(Protocol):
-    """Interface of a chat template that can be rendered."""
-
-    @property
-    def source(self) -> str: ...
-
-    def render(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        add_generation_prompt: bool = True,
-    ) -> str:
-        """Return the prompt of a conversation, or raise TemplateError."""
-        ...
-
-
-def detect(template: Renderable) -> TemplateUse:
+def detect(template: ChatTemplate) -> TemplateUse:
     """Return what a template makes of functions and calls, by rendering some."""
     use = _use_of_calls(template) or TemplateUse(_named_form(template.source))
     told = [ChatMessage("system", RESULT), ChatMessage("user", QUESTION)]
@@ -102,7 +89,7 @@ def _named_form(source: str) -> AnswerFormat:
     return next(named, HERMES)
 
 
-def _use_of_calls(template: Renderable) -> TemplateUse | None:
+def _use_of_calls(template: ChatTemplate) -> TemplateUse | None:
     """Return how a template takes calls; None if it writes none in a known form, or no results."""
     question = ChatMessage("user", QUESTION)
     call = ToolCall(PROBE.name, json.dumps(ARGUMENTS), filled(KIMI.call_id, PROBE.name))
@@ -131,14 +118,14 @@ def _use_of_calls(template: Renderable) -> TemplateUse | None:
     return None
 
 
-def _takes_two_calls(template: Renderable, use: TemplateUse, call: ToolCall) -> bool:
+def _takes_two_calls(template: ChatTemplate, use: TemplateUse, call: ToolCall) -> bool:
     """Return whether a template writes all calls of a turn."""
     calls = (call, replace(call, id="functions.look_at_weather:1"))
     asked = [ChatMessage("user", QUESTION), ChatMessage("assistant", "", tool_calls=calls)]
     return _rendered(template, use, asked).rpartition(QUESTION)[2].count(ARGUMENTS["city"]) == 2
 
 
-def _thought_key(template: Renderable, use: TemplateUse, call: ToolCall) -> ThoughtKey:
+def _thought_key(template: ChatTemplate, use: TemplateUse, call: ToolCall) -> ThoughtKey:
     asked = [ChatMessage("user", QUESTION), ChatMessage("assistant", "", RESULT, (call,))]
     tried = (replace(use, thought_key=key) for key in THOUGHT_KEYS)
     written = ((use.thought_key, _rendered(template, use, asked)) for use in tried)
@@ -147,7 +134,7 @@ def _thought_key(template: Renderable, use: TemplateUse, call: ToolCall) -> Thou
 
 
 def _rendered(
-    template: Renderable,
+    template: ChatTemplate,
     use: TemplateUse,
     messages: Sequence[ChatMessage],
     *,
@@ -160,7 +147,7 @@ def _rendered(
         return ""
 
 
-def _makes(template: Renderable, messages: Sequence[ChatMessage], text: str) -> bool:
+def _makes(template: ChatTemplate, messages: Sequence[ChatMessage], text: str) -> bool:
     """Return whether a template takes messages, and `text` is in what it makes of them."""
     try:
         return text in template.render([{"role": m.role, "content": m.content} for m in messages])

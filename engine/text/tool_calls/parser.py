@@ -8,7 +8,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import replace
 from itertools import groupby
 
-from engine.text.tool_calls.call_reader import CallReader, Types
+from engine.text.tool_calls.call_reader import AnswerOver, CallEmitter, CallReader, Types
 from engine.text.tool_calls.formats import AnswerFormat, AnswerRegion
 from engine.text.tool_calls.marks import (
     AnswerMark,
@@ -66,11 +66,13 @@ class AnswerParser:
         self._calls_told: list[tuple[str, str]] = []
         self._is_single = is_single
         self.is_over = self._is_cut = False
-        self._content = _PartTeller(self._tell_content, layout.join)
+        self._content = _PartEmitter(self._tell_content, layout.join)
         regions = [r for r in layout.regions if r.part != "call" or types is not None]
         self._openings = [(region.opening, region) for region in regions if region.opening]
         self._thoughts = {
-            id(r): _PartTeller(self._tell_thought, r.join) for r in regions if r.part == "reasoning"
+            id(r): _PartEmitter(self._tell_thought, r.join)
+            for r in regions
+            if r.part == "reasoning"
         }
         noise = dict.fromkeys((*form.noise, *hidden))
         self._silent = set(hidden) - set(form.noise)
@@ -107,7 +109,7 @@ class AnswerParser:
             for _ in self._reading:
                 if not self._source.is_ended:
                     return
-        except _AnswerOver:
+        except AnswerOver:
             self.is_over = True
 
     def _drained(self) -> list[AnswerPartEvent]:
@@ -150,28 +152,28 @@ class AnswerParser:
         return [*self._openings, *noise]
 
     def _thought(self, region: AnswerRegion) -> Reading[None]:
-        teller = self._thoughts[id(region)]
-        teller.mark()
-        yield from self._inside(teller, region)
+        emitter = self._thoughts[id(region)]
+        emitter.mark()
+        yield from self._inside(emitter, region)
         self._content.mark()
 
     def _said(self, region: AnswerRegion) -> Reading[None]:
         yield from self._inside(self._content, region)
         self._content.mark()
 
-    def _inside(self, teller: _PartTeller, region: AnswerRegion) -> Reading[None]:
+    def _inside(self, emitter: _PartEmitter, region: AnswerRegion) -> Reading[None]:
         """Tell the text of a region up to its closing mark."""
         watched: list[Watched] = [(mark, None) for mark in self._hidden]
         if region.closing:
             watched.insert(0, (region.closing, region))
-        while (found := (yield from self._next_mark(teller, watched))) is not None:
+        while (found := (yield from self._next_mark(emitter, watched))) is not None:
             if found[1] is not None:
-                teller.mark()
+                emitter.mark()
                 return
-        teller.end()
+        emitter.end()
 
     def _next_mark(
-        self, teller: _PartTeller, watched: Sequence[Watched]
+        self, emitter: _PartEmitter, watched: Sequence[Watched]
     ) -> Reading[tuple[re.Match[str], AnswerRegion | None] | None]:
         """Tell the text before the next mark, skip the mark and return it; None at the end."""
         source = self._source
@@ -187,14 +189,14 @@ class AnswerParser:
                 if match and match[0] and (best is None or _is_before(match, best[0])):
                     best = match, region
             if best is not None and best[0].start() < end:
-                teller.add(source.text[source.at : best[0].start()])
+                emitter.add(source.text[source.at : best[0].start()])
                 source.at = best[0].end()
                 return best
-            teller.add(source.text[source.at : end])
+            emitter.add(source.text[source.at : end])
             source.at = max(source.at, end)
             if source.is_ended:
                 if source.at < len(source.text):
-                    teller.mark()
+                    emitter.mark()
                     source.at = len(source.text)
                 return None
             yield
@@ -270,14 +272,14 @@ class AnswerParser:
             keeping: what keeps the text of the call until it is known to be one.
         """
         assert self._reader is not None, "a form with marks of calls says what is between them"
-        teller = _CallTeller(self._calls_told, self._told, keeping, is_single=self._is_single)
+        emitter = CallEmitter(self._calls_told, self._told, keeping, is_single=self._is_single)
         self._source.has_run_out = False
         with suppress(BrokenForm):
-            yield from self._reader.read(teller, name)
-        if teller.has_begun:
+            yield from self._reader.read(emitter, name)
+        if emitter.has_begun:
             self._content.mark()
-            teller.break_off()
-        return teller.has_begun
+            emitter.break_off()
+        return emitter.has_begun
 
     def _visible(self, text: str) -> str:
         """Return text without what is never content."""
@@ -292,7 +294,7 @@ class AnswerParser:
         self._told.append(PartText("reasoning", text))
 
 
-class _PartTeller:
+class _PartEmitter:
     """Teller of the texts of one part, without the white space beside marks.
 
     Args:
@@ -330,84 +332,6 @@ class _PartTeller:
         if self._spaces:
             self._tell(self._spaces)
             self._spaces = ""
-
-
-class _AnswerOver(Exception):
-    """Nothing more of the answer counts."""
-
-
-class _CallTeller:
-    """Teller of one call, which holds it back while it may be an earlier one again.
-
-    Args:
-        before: names and arguments of the calls before; this one is added at its end.
-        keeping: what keeps the text of the call until it is known to be one.
-        is_single: whether the answer is over behind it.
-
-    Attributes:
-        has_begun: whether it is known to be a call.
-    """
-
-    def __init__(
-        self, before: list[tuple[str, str]], told: list[AnswerPartEvent], keeping: ExitStack, *,
-        is_single: bool,
-    ) -> None:  # fmt: skip
-        self._before, self._told, self._keeping = before, told, keeping
-        self._index, self._is_single = len(before), is_single
-        self._name = self._arguments = ""
-        self._held: list[AnswerPartEvent] = []
-        self.has_begun = self._is_closed = False
-
-    def begin(self, name: str) -> None:
-        """Tell the name; reading cannot go back before the call any more."""
-        self._name = name
-        self.has_begun = True
-        self._keeping.close()
-        self._tell(CallBegun(self._index, name))
-
-    def add(self, text: str) -> None:
-        """Tell more of the arguments."""
-        self._arguments += text
-        self._tell(CallText(self._index, text))
-
-    def end(self) -> None:
-        """Tell that the arguments are whole.
-
-        Raises:
-            _AnswerOver: the call repeats an earlier one, or is the only one that is wanted.
-        """
-        self._close(is_whole=True)
-        if self._is_single:
-            raise _AnswerOver
-
-    def break_off(self) -> None:
-        """Tell that the arguments are not whole, if they did not end before.
-
-        Raises:
-            _AnswerOver: the call breaks off as an earlier one did.
-        """
-        if not self._is_closed:
-            self._close(is_whole=False)
-
-    def _tell(self, event: AnswerPartEvent) -> None:
-        self._held.append(event)
-        if not any(
-            name == self._name and arguments.startswith(self._arguments)
-            for name, arguments in self._before
-        ):
-            self._release()
-
-    def _release(self) -> None:
-        self._told += self._held
-        self._held.clear()
-
-    def _close(self, *, is_whole: bool) -> None:
-        if (self._name, self._arguments) in self._before:
-            raise _AnswerOver
-        self._release()
-        self._told.append(CallEnded(self._index, is_whole))
-        self._before.append((self._name, self._arguments))
-        self._is_closed = True
 
 
 def _kind(event: AnswerPartEvent) -> tuple[str, object]:

@@ -1,4 +1,4 @@
-"""Base classes of towers: their sizes, and what all of them can do."""
+"""Base classes of encoders: their sizes, and what all of them can do."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
     from engine.model.forward.operands import Activation
     from engine.model.layers.hparams import HParams
     from engine.model.layers.keys import Keys
-    from engine.vision.encoders.ops import PictureOps
-    from engine.vision.images.resizing import Channels, PictureRule
+    from engine.vision.encoders.ops import VisionOps
+    from engine.vision.images.resizing import Channels, ImageProcessor
 
 
 WHOLE = Replicate((0,))
-"""Placement of all tensors of a tower: whole on the one rank that encodes."""
+"""Placement of all tensors of an encoder: whole on the one rank that encodes."""
 
 
 class TextModel(NamedTuple):
-    """What a tower needs to know of the text model that it is for.
+    """What an encoder needs to know of the text model that it is for.
 
     Attributes:
         architecture: value of `general.architecture`.
@@ -45,23 +45,23 @@ class TextModel(NamedTuple):
 
     @classmethod
     def of(cls, hp: HParams) -> TextModel:
-        """Return what towers need to know of a model with these sizes."""
+        """Return what encoders need to know of a model with these sizes."""
         return cls(hp.architecture, hp.n_embd, per_layer_width(hp) > 0)
 
 
 @dataclass(frozen=True, slots=True)
-class TowerSizes:
-    """Sizes of a tower, as its file states them.
+class VisionHParams:
+    """Sizes of an encoder, as its file states them.
 
     Attributes:
-        image: side of the picture that it was trained with, in pixels.
+        image: side of the image that it was trained with, in pixels.
         patch: side of a patch, in pixels.
         n_embd: width of its residual stream.
         n_ff: number of columns of its FFNs.
         n_layer: number of its blocks.
         n_head: number of heads of its attention.
         eps: number that its norms add to the variance.
-        mean, std: see `PictureRule`.
+        mean, std: see `ImageProcessor`.
         act: activation of its FFNs.
         n_text: width of the text model that it is for.
     """
@@ -83,7 +83,7 @@ class TowerSizes:
         """Read the sizes of a file.
 
         Args:
-            has_blocks: whether the tower has blocks; the sizes of blocks are zero elsewhere.
+            has_blocks: whether the encoder has blocks; the sizes of blocks are zero elsewhere.
 
         Raises:
             InvalidGGUF: some are missing or contradict each other.
@@ -112,7 +112,7 @@ class TowerSizes:
 
     @property
     def n_side(self) -> int:
-        """Number of patches along a side of the picture that it was trained with."""
+        """Number of patches along a side of the image that it was trained with."""
         return self.image // self.patch
 
     @property
@@ -135,30 +135,30 @@ def _channels(keys: Keys, name: str) -> Channels:
     return red, green, blue
 
 
-class Tower(Module, ABC):
-    """An encoder of pictures.
+class VisionEncoder(Module, ABC):
+    """A vision encoder: turns the pixels of an image into embeddings of its text model.
 
     Attributes:
         architectures: values of `general.architecture` of the text models that it is for.
         sizes: its sizes.
-        rule: what prompts need to know of its pictures.
+        rule: what prompts need to know of its images.
     """
 
     architectures: ClassVar[tuple[str, ...]]
-    sizes: TowerSizes
-    rule: PictureRule
+    sizes: VisionHParams
+    rule: ImageProcessor
 
     @abstractmethod
     def __init__(self, keys: Keys, text: TextModel) -> None:
-        """Declare the tower of a file for a text model."""
+        """Declare the encoder of a file for a text model."""
 
     @abstractmethod
-    def encode(self, pixels: Tensor, ops: PictureOps) -> Tensor:
+    def encode(self, pixels: Tensor, ops: VisionOps) -> Tensor:
         """Return the features (tokens, n_text) of normalised pixels (3, height, width)."""
 
     @classmethod
     def adapt(cls, source: TensorSource, keys: Keys) -> None:
-        """Rename and split tensors of `source` to those that towers declare."""
+        """Rename and split tensors of `source` to those that encoders declare."""
         n_layer = keys.integer("vision.block_count")
         n_embd, n_ff = (keys.integer(f"vision.{x}_length") for x in ("embedding", "feed_forward"))
         down = source.tensors.get("v.blk.0.ffn_down.weight")
@@ -184,7 +184,7 @@ N_CHANNELS = 3
 class PatchEmbedding(Linear):
     """Convolution over patches that do not overlap, as a product with their pixels."""
 
-    def __init__(self, sizes: TowerSizes) -> None:
+    def __init__(self, sizes: VisionHParams) -> None:
         self.kernel = (N_CHANNELS, sizes.patch, sizes.patch)
         super().__init__(N_CHANNELS * sizes.patch**2, sizes.n_embd, WHOLE)
 
@@ -199,11 +199,11 @@ class PatchEmbedding(Linear):
 
 
 class TwoFramePatches(PatchEmbedding):
-    """Convolution over patches in two frames, which are both the picture."""
+    """Convolution over patches in two frames, which are both the image."""
 
     second: Linear
 
-    def __init__(self, sizes: TowerSizes) -> None:
+    def __init__(self, sizes: VisionHParams) -> None:
         super().__init__(sizes)
         self.second = Linear(self.shape[1], self.shape[0], WHOLE)
 
@@ -247,7 +247,7 @@ def grid_places(rows: int, columns: int, like: Tensor) -> Tensor:
     return like.new_ones(rows, columns).nonzero().reshape(rows, columns, 2)
 
 
-def rotation(axes: Sequence[RopeParams], places: Tensor, ops: PictureOps) -> Rotation:
+def rotation(axes: Sequence[RopeParams], places: Tensor, ops: VisionOps) -> Rotation:
     """Return the rotation of patches at places (T, 2), half of whose pairs turn by each axis.
 
     Args:
@@ -258,7 +258,7 @@ def rotation(axes: Sequence[RopeParams], places: Tensor, ops: PictureOps) -> Rot
     return Rotation(cos, sin, axes[0].style)
 
 
-class TowerBlock(Module):
+class VisionBlock(Module):
     """Block of a vision transformer: `x + attention(ln1(x))`, then `x + ffn(ln2(x))`.
 
     Attributes:
@@ -271,7 +271,7 @@ class TowerBlock(Module):
     norm_type: ClassVar[type[Norm]] = LayerNorm
     is_gated: ClassVar[bool] = False
 
-    def __init__(self, sizes: TowerSizes) -> None:
+    def __init__(self, sizes: VisionHParams) -> None:
         n, self.n_head, self.act = sizes.n_embd, sizes.n_head, sizes.act
         linear = self.linear_type
         self.ln1 = self.norm_type(n, sizes.eps, WHOLE)
@@ -284,7 +284,7 @@ class TowerBlock(Module):
         self.ffn_down = linear(sizes.n_ff, n, WHOLE)
 
     def __call__(
-        self, x: Tensor, ops: PictureOps, turn: Rotation | None = None, windows: Sequence[int] = ()
+        self, x: Tensor, ops: VisionOps, turn: Rotation | None = None, windows: Sequence[int] = ()
     ) -> Tensor:
         """Map the residual stream x (T, n_embd) to the next block's.
 
@@ -297,7 +297,7 @@ class TowerBlock(Module):
         return x + self.fed(self.ln2.apply(x, ops), ops)
 
     def attended(
-        self, x: Tensor, ops: PictureOps, turn: Rotation | None, windows: Sequence[int]
+        self, x: Tensor, ops: VisionOps, turn: Rotation | None, windows: Sequence[int]
     ) -> Tensor:
         """Return the attention's result for the normed stream x."""
         q, k, v = (part.reshape(len(x), self.n_head, -1) for part in self.projected(x, ops))
@@ -305,11 +305,11 @@ class TowerBlock(Module):
             q, k = ops.ropes((q, k), *turn)
         return self.attn_out(ops.attend_all(q, k, v, windows).flatten(1))
 
-    def projected(self, x: Tensor, ops: PictureOps) -> tuple[Tensor, Tensor, Tensor]:
+    def projected(self, x: Tensor, ops: VisionOps) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries, keys and values of the normed stream x, each (T, n_embd)."""
         return self.attn_q(x), self.attn_k(x), self.attn_v(x)
 
-    def fed(self, x: Tensor, ops: PictureOps) -> Tensor:
+    def fed(self, x: Tensor, ops: VisionOps) -> Tensor:
         """Return the FFN's result for the normed stream x."""
         up = self.ffn_up(x)
         if self.is_gated:
@@ -317,7 +317,7 @@ class TowerBlock(Module):
         return self.ffn_down(ops.activate(self.act, up))
 
 
-class GatedBlock(TowerBlock):
+class GatedBlock(VisionBlock):
     """Block with RMS norms and a gated FFN."""
 
     norm_type = RMSNorm
@@ -331,6 +331,6 @@ class MLP(Module):
         self.fc1 = Linear(n_in, n_between, WHOLE)
         self.fc2 = Linear(n_between, n_out, WHOLE)
 
-    def __call__(self, x: Tensor, ops: PictureOps) -> Tensor:
+    def __call__(self, x: Tensor, ops: VisionOps) -> Tensor:
         """Map x (tokens, n_in) to (tokens, n_out)."""
         return self.fc2(ops.gelu_erf(self.fc1(x)))

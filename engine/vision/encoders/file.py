@@ -1,4 +1,4 @@
-"""Files of towers (mmproj): found beside a model, checked against it, and declared."""
+"""Files of encoders (mmproj): found beside a model, checked against it, and declared."""
 
 from __future__ import annotations
 
@@ -12,40 +12,40 @@ from engine.formats.gguf.reader import GGUFFile
 from engine.formats.gguf.tensors import quote
 from engine.model.layers.keys import Keys
 from engine.model.layers.module import Slot, TensorSource
-from engine.vision.encoders.registry import tower_class
-from engine.vision.images.placed import MOST_TOKENS, most_queries
+from engine.vision.encoders.registry import vision_encoder_class
+from engine.vision.images.placed import MOST_TOKENS, max_queries
 
 if TYPE_CHECKING:
-    from engine.vision.encoders.base import TextModel, Tower
+    from engine.vision.encoders.base import TextModel, VisionEncoder
 
 MARK = "mmproj"
-"""Part of the names of towers' files."""
+"""Part of the names of encoders' files."""
 
 HEARING = ("a.", "mm.a.")
 """Beginnings of the names of tensors that encode sounds, which are not used."""
 
 
 @dataclass(frozen=True, slots=True)
-class TowerDeclaration:
-    """A tower whose tensors are found but not read.
+class VisionDeclaration:
+    """An encoder whose tensors are found but not read.
 
     Attributes:
-        tower: layers of the tower.
+        encoder: layers of the encoder.
         slots: all of its tensors.
     """
 
-    tower: Tower
+    encoder: VisionEncoder
     slots: tuple[Slot, ...]
 
 
-def declare_tower(file: GGUFFile, text: TextModel) -> TowerDeclaration:
-    """Declare the tower in a file for a text model.
+def declare_vision_encoder(file: GGUFFile, text: TextModel) -> VisionDeclaration:
+    """Declare the encoder in a file for a text model.
 
     Raises:
-        ModelFileError: the file holds no known tower, a tensor is missing or misshapen, or the
-            tower is for another model.
+        ModelFileError: the file holds no known encoder, a tensor is missing or misshapen, or the
+            encoder is for another model.
     """
-    cls, keys = tower_class(file.meta), Keys(file.meta)
+    cls, keys = vision_encoder_class(file.meta), Keys(file.meta)
     keys.check_bounds()
     width = _n_out(file)
     if text.architecture not in cls.architectures or width not in (None, text.n_embd):
@@ -57,10 +57,10 @@ def declare_tower(file: GGUFFile, text: TextModel) -> TowerDeclaration:
         )
     source = TensorSource(str(file.path), file.tensors)
     cls.adapt(source, keys)
-    tower = cls(keys, text)
-    if tower.rule.most_tokens > MOST_TOKENS:
+    encoder = cls(keys, text)
+    if encoder.rule.most_tokens > MOST_TOKENS:
         raise keys.invalid(f"its pictures have more than {MOST_TOKENS} tokens")
-    slots = tuple(tower.bind(source))
+    slots = tuple(encoder.bind(source))
     unknown = [n for n in file.tensors if n not in source.used and not n.startswith(HEARING)]
     if unknown:
         raise InvalidGGUF(
@@ -68,11 +68,11 @@ def declare_tower(file: GGUFFile, text: TextModel) -> TowerDeclaration:
             f"it has the tensor {quote(unknown[0])}, which such encoders of pictures do not have",
             "It may be of a newer variant; look for an update of Tandem or another file.",
         )
-    return TowerDeclaration(tower, slots)
+    return VisionDeclaration(encoder, slots)
 
 
 def _n_out(file: GGUFFile) -> int | None:
-    """Return the width of a tower's result as its file states it; None if it does not."""
+    """Return the width of an encoder's result as its file states it; None if it does not."""
     return file.meta.int("clip.vision.projection_dim", None)
 
 
@@ -80,15 +80,15 @@ def _listed(names: tuple[str, ...]) -> str:
     return " or ".join(names)
 
 
-def find_tower(model: Path, text: TextModel) -> Path | None:
-    """Return the file of a tower beside a model that fits it; None if there is none.
+def find_vision_encoder(model: Path, text: TextModel) -> Path | None:
+    """Return the file of an encoder beside a model that fits it; None if there is none.
 
     Of several, the one whose name begins most like the model's comes first.
     """
     for path in files_beside(model, MARK):
         try:
             with GGUFFile.open(path) as file:
-                declare_tower(file, text)
+                declare_vision_encoder(file, text)
         except EngineError:
             continue
         return path
@@ -98,21 +98,21 @@ def find_tower(model: Path, text: TextModel) -> Path | None:
 F32_BYTES = 4
 
 STORAGE = "packed"
-"""Form of a tower's matrices, see `engine.planning.plan.DevicePlan`: as in the file, dequantised on
-each use, which takes little beside a product with the thousands of patches of a picture."""
+"""Format of an encoder's matrices, see `DevicePlan.storage`: as in the file, dequantised on each
+use, which takes little beside a product with the thousands of patches of an image."""
 
 UNPACK_BYTES = 2 * F32_BYTES * (1 << 22)
 """Bytes that dequantising a packed matrix in chunks takes."""
 
 
-def work_bytes(tower: Tower) -> int:
+def work_bytes(encoder: VisionEncoder) -> int:
     """Estimate the working memory of the largest picture, in bytes.
 
     The residual stream, its norm and the largest part count: attention or the FFN.
     """
-    sizes = tower.sizes
-    n = tower.rule.resizing.most_pixels // (sizes.patch * sizes.patch)
-    scores = most_queries(n, sizes.n_head) * n * sizes.n_head if sizes.n_head else 0
+    sizes = encoder.sizes
+    n = encoder.rule.resizing.most_pixels // (sizes.patch * sizes.patch)
+    scores = max_queries(n, sizes.n_head) * n * sizes.n_head if sizes.n_head else 0
     attention = n * 5 * sizes.n_embd + 2 * scores
     parts = max(attention, n * 3 * sizes.n_ff)
     return F32_BYTES * (n * 3 * sizes.n_embd + parts) + UNPACK_BYTES

@@ -1,4 +1,4 @@
-"""Gemma 4's towers: a transformer whose patches are averaged 3 x 3, and patches alone (12B)."""
+"""Gemma 4's encoders: a transformer whose patches are averaged 3 x 3, and patches alone (12B)."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from engine.vision.encoders.base import (
     PatchEmbedding,
     Rotation,
     TextModel,
-    Tower,
-    TowerSizes,
+    VisionEncoder,
+    VisionHParams,
     grid_places,
     patches,
     rotation,
 )
-from engine.vision.images.resizing import PictureRule, Resizing
+from engine.vision.images.resizing import ImageProcessor, Resizing
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,16 +30,16 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from engine.model.layers.keys import Keys
-    from engine.vision.encoders.ops import PictureOps
+    from engine.vision.encoders.ops import VisionOps
 
 THETA = 100.0
-"""Base of the frequencies of the tower's RoPE."""
+"""Base of the frequencies of the encoder's RoPE."""
 
 POOL = 3
 """Number of patches along each side of a token's square, unless a file has its own."""
 
 MOST_TOKENS = 280
-"""Largest number of a picture's tokens unless a file has its own."""
+"""Largest number of an image's tokens unless a file has its own."""
 
 EPS = 1e-5
 """Number that the norms of patches add to the variance; files do not have it."""
@@ -77,7 +77,7 @@ class Gemma4VisionBlock(GatedBlock):
 
     linear_type = ClampedLinear
 
-    def __init__(self, sizes: TowerSizes) -> None:
+    def __init__(self, sizes: VisionHParams) -> None:
         super().__init__(sizes)
         self.attn_q_norm, self.attn_k_norm = (
             RMSNorm(sizes.head_dim, sizes.eps, WHOLE) for _ in range(2)
@@ -88,11 +88,11 @@ class Gemma4VisionBlock(GatedBlock):
         )
 
     def attended(
-        self, x: Tensor, ops: PictureOps, turn: Rotation | None, windows: Sequence[int]
+        self, x: Tensor, ops: VisionOps, turn: Rotation | None, windows: Sequence[int]
     ) -> Tensor:
         return self.attn_post_norm.apply(super().attended(x, ops, turn, windows), ops)
 
-    def projected(self, x: Tensor, ops: PictureOps) -> tuple[Tensor, Tensor, Tensor]:
+    def projected(self, x: Tensor, ops: VisionOps) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries, keys and values of the normed stream x, each (T, n_embd).
 
         Scores are not scaled here, so that queries undo that attention does it. The first half of
@@ -104,7 +104,7 @@ class Gemma4VisionBlock(GatedBlock):
         q, k = (_with_pairs_apart(part) for part in (q, self.attn_k_norm.apply(k, ops)))
         return q.flatten(1), k.flatten(1), self._v_norm.apply(v, ops).flatten(1)
 
-    def fed(self, x: Tensor, ops: PictureOps) -> Tensor:
+    def fed(self, x: Tensor, ops: VisionOps) -> Tensor:
         return self.ffn_post_norm.apply(super().fed(x, ops), ops)
 
 
@@ -117,7 +117,7 @@ class PlaceTables(Module):
     """Learned positions: a table by column and one by row, (2, n, n_embd).
 
     Args:
-        most: largest number of patches along a side of a picture.
+        most: largest number of patches along a side of an image.
     """
 
     value: Tensor | None = None
@@ -141,7 +141,7 @@ class PlaceTables(Module):
 class Gemma4Transformer(Module):
     """The vision transformer of Gemma 4."""
 
-    def __init__(self, sizes: TowerSizes, most: int) -> None:
+    def __init__(self, sizes: VisionHParams, most: int) -> None:
         self.patch_embd = PatchEmbedding(sizes)
         self.position_embd = PlaceTables(sizes.n_embd, most)
         self.blk = [Gemma4VisionBlock(sizes) for _ in range(sizes.n_layer)]
@@ -153,20 +153,20 @@ class Gemma4Transformer(Module):
 class Gemma4Projector(Module):
     """Norm without a weight, and projection."""
 
-    def __init__(self, sizes: TowerSizes) -> None:
+    def __init__(self, sizes: VisionHParams) -> None:
         self._norm = RMSNorm(sizes.n_embd, sizes.eps, WHOLE, affine=False)
         self.input_projection = Linear(sizes.n_embd, sizes.n_text, WHOLE)
 
-    def __call__(self, x: Tensor, ops: PictureOps) -> Tensor:
+    def __call__(self, x: Tensor, ops: VisionOps) -> Tensor:
         """Map x (tokens, n_embd) to (tokens, n_text)."""
         return self.input_projection(self._norm.apply(x, ops))
 
 
-def gemma4_rule(keys: Keys, sizes: TowerSizes, cell: int, text: TextModel) -> PictureRule:
-    """Return what prompts need to know of Gemma 4's pictures.
+def gemma4_rule(keys: Keys, sizes: VisionHParams, cell: int, text: TextModel) -> ImageProcessor:
+    """Return what prompts need to know of Gemma 4's images.
 
-    The models with inputs of each layer (E2B, E4B) see pictures as they see texts; in the others
-    a picture's tokens see each other in layers with a window. Files do not say which they are.
+    The models with inputs of each layer (E2B, E4B) see images as they see texts; in the others
+    an image's tokens see each other in layers with a window. Files do not say which they are.
 
     Raises:
         InvalidGGUF: the file's bound of their sizes is smaller than a token.
@@ -175,26 +175,26 @@ def gemma4_rule(keys: Keys, sizes: TowerSizes, cell: int, text: TextModel) -> Pi
     if most < cell * cell:
         raise keys.invalid("its pictures are smaller than what one token stands for")
     is_two_way = not text.has_layer_inputs
-    return PictureRule(
+    return ImageProcessor(
         Resizing("bicubic", factor=cell, most=most, fills=True), cell, sizes.mean, sizes.std,
         "\n\n<|image>", "<image|>\n\n", is_two_way=is_two_way, only_in_windows=is_two_way,
     )  # fmt: skip
 
 
-class Gemma4Tower(Tower):
-    """Tower of Gemma 4 E2B, E4B, 26B and 31B (Google 2026)."""
+class Gemma4Encoder(VisionEncoder):
+    """Encoder of Gemma 4 E2B, E4B, 26B and 31B (Google 2026)."""
 
     architectures: ClassVar = ("gemma4",)
 
     def __init__(self, keys: Keys, text: TextModel) -> None:
-        self.sizes = sizes = TowerSizes.read(keys, text.n_embd)
+        self.sizes = sizes = VisionHParams.read(keys, text.n_embd)
         sizes.check_rotation(keys)
         self._pool = pool = keys.integer("vision.projector.scale_factor", POOL)
         self.rule = rule = gemma4_rule(keys, sizes, pool * sizes.patch, text)
         self.v = Gemma4Transformer(sizes, rule.most_tokens * pool)
         self.mm = Gemma4Projector(sizes)
 
-    def encode(self, pixels: Tensor, ops: PictureOps) -> Tensor:
+    def encode(self, pixels: Tensor, ops: VisionOps) -> Tensor:
         cut = patches(2 * pixels - 1, self.sizes.patch)
         rows, columns, _ = cut.shape
         x = self.v.patch_embd(cut.flatten(0, 1))
@@ -229,13 +229,13 @@ class PatchNorms(Module):
 class LargePatches(Module):
     """Embedding of patches without a transformer."""
 
-    def __init__(self, sizes: TowerSizes, most: int) -> None:
+    def __init__(self, sizes: VisionHParams, most: int) -> None:
         n_pixels = N_CHANNELS * sizes.patch**2
         self.patch_norm = PatchNorms(n_pixels, sizes.n_embd)
         self.patch_embd = Linear(n_pixels, sizes.n_embd, WHOLE)
         self.position_embd = PlaceTables(sizes.n_embd, most)
 
-    def __call__(self, cut: Tensor, ops: PictureOps) -> Tensor:
+    def __call__(self, cut: Tensor, ops: VisionOps) -> Tensor:
         """Map patches (rows, columns, 3 × patch²) to (rows × columns, n_embd)."""
         norms = self.patch_norm
         x = self.patch_embd(norms.pixels.apply(cut.flatten(0, 1), ops))
@@ -245,18 +245,18 @@ class LargePatches(Module):
         return norms.placed.apply(x, ops)
 
 
-class Gemma4UnifiedTower(Tower):
-    """What Gemma 4 12B has in place of a tower: each token is a large patch."""
+class Gemma4UnifiedEncoder(VisionEncoder):
+    """What Gemma 4 12B has in place of an encoder: each token is a large patch."""
 
     architectures: ClassVar = ("gemma4",)
 
     def __init__(self, keys: Keys, text: TextModel) -> None:
-        small = TowerSizes.read(keys, text.n_embd, has_blocks=False)
+        small = VisionHParams.read(keys, text.n_embd, has_blocks=False)
         patch = small.patch * keys.integer("vision.projector.scale_factor", POOL)
         self.sizes = sizes = replace(small, patch=patch)
         self.rule = rule = gemma4_rule(keys, sizes, patch, text)
         self.v = LargePatches(sizes, rule.most_tokens)
         self.mm = Gemma4Projector(sizes)
 
-    def encode(self, pixels: Tensor, ops: PictureOps) -> Tensor:
+    def encode(self, pixels: Tensor, ops: VisionOps) -> Tensor:
         return self.mm(self.v(patches(pixels, self.sizes.patch), ops), ops)

@@ -1,4 +1,4 @@
-"""InternVL's tower: InternViT on tiles and on the whole picture, 2 x 2 patches in a token."""
+"""InternVL's encoder: InternViT on tiles and on the whole image, 2 x 2 patches in a token."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from engine.vision.encoders.base import (
     PatchEmbedding,
     Rotation,
     TextModel,
-    Tower,
-    TowerBlock,
-    TowerSizes,
+    VisionBlock,
+    VisionEncoder,
+    VisionHParams,
     in_blocks,
     patches,
 )
-from engine.vision.images.resizing import PictureRule, Resizing, TileTexts
+from engine.vision.images.resizing import ImageProcessor, Resizing, TileTexts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
     from engine.model.forward.ops import Ops
     from engine.model.layers.keys import Keys
-    from engine.vision.encoders.ops import PictureOps
+    from engine.vision.encoders.ops import VisionOps
 
 MOST_TILES = 12
-"""Most tiles of a picture unless a file has its own number."""
+"""Most tiles of an image unless a file has its own number."""
 
 EPS = 1e-5
 """Number that the projector's norm adds to the variance."""
@@ -52,12 +52,12 @@ class ViTNorm(LayerNorm):
         return ops.rms_norm(x, self.weight, None, self.eps)
 
 
-class ViTBlock(TowerBlock):
+class ViTBlock(VisionBlock):
     """Block whose parts are scaled by channel; a file may have norms of queries and keys."""
 
     norm_type = ViTNorm
 
-    def __init__(self, sizes: TowerSizes) -> None:
+    def __init__(self, sizes: VisionHParams) -> None:
         super().__init__(sizes)
         n = sizes.n_embd
         self.attn_q_norm, self.attn_k_norm = (
@@ -66,31 +66,31 @@ class ViTBlock(TowerBlock):
         self.ls1, self.ls2 = (Vector((n,), WHOLE) for _ in range(2))
 
     def attended(
-        self, x: Tensor, ops: PictureOps, turn: Rotation | None, windows: Sequence[int]
+        self, x: Tensor, ops: VisionOps, turn: Rotation | None, windows: Sequence[int]
     ) -> Tensor:
         return super().attended(x, ops, turn, windows) * self.ls1()
 
-    def projected(self, x: Tensor, ops: PictureOps) -> tuple[Tensor, Tensor, Tensor]:
+    def projected(self, x: Tensor, ops: VisionOps) -> tuple[Tensor, Tensor, Tensor]:
         q, k, v = super().projected(x, ops)
         if self.attn_q_norm.is_absent:
             return q, k, v
         return self.attn_q_norm.apply(q, ops), self.attn_k_norm.apply(k, ops), v
 
-    def fed(self, x: Tensor, ops: PictureOps) -> Tensor:
+    def fed(self, x: Tensor, ops: VisionOps) -> Tensor:
         return self.ffn_down(ops.gelu_erf(self.ffn_up(x))) * self.ls2()
 
 
 class InternViT(Module):
     """The vision transformer of InternVL, in which a class token stands before the patches."""
 
-    def __init__(self, sizes: TowerSizes) -> None:
+    def __init__(self, sizes: VisionHParams) -> None:
         self.patch_embd = PatchEmbedding(sizes)
         self.class_embd = Vector((sizes.n_embd,), WHOLE, ("", ".weight"))
         self.position_embd = Vector((sizes.n_side**2 + 1, sizes.n_embd), WHOLE)
         self.blk = [ViTBlock(sizes) for _ in range(sizes.n_layer)]
         self._patch = sizes.patch
 
-    def __call__(self, pixels: Tensor, ops: PictureOps) -> Tensor:
+    def __call__(self, pixels: Tensor, ops: VisionOps) -> Tensor:
         """Map normalised pixels (3, side, side) to (patches, n_embd)."""
         embedded = self.patch_embd(patches(pixels, self._patch).flatten(0, 1))
         x = ops.joined(self.class_embd()[None], embedded) + self.position_embd()
@@ -110,17 +110,17 @@ class InternVLProjector(MLP):
         super().__init__(n_in, n_out, n_out)
         self.norm = LayerNorm(n_in, EPS, WHOLE)
 
-    def __call__(self, x: Tensor, ops: PictureOps) -> Tensor:
+    def __call__(self, x: Tensor, ops: VisionOps) -> Tensor:
         return super().__call__(self.norm.apply(x, ops), ops)
 
 
-class InternVLTower(Tower):
-    """Tower of InternVL 1.5 to 3.5 (arXiv 2404.16821 and 2504.10479)."""
+class InternVLEncoder(VisionEncoder):
+    """Encoder of InternVL 1.5 to 3.5 (arXiv 2404.16821 and 2504.10479)."""
 
     architectures: ClassVar = ("qwen2", "qwen3", "qwen3moe", "llama", "internlm2", "gpt-oss")
 
     def __init__(self, keys: Keys, text: TextModel) -> None:
-        self.sizes = sizes = TowerSizes.read(keys, text.n_embd)
+        self.sizes = sizes = VisionHParams.read(keys, text.n_embd)
         self._merge = merge = keys.integer("vision.projector.scale_factor", 2)
         if sizes.n_side % merge or sizes.image % sizes.patch:
             raise keys.invalid(f"{sizes.n_side} patches in a row cannot be merged by {merge}")
@@ -130,13 +130,13 @@ class InternVLTower(Tower):
             raise keys.invalid("the bounds of the number of its tiles contradict each other")
         self.v = InternViT(sizes)
         self.mm = InternVLProjector(sizes.n_embd * merge**2, text.n_embd)
-        self.rule = PictureRule(
+        self.rule = ImageProcessor(
             Resizing("bicubic", side=sizes.image, least_tiles=least, most_tiles=most),
             merge * sizes.patch, sizes.mean, sizes.std,
             "<img>", "</img>", tiles=TileTexts("<img>"),
         )  # fmt: skip
 
-    def encode(self, pixels: Tensor, ops: PictureOps) -> Tensor:
+    def encode(self, pixels: Tensor, ops: VisionOps) -> Tensor:
         n = self.sizes.n_side
         squares = in_blocks(self.v(pixels, ops).reshape(n, n, -1), self._merge)
         return self.mm(squares.reshape(-1, self.mm.fc1.shape[1]), ops)

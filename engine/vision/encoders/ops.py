@@ -11,7 +11,7 @@ from torch.nn.functional import gelu, interpolate, linear, scaled_dot_product_at
 from engine.errors import Cancelled
 from engine.model.forward.ops import Ops
 from engine.util.progress import IsCancelled, never
-from engine.vision.images.placed import most_queries
+from engine.vision.images.placed import max_queries
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,7 +43,7 @@ def product(x: Tensor, w: Tensor) -> Tensor:
     return found
 
 
-class PictureOps(Ops):
+class VisionOps(Ops):
     """Operations on all patches of one picture at once, with attention without a cache.
 
     Its scores are computed for some queries at a time, so that they never all exist.
@@ -75,7 +75,7 @@ class PictureOps(Ops):
         n, n_head, _ = q.shape
         if n >= FEWEST_PATCHES and has_onednn(q):
             return self._attend_by_heads(q, k, v)
-        step = most_queries(n, n_head)
+        step = max_queries(n, n_head)
         keys, values = k.transpose(0, 1)[None], v.transpose(0, 1)[None]
         parts = list[Tensor]()
         for start in range(0, n, step):

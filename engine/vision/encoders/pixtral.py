@@ -1,4 +1,4 @@
-"""Pixtral's tower, and that of Mistral Small 3.1: pictures of any size, a break behind each row."""
+"""Pixtral's encoder, and that of Mistral Small 3.1: images of any size, a break behind each row."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from engine.vision.encoders.base import (
     GatedBlock,
     PatchEmbedding,
     TextModel,
-    Tower,
-    TowerSizes,
+    VisionEncoder,
+    VisionHParams,
     grid_places,
     in_blocks,
     patches,
     rotation,
 )
-from engine.vision.images.resizing import PictureRule, Resizing
+from engine.vision.images.resizing import ImageProcessor, Resizing
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from engine.model.layers.keys import Keys
-    from engine.vision.encoders.ops import PictureOps
+    from engine.vision.encoders.ops import VisionOps
 
 THETA = 10000.0
-"""Base of the frequencies of the tower's RoPE, unless a file has its own."""
+"""Base of the frequencies of the encoder's RoPE, unless a file has its own."""
 
 
 class Break(Module):
@@ -44,7 +44,7 @@ class Break(Module):
 class PixtralTransformer(Module):
     """The vision transformer of Pixtral."""
 
-    def __init__(self, sizes: TowerSizes) -> None:
+    def __init__(self, sizes: VisionHParams) -> None:
         self.patch_embd = PatchEmbedding(sizes)
         self.pre_ln = RMSNorm(sizes.n_embd, sizes.eps, WHOLE)
         self.blk = [GatedBlock(sizes) for _ in range(sizes.n_layer)]
@@ -60,7 +60,7 @@ class PixtralProjector(MLP):
 
     tensor_names: ClassVar = {"fc1": "1", "fc2": "2"}
 
-    def __init__(self, sizes: TowerSizes, merge: int) -> None:
+    def __init__(self, sizes: VisionHParams, merge: int) -> None:
         n = sizes.n_embd
         super().__init__(n, sizes.n_text, sizes.n_text)
         self._merge = merge
@@ -68,7 +68,7 @@ class PixtralProjector(MLP):
             self.input_norm = RMSNorm(n, sizes.eps, WHOLE)
             self.patch_merger = Linear(n * merge**2, n, WHOLE)
 
-    def merged(self, x: Tensor, ops: PictureOps) -> Tensor:
+    def merged(self, x: Tensor, ops: VisionOps) -> Tensor:
         """Map x (rows, columns, n_embd) to the features (tokens, n_text) of its squares.
 
         Of each square, the merger takes all numbers of one channel after the other.
@@ -80,13 +80,13 @@ class PixtralProjector(MLP):
         return self(x.reshape(-1, self.fc1.shape[1]), ops)
 
 
-class PixtralTower(Tower):
-    """Tower of Pixtral 12B (arXiv 2410.07073), Mistral Small 3.1 and later, and Ministral 3."""
+class PixtralEncoder(VisionEncoder):
+    """Encoder of Pixtral 12B (arXiv 2410.07073), Mistral Small 3.1 and later, and Ministral 3."""
 
     architectures: ClassVar = ("llama", "mistral3", "mistral4", "deepseek2")
 
     def __init__(self, keys: Keys, text: TextModel) -> None:
-        self.sizes = sizes = TowerSizes.read(keys, text.n_embd)
+        self.sizes = sizes = VisionHParams.read(keys, text.n_embd)
         sizes.check_rotation(keys)
         merge = keys.integer("vision.spatial_merge_size", 1)
         base = keys.number("rope.freq_base", THETA)
@@ -96,12 +96,12 @@ class PixtralTower(Tower):
         self.v = PixtralTransformer(sizes)
         self.mm = PixtralProjector(sizes, merge)
         cell = merge * sizes.patch
-        self.rule = PictureRule(
+        self.rule = ImageProcessor(
             Resizing("bicubic", factor=cell, longest=sizes.image), cell, sizes.mean, sizes.std,
             "", "[IMG_END]", has_breaks=True,
         )  # fmt: skip
 
-    def encode(self, pixels: Tensor, ops: PictureOps) -> Tensor:
+    def encode(self, pixels: Tensor, ops: VisionOps) -> Tensor:
         cut = patches(pixels, self.sizes.patch)
         rows, columns, _ = cut.shape
         x = self.v.pre_ln.apply(self.v.patch_embd(cut.flatten(0, 1)), ops)

@@ -1,4 +1,4 @@
-"""Qwen 2.5-VL's tower: patches see each other in windows, and all of them in some blocks."""
+"""Qwen 2.5-VL's encoder: patches see each other in windows, and all of them in some blocks."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from engine.vision.encoders.base import (
     GatedBlock,
     Rotation,
     TextModel,
-    Tower,
-    TowerSizes,
     TwoFramePatches,
+    VisionEncoder,
+    VisionHParams,
     in_blocks,
     patches,
 )
@@ -23,31 +23,31 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from engine.model.layers.keys import Keys
-    from engine.vision.encoders.ops import PictureOps
+    from engine.vision.encoders.ops import VisionOps
 
 WINDOW = 112
 """Side of a window unless a file has its own, in pixels."""
 
 LEAST_TOKENS = 4
-"""Smallest number of a picture's tokens unless a file has its own."""
+"""Smallest number of an image's tokens unless a file has its own."""
 
 
 class WindowTransformer(Module):
     """The vision transformer of Qwen 2.5-VL."""
 
-    def __init__(self, sizes: TowerSizes) -> None:
+    def __init__(self, sizes: VisionHParams) -> None:
         self.patch_embd = TwoFramePatches(sizes)
         self.blk = [GatedBlock(sizes) for _ in range(sizes.n_layer)]
         self.post_ln = RMSNorm(sizes.n_embd, sizes.eps, WHOLE)
 
 
-class Qwen25VLTower(Tower):
-    """Tower of Qwen 2.5-VL (arXiv 2502.13923)."""
+class Qwen25VLEncoder(VisionEncoder):
+    """Encoder of Qwen 2.5-VL (arXiv 2502.13923)."""
 
     architectures: ClassVar = ("qwen2vl",)
 
     def __init__(self, keys: Keys, text: TextModel) -> None:
-        self.sizes = sizes = TowerSizes.read(keys, text.n_embd)
+        self.sizes = sizes = VisionHParams.read(keys, text.n_embd)
         sizes.check_rotation(keys)
         self._merge = merge = keys.integer("vision.spatial_merge_size", 2)
         self._side = keys.integer("vision.window_size", WINDOW) // merge // sizes.patch
@@ -58,7 +58,7 @@ class Qwen25VLTower(Tower):
         self.mm = Merger(sizes.n_embd * merge**2, text.n_embd)
         self.rule = qwen_rule(keys, sizes, merge, LEAST_TOKENS)
 
-    def encode(self, pixels: Tensor, ops: PictureOps) -> Tensor:
+    def encode(self, pixels: Tensor, ops: VisionOps) -> Tensor:
         merge = self._merge
         cut = patches(pixels, self.sizes.patch)
         rows, columns, _ = cut.shape

@@ -1,4 +1,4 @@
-"""Qwen 3-VL's and 3.5's tower: pictures of any size, 2-D RoPE, 2 x 2 patches in a token."""
+"""Qwen 3-VL's and 3.5's encoder: images of any size, 2-D RoPE, 2 x 2 patches in a token."""
 
 from __future__ import annotations
 
@@ -13,41 +13,41 @@ from engine.vision.encoders.base import (
     WHOLE,
     Rotation,
     TextModel,
-    Tower,
-    TowerBlock,
-    TowerSizes,
     TwoFramePatches,
+    VisionBlock,
+    VisionEncoder,
+    VisionHParams,
     grid_places,
     in_blocks,
     patches,
     rotation,
 )
-from engine.vision.images.resizing import PictureRule, Resizing
+from engine.vision.images.resizing import ImageProcessor, Resizing
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from engine.model.layers.keys import Keys
-    from engine.vision.encoders.ops import PictureOps
+    from engine.vision.encoders.ops import VisionOps
 
 THETA = 10000.0
-"""Base of the frequencies of the tower's RoPE."""
+"""Base of the frequencies of the encoder's RoPE."""
 
 LEAST_TOKENS, MOST_TOKENS = 64, 4096
-"""Bounds of the number of a picture's tokens unless a file has its own: the least is that of the
-model's processor, with more than the most a picture takes minutes and gigabytes."""
+"""Bounds of the number of an image's tokens unless a file has its own: the least is that of the
+model's processor, with more than the most an image takes minutes and gigabytes."""
 
 
 def rotation_in_blocks(
-    sizes: TowerSizes, rows: int, columns: int, merge: int, like: Tensor, ops: PictureOps
+    sizes: VisionHParams, rows: int, columns: int, merge: int, like: Tensor, ops: VisionOps
 ) -> Rotation:
     """Return the rotation of all patches, those of a token behind each other."""
     axis = RopeParams(sizes.head_dim // 2, "neox", THETA)
     return rotation((axis, axis), in_blocks(grid_places(rows, columns, like), merge), ops)
 
 
-def qwen_rule(keys: Keys, sizes: TowerSizes, merge: int, least_tokens: int) -> PictureRule:
-    """Return what prompts need to know of pictures of any size, in cells of merge² patches.
+def qwen_rule(keys: Keys, sizes: VisionHParams, merge: int, least_tokens: int) -> ImageProcessor:
+    """Return what prompts need to know of images of any size, in cells of merge² patches.
 
     Raises:
         InvalidGGUF: the file's bounds of their sizes contradict each other.
@@ -57,7 +57,7 @@ def qwen_rule(keys: Keys, sizes: TowerSizes, merge: int, least_tokens: int) -> P
     most = keys.integer("vision.image_max_pixels", MOST_TOKENS * cell * cell)
     if not cell * cell <= least <= most:
         raise keys.invalid("the bounds of the sizes of its pictures contradict each other")
-    return PictureRule(
+    return ImageProcessor(
         Resizing("bicubic", factor=cell, least=least, most=most), cell, sizes.mean, sizes.std,
         "<|vision_start|>", "<|vision_end|>", has_places=True,
     )  # fmt: skip
@@ -81,7 +81,7 @@ class DeepMerger(Merger):
         super().__init__(n_in, n_out)
         self.norm = LayerNorm(n_in, eps, WHOLE)
 
-    def __call__(self, x: Tensor, ops: PictureOps) -> Tensor:
+    def __call__(self, x: Tensor, ops: VisionOps) -> Tensor:
         return super().__call__(self.norm.apply(x, ops), ops)
 
 
@@ -100,23 +100,23 @@ class Deepstack(Module):
 
 
 class GridTransformer(Module):
-    """The vision transformer of Qwen 3-VL: learned positions on a grid, stretched over pictures."""
+    """The vision transformer of Qwen 3-VL: learned positions on a grid, stretched over images."""
 
-    def __init__(self, sizes: TowerSizes, deep: dict[int, DeepMerger]) -> None:
+    def __init__(self, sizes: VisionHParams, deep: dict[int, DeepMerger]) -> None:
         self.patch_embd = TwoFramePatches(sizes)
         self.position_embd = Vector((sizes.n_side**2, sizes.n_embd), WHOLE)
-        self.blk = [TowerBlock(sizes) for _ in range(sizes.n_layer)]
+        self.blk = [VisionBlock(sizes) for _ in range(sizes.n_layer)]
         self.post_ln = LayerNorm(sizes.n_embd, sizes.eps, WHOLE)
         self.deepstack = Deepstack(deep)
 
 
-class Qwen3VLTower(Tower):
-    """Tower of Qwen 3-VL, and of Qwen 3.5, which has no mergers behind its blocks."""
+class Qwen3VLEncoder(VisionEncoder):
+    """Encoder of Qwen 3-VL, and of Qwen 3.5, which has no mergers behind its blocks."""
 
     architectures: ClassVar = ("qwen3vl", "qwen3vlmoe", "qwen35", "qwen35moe")
 
     def __init__(self, keys: Keys, text: TextModel) -> None:
-        self.sizes = sizes = TowerSizes.read(keys, text.n_embd)
+        self.sizes = sizes = VisionHParams.read(keys, text.n_embd)
         sizes.check_rotation(keys)
         self._merge = merge = keys.integer("vision.spatial_merge_size", 2)
         n_in = sizes.n_embd * merge**2
@@ -127,7 +127,7 @@ class Qwen3VLTower(Tower):
         self.mm = Merger(n_in, text.n_embd)
         self.rule = qwen_rule(keys, sizes, merge, LEAST_TOKENS)
 
-    def encode(self, pixels: Tensor, ops: PictureOps) -> Tensor:
+    def encode(self, pixels: Tensor, ops: VisionOps) -> Tensor:
         merge = self._merge
         cut = patches(pixels, self.sizes.patch)
         rows, columns, _ = cut.shape
@@ -142,7 +142,7 @@ class Qwen3VLTower(Tower):
         merged = self.v.post_ln.apply(x, ops).reshape(-1, self.mm.fc1.shape[1])
         return ops.concat(self.mm(merged, ops), *found)
 
-    def _interpolated(self, rows: int, columns: int, ops: PictureOps) -> Tensor:
+    def _interpolated(self, rows: int, columns: int, ops: VisionOps) -> Tensor:
         """Return the learned positions for so many patches, (rows, columns, n_embd)."""
         n = self.sizes.n_side
         grid = self.v.position_embd().reshape(n, n, -1)

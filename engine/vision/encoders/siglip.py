@@ -13,32 +13,32 @@ from engine.vision.encoders.base import (
     WHOLE,
     PatchEmbedding,
     TextModel,
-    Tower,
-    TowerBlock,
-    TowerSizes,
+    VisionBlock,
+    VisionEncoder,
+    VisionHParams,
     in_blocks,
     patches,
 )
-from engine.vision.images.resizing import PictureRule, Resizing, TileTexts
+from engine.vision.images.resizing import ImageProcessor, Resizing, TileTexts
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from engine.model.layers.keys import Keys
-    from engine.vision.encoders.ops import PictureOps
+    from engine.vision.encoders.ops import VisionOps
 
 
 class SigLIP(Module):
     """The vision transformer of Gemma 3, Idefics 3 and SmolVLM."""
 
-    def __init__(self, sizes: TowerSizes) -> None:
+    def __init__(self, sizes: VisionHParams) -> None:
         self.patch_embd = PatchEmbedding(sizes)
         self.position_embd = Vector((sizes.n_side**2, sizes.n_embd), WHOLE)
-        self.blk = [TowerBlock(sizes) for _ in range(sizes.n_layer)]
+        self.blk = [VisionBlock(sizes) for _ in range(sizes.n_layer)]
         self.post_ln = LayerNorm(sizes.n_embd, sizes.eps, WHOLE)
         self._patch = sizes.patch
 
-    def __call__(self, pixels: Tensor, ops: PictureOps) -> Tensor:
+    def __call__(self, pixels: Tensor, ops: VisionOps) -> Tensor:
         """Map normalised pixels (3, side, side) to (patches, n_embd)."""
         x = self.patch_embd(patches(pixels, self._patch).flatten(0, 1)) + self.position_embd()
         for block in self.blk:
@@ -53,35 +53,35 @@ POOL = 4
 class Gemma3Projector(Module):
     """Norm and projection of averaged patches; files store the matrix as (n_in, n_out)."""
 
-    def __init__(self, sizes: TowerSizes) -> None:
+    def __init__(self, sizes: VisionHParams) -> None:
         self.soft_emb_norm = RMSNorm(sizes.n_embd, sizes.eps, WHOLE)
         whole = Shard(0, Ranges(((0, 1),), 1))
         self.input_projection = HeadLinear(1, sizes.n_text, sizes.n_embd, whole)
 
-    def __call__(self, x: Tensor, ops: PictureOps) -> Tensor:
+    def __call__(self, x: Tensor, ops: VisionOps) -> Tensor:
         """Map x (tokens, n_embd) to (tokens, n_text)."""
         normed = self.soft_emb_norm.apply(x, ops)
         return self.input_projection(normed[:, None], transposed=True)[:, 0]
 
 
-class Gemma3Tower(Tower):
-    """Tower of Gemma 3 4B, 12B and 27B (arXiv 2503.19786), and of MedGemma."""
+class Gemma3Encoder(VisionEncoder):
+    """Encoder of Gemma 3 4B, 12B and 27B (arXiv 2503.19786), and of MedGemma."""
 
     architectures: ClassVar = ("gemma3",)
 
     def __init__(self, keys: Keys, text: TextModel) -> None:
-        self.sizes = sizes = TowerSizes.read(keys, text.n_embd)
+        self.sizes = sizes = VisionHParams.read(keys, text.n_embd)
         if sizes.n_side % POOL:
             raise keys.invalid(f"{sizes.n_side} patches in a row cannot be averaged by {POOL}")
         self.v = SigLIP(sizes)
         self.mm = Gemma3Projector(sizes)
-        self.rule = PictureRule(
+        self.rule = ImageProcessor(
             Resizing("bilinear", side=sizes.n_side * sizes.patch), POOL * sizes.patch,
             sizes.mean, sizes.std,
             "\n\n<start_of_image>", "<end_of_image>\n\n", is_two_way=True,
         )  # fmt: skip
 
-    def encode(self, pixels: Tensor, ops: PictureOps) -> Tensor:
+    def encode(self, pixels: Tensor, ops: VisionOps) -> Tensor:
         x, n = self.v(pixels, ops), self.sizes.n_side // POOL
         squares = x.reshape(n, POOL, n, POOL, -1)
         return self.mm(squares.mean((1, 3)).flatten(0, 1), ops)
@@ -92,10 +92,10 @@ AROUND, WHOLE_PICTURE = "<fake_token_around_image>", "<global-img>"
 TEXTS = TileTexts(
     "", f"{AROUND}<row_{{row}}_col_{{column}}>", "\n", f"\n{AROUND}{WHOLE_PICTURE}",
 )  # fmt: skip
-"""Texts around the tiles of a picture."""
+"""Texts around the tiles of an image."""
 
 LARGEST = 4096
-"""Longest side to which a picture is brought, in pixels."""
+"""Longest side to which an image is brought, in pixels."""
 
 
 class Idefics3Projector(Module):
@@ -107,26 +107,26 @@ class Idefics3Projector(Module):
         self.fc = Linear(n_in, n_out, WHOLE)
 
 
-class Idefics3Tower(Tower):
-    """Tower of Idefics 3 (arXiv 2408.12637), and of SmolVLM and SmolVLM 2 (arXiv 2504.05299)."""
+class Idefics3Encoder(VisionEncoder):
+    """Encoder of Idefics 3 (arXiv 2408.12637), and of SmolVLM and SmolVLM 2 (arXiv 2504.05299)."""
 
     architectures: ClassVar = ("llama",)
 
     def __init__(self, keys: Keys, text: TextModel) -> None:
-        self.sizes = sizes = TowerSizes.read(keys, text.n_embd)
+        self.sizes = sizes = VisionHParams.read(keys, text.n_embd)
         self._merge = merge = keys.integer("vision.projector.scale_factor", 2)
         if sizes.n_side % merge or sizes.image % sizes.patch:
             raise keys.invalid(f"{sizes.n_side} patches in a row cannot be merged by {merge}")
         self.v = SigLIP(sizes)
         self.mm = Idefics3Projector(sizes.n_embd * merge**2, text.n_embd)
         longest = keys.integer("vision.preproc_image_size", 4 * sizes.image)
-        self.rule = PictureRule(
+        self.rule = ImageProcessor(
             Resizing("lanczos", side=sizes.image, longest=min(longest, LARGEST)),
             merge * sizes.patch, sizes.mean, sizes.std,
             AROUND + WHOLE_PICTURE, AROUND, tiles=TEXTS,
         )  # fmt: skip
 
-    def encode(self, pixels: Tensor, ops: PictureOps) -> Tensor:
+    def encode(self, pixels: Tensor, ops: VisionOps) -> Tensor:
         n = self.sizes.n_side
         squares = in_blocks(self.v(pixels, ops).reshape(n, n, -1), self._merge)
         return self.mm.fc(squares.reshape(-1, self.mm.fc.shape[1]))

@@ -1,4 +1,4 @@
-"""Decodes and resizes a picture with Pillow; runs in the child alone, see `program`."""
+"""Decodes and resizes an image with Pillow; runs in the child alone, see `program`."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from engine.util.child_program import answer_lines, ending_after
 from engine.vision.images.resizing import Resizing, TooNarrow, Views
 
 MOST_FILE_BYTES = 32 << 20
-"""Largest number of bytes of a picture's file."""
+"""Largest number of bytes of an image's file."""
 
-MOST_PICTURES = 64
-"""Largest number of pictures of a conversation."""
+MAX_IMAGES = 64
+"""Largest number of images of a conversation."""
 
 MOST_PIXELS = 1 << 26
-"""Largest number of pixels of a picture: 67 megapixels."""
+"""Largest number of pixels of an image: 67 megapixels."""
 
 MAX_MEMORY = 1280 << 20
-"""Largest number of bytes of memory for decoding: a picture of `MOST_PIXELS` with alpha or turned,
+"""Largest number of bytes of memory for decoding: an image of `MOST_PIXELS` with alpha or turned,
 the result, and what a progressive JPEG needs beside them."""
 
 MAX_SECONDS = 20.0
-"""Longest time to decode and resize a picture."""
+"""Longest time to decode and resize an image."""
 
 MORE_SECONDS = 1.0
-"""Seconds that each further picture adds to that, for all of a conversation together."""
+"""Seconds that each further image adds to that, for all of a conversation together."""
 
 MAX_AT_ONCE = 2
-"""Largest number of pictures that are decoded at once."""
+"""Largest number of images that are decoded at once."""
 
 GRACE_S = 1.0
 """Seconds after that time for the child to end by itself; then it is killed."""
@@ -55,8 +55,8 @@ STRIP_PIXELS = 1 << 20
 Answer = dict[str, object]
 
 
-class UnusablePicture(Exception):
-    """Error of a file that is no picture, damaged or too large; its text ends a sentence.
+class UnusableImage(Exception):
+    """Error of a file that is no image, damaged or too large; its text ends a sentence.
 
     Attributes:
         kind: which of these it is: "none", "damaged" or "large".
@@ -68,11 +68,11 @@ class UnusablePicture(Exception):
         self.kind, self.n_pixels = kind, n_pixels
 
 
-def decode_picture(data: bytes) -> Image.Image:
-    """Return the picture of a file's bytes as it is to be seen, in RGB.
+def decode_image(data: bytes) -> Image.Image:
+    """Return the image of a file's bytes as it is to be seen, in RGB.
 
     Raises:
-        UnusablePicture: it cannot be used.
+        UnusableImage: it cannot be used.
         MemoryError: there is too little memory.
     """
     Image.MAX_IMAGE_PIXELS = None  # the limit below counts
@@ -83,31 +83,31 @@ def decode_picture(data: bytes) -> Image.Image:
             if width * height > MOST_PIXELS:
                 most = MOST_PIXELS // 1_000_000
                 text = f"{width} x {height} pixels are more than {most} megapixels"
-                raise UnusablePicture(text, "large", width * height)
+                raise UnusableImage(text, "large", width * height)
             ImageOps.exif_transpose(image, in_place=True)
             return in_rgb(image)
     except UnidentifiedImageError:
-        raise UnusablePicture(f"it is none of {', '.join(FORMATS)}", "none") from None
-    except (MemoryError, UnusablePicture):
+        raise UnusableImage(f"it is none of {', '.join(FORMATS)}", "none") from None
+    except (MemoryError, UnusableImage):
         raise
     except Exception:  # noqa: BLE001 Pillow raises all kinds for damaged files
-        raise UnusablePicture("it is damaged", "damaged") from None
+        raise UnusableImage("it is damaged", "damaged") from None
 
 
 def prepared(data: str, resizing: Resizing) -> Answer:
-    """Return a picture as it is resized, or what is wrong with it.
+    """Return an image as it is resized, or what is wrong with it.
 
     Args:
         data: bytes of its file, as base64.
 
     Returns:
-        "width" and "height" of the picture, "grid" with the rows and columns of its tiles, and
+        "width" and "height" of the image, "grid" with the rows and columns of its tiles, and
         "views" with the "size" of each and its "pixels", RGB bytes row by row as base64; or
         "problem" with the end of a sentence.
     """
     try:
-        upright = decode_picture(b64decode(data, validate=True))
-    except UnusablePicture as error:
+        upright = decode_image(b64decode(data, validate=True))
+    except UnusableImage as error:
         return {"problem": str(error)}
     except ValueError:
         return {"problem": "it is damaged"}
@@ -125,7 +125,7 @@ def prepared(data: str, resizing: Resizing) -> Answer:
 
 
 def _cut(image: Image.Image, views: Views, resample: Image.Resampling) -> list[Image.Image]:
-    """Return what a tower sees of an image: all of it, or its tiles and then all of it."""
+    """Return what an encoder sees of an image: all of it, or its tiles and then all of it."""
     last = image
     for size in views.sizes:
         last = _resized(last, size, resample)

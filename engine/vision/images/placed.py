@@ -1,7 +1,7 @@
-"""Pictures among the tokens of a sequence.
+"""Images among the tokens of a sequence.
 
-A picture's tokens have ids of their own, far above those of any vocabulary, which follow from its
-pixels and from what encodes it. So pages of a cache, kept states and state files tell pictures
+An image's tokens have ids of their own, far above those of any vocabulary, which follow from its
+pixels and from what encodes it. So pages of a cache, kept states and state files tell images
 apart as they tell texts apart.
 """
 
@@ -14,32 +14,32 @@ from hashlib import blake2b
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
-from engine.vision.images.resizing import PictureRule, Resizing
+from engine.vision.images.resizing import ImageProcessor, Resizing
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
 FIRST_ID = 1 << 62
-"""Smallest id of a token of a picture; all smaller ones are of texts."""
+"""Smallest id of a token of an image; all smaller ones are of texts."""
 
 INDEX_BITS = 14
-"""Bits of an id that count the tokens of a picture; 48 bits above are a hash."""
+"""Bits of an id that count the tokens of an image; 48 bits above are a hash."""
 
 MOST_TOKENS = 1 << INDEX_BITS
-"""Largest number of tokens of a picture."""
+"""Largest number of tokens of an image."""
 
 MOST_SCORES = 1 << 25
 """Largest number of attention scores that exist at once."""
 
 
 @dataclass(frozen=True, eq=False)
-class Picture:
-    """A resized picture, or a tile of one, with its place in the numbering of tokens.
+class PromptImage:
+    """A resized image, or a tile of one, with its place in the numbering of tokens.
 
     Attributes:
         pixels: its pixels in RGB, (height, width, 3).
-        size: width and height of the picture before it was resized, in pixels.
+        size: width and height of the image before it was resized, in pixels.
         grid: rows and columns of its tokens, without breaks between rows.
         number: hash of the pixels and of what encodes them, of 48 bits.
     """
@@ -48,13 +48,13 @@ class Picture:
     size: tuple[int, int]
     grid: tuple[int, int]
     number: int
-    rule: PictureRule
+    rule: ImageProcessor
 
     @classmethod
     def of(
-        cls, pixels: NDArray[np.uint8], size: tuple[int, int], rule: PictureRule, encoder: str
-    ) -> Picture:
-        """Return the picture of resized pixels.
+        cls, pixels: NDArray[np.uint8], size: tuple[int, int], rule: ImageProcessor, encoder: str
+    ) -> PromptImage:
+        """Return the image of resized pixels.
 
         Args:
             encoder: hash of the file of what encodes it.
@@ -87,33 +87,35 @@ def text_ids(ids: Iterable[int]) -> list[int]:
     return [token for token in ids if token < FIRST_ID]
 
 
-def n_before_picture(ids: Iterable[int]) -> int:
-    """Return the number of tokens before the first one of a picture."""
+def n_before_image(ids: Iterable[int]) -> int:
+    """Return the number of tokens before the first one of an image."""
     return sum(1 for _ in takewhile(lambda token: token < FIRST_ID, ids))
 
 
-class PlacedPicture(NamedTuple):
-    """A picture and the positions of its tokens in a sequence."""
+class PlacedImage(NamedTuple):
+    """An image and the positions of its tokens in a sequence."""
 
     start: int
-    picture: Picture
+    image: PromptImage
 
     @property
     def stop(self) -> int:
         """Position behind its last token."""
-        return self.start + self.picture.n
+        return self.start + self.image.n
 
 
-class PlacedPictures:
-    """The pictures of a sequence, in order.
+class PlacedImages:
+    """The images of a sequence, in order.
 
     Args:
         ids: tokens of the sequence.
-        known: pictures by their number; those of the sequence are among them.
+        known: images by their number; those of the sequence are among them.
     """
 
-    def __init__(self, ids: Sequence[int] = (), known: Mapping[int, Picture] | None = None) -> None:
-        self._all: list[PlacedPicture] = []
+    def __init__(
+        self, ids: Sequence[int] = (), known: Mapping[int, PromptImage] | None = None
+    ) -> None:
+        self._all: list[PlacedImage] = []
         n = 0 if known else len(ids)
         while n < len(ids):
             token = ids[n]
@@ -121,8 +123,8 @@ class PlacedPictures:
                 n += 1
                 continue
             assert known is not None, "ids of pictures come with the pictures"
-            placed = PlacedPicture(n, known[(token ^ FIRST_ID) >> INDEX_BITS])
-            assert ids[n] == placed.picture.ids[0], "pictures are whole in a prompt"
+            placed = PlacedImage(n, known[(token ^ FIRST_ID) >> INDEX_BITS])
+            assert ids[n] == placed.image.ids[0], "pictures are whole in a prompt"
             self._all.append(placed)
             n = placed.stop
         self._starts = [placed.start for placed in self._all]
@@ -130,17 +132,17 @@ class PlacedPictures:
     def __bool__(self) -> bool:
         return bool(self._all)
 
-    def __iter__(self) -> Iterator[PlacedPicture]:
+    def __iter__(self) -> Iterator[PlacedImage]:
         return iter(self._all)
 
-    def among(self, start: int, stop: int) -> list[PlacedPicture]:
-        """Return the pictures with tokens at positions from `start` to `stop`."""
+    def among(self, start: int, stop: int) -> list[PlacedImage]:
+        """Return the images with tokens at positions from `start` to `stop`."""
         return [placed for placed in self._all if placed.start < stop and placed.stop > start]
 
     def whole(self, n: int) -> int:
         """Return the largest number of the first n tokens that can be cached without the others.
 
-        That is n, unless the next token is in the middle of a picture whose tokens see each other.
+        That is n, unless the next token is in the middle of an image whose tokens see each other.
         """
         cut = self._cut_by(n)
         return n if cut is None else cut.start
@@ -148,7 +150,7 @@ class PlacedPictures:
     def piece(self, start: int, n: int) -> int:
         """Return how many tokens behind the first `start` are computed at once, if n are wanted.
 
-        They are fewer where a picture whose tokens see each other would be cut, and more where it
+        They are fewer where an image whose tokens see each other would be cut, and more where it
         is the first thing.
         """
         cut = self._cut_by(start + n)
@@ -157,18 +159,18 @@ class PlacedPictures:
         return (cut.start if cut.start > start else cut.stop) - start
 
     def shift(self, n: int) -> int:
-        """Return the position of the token behind the first n, which is of no picture, less n."""
-        done = (placed.picture for placed in self._all if placed.stop <= n)
-        return sum(picture.n_positions - picture.n for picture in done)
+        """Return the position of the token behind the first n, which is of no image, less n."""
+        done = (placed.image for placed in self._all if placed.stop <= n)
+        return sum(image.n_positions - image.n for image in done)
 
     def places(self, start: int, n: int) -> tuple[list[int], ...]:
         """Return time, row and column of n tokens from `start` on; nothing without any.
 
-        The tokens of a picture begin where the text before ends: they have its next position as
+        The tokens of an image begin where the text before ends: they have its next position as
         their time, and rows and columns count from there.
         """
         seen = self.among(start, start + n)
-        if not any(placed.picture.rule.has_places for placed in seen):
+        if not any(placed.image.rule.has_places for placed in seen):
             return ()
         times, rows, columns = ([] for _ in range(3))
         for token in range(start, start + n):
@@ -177,25 +179,25 @@ class PlacedPictures:
                 time = row = column = token + self.shift(token)
             else:
                 time = inside.start + self.shift(inside.start)
-                row, column = divmod(token - inside.start, inside.picture.grid[1])
+                row, column = divmod(token - inside.start, inside.image.grid[1])
                 row, column = time + row, time + column
             times.append(time)
             rows.append(row)
             columns.append(column)
         return times, rows, columns
 
-    def _cut_by(self, n: int) -> PlacedPicture | None:
-        """Return the picture whose tokens see each other that n tokens would end within."""
+    def _cut_by(self, n: int) -> PlacedImage | None:
+        """Return the image whose tokens see each other that n tokens would end within."""
         index = bisect_right(self._starts, n) - 1
         if index < 0:
             return None
         placed = self._all[index]
-        is_cut = placed.start < n < placed.stop and placed.picture.rule.is_two_way
+        is_cut = placed.start < n < placed.stop and placed.image.rule.is_two_way
         return placed if is_cut else None
 
 
-NO_PICTURES = PlacedPictures()
-"""The pictures of a sequence without any."""
+NO_IMAGES = PlacedImages()
+"""The images of a sequence without any."""
 
 
 MOST_PIXELS: Final = 1 << 28
@@ -206,8 +208,8 @@ MOST_TILES: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
-class PictureSight:
-    """How a loaded model sees pictures.
+class VisionInfo:
+    """How a loaded model sees images.
 
     Attributes:
         mmproj: path of the file that encodes them.
@@ -215,10 +217,10 @@ class PictureSight:
     """
 
     mmproj: str
-    rule: PictureRule
+    rule: ImageProcessor
 
     def sizes(self) -> dict[str, int]:
-        """Return what decides how many tokens a picture has, for `of_sizes`."""
+        """Return what decides how many tokens an image has, for `of_sizes`."""
         found: dict[str, Any] = asdict(self.rule.resizing)
         del found["resample"]
         return found | {"cell": self.rule.cell, "has_breaks": self.rule.has_breaks}
@@ -248,13 +250,13 @@ class PictureSight:
             "bicubic", **{name: known[name] for name in names}, fills=bool(flags["fills"])
         )
         half = 0.5, 0.5, 0.5
-        rule = PictureRule(
+        rule = ImageProcessor(
             resizing, known["cell"], half, half, "", "", has_breaks=bool(flags["has_breaks"])
         )
         return cls("", rule)
 
     def n_tokens(self, width: int, height: int) -> int:
-        """Return the number of tokens of a picture, without the texts around it.
+        """Return the number of tokens of an image, without the texts around it.
 
         Raises:
             TooNarrow: its sides differ too much.
@@ -267,6 +269,6 @@ class PictureSight:
         return (rows * columns + 1) * self.rule.n_tokens(wide // columns, high // rows)
 
 
-def most_queries(n: int, n_head: int) -> int:
+def max_queries(n: int, n_head: int) -> int:
     """Return for how many of n patches attention computes scores at once."""
     return max(1, min(n, MOST_SCORES // (n * n_head)))

@@ -1,4 +1,4 @@
-"""Reads picture files as messages hold them, in a child process with limits."""
+"""Reads image files as messages hold them, in a child process with limits."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 
-from engine.errors import Cancelled, PictureError
+from engine.errors import Cancelled, ImageError
 from engine.util.programs import program_command
 from engine.util.progress import IsCancelled, never
 from engine.util.sandbox import ChildEnded, Excess, FairSemaphore, LimitedChild
@@ -33,44 +33,44 @@ COMMAND = program_command("engine.vision.images.decoding")
 """Command of the child."""
 
 _turns = FairSemaphore(MAX_AT_ONCE)
-"""Turns of the conversations whose pictures are read; each has another one for each picture."""
+"""Turns of the conversations whose images are read; each has another one for each image."""
 
 
-def picture_text(file: str | Path | bytes) -> str:
-    """Return a picture as `ChatMessage.pictures` has it: the bytes of its file as base64.
+def image_base64(file: str | Path | bytes) -> str:
+    """Return an image as `ChatMessage.images` has it: the bytes of its file as base64.
 
     Args:
         file: path of a PNG, JPEG, WebP, GIF or BMP file, or its bytes.
 
     Raises:
-        PictureError: it cannot be read, or is too large.
+        ImageError: it cannot be read, or is too large.
     """
-    data = file if isinstance(file, bytes) else picture_bytes(Path(file))
+    data = file if isinstance(file, bytes) else image_bytes(Path(file))
     if len(data) > MOST_FILE_BYTES:
-        raise PictureError(f"A picture cannot be used: {_too_many_bytes()}.")
+        raise ImageError(f"A picture cannot be used: {_too_many_bytes()}.")
     return b64encode(data).decode("ascii")
 
 
-def picture_bytes(path: Path) -> bytes:
-    """Return the bytes of a picture's file.
+def image_bytes(path: Path) -> bytes:
+    """Return the bytes of an image's file.
 
     Raises:
-        PictureError: it cannot be read, or is too large.
+        ImageError: it cannot be read, or is too large.
     """
     try:
         if path.stat().st_size > MOST_FILE_BYTES:
-            raise PictureError(f"{path.name} cannot be used: {_too_many_bytes()}.")
+            raise ImageError(f"{path.name} cannot be used: {_too_many_bytes()}.")
         return path.read_bytes()
     except OSError as error:
         problem = error.strerror or str(error)
-        raise PictureError(f"{path.name} cannot be read: {problem}.") from error
+        raise ImageError(f"{path.name} cannot be read: {problem}.") from error
 
 
-class ReadPicture(NamedTuple):
-    """What a tower sees of a picture's file.
+class DecodedImage(NamedTuple):
+    """What an encoder sees of an image's file.
 
     Attributes:
-        size: width and height of the picture.
+        size: width and height of the image.
         grid: rows and columns of its tiles; (1, 1) where it is seen as a whole alone.
         views: RGB pixels of the tiles row by row and then of the whole, each (height, width, 3).
     """
@@ -80,11 +80,11 @@ class ReadPicture(NamedTuple):
     views: tuple[NDArray[np.uint8], ...]
 
 
-class PictureReading:
-    """The reading of the pictures of one conversation: by one child, within one limit of time.
+class ImageDecoder:
+    """The reading of the images of one conversation: by one child, within one limit of time.
 
     Args:
-        n: number of pictures.
+        n: number of images.
         is_cancelled: asked again and again, on any thread; returning True ends the child.
     """
 
@@ -100,19 +100,19 @@ class PictureReading:
         if self._child is not None:
             self._child.close()
 
-    def views(self, picture: str, resizing: Resizing) -> ReadPicture:
-        """Return a picture's size and what a tower sees of it; wait for others' pictures first.
+    def views(self, image: str, resizing: Resizing) -> DecodedImage:
+        """Return an image's size and what an encoder sees of it; wait for others' images first.
 
         Args:
-            picture: see `picture_text`.
+            image: see `image_base64`.
 
         Raises:
-            PictureError: it is no picture, damaged or too large, or takes too long.
+            ImageError: it is no image, damaged or too large, or takes too long.
             Cancelled: `is_cancelled` has returned True.
         """
-        if len(picture) > 4 * (MOST_FILE_BYTES // 3 + 1):
-            raise PictureError(f"A picture cannot be used: {_too_many_bytes()}.")
-        request = json.dumps({"picture": picture, "resizing": asdict(resizing)}) + "\n"
+        if len(image) > 4 * (MOST_FILE_BYTES // 3 + 1):
+            raise ImageError(f"A picture cannot be used: {_too_many_bytes()}.")
+        request = json.dumps({"picture": image, "resizing": asdict(resizing)}) + "\n"
         if not _turns.acquire(self._is_cancelled):
             raise Cancelled("Reading the pictures")
         begun = time.monotonic()
@@ -122,10 +122,10 @@ class PictureReading:
             self._left -= time.monotonic() - begun
             _turns.release()
         if "problem" in answer:
-            raise PictureError(f"A picture cannot be used: {answer['problem']}.")
+            raise ImageError(f"A picture cannot be used: {answer['problem']}.")
         rows, columns = answer["grid"]
         views = tuple(_pixels(view) for view in answer["views"])
-        return ReadPicture((answer["width"], answer["height"]), (rows, columns), views)
+        return DecodedImage((answer["width"], answer["height"]), (rows, columns), views)
 
     def _ask(self, request: bytes) -> dict[str, Any]:
         """Return the answer of the child, which is started first if there is none."""
@@ -139,13 +139,13 @@ class PictureReading:
             if error.excess is Excess.CANCELLED:
                 raise Cancelled("Reading the pictures") from None
             if error.excess is Excess.TIME and seconds < MAX_SECONDS:
-                raise PictureError(
+                raise ImageError(
                     "The pictures cannot be used: reading all of them takes more than"
                     f" {self._most:g} seconds."
                 ) from None
-            raise PictureError(f"A picture cannot be used: {_why(error)}.") from error
+            raise ImageError(f"A picture cannot be used: {_why(error)}.") from error
         except OSError as error:
-            raise PictureError(
+            raise ImageError(
                 f"The program that reads pictures cannot be started: {error}.",
                 "Let Tandem start programs, or leave the picture out.",
             ) from error

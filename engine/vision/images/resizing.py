@@ -1,4 +1,4 @@
-"""The sizes to which pictures are brought before a tower sees them."""
+"""The sizes to which images are brought before an encoder sees them."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ Size = tuple[int, int]
 
 
 def best_grid(width: int, height: int, side: int, least: int, most: int) -> tuple[int, int]:
-    """Return the rows and columns of tiles whose proportions are most like a picture's.
+    """Return the rows and columns of tiles whose proportions are most like an image's.
 
-    Of grids of the same proportions a larger one counts while the picture has more than half of
+    Of grids of the same proportions a larger one counts while the image has more than half of
     its pixels (InternVL 1.5, arXiv 2404.16821).
 
     Args:
@@ -35,7 +35,7 @@ def best_grid(width: int, height: int, side: int, least: int, most: int) -> tupl
 
 
 def with_longest(width: int, height: int, longest: int) -> Size:
-    """Return the size of a picture whose longer side is brought to `longest` (Idefics 3).
+    """Return the size of an image whose longer side is brought to `longest` (Idefics 3).
 
     The other side keeps the proportions, rounded down and then up to an even number.
     """
@@ -45,7 +45,7 @@ def with_longest(width: int, height: int, longest: int) -> Size:
 
 
 def in_tiles(width: int, height: int, side: int) -> Size:
-    """Return the size of a picture whose sides are brought up to multiples of `side` (Idefics 3).
+    """Return the size of an image whose sides are brought up to multiples of `side` (Idefics 3).
 
     The shorter one follows from the longer one's new length.
     """
@@ -68,21 +68,21 @@ def _above(n: int, side: int) -> int:
 Resample = Literal["bilinear", "bicubic", "lanczos"]
 
 MOST_NARROW = 200
-"""Largest ratio of a picture's sides where these are kept in proportion (Qwen's own limit)."""
+"""Largest ratio of an image's sides where these are kept in proportion (Qwen's own limit)."""
 
 
 class TooNarrow(ValueError):
-    """Error of a picture whose sides differ too much."""
+    """Error of an image whose sides differ too much."""
 
 
 class Views(NamedTuple):
-    """What a tower sees of a picture: it alone, or its tiles and then the whole of it.
+    """What an encoder sees of an image: it alone, or its tiles and then the whole of it.
 
     Attributes:
         sizes: widths and heights to which it is resized, one after the other; the last is cut.
         grid: rows and columns of its tiles; (1, 1) without any.
-        is_whole_last: whether the whole picture beside the tiles is made of the last of these, and
-            not of the picture as it was.
+        is_whole_last: whether the whole image beside the tiles is made of the last of these, and
+            not of the image as it was.
     """
 
     sizes: tuple[Size, ...]
@@ -92,18 +92,18 @@ class Views(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Resizing:
-    """Rule by which a family of models resizes pictures, with the antialiasing filter of Pillow.
+    """Rule by which a family of models resizes images, with the antialiasing filter of Pillow.
 
     Attributes:
         resample: filter of the resize.
-        side: side of the square to which all pictures or their tiles are brought; 0 where they
+        side: side of the square to which all images or their tiles are brought; 0 where they
             keep their proportions.
         factor: number whose multiples the sides must be, where they keep their proportions.
         least, most: bounds of the number of pixels then.
-        fills: whether all pictures are brought as near to `most` as their proportions allow.
-        longest: longest side then, which smaller pictures keep; with `side`, the longest side
-            to which a picture is brought before it is cut into tiles.
-        least_tiles, most_tiles: bounds of the number of tiles, where that follows from a picture's
+        fills: whether all images are brought as near to `most` as their proportions allow.
+        longest: longest side then, which smaller images keep; with `side`, the longest side
+            to which an image is brought before it is cut into tiles.
+        least_tiles, most_tiles: bounds of the number of tiles, where that follows from an image's
             proportions; 0 elsewhere.
     """
 
@@ -118,7 +118,7 @@ class Resizing:
     fills: bool = False
 
     def views(self, width: int, height: int) -> Views:
-        """Return what a tower sees of a picture.
+        """Return what an encoder sees of an image.
 
         Raises:
             TooNarrow: its sides differ too much.
@@ -134,7 +134,7 @@ class Resizing:
         return Views((self.target(width, height),))
 
     def target(self, width: int, height: int) -> Size:
-        """Return the width and height to which a picture without tiles is brought, in pixels.
+        """Return the width and height to which an image without tiles is brought, in pixels.
 
         Raises:
             TooNarrow: its sides differ too much.
@@ -184,7 +184,7 @@ class Resizing:
 
     @property
     def most_pixels(self) -> int:
-        """Largest number of pixels of a resized picture or tile."""
+        """Largest number of pixels of a resized image or tile."""
         if self.side:
             return self.side * self.side
         if self.longest:
@@ -197,13 +197,13 @@ Channels = tuple[float, float, float]
 
 @dataclass(frozen=True, slots=True)
 class TileTexts:
-    """Texts around the tiles of a picture, behind which the whole of it stands.
+    """Texts around the tiles of an image, behind which the whole of it stands.
 
     Attributes:
         opening: text before the first one.
         tile: text before each, in which {row} and {column} are its place, from 1 on.
         row_end: text behind each row of tiles.
-        whole: text before the whole picture.
+        whole: text before the whole image.
     """
 
     opening: str = ""
@@ -213,21 +213,21 @@ class TileTexts:
 
 
 @dataclass(frozen=True, slots=True)
-class PictureRule:
-    """How a family of models takes pictures.
+class ImageProcessor:
+    """How a family of models takes images.
 
     Attributes:
         resizing: rule by which they are resized.
-        cell: side of the square of a resized picture that one token stands for, in pixels.
+        cell: side of the square of a resized image that one token stands for, in pixels.
         mean, std: numbers that are taken from each channel, whose values are 0 to 1, and by which
             it is divided then.
-        before, behind: texts around the tokens of a picture in a prompt.
-        has_places: whether the tokens of a picture have rows and columns in place of positions, so
-            that a picture takes as many positions as it has of the more of either (M-RoPE).
-        is_two_way: whether the tokens of a picture see all of it, and not only what is before them.
+        before, behind: texts around the tokens of an image in a prompt.
+        has_places: whether the tokens of an image have rows and columns in place of positions, so
+            that an image takes as many positions as it has of the more of either (M-RoPE).
+        is_two_way: whether the tokens of an image see all of it, and not only what is before them.
         only_in_windows: whether they do so in layers with a sliding window alone.
         has_breaks: whether a token stands between two rows of tokens.
-        tiles: texts around the tiles of a picture, where large ones are cut into tiles.
+        tiles: texts around the tiles of an image, where large ones are cut into tiles.
     """
 
     resizing: Resizing
@@ -243,25 +243,25 @@ class PictureRule:
     tiles: TileTexts | None = None
 
     def grid(self, width: int, height: int) -> tuple[int, int]:
-        """Return the rows and columns of tokens of a resized picture, without breaks."""
+        """Return the rows and columns of tokens of a resized image, without breaks."""
         return height // self.cell, width // self.cell
 
     def n_tokens(self, width: int, height: int) -> int:
-        """Return the number of tokens of a resized picture."""
+        """Return the number of tokens of a resized image."""
         rows, columns = self.grid(width, height)
         return rows * columns + (rows - 1 if self.has_breaks else 0)
 
     @property
     def most_tokens(self) -> int:
-        """Upper bound of the number of tokens of a picture or tile."""
+        """Upper bound of the number of tokens of an image or tile."""
         most = self.resizing.most_pixels // (self.cell * self.cell)
         return 2 * most if self.has_breaks else most
 
     def texts(self, rows: int, columns: int) -> list[str]:
-        """Return the texts before the tokens of each view of a picture, and behind the last.
+        """Return the texts before the tokens of each view of an image, and behind the last.
 
         Args:
-            rows, columns: numbers of tiles; 1 and 1 for a picture that is seen as a whole alone.
+            rows, columns: numbers of tiles; 1 and 1 for an image that is seen as a whole alone.
         """
         if self.tiles is None or rows * columns == 1:
             return [self.before, self.behind]

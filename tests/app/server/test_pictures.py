@@ -4,17 +4,17 @@ import pytest
 
 from app.server.refusal import Refusal
 from app.server.requests.pictures import ShownParts
-from engine import PICTURE_PLACE
+from engine import IMAGE_PLACEHOLDER
 
 
 def test_texts_and_pictures_keep_their_order() -> None:
     shown = ShownParts()
-    shown.add_text(f"one{PICTURE_PLACE}")
+    shown.add_text(f"one{IMAGE_PLACEHOLDER}")
     shown.add_address("data:image/png;base64,AAAA", "here")
     shown.add_text("two")
     shown.add_text("three")
     shown.add_file("BBBB")
-    assert shown.text == f"one{PICTURE_PLACE}two\nthree{PICTURE_PLACE}"
+    assert shown.text == f"one{IMAGE_PLACEHOLDER}two\nthree{IMAGE_PLACEHOLDER}"
     assert shown.pictures == ("AAAA", "BBBB")
 
 

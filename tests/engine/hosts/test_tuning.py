@@ -24,8 +24,9 @@ from engine import (
 )
 from engine.hosts.tuning import TrialModel
 from engine.planning.search.estimate import TrialSize
+from engine.planning.search.model_space import Candidate
 from engine.planning.search.results import DraftTrial, reason_for_drafts
-from engine.planning.search.split_search import Candidate, Infeasible
+from engine.planning.search.split_search import Infeasible
 from tests.helpers.mtp_models import mtp_gguf
 from tests.helpers.tiny_gguf import tiny_gguf
 

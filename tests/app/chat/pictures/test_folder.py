@@ -16,7 +16,7 @@ from app.chat.pictures import folder as folder_module
 from app.chat.pictures.child import PictureDesk
 from app.chat.pictures.picture import ChatPicture
 from app.chat.store import ChatConflict, ChatStore
-from engine import PICTURE_PLACE, ChatMessage, EngineError, PictureFile
+from engine import IMAGE_PLACEHOLDER, ChatMessage, EngineError, ImageFile
 from tests.helpers.pictures import as_file, random_picture
 
 FIRST, SECOND = (as_file(random_picture(40, 30, seed)) for seed in (1, 2))
@@ -209,13 +209,13 @@ def test_pictures_stand_before_the_text_of_their_question() -> None:
     page = ChatPicture("paper.pdf", "1" * 40 + ".png", 40, 30, page=2)
     chat = Conversation.of(
         [
-            Message("user", f"One {PICTURE_PLACE}picture", pictures=(spots,)),
+            Message("user", f"One {IMAGE_PLACEHOLDER}picture", pictures=(spots,)),
             Message("user", "and a page", pictures=(page,)),
         ]
     )
-    by_file = lambda picture: PictureFile(picture.file)  # noqa: E731
-    text = f"{PICTURE_PLACE}One picture\n\n{PICTURE_PLACE}and a page"
-    pictures = PictureFile(spots.file), PictureFile(page.file)
+    by_file = lambda picture: ImageFile(picture.file)  # noqa: E731
+    text = f"{IMAGE_PLACEHOLDER}One picture\n\n{IMAGE_PLACEHOLDER}and a page"
+    pictures = ImageFile(spots.file), ImageFile(page.file)
     assert chat.prompt(pictures=by_file) == (ChatMessage("user", text, pictures=pictures),)
     text = "[spots.png]\nOne picture\n\n[paper.pdf, page 2]\nand a page"
     assert chat.prompt() == (ChatMessage("user", text),)

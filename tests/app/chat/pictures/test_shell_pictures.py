@@ -14,9 +14,9 @@ from app.chat.pictures.views.chips import PictureChip
 from app.chat.pictures.views.tiles import PictureTile
 from app.chat.pictures.views.viewer import PictureViewer
 from app.main import Shell
-from engine import Generate, PictureFile, PictureSight
+from engine import Generate, ImageFile, VisionInfo
 from engine.vision.images.decoding import MOST_FILE_BYTES
-from engine.vision.images.resizing import PictureRule, Resizing
+from engine.vision.images.resizing import ImageProcessor, Resizing
 from tests.app.chat.attachments.test_shell_attachments import drop
 from tests.helpers.fake_host import Script
 from tests.helpers.pdf import pdf
@@ -25,8 +25,8 @@ from tests.helpers.shell_driver import MODEL, MakeShell, ask, banner, host_of, u
 
 SIDE = 32
 RESIZING = Resizing("bicubic", factor=SIDE, least=SIDE * SIDE, most=1 << 20)
-SIGHT = PictureSight(
-    "/models/mmproj.gguf", PictureRule(RESIZING, SIDE, (0.5,) * 3, (0.5,) * 3, "<", ">")
+SIGHT = VisionInfo(
+    "/models/mmproj.gguf", ImageProcessor(RESIZING, SIDE, (0.5,) * 3, (0.5,) * 3, "<", ">")
 )
 
 
@@ -57,7 +57,7 @@ def sent(shell: Shell) -> list[tuple[str, ...]]:
     """Return the paths of the pictures of each message of the last prompt."""
     command = [c for c in host_of(shell).commands if isinstance(c, Generate)][-1]
     return [
-        tuple(p.path for p in message.pictures if isinstance(p, PictureFile))
+        tuple(p.path for p in message.pictures if isinstance(p, ImageFile))
         for message in command.messages
     ]
 

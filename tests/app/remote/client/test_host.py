@@ -15,7 +15,7 @@ from app.remote.client.address import RemoteAddress, parse_url
 from app.remote.client.answer import UNKNOWN_TOKEN
 from app.remote.client.host import RemoteHost
 from engine import (
-    PICTURE_PLACE,
+    IMAGE_PLACEHOLDER,
     Cancelled,
     ChatMessage,
     CountTokens,
@@ -26,11 +26,11 @@ from engine import (
     Generate,
     Grammar,
     HostEvent,
+    ImageFile,
     Load,
     LoadParams,
     ModelLoaded,
     ModelUnloaded,
-    PictureFile,
     SamplingParams,
     SaveState,
     TokensCounted,
@@ -199,8 +199,8 @@ def test_pictures_are_sent_inside_of_the_request(
     data = as_file(random_picture(8, 6))
     (tmp_path / "spots").write_bytes(data)
     png, jpeg = (b64encode(d).decode() for d in (data, as_file(random_picture(8, 6), "JPEG")))
-    pictures = PictureFile(str(tmp_path / "spots")), jpeg
-    asked = ChatMessage("user", f"First {PICTURE_PLACE} then", pictures=pictures)
+    pictures = ImageFile(str(tmp_path / "spots")), jpeg
+    asked = ChatMessage("user", f"First {IMAGE_PLACEHOLDER} then", pictures=pictures)
     loaded.do(Generate((asked,)))
     png, jpeg = f"data:image/png;base64,{png}", f"data:image/jpeg;base64,{jpeg}"
     assert server.answered[-1]["messages"] == [

@@ -28,7 +28,7 @@ from engine import (
     ThreadHost,
     load_model,
 )
-from engine.text.messages import PICTURE_PLACE, PictureFile
+from engine.text.messages import IMAGE_PLACEHOLDER, ImageFile
 from tests.helpers.answers import ids_of, n_cached
 from tests.helpers.hf_models.seeing import SEEING
 from tests.helpers.model_draft import ModelDraft
@@ -149,7 +149,7 @@ def test_tokens_behind_pictures_are_those_of_one_pass(
 def test_pictures_stand_where_their_message_says(folder: Path) -> None:
     with opened(folder) as model:
         (one,) = shown("", random_picture(20, 20)).pictures
-        text = f"hello {PICTURE_PLACE} world {PICTURE_PLACE}"
+        text = f"hello {IMAGE_PLACEHOLDER} world {IMAGE_PLACEHOLDER}"
         ids = prompt_of(model, [ChatMessage("user", text, pictures=(one,))]).ids
         (picture,) = prompt_of(
             model, [ChatMessage("user", text, pictures=(one,))]
@@ -178,7 +178,7 @@ def test_pictures_can_be_files_and_are_counted(folder: Path, tmp_path: Path) -> 
     image = tmp_path / "spots.png"
     image.write_bytes(as_file(random_picture(90, 60)))
     (held,) = shown("", random_picture(90, 60)).pictures
-    named, text = PictureFile(str(image)), "the split model"
+    named, text = ImageFile(str(image)), "the split model"
     with opened(folder) as model:
         asked = [ChatMessage("user", text, pictures=(named,))]
         ids = prompt_of(model, asked).ids

@@ -10,7 +10,7 @@ from engine import ChatMessage, Event, Finished, Generate, Model, SamplingParams
 from engine.generation.background import Background
 from engine.model.forward.batch import Batch
 from engine.runtime import picture_encoder
-from engine.vision.encoders.ops import PictureOps
+from engine.vision.encoders.ops import VisionOps
 from tests.helpers.answers import ids_of
 from tests.helpers.hf_models.seeing import SEEING
 from tests.helpers.pictures import prompt_of, random_picture, shown
@@ -92,13 +92,13 @@ def test_an_answer_is_cancelled_inside_the_encoder(
     model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     n_blocks: list[int] = []
-    plain = PictureOps.attend_all
+    plain = VisionOps.attend_all
 
-    def attend_all(self: PictureOps, *args: Any) -> Any:
+    def attend_all(self: VisionOps, *args: Any) -> Any:
         n_blocks.append(1)
         return plain(self, *args)
 
-    monkeypatch.setattr(PictureOps, "attend_all", attend_all)
+    monkeypatch.setattr(VisionOps, "attend_all", attend_all)
     asked = Generate(messages=tuple(ASKED[0]), sampling=GREEDY)
     *_, end = model.answer(asked, lambda: bool(n_blocks))
     assert isinstance(end, Finished)

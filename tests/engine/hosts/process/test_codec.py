@@ -64,7 +64,7 @@ SCALARS = {
 CPU = device("cpu")
 
 ERRORS = [
-    errors.PictureError("A picture cannot be used.", "Send another one."),
+    errors.ImageError("A picture cannot be used.", "Send another one."),
     errors.EngineError("What.", "Do."),
     errors.InvalidGGUF("a.gguf", "it is broken"),
     errors.MissingShard("a.gguf", ["b.gguf"]),

@@ -19,7 +19,7 @@ from engine import (
     parse_rig,
 )
 from engine.hardware.fallbacks import Fallback
-from engine.planning.search.model_space import ModelSpace, group_sizes
+from engine.planning.search.model_space import Family, ModelSpace, group_sizes
 from engine.planning.search.results import (
     GOALS,
     Region,
@@ -30,7 +30,6 @@ from engine.planning.search.results import (
     reason_for_best,
 )
 from engine.planning.search.results_file import result_document, result_from
-from engine.planning.search.split_search import Family
 from tests.helpers.tiny_gguf import tiny_gguf
 
 CHAT = GOALS["chat"]

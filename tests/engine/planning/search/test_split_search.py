@@ -10,16 +10,13 @@ import pytest
 
 from engine.errors import Cancelled
 from engine.load_params import LoadParams
+from engine.planning.search.model_space import Candidate, Family, minimise, ranges
 from engine.planning.search.results import Goal, Sample, Speeds, Trial, best_of, reason_for_best
 from engine.planning.search.split_search import (
-    Candidate,
-    Family,
     Infeasible,
     SplitSearch,
     TrialBudget,
     expected_trials,
-    minimise,
-    ranges,
 )
 
 GOAL = Goal("decode", 0, 1)

@@ -11,9 +11,9 @@ import torch
 from engine.errors import Cancelled
 from engine.runtime.picture_encoder import PictureEncoder
 from engine.util.progress import never
-from engine.vision.encoders.ops import FEWEST_PATCHES, QUERIES, PictureOps, product
-from engine.vision.encoders.registry import TOWERS
-from engine.vision.images.placed import Picture
+from engine.vision.encoders.ops import FEWEST_PATCHES, QUERIES, VisionOps, product
+from engine.vision.encoders.registry import ENCODERS
+from engine.vision.images.placed import PromptImage
 from tests.helpers.model_draft import DraftTensor, ModelDraft
 from tests.helpers.tiny_mmproj import N_TEXT, text_of, tiny_mmproj
 
@@ -24,16 +24,16 @@ def opened(path: Path, projector: str) -> PictureEncoder:
     return PictureEncoder(str(path), "cpu", text_of(projector), never)
 
 
-def picture_for(encoder: PictureEncoder) -> Picture:
+def picture_for(encoder: PictureEncoder) -> PromptImage:
     """Return a picture of noise, or a tile of one."""
     views = encoder.rule.resizing.views(40, 30)
     (width, height), (rows, columns) = views.sizes[-1], views.grid
     shape = (height // rows, width // columns, 3)
     pixels = np.random.default_rng(0).integers(0, 256, shape, np.uint8)
-    return Picture.of(pixels, (40, 30), encoder.rule, encoder.hash)
+    return PromptImage.of(pixels, (40, 30), encoder.rule, encoder.hash)
 
 
-@pytest.mark.parametrize("projector", sorted(TOWERS))
+@pytest.mark.parametrize("projector", sorted(ENCODERS))
 def test_each_token_of_a_picture_has_its_features(projector: str, tmp_path: Path) -> None:
     encoder = opened(tiny_mmproj(tmp_path / "mmproj.gguf", projector), projector)
     picture = picture_for(encoder)
@@ -57,14 +57,14 @@ def test_sums_beyond_the_range_of_f16_are_no_infinities(
             draft.tensors[name] = DraftTensor.of((scale * values).astype(np.float16))
     encoder = opened(draft.write(path), "gemma3")
     largest: list[float] = []
-    plain = PictureOps.layer_norm
+    plain = VisionOps.layer_norm
 
-    def layer_norm(self: PictureOps, x: torch.Tensor, *args: Any) -> torch.Tensor:
+    def layer_norm(self: VisionOps, x: torch.Tensor, *args: Any) -> torch.Tensor:
         assert x.dtype == torch.float32
         largest.append(float(x.abs().max()))
         return plain(self, x, *args)
 
-    monkeypatch.setattr(PictureOps, "layer_norm", layer_norm)
+    monkeypatch.setattr(VisionOps, "layer_norm", layer_norm)
     features = encoder.encode(picture_for(encoder))
     assert max(largest) > F16_MAX
     assert features.isfinite().all()
@@ -78,11 +78,11 @@ def test_attention_of_some_queries_at_a_time_is_that_of_all(
     scores = (q.transpose(0, 1) @ k.permute(1, 2, 0)) * 8**-0.5
     wanted = (scores.softmax(-1) @ v.transpose(0, 1)).transpose(0, 1)
     monkeypatch.setattr("engine.vision.images.placed.MOST_SCORES", most * 24 * 2)
-    assert torch.allclose(PictureOps().attend_all(q, k, v), wanted, atol=1e-5)
+    assert torch.allclose(VisionOps().attend_all(q, k, v), wanted, atol=1e-5)
     windows: Sequence[int] = (10, 8, 6)
     parts = zip(*(x.split_with_sizes(list(windows)) for x in (q, k, v)), strict=True)
-    apart = torch.cat([PictureOps().attend_all(*part) for part in parts])
-    assert torch.equal(PictureOps().attend_all(q, k, v, windows), apart)
+    apart = torch.cat([VisionOps().attend_all(*part) for part in parts])
+    assert torch.equal(VisionOps().attend_all(q, k, v, windows), apart)
 
 
 @pytest.mark.parametrize("n", [FEWEST_PATCHES, QUERIES + 1])
@@ -90,11 +90,11 @@ def test_attention_head_by_head_is_that_of_all_heads(n: int) -> None:
     q, k, v = torch.randn(3, n, 3, 8, generator=torch.Generator().manual_seed(0)).unbind()
     scores = (q.transpose(0, 1) @ k.permute(1, 2, 0)) * 8**-0.5
     wanted = (scores.softmax(-1) @ v.transpose(0, 1)).transpose(0, 1)
-    assert torch.allclose(PictureOps().attend_all(q, k, v), wanted, atol=1e-5)
+    assert torch.allclose(VisionOps().attend_all(q, k, v), wanted, atol=1e-5)
 
 
 def test_attention_of_many_patches_is_cancelled() -> None:
-    ops = PictureOps()
+    ops = VisionOps()
     ops.is_cancelled = lambda: True
     with pytest.raises(Cancelled):
         ops.attend_all(*torch.zeros(3, FEWEST_PATCHES, 1, 4).unbind())

@@ -6,27 +6,27 @@ import numpy as np
 
 from engine.vision.images.placed import (
     FIRST_ID,
-    Picture,
-    PlacedPictures,
-    n_before_picture,
+    PlacedImages,
+    PromptImage,
+    n_before_image,
     text_ids,
 )
-from engine.vision.images.resizing import PictureRule, Resizing, TileTexts
+from engine.vision.images.resizing import ImageProcessor, Resizing, TileTexts
 
-RULE = PictureRule(
+RULE = ImageProcessor(
     Resizing("bilinear", side=12), 4, (0.5,) * 3, (0.5,) * 3, "<", ">", is_two_way=True
 )
 
 
-def picture(shade: int, rule: PictureRule = RULE, encoder: str = "tower") -> Picture:
-    return Picture.of(np.full((12, 12, 3), shade, np.uint8), (40, 40), rule, encoder)
+def picture(shade: int, rule: ImageProcessor = RULE, encoder: str = "tower") -> PromptImage:
+    return PromptImage.of(np.full((12, 12, 3), shade, np.uint8), (40, 40), rule, encoder)
 
 
-def placed(rule: PictureRule = RULE) -> PlacedPictures:
+def placed(rule: ImageProcessor = RULE) -> PlacedImages:
     """Return two pictures of nine tokens: 3 to 11 and 14 to 22."""
     one, two = picture(1, rule), picture(2, rule)
     ids = [1, 2, 3, *one.ids, 4, 5, *two.ids, 6]
-    return PlacedPictures(ids, {one.number: one, two.number: two})
+    return PlacedImages(ids, {one.number: one, two.number: two})
 
 
 def test_ids_tell_pixels_and_encoders_apart() -> None:
@@ -41,7 +41,7 @@ def test_ids_tell_pixels_and_encoders_apart() -> None:
 def test_texts_and_pictures_are_told_apart() -> None:
     ids = [1, 2, *picture(1).ids, 3]
     assert text_ids(ids) == [1, 2, 3]
-    assert n_before_picture(ids) == 2
+    assert n_before_image(ids) == 2
     assert [found.start for found in placed()] == [3, 14]
     assert [found.start for found in placed().among(5, 15)] == [3, 14]
     assert placed().among(12, 14) == []
@@ -67,8 +67,8 @@ def test_pictures_that_see_only_what_is_before_may_be_cut() -> None:
 def test_positions_behind_pictures_go_on_from_their_longer_side() -> None:
     """As in Qwen 2-VL: a picture of 2 rows and 4 columns takes four positions."""
     rule = replace(RULE, is_two_way=False, has_places=True)
-    one = Picture.of(np.zeros((8, 16, 3), np.uint8), (40, 40), rule, "tower")
-    found = PlacedPictures([1, 2, *one.ids, 3, *one.ids, 4], {one.number: one})
+    one = PromptImage.of(np.zeros((8, 16, 3), np.uint8), (40, 40), rule, "tower")
+    found = PlacedImages([1, 2, *one.ids, 3, *one.ids, 4], {one.number: one})
     assert [found.shift(n) for n in (0, 2, 10, 11, 19)] == [0, 0, -4, -4, -8]
     times, rows, columns = found.places(1, 11)
     assert times == [1, *[2] * 8, 6, 7]

@@ -18,9 +18,9 @@ from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import get_optim
 from transformers.models.pixtral.image_processing_pil_pixtral import get_resize_output_image_size
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
-from engine import Cancelled, EngineError, picture_text
+from engine import Cancelled, EngineError, image_base64
 from engine.vision.images.decoding import MOST_FILE_BYTES, in_rgb
-from engine.vision.images.reading import PictureReading, ReadPicture
+from engine.vision.images.reading import DecodedImage, ImageDecoder
 from engine.vision.images.resizing import Resizing, TooNarrow
 from tests.helpers.peak_memory import PeakMemory
 from tests.helpers.pictures import as_file, random_picture
@@ -32,13 +32,13 @@ QUARTER_TURN = 6
 """EXIF's value for a picture that is to be turned by 90 degrees clockwise."""
 
 
-def read_views(picture: str, rule: Resizing) -> ReadPicture:
-    with PictureReading() as reading:
+def read_views(picture: str, rule: Resizing) -> DecodedImage:
+    with ImageDecoder() as reading:
         return reading.views(picture, rule)
 
 
 def read(data: bytes, rule: Resizing = SQUARE) -> np.ndarray:
-    return read_views(picture_text(data), rule).views[0]
+    return read_views(image_base64(data), rule).views[0]
 
 
 def test_a_picture_is_resized_as_by_pillow() -> None:
@@ -55,7 +55,7 @@ def test_a_picture_is_resized_as_by_pillow() -> None:
 def test_a_turned_photograph_stands_upright() -> None:
     image, exif = random_picture(60, 30), Image.Exif()
     exif[ORIENTATION] = QUARTER_TURN
-    size, _, (pixels,) = read_views(picture_text(as_file(image, exif=exif)), SQUARE)
+    size, _, (pixels,) = read_views(image_base64(as_file(image, exif=exif)), SQUARE)
     upright = image.transpose(Image.Transpose.ROTATE_270)
     assert size == (30, 60)
     assert (pixels == np.asarray(upright.resize((32, 32), Image.Resampling.BILINEAR))).all()
@@ -98,7 +98,7 @@ def test_sixteen_bits_of_colours_are_eight() -> None:
 
     head = chunk(b"IHDR", struct.pack(">IIBBBBB", 1, 2, 16, 2, 0, 0, 0))
     data = b"\x89PNG\r\n\x1a\n" + head + chunk(b"IDAT", compress(rows)) + chunk(b"IEND", b"")
-    views = read_views(picture_text(data), Resizing("bicubic", side=2)).views
+    views = read_views(image_base64(data), Resizing("bicubic", side=2)).views
     assert (views[0][0, 0, 0], views[0][1, 0, 2]) == (255, 128)
 
 
@@ -141,7 +141,7 @@ def test_tiles_are_those_of_idefics3() -> None:
     for size in [(100, 70), (1, 150), (33, 77), (64, 64), (400, 50)]:
         image = random_picture(*size)
         theirs = processor([[image]], return_tensors="np", return_row_col_info=True)
-        found = read_views(picture_text(as_file(image)), Resizing("lanczos", side=32, longest=128))
+        found = read_views(image_base64(as_file(image)), Resizing("lanczos", side=32, longest=128))
         assert found.grid == (theirs["rows"][0][0], theirs["cols"][0][0])
         pixels = (theirs["pixel_values"][0] * 255).round().transpose(0, 2, 3, 1)
         assert (np.stack(found.views) == pixels).all()
@@ -174,9 +174,9 @@ def test_files_that_are_too_large_or_not_there_are_refused(tmp_path: Path) -> No
     with large.open("wb") as file:
         file.truncate(MOST_FILE_BYTES + 1)
     with pytest.raises(EngineError, match=r"large\.png cannot be used: .* more than 32 MiB"):
-        picture_text(large)
+        image_base64(large)
     with pytest.raises(EngineError, match=r"missing\.png cannot be read"):
-        picture_text(tmp_path / "missing.png")
+        image_base64(tmp_path / "missing.png")
     with pytest.raises(EngineError, match="more than 32 MiB"):
         read_views("A" * (2 * MOST_FILE_BYTES), SQUARE)
 
@@ -234,7 +234,7 @@ def test_all_pictures_together_have_a_limit_of_time(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("engine.vision.images.reading.MAX_SECONDS", 0.5)
     monkeypatch.setattr("engine.vision.images.reading.MORE_SECONDS", 0.02)
     problem = r"reading all of them takes more than 0\.68 seconds"
-    with PictureReading(10) as reading, pytest.raises(EngineError, match=problem):
+    with ImageDecoder(10) as reading, pytest.raises(EngineError, match=problem):
         _ = [reading.views("", SQUARE) for _ in range(10)]
 
 
@@ -251,7 +251,7 @@ def test_a_cancelled_reading_ends_its_child(monkeypatch: pytest.MonkeyPatch) -> 
 
     threading.Thread(target=cancel, daemon=True).start()
     with (
-        PictureReading(1, is_cancelled.is_set) as reading,
+        ImageDecoder(1, is_cancelled.is_set) as reading,
         pytest.raises(Cancelled),
     ):
         reading.views("", SQUARE)

@@ -5,17 +5,17 @@ from typing import Any
 
 import pytest
 
-from engine import PictureSight
+from engine import VisionInfo
 from engine.formats.gguf.reader import GGUFFile
 from engine.model.layers.keys import Keys
-from engine.vision.encoders.registry import TOWERS
+from engine.vision.encoders.registry import ENCODERS
 from engine.vision.images.resizing import TooNarrow
 from tests.helpers.tiny_mmproj import text_of, tiny_mmproj
 
 SIZES = [(1024, 768), (1, 1), (300, 4), (33, 4000), (4000, 33), (30000, 2000)]
 
 
-def counts(sight: PictureSight) -> list[int | None]:
+def counts(sight: VisionInfo) -> list[int | None]:
     """Return the tokens of pictures of `SIZES`; None for those that are too narrow."""
     found: list[int | None] = []
     for width, height in SIZES:
@@ -26,12 +26,12 @@ def counts(sight: PictureSight) -> list[int | None]:
     return found
 
 
-@pytest.mark.parametrize("projector", sorted(TOWERS))
+@pytest.mark.parametrize("projector", sorted(ENCODERS))
 def test_a_sight_made_of_its_sizes_counts_the_same(projector: str, tmp_path: Any) -> None:
     path = tiny_mmproj(tmp_path / "mmproj.gguf", projector)
     with GGUFFile.open(path) as file:
-        sight = PictureSight(str(path), TOWERS[projector](Keys(file.meta), text_of(projector)).rule)
-    again = PictureSight.of_sizes(json.loads(json.dumps(sight.sizes())))
+        sight = VisionInfo(str(path), ENCODERS[projector](Keys(file.meta), text_of(projector)).rule)
+    again = VisionInfo.of_sizes(json.loads(json.dumps(sight.sizes())))
     assert again is not None
     assert counts(again) == counts(sight)
 
@@ -52,10 +52,10 @@ GOOD = {
     ids=str,
 )  # fmt: skip
 def test_sizes_that_make_no_sense_are_none(bad: dict[str, object]) -> None:
-    assert PictureSight.of_sizes(GOOD) is not None
-    assert PictureSight.of_sizes(GOOD | bad) is None
+    assert VisionInfo.of_sizes(GOOD) is not None
+    assert VisionInfo.of_sizes(GOOD | bad) is None
 
 
 @pytest.mark.parametrize("no_sizes", [None, 7, [], "sizes", {}])
 def test_anything_else_is_none(no_sizes: object) -> None:
-    assert PictureSight.of_sizes(no_sizes) is None
+    assert VisionInfo.of_sizes(no_sizes) is None

@@ -13,7 +13,7 @@ from engine.formats.gguf.tensors import TYPES, TensorInfo
 from engine.model.layers.module import Module, Slot
 from engine.model.sharding.placement import Placement, Replicate, Shard
 from engine.model.sharding.shares import Ranges
-from engine.planning.footprint import padding_of_parts, slot_pieces
+from engine.planning.footprint import padding_of_parts, tensor_parts
 
 CPU, MIB = torch.device("cpu"), 1 << 20
 HALVES = Shard(0, Ranges(((0, 1), (1, 2)), 2))
@@ -80,10 +80,10 @@ def test_memory_is_free_once_nothing_uses_it() -> None:
 @pytest.mark.parametrize("n", [2, 3])
 def test_rounding_counts_once_for_all_that_are_together(n: int) -> None:
     slots = [slot(f"blk.0.ffn_{name}.weight") for name in ("gate", "up", "down")[:n]]
-    parts = [(one, slot_pieces(one, 0)) for one in slots]
     size = SHAPE[0] // 2 * SHAPE[1] * 17 // 16
     whole = -(-n * size // (2 * MIB)) * 2 * MIB
+    parts = tensor_parts(slots, 0, "kernels")
     assert padding_of_parts(parts, "kernels") == whole - n * size
-    apart = [(replace(one, tensor=replace(one.tensor, name=f"x{k}")), p)
-             for k, (one, p) in enumerate(parts)]  # fmt: skip
+    named = [replace(one, tensor=replace(one.tensor, name=f"x{k}")) for k, one in enumerate(slots)]
+    apart = tensor_parts(named, 0, "kernels")
     assert padding_of_parts(apart, "kernels") > whole - n * size
