@@ -24,7 +24,7 @@ from engine.backends.gpu.loading.pack import pack
 from engine.backends.gpu.loading.staging import Buffer, CpuCopier
 from engine.formats.gguf.reader import GGUFFile
 from engine.formats.quants.layout import Extent
-from engine.hardware.devices.links import Place
+from engine.hardware.devices.topology import Place
 from engine.hardware.host_memory import HostTensor
 from engine.load_params import LoadParams
 from engine.model.architectures.declare import Declaration, declare

@@ -19,7 +19,7 @@ from engine.backends.gpu.launch.graph import Captured
 from engine.generation.generate import Generation
 from engine.generation.scheduling.requests import Request
 from engine.generation.scheduling.scheduler import Scheduler
-from engine.hardware.devices.links import Routes
+from engine.hardware.devices.topology import Routes
 from engine.runtime.interface import PagedRuntime
 from engine.util.progress import never
 from tests.helpers.reading import read

@@ -43,8 +43,8 @@ from engine.generation.state_file import StateFiles
 from engine.hardware import backend_choice
 from engine.hardware.card_records import CardVerdict
 from engine.hardware.cuda_api import OUT_OF_MEMORY, CudaCallError
-from engine.hardware.devices.links import Routes
-from engine.hardware.devices.stopped import mark_stopped, stopped_gpus
+from engine.hardware.devices.topology import Routes
+from engine.hardware.devices.visibility import mark_stopped, stopped_gpus
 from engine.hardware.faults import call_all
 from engine.parallel.rank_threads import RankThreads
 from engine.runtime import kernel_proof, thread_runtime

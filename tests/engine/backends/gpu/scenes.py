@@ -26,7 +26,7 @@ from engine.backends.gpu.page_tables import WORDS, PagedRows
 from engine.backends.reference.recurrent import Chunks, Decays
 from engine.formats.gguf.reader import GGUFFile
 from engine.formats.quants.layout import LAYOUTS, Extent, n_tiles
-from engine.hardware.devices.links import Routes
+from engine.hardware.devices.topology import Routes
 from engine.load_params import KV_TYPES, LoadParams
 from engine.model.architectures.declare import declare
 from engine.model.forward.cache import LayerCache

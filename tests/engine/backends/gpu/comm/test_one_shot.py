@@ -22,7 +22,7 @@ from engine.backends.gpu.ops import GpuOps
 from engine.backends.gpu.quantise import quantise
 from engine.backends.reference.attention import computing
 from engine.formats.quants.layout import Extent
-from engine.hardware.devices.links import Routes, Way
+from engine.hardware.devices.topology import Routes, Way
 from engine.model.forward.ops import Addend
 from engine.model.layers.norm import LayerNorm, Norm, RMSNorm
 from engine.model.sharding.placement import Replicate
