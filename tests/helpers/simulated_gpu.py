@@ -20,8 +20,8 @@ from engine.backends.gpu.comm.copies import CopyCollectives, Seat
 from engine.backends.gpu.comm.streams import HostQueues
 from engine.backends.gpu.launch.configs import KernelTarget
 from engine.backends.gpu.loading import dry_run, staging, weight_loader
-from engine.backends.gpu.loading.pack import pack
 from engine.backends.gpu.loading.staging import Buffer, CpuCopier
+from engine.backends.gpu.loading.weight_loader import pack
 from engine.formats.gguf.reader import GGUFFile
 from engine.formats.quants.layout import Extent
 from engine.hardware.devices.topology import Place

@@ -15,9 +15,8 @@ from torch import Tensor
 
 from engine.backends.cpu.weights import JoinedColumns
 from engine.backends.gpu.comm.one_shot import OneShotGroups
-from engine.backends.gpu.launch.configs import KernelTarget, use_target
+from engine.backends.gpu.launch.configs import KernelTarget, use_target, watched
 from engine.backends.gpu.launch.kernel_launch import KernelLaunch, intercept_launches
-from engine.backends.gpu.launch.refusals import watched
 from engine.backends.gpu.matmul.weights import GpuPlain, GpuPlanes
 from engine.backends.gpu.ops import GpuOps
 from engine.backends.reference.weights import DenseWeight, PackedWeight

@@ -22,9 +22,12 @@ import torch
 import triton
 
 from engine.backends.gpu.comm.one_shot import OneShotGroups
-from engine.backends.gpu.launch.compiling import compile_launch
 from engine.backends.gpu.launch.configs import use_target
-from engine.backends.gpu.launch.kernel_launch import KernelLaunch, intercept_launches
+from engine.backends.gpu.launch.kernel_launch import (
+    KernelLaunch,
+    compile_launch,
+    intercept_launches,
+)
 from engine.hardware.devices.topology import Routes
 from engine.model.forward.ops import Addend
 from engine.model.layers.norm import RMSNorm

@@ -19,7 +19,7 @@ from engine.backends.gpu.launch.configs import KernelTarget, use_target
 from engine.backends.gpu.launch.graph import NotRepeatable, Tape, capture
 from engine.backends.gpu.launch.kernel_launch import KernelLaunch, intercept_launches
 from engine.backends.gpu.ops import GpuOps
-from engine.backends.gpu.quantise import quantise
+from engine.backends.gpu.quantised import quantise
 from engine.backends.reference.attention import computing
 from engine.formats.quants.layout import Extent
 from engine.hardware.devices.topology import Routes, Way
