@@ -101,17 +101,29 @@ if TYPE_CHECKING:
         join_texts,
     )
     from engine.generation.scoring import perplexity
+    from engine.hardware.backend_choice import find_gpu_path
     from engine.hardware.card_records import card_problems
-    from engine.hardware.devices.builds import suitable_torch
-    from engine.hardware.devices.catalog import cuda_status, hidden_gpus, list_devices
-    from engine.hardware.devices.links import Link, Pcie, Topology, read_topology
+    from engine.hardware.devices.catalog import (
+        cuda_status,
+        hidden_gpus,
+        list_devices,
+        parse_devices,
+        parse_target,
+        suitable_torch,
+    )
     from engine.hardware.devices.monitor import DeviceMonitor
-    from engine.hardware.devices.places import far_id, is_cpu, local_id, machine_of
-    from engine.hardware.devices.selection import parse_devices, parse_target
-    from engine.hardware.devices.types import ClockLimit, DeviceInfo, DeviceSnapshot
+    from engine.hardware.devices.topology import Link, Pcie, Topology, read_topology
+    from engine.hardware.devices.types import (
+        ClockLimit,
+        DeviceInfo,
+        DeviceSnapshot,
+        far_id,
+        is_cpu,
+        local_id,
+        machine_of,
+    )
     from engine.hardware.fallbacks import Fallback
     from engine.hardware.garbage import collect_garbage
-    from engine.hardware.gpu_path import find_gpu_path
     from engine.hardware.trial_process import TrialProcess
     from engine.hosts.machines.gathering import Gathering, JoinedMachine
     from engine.hosts.machines.interfaces import (

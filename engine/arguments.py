@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from engine.errors import SplitError
-from engine.hardware.devices.selection import parse_devices, parse_target
+from engine.hardware.devices.catalog import parse_devices, parse_target
 from engine.load_params import ControlVector, LoadParams
 
 KEPT_BY_A_SPLIT = (

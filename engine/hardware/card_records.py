@@ -16,15 +16,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import Literal, TypeVar, get_args
 
-from engine.hardware.devices.torch_build import find_torch_build
+from engine.hardware.backend_choice import chosen_launcher, triton_version
+from engine.hardware.devices.torch_builds import find_torch_build
 from engine.hardware.devices.types import DeviceInfo
-from engine.hardware.gpu_path import chosen_launcher, triton_version
 from engine.util.files import cache_folder, read_json, write_json
 from engine.util.sanitize import package_version
-
-__all__ = [
-    "WHOLE_CARD", "CardRecords", "CardVerdict", "Outcome", "card_key", "card_problems",
-]  # fmt: skip
 
 FILE_NAME = "cards.json"
 

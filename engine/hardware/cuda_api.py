@@ -13,7 +13,7 @@ from ctypes import byref, c_char_p, c_int, c_size_t, c_ubyte, c_uint, c_uint64, 
 from typing import Any, NamedTuple
 
 from engine.errors import EngineError
-from engine.hardware.devices.places import is_cpu
+from engine.hardware.devices.types import is_cpu
 
 LIBRARY = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
 """File name of the driver's library."""

@@ -12,8 +12,6 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-__all__ = ["OF_THIS_PROCESS", "Fallback", "FallbackKind", "Fallbacks"]
-
 FallbackKind = Literal[
     "kernels", "weights", "operations", "graph", "exchange", "sampling", "copies", "memory",
     "compiling", "launcher", "wrong", "draft", "pictures", "machines",

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 import torch
 
 from engine.errors import CommError, DeviceStopped, EngineError
-from engine.hardware.devices.stopped import mark_stopped, stopped_gpus
+from engine.hardware.devices.visibility import mark_stopped, stopped_gpus
 
 log = logging.getLogger(__name__)
 

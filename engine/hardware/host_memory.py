@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from engine.hardware.cuda_api import CudaApi
-from engine.hardware.devices.stopped import stopped_gpus
+from engine.hardware.devices.visibility import stopped_gpus
 from engine.hardware.fallbacks import OF_THIS_PROCESS
 from engine.hardware.faults import call_all
 

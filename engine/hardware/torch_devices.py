@@ -17,18 +17,18 @@ import torch
 import engine.hardware.environment  # noqa: F401 - sets what torch reads when it is imported
 from engine.errors import NoDevice
 from engine.hardware.cuda_api import OUT_OF_MEMORY, CudaCallError, is_overhead, overhead_bytes
-from engine.hardware.devices.catalog import cuda_status, list_devices
+from engine.hardware.devices.catalog import cuda_status, list_devices, require_devices
 from engine.hardware.devices.monitor import DeviceMonitor
-from engine.hardware.devices.selection import require_devices
-from engine.hardware.devices.stopped import stopped_gpus
-from engine.hardware.devices.torch_build import find_torch_build
+from engine.hardware.devices.torch_builds import (
+    amd_command,
+    choose_wheel,
+    find_torch_build,
+    runs_on,
+)
 from engine.hardware.devices.types import DeviceInfo
-from engine.hardware.devices.visibility import ORDER, PCI_ORDER
-from engine.hardware.devices.wheels import amd_command, choose_wheel, runs_on
+from engine.hardware.devices.visibility import ORDER, PCI_ORDER, stopped_gpus
 from engine.hardware.faults import explain_faults
 from engine.util.programs import tie_to_parent
-
-__all__ = ["arch_of", "has_code_for", "list_gpus", "pci_bus_of", "uuid_of", "why_none"]
 
 HIP_UUID = re.compile(r"[0-9a-f]{16}")
 """Pattern of the 16 characters in which HIP gives a GPU's number."""

@@ -19,7 +19,7 @@ from engine.formats.quants.layout import (
     panel_block_bytes,
     word_tile_bytes,
 )
-from engine.hardware.devices.places import is_cpu
+from engine.hardware.devices.types import is_cpu
 from engine.model.forward.batch import (
     BF16_BATCH,
     KEPT_STATES,

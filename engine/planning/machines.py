@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from engine.errors import EngineError
-from engine.hardware.devices.links import Topology
-from engine.hardware.devices.places import far_id, local_id, machine_of
+from engine.hardware.devices.topology import Topology
+from engine.hardware.devices.types import far_id, local_id, machine_of
 from engine.planning.choice import Choice, choose
 from engine.planning.evaluation.fit import Fit
 from engine.planning.search.estimate import Alternative

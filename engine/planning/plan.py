@@ -18,8 +18,7 @@ from engine.formats.gguf.companions import Stamp, stamp_of
 from engine.formats.gguf.reader import GGUFFile
 from engine.hardware.backend_choice import uses_kernels
 from engine.hardware.cuda_api import overhead_bytes
-from engine.hardware.devices.places import far_id, is_cpu, machine_of
-from engine.hardware.devices.types import CPU
+from engine.hardware.devices.types import CPU, far_id, is_cpu, machine_of
 from engine.model.forward.batch import LARGE_PROMPT_BATCHES, PROMPT_BATCH
 from engine.model.forward.pages import AttentionWindow, in_order
 from engine.model.forward.state import CacheSize, KVState, RequestRoom, few_guessed

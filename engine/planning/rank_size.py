@@ -9,7 +9,7 @@ from math import prod
 from typing import TYPE_CHECKING, NamedTuple, Self
 
 from engine.hardware.backend_choice import kernels_for
-from engine.hardware.devices.places import is_cpu
+from engine.hardware.devices.types import is_cpu
 from engine.model.forward.batch import MOST_AT_ONCE
 from engine.model.forward.pages import NO_WINDOW, AttentionWindow
 from engine.model.forward.state import F32_BYTES, CacheSize, KVState, State

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from engine.errors import EngineError
 from engine.formats.gguf.reader import GGUFFile, model_hash
-from engine.hardware.devices.selection import parse_devices, parse_target
+from engine.hardware.devices.catalog import parse_devices, parse_target
 from engine.load_params import ControlVector, LoadParams
 from engine.model.architectures.info import describe
 from engine.util.files import MOST_BYTES, read_file, read_json, replace_json, tandem_folder

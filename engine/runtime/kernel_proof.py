@@ -18,6 +18,7 @@ from engine.hardware.backend_choice import (
     kernels_for,
     refuse_kernels,
     refused_kernels,
+    triton_package,
 )
 from engine.hardware.card_records import (
     WHOLE_CARD,
@@ -30,7 +31,6 @@ from engine.hardware.devices.catalog import list_devices
 from engine.hardware.devices.types import DeviceInfo
 from engine.hardware.devices.visibility import variables_for
 from engine.hardware.fallbacks import OF_THIS_PROCESS, Fallbacks
-from engine.hardware.gpu_path import triton_package
 from engine.hardware.torch_devices import free_bytes, is_out_of_memory
 from engine.hardware.trial_process import HUNG, TrialProcess
 from engine.util.programs import program_command

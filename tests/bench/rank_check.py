@@ -17,12 +17,10 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from engine.backends.gpu.checks import comparison, products
-from engine.backends.gpu.checks import operations as operations_
+from engine.backends.gpu.checks import comparison, op_checks
 from engine.backends.gpu.checks.calls import OpCallLog
 from engine.backends.gpu.checks.comparison import Pair
-from engine.backends.gpu.checks.rank_check import DryModel, check_rank
-from engine.backends.gpu.checks.weight_check import Verdicts
+from engine.backends.gpu.checks.rank_check import DryModel, Verdicts, check_rank
 from engine.backends.gpu.launch.configs import KernelTarget, use_target
 from engine.backends.gpu.launch.kernel_launch import intercept_launches
 from engine.backends.gpu.loading import dry_run
@@ -103,8 +101,7 @@ def runs_dry(file: GGUFFile, params: LoadParams) -> None:
 
 def checks(file: GGUFFile, params: LoadParams, records: CardRecords) -> None:
     """Check once without verdicts and once with them; the library's products are left out."""
-    products.Pair = Agreeing  # type: ignore[misc]
-    operations_.Pair = Agreeing  # type: ignore[misc]
+    op_checks.Pair = Agreeing  # type: ignore[misc]
     dequant_gemm.multiply = lambda a, b, out: None
     comparison.SETTINGS = ()
     for name in ("first load", "second load"):

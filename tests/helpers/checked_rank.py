@@ -9,8 +9,7 @@ import torch
 
 from engine.backends.gpu.backend import GpuBackend
 from engine.backends.gpu.checks.calls import OpCallLog
-from engine.backends.gpu.checks.rank_check import DryModel, check_rank
-from engine.backends.gpu.checks.weight_check import Verdicts
+from engine.backends.gpu.checks.rank_check import DryModel, Verdicts, check_rank
 from engine.backends.gpu.launch.configs import INTERPRETER
 from engine.backends.gpu.loading.dry_run import collect_launches
 from engine.formats.gguf.reader import GGUFFile

@@ -5,7 +5,7 @@ import types
 import pytest
 import torch
 
-from engine.hardware.devices import stopped
+from engine.hardware.devices import visibility as stopped
 from tests.helpers.fake_nvml import FakeDriver, install, three_gpus
 
 ASSERT = (

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.hardware.devices.torch_build import TorchBuild
+from engine.hardware.devices.torch_builds import TorchBuild
 from tests.helpers.fake_nvml import GIB, install, no_gpus, use_build
 
 HIP = TorchBuild(is_installed=True, cuda="", hip="7.2.53211", version="2.13.0+rocm7.2")
@@ -52,9 +52,9 @@ def add_amd(
     sysfs, kfd, ids = folder / "sys", folder / "kfd", folder / "amdgpu.ids"
     kfd.touch()
     ids.write_text(IDS)
-    monkeypatch.setattr("engine.hardware.devices.drivers.amd.SYSFS", sysfs)
-    monkeypatch.setattr("engine.hardware.devices.drivers.amd.KFD", kfd)
-    monkeypatch.setattr("engine.hardware.devices.drivers.amd.NAME_FILES", (ids,))
+    monkeypatch.setattr("engine.hardware.devices.amd.SYSFS", sysfs)
+    monkeypatch.setattr("engine.hardware.devices.amd.KFD", kfd)
+    monkeypatch.setattr("engine.hardware.devices.amd.NAME_FILES", (ids,))
     write(sysfs / "module/amdgpu/version", "6.12.12")
     nodes = sysfs / "class/kfd/kfd/topology/nodes"
     write(nodes / "0/properties", "cpu_cores_count 16\nsimd_count 0\ngfx_target_version 0\n")

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from engine.errors import EngineError
-from engine.hardware.devices.links import Pair, Place
+from engine.hardware.devices.topology import Pair, Place
 from engine.hardware.devices.types import DeviceInfo
 from engine.planning.speed.link_records import MEANS, NCCL, Means, TrialRecord
 from engine.runtime.interconnect import trial

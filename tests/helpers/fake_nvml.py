@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.hardware.devices.torch_build import TorchBuild
+from engine.hardware.devices.torch_builds import TorchBuild
 
 GIB = 1 << 30
 CODES = {
@@ -206,14 +206,14 @@ def install(driver: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> FakeDriver:
     monkeypatch.setitem(sys.modules, "pynvml", driver)
     for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr("engine.hardware.devices.drivers.amd.SYSFS", Path("/nowhere"))
+    monkeypatch.setattr("engine.hardware.devices.amd.SYSFS", Path("/nowhere"))
     monkeypatch.setattr("engine.hardware.devices.catalog.find_adapters", list)
-    monkeypatch.setattr("engine.hardware.devices.drivers.torch_gpus.CUDA_FILES", ())
-    monkeypatch.setattr("engine.hardware.devices.drivers.torch_gpus.HIP_FILES", ())
+    monkeypatch.setattr("engine.hardware.devices.torch_gpus.CUDA_FILES", ())
+    monkeypatch.setattr("engine.hardware.devices.torch_gpus.HIP_FILES", ())
     use_build(monkeypatch, TorchBuild(is_installed=True, cuda="13.0"))
     return driver
 
 
 def use_build(monkeypatch: pytest.MonkeyPatch, build: TorchBuild) -> None:
-    for module in ("devices.catalog", "devices.monitor", "gpu_path"):
+    for module in ("devices.catalog", "devices.monitor", "backend_choice"):
         monkeypatch.setattr(f"engine.hardware.{module}.find_torch_build", lambda: build)

@@ -15,7 +15,7 @@ from torch import Tensor
 from engine.backends.gpu.comm import one_shot as one_shot_module
 from engine.backends.gpu.comm.one_shot import OneShot, OneShotGroups
 from engine.backends.gpu.launch.configs import KernelTarget
-from engine.hardware.devices.links import Routes
+from engine.hardware.devices.topology import Routes
 
 CPU = torch.device("cpu")
 

@@ -20,11 +20,11 @@ from engine.backends.gpu.comm.copies import CopyCollectives, Seat
 from engine.backends.gpu.comm.streams import HostQueues
 from engine.backends.gpu.launch.configs import KernelTarget
 from engine.backends.gpu.loading import dry_run, staging, weight_loader
-from engine.backends.gpu.loading.pack import pack
 from engine.backends.gpu.loading.staging import Buffer, CpuCopier
+from engine.backends.gpu.loading.weight_loader import pack
 from engine.formats.gguf.reader import GGUFFile
 from engine.formats.quants.layout import Extent
-from engine.hardware.devices.links import Place
+from engine.hardware.devices.topology import Place
 from engine.hardware.host_memory import HostTensor
 from engine.load_params import LoadParams
 from engine.model.architectures.declare import Declaration, declare

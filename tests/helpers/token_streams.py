@@ -18,7 +18,7 @@ from engine.backends.gpu.decode.token_stream import TokenStep, TokenStream
 from engine.generation.generate import Generation
 from engine.generation.scheduling.requests import Request
 from engine.generation.scheduling.scheduler import Scheduler
-from engine.hardware.devices.links import Routes
+from engine.hardware.devices.topology import Routes
 from engine.model.forward.recording import Captured
 from engine.runtime.interface import PagedRuntime
 from engine.util.progress import never

@@ -16,9 +16,8 @@ from torch import Tensor
 from engine.backends.gpu.elementwise import power_of_two
 from engine.backends.gpu.kernels import attention as kernels
 from engine.backends.gpu.kernels import kv_cells
-from engine.backends.gpu.launch.configs import KernelTarget, target_of
+from engine.backends.gpu.launch.configs import KernelTarget, allows, target_of
 from engine.backends.gpu.launch.kernel_launch import launch
-from engine.backends.gpu.launch.refusals import allows
 from engine.model.forward.batch import SMALL_BATCH
 
 if TYPE_CHECKING:

@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from engine.backends.gpu.kernels import elementwise, norm
-from engine.backends.gpu.kernels import rope as kernels
+from engine.backends.gpu.kernels import elementwise as kernels
+from engine.backends.gpu.launch.configs import refusable
 from engine.backends.gpu.launch.kernel_launch import FixedConstants, launch
-from engine.backends.gpu.launch.refusals import refusable
-from engine.backends.gpu.quantise import N_COUNTERS, allocate_rows_like, attach_rows
+from engine.backends.gpu.quantised import N_COUNTERS, allocate_rows_like, attach_rows
 from engine.model.forward.batch import SMALL_BATCH
 from engine.model.forward.ops import frequencies
 
@@ -83,13 +82,14 @@ def add_norm(
     found = add_norm_launch(x, addend.partial, addend, norm_of, x_bytes)
     if found is None:
         return None
-    launch(norm.add_norm, (x.numel() // x.shape[-1],), *found.arguments, num_warps=found.num_warps,
+    n_rows = x.numel() // x.shape[-1]
+    launch(kernels.add_norm, (n_rows,), *found.arguments, num_warps=found.num_warps,
            fixed=found.constants)  # fmt: skip
     return found.result
 
 
 class AddNormLaunch(NamedTuple):
-    """Launch parameters of a kernel like `norm.add_norm`.
+    """Launch parameters of a kernel like `kernels.add_norm`.
 
     Attributes:
         arguments: its first arguments.
@@ -153,7 +153,7 @@ def _add_norm_constants(
     inner: str, outer: str, x_bytes: int, size: int, unit: int, has_scale: bool,
     has_sum_scale: bool, *has_vector: bool,
 ) -> FixedConstants:  # fmt: skip
-    """Return the constants of `norm.add_norm`, the same object for the same arguments.
+    """Return the constants of `kernels.add_norm`, the same object for the same arguments.
 
     Args:
         inner, outer: kinds of the norms.
@@ -194,7 +194,7 @@ def opened(x: Tensor, door: Tensor, y: Tensor, other: Tensor | None = None) -> T
     sizes = (n_in, n, x.stride(0), y.stride(0), base.stride(0))
     unit = unit_of(x, door, y, base, sizes=sizes)
     launch(
-        elementwise.opened, (y.shape[0],),
+        kernels.opened, (y.shape[0],),
         x, door, y, base, out, *(size // unit for size in sizes),
         num_warps=warps_of(size), HAS_OTHER=other is not None, UNIT=unit, SIZE=size,
     )  # fmt: skip
@@ -222,7 +222,7 @@ def xielu(x: Tensor, positive: float, negative: float, beta: float, eps: float) 
     y = torch.empty(x.shape, device=x.device)
     unit = unit_of(x, sizes=(rows.n, rows.token_stride))
     launch(
-        elementwise.xielu, grid_of(rows),
+        kernels.xielu, grid_of(rows),
         x, y, rows.n // unit, rows.token_stride // unit, positive, negative, beta, eps,
         UNIT=unit, BLOCK=BLOCK,
     )  # fmt: skip
@@ -238,7 +238,7 @@ def softplus(x: Tensor, bias: Tensor | None = None) -> Tensor | None:
     y = torch.empty(x.shape, device=x.device)
     unit = unit_of(x, bias, sizes=(rows.n, rows.token_stride))
     launch(
-        elementwise.softplus_rows, grid_of(rows),
+        kernels.softplus_rows, grid_of(rows),
         x, x if bias is None else bias, y, rows.n // unit, rows.token_stride // unit,
         HAS_BIAS=bias is not None, UNIT=unit, BLOCK=BLOCK,
     )  # fmt: skip
@@ -272,11 +272,11 @@ def _norm(
     }  # fmt: skip
     grid, num_warps = (rows.number,), warps_of(size)
     if rows.n > size:
-        launch(norm.long_norm, grid, x, *places, y, *numbers, own, eps, num_warps=num_warps,
+        launch(kernels.long_norm, grid, x, *places, y, *numbers, own, eps, num_warps=num_warps,
                **constants)  # fmt: skip
         return y
     door = x if gate is None else gate
-    launch(norm.norm, grid, x, *places, door, y, *numbers, own, stride // unit, eps,
+    launch(kernels.norm, grid, x, *places, door, y, *numbers, own, stride // unit, eps,
            num_warps=num_warps, ACT=act, HAS_GATE=gate is not None, **constants)  # fmt: skip
     return y
 
@@ -295,7 +295,7 @@ def _gated(kind: str, limit: float, gate: Tensor, up: Tensor | None) -> Tensor |
     sizes = (rows.n, *rows[3:], *up_rows[3:])
     unit = unit_of(*parts, sizes=sizes)
     launch(
-        elementwise.gated, grid_of(rows),
+        kernels.gated, grid_of(rows),
         gate, gate if up is None else up, y, rows.n_head, *(size // unit for size in sizes), limit,
         KIND=kind, HAS_UP=up is not None, HAS_LIMIT=limit != 0, UNIT=unit, BLOCK=BLOCK,
     )  # fmt: skip

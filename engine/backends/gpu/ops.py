@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from engine.backends.gpu import attention, elementwise, recurrent, routing
-from engine.backends.gpu.launch.configs import target_of
+from engine.backends.gpu import attention, elementwise, moe, recurrent
+from engine.backends.gpu.launch.configs import allows, target_of
 from engine.backends.gpu.launch.graph import refuse_capture
-from engine.backends.gpu.launch.refusals import allows
-from engine.backends.gpu.matmul import dequant_gemm, experts, gemv, tile_gemm
+from engine.backends.gpu.matmul import dequant_gemm, gemv, tile_gemm
 from engine.backends.gpu.matmul.weights import GpuPlain, GpuPlanes
 from engine.backends.gpu.page_tables import PageTables, StateChains
 from engine.hardware.fallbacks import Fallbacks
@@ -252,7 +251,7 @@ class GpuOps(Ops):
     def assign(
         self, routing_: Routing, logits: Tensor, bias: Tensor | None
     ) -> tuple[Tensor, Groups]:
-        found = routing.assign(routing_, logits, bias)
+        found = moe.assign(routing_, logits, bias)
         if found is None:
             self._miss("chooses among so many experts")
             return super().assign(routing_, logits, bias)
@@ -268,14 +267,14 @@ class GpuOps(Ops):
         groups: Groups,
         factors: Tensor | None = None,
     ) -> Tensor:
-        y = experts.ffn(act, x, gate, up, down, groups, factors)
+        y = moe.ffn(act, x, gate, up, down, groups, factors)
         if y is None:
             self._miss("multiplies by such experts")
             return super().experts(act, x, gate, up, down, groups, factors)
         return y
 
     def sum_of_experts(self, y: Tensor, weights: Tensor | None, groups: Groups) -> Tensor:
-        total = routing.sum_of_experts(y, weights, groups)
+        total = moe.sum_of_experts(y, weights, groups)
         return super().sum_of_experts(y, weights, groups) if total is None else total
 
     # attention

@@ -15,9 +15,8 @@ from torch import Tensor
 
 from engine.backends.gpu.elementwise import is_plain, power_of_two
 from engine.backends.gpu.kernels import recurrent
-from engine.backends.gpu.launch.configs import target_of
+from engine.backends.gpu.launch.configs import refusable, target_of
 from engine.backends.gpu.launch.kernel_launch import launch
-from engine.backends.gpu.launch.refusals import refusable
 
 if TYPE_CHECKING:
     from engine.model.forward.operands import Activation, DeltaInputs, ScanInputs

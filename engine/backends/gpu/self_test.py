@@ -26,7 +26,7 @@ from engine.backends.gpu import attention, elementwise
 from engine.backends.gpu.launch.configs import target_of
 from engine.backends.gpu.launch.graph import capture
 from engine.backends.gpu.launch.own_launcher import prepare
-from engine.backends.gpu.loading.pack import pack
+from engine.backends.gpu.loading.weight_loader import pack
 from engine.backends.gpu.matmul import gemv, tile_gemm
 from engine.backends.gpu.matmul.weights import GpuPlanes
 from engine.backends.gpu.page_tables import PagedRows

@@ -1,4 +1,4 @@
-"""Lists the devices of this machine under torch's ids, and says whether torch can use them.
+"""Lists the devices of this machine under torch's ids, and parses the names that people write.
 
 The drivers tell of GPUs at once: NVML of NVIDIA's, files of the kernel of AMD's. Where neither
 does, torch is asked (`torch_gpus`). The GPUs of the maker that torch was built for come first, with
@@ -9,47 +9,44 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Literal
 
-from engine.errors import DeviceError, DeviceStopped
-from engine.hardware.devices.drivers.adapters import Adapter, GpuMaker, find_adapters
-from engine.hardware.devices.drivers.amd import (
+from engine.errors import DeviceError, DeviceStopped, NoDevice
+from engine.hardware.devices.adapters import Adapter, GpuMaker, find_adapters
+from engine.hardware.devices.amd import (
     AmdGpu,
     access_problem,
     amd_driver,
     amd_gpus,
     amd_memory,
 )
-from engine.hardware.devices.drivers.nvml import NO_DRIVER, Gpu, Nvml
-from engine.hardware.devices.drivers.torch_gpus import TorchGpu, ask_torch
 from engine.hardware.devices.host import cpu_info
-from engine.hardware.devices.stopped import stopped_gpus
-from engine.hardware.devices.torch_build import TorchBuild, find_torch_build
-from engine.hardware.devices.types import DeviceInfo, Memory
+from engine.hardware.devices.nvml import NO_DRIVER, Gpu, Nvml
+from engine.hardware.devices.torch_builds import (
+    Advice,
+    TorchBuild,
+    advise_amd,
+    advise_nvidia,
+    choose_wheel,
+    find_torch_build,
+)
+from engine.hardware.devices.torch_gpus import TorchGpu, ask_torch
+from engine.hardware.devices.types import DeviceInfo, Memory, far_id
 from engine.hardware.devices.visibility import (
     VISIBLE,
     hiding_variables,
     hip_visible,
     hip_visible_problem,
     order_problem,
+    require_running,
+    stopped_gpus,
     visible,
     visible_problem,
 )
-from engine.hardware.devices.wheels import Advice, advise_amd, advise_nvidia
-
-__all__ = [
-    "Source",
-    "cuda_status",
-    "find_gpus",
-    "hidden_gpus",
-    "large_amd_gpus",
-    "list_devices",
-    "numbered_gpus",
-    "nvidia_gpus",
-    "open_nvml",
-]
 
 log = logging.getLogger(__name__)
 
@@ -293,3 +290,121 @@ def _without_driver(makers: Collection[GpuMaker]) -> str:
         )
     maker = "Apple" if "apple" in makers else "Intel"
     return f"Tandem can use GPUs of NVIDIA and AMD, but not {maker}'s; it runs on the CPU."
+
+
+GPU_ID = re.compile(r"(?:cuda|gpu):([0-9]+)")
+UUID = re.compile(r"gpu-[0-9a-f][0-9a-f-]*")
+FAR = re.compile(r"[0-9]{1,3}/(?:cpu|(?:cuda|gpu):[0-9]+)")
+RANK = re.compile(r"#[0-9]+")
+
+
+def parse_devices(devices: str | Sequence[str]) -> list[str]:
+    """Return the ids in "cpu,cuda:0" or a list; a repeated id stays repeated.
+
+    "gpu:N" means "cuda:N". A GPU may also be named by its UUID, "GPU-…", or by a prefix of it that
+    fits no other GPU; "1/cuda:0" is a device of another machine. Other names are checked for their
+    form alone; `require_devices` checks that they exist.
+
+    Raises:
+        NoDevice: an entry has another form or is the UUID of no GPU or of several, or there is no
+            entry.
+    """
+    entries = devices.split(",") if isinstance(devices, str) else devices
+    ids = [_parse_device(entry) for entry in entries]
+    if not ids:
+        raise NoDevice("", "name at least one, such as cpu or cuda:0")
+    return ids
+
+
+def parse_target(target: str) -> str:
+    """Return the target of an override: the id of a device, or a rank such as "#1".
+
+    Raises:
+        NoDevice: see `parse_devices`.
+    """
+    name = target.strip()
+    return f"#{int(name[1:])}" if RANK.fullmatch(name) else _parse_device(name)
+
+
+def _parse_device(entry: str) -> str:
+    name = entry.strip().lower()
+    if name == "cpu":
+        return name
+    if name.startswith("mig-"):
+        raise NoDevice(entry.strip(), "a part of a GPU cannot be used; name the whole GPU")
+    if UUID.fullmatch(name):
+        return _by_uuid(entry.strip())
+    if FAR.fullmatch(name):
+        machine, _, device = name.partition("/")
+        return far_id(int(machine), _parse_device(device))
+    match = GPU_ID.fullmatch(name)
+    if match is None:
+        raise NoDevice(entry.strip(), "write cpu, or cuda:0 for the first GPU, or a GPU's UUID")
+    return f"cuda:{int(match.group(1))}"
+
+
+def _by_uuid(beginning: str) -> str:
+    """Return the id of the GPU whose UUID has this prefix, in upper or lower case."""
+    known = list_devices()
+    found = [d.id for d in known if d.uuid.lower().startswith(beginning.lower())]
+    if len(found) > 1:
+        both = " and ".join(found)
+        raise NoDevice(beginning, f"the UUIDs of {both} begin so; write a longer part")
+    if not found:
+        here = ", ".join(f"{d.id} with {d.uuid}" for d in known if d.uuid)
+        raise NoDevice(beginning, f"there is {here}" if here else _why_missing(["cpu"]))
+    return found[0]
+
+
+def require_devices(
+    ids: Sequence[str], available: Sequence[DeviceInfo] | None = None
+) -> list[DeviceInfo]:
+    """Return the devices with these ids, in the same order and as often.
+
+    Args:
+        available: all devices; None to call `list_devices`.
+
+    Raises:
+        NoDevice: one does not exist or is not usable; the message says why.
+        DeviceStopped: one has stopped working in this process.
+    """
+    for device in ids:
+        require_running(device)
+    known = {info.id: info for info in (list_devices() if available is None else available)}
+    for device in ids:
+        if device not in known:
+            raise NoDevice(device, _why_missing(list(known)))
+        if not known[device].usable:
+            raise NoDevice(device, known[device].reason.rstrip("."), known[device].remedy)
+    return [known[device] for device in ids]
+
+
+def _why_missing(known: list[str]) -> str:
+    here = f"there is {', '.join(known)}"
+    has_gpu = any(device.startswith("cuda") for device in known)
+    return here if has_gpu else cuda_status().rstrip(".") or here
+
+
+TorchKind = Literal["cuda13", "cuda12", "rocm", "cpu"]
+"""What a build of PyTorch is for: a major version of CUDA, ROCm, or the processor alone."""
+
+OF_CUDA: dict[str, TorchKind] = {"13.0": "cuda13", "13.2": "cuda13", "12.6": "cuda12"}
+"""Kinds by version of CUDA. 12.8, of which there is no recent build, is none of them."""
+
+
+def suitable_torch() -> tuple[TorchKind, ...]:
+    """Return the kinds of PyTorch that use as much as possible of this machine, the best first.
+
+    "cpu" is always the last of them. NVIDIA's GPUs come before AMD's, as one build knows either.
+    """
+    found: list[TorchKind] = []
+    with open_nvml() as nvml:
+        capabilities = [gpu.compute_capability for gpu in nvidia_gpus(nvml)]
+        major = nvml.cuda_major() if nvml else None
+    if capabilities:
+        wheel = choose_wheel(capabilities, major)
+        each = [wheel] if wheel else [choose_wheel([one], major) for one in capabilities]
+        found += [OF_CUDA[one.cuda] for one in each if one and one.cuda in OF_CUDA]
+    if large_amd_gpus():
+        found.append("rocm")
+    return (*dict.fromkeys(found), "cpu")

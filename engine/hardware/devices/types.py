@@ -1,11 +1,13 @@
-"""Value types of devices: fixed facts (`DeviceInfo`) and a state at a moment (`DeviceSnapshot`)."""
+"""Value types of devices: fixed facts (`DeviceInfo`) and a state at a moment (`DeviceSnapshot`).
+
+Ids of devices on several machines: those of machine N have "N/" before theirs; machine 0's have
+none. So "1/cuda:0" is the first GPU of the second machine.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
-
-__all__ = ["CPU", "ClockLimit", "DeviceInfo", "DeviceKind", "DeviceSnapshot", "Memory"]
 
 DeviceKind = Literal["cpu", "cuda"]
 
@@ -107,3 +109,23 @@ class DeviceSnapshot:
     received_bytes_s: int | None = None
     others_bytes: int | None = None
     others_percent: float | None = None
+
+
+def far_id(machine: int, device: str) -> str:
+    """Return the id of a machine's device, given its id there."""
+    return f"{machine}/{device}" if machine else device
+
+
+def local_id(device: str) -> str:
+    """Return the id that a device has on its own machine."""
+    return device.rpartition("/")[2]
+
+
+def machine_of(device: str) -> int:
+    """Return the number of a device's machine."""
+    return int(device.rpartition("/")[0] or 0)
+
+
+def is_cpu(device: str) -> bool:
+    """Return whether a device is the CPU of a machine."""
+    return local_id(device) == CPU

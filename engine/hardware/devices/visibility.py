@@ -1,4 +1,4 @@
-"""Tells which GPUs CUDA or HIP shows to this process, from the variables that they read.
+"""Which GPUs this process can use: those that variables show, less those that have stopped.
 
 CUDA's rules: the entries of CUDA_VISIBLE_DEVICES are numbers or prefixes of UUIDs; the first that
 fits no GPU, or more than one, ends the list; naming a GPU twice hides all (CUDA C++ Programming
@@ -7,6 +7,9 @@ Guide, "CUDA Environment Variables"). Numbers count in the order that CUDA_DEVIC
 HIP knows the same kind of list, as HIP_VISIBLE_DEVICES or, without that, CUDA_VISIBLE_DEVICES; it
 counts the GPUs that ROCR_VISIBLE_DEVICES has left, in that one's order (ROCm's documentation, "GPU
 isolation techniques").
+
+A GPU stops after a fault in a computation: CUDA's and HIP's state of a GPU, the *context*, belongs
+to the process and survives no such fault.
 """
 
 from __future__ import annotations
@@ -14,15 +17,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 
-__all__ = [
-    "hiding_variables",
-    "hip_visible",
-    "hip_visible_problem",
-    "order_problem",
-    "variables_for",
-    "visible",
-    "visible_problem",
-]
+from engine.errors import DeviceStopped
 
 VISIBLE, ORDER = "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"
 HIP_VISIBLE, ROCR_VISIBLE = "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"
@@ -172,3 +167,31 @@ def _why_none(uuids: Sequence[str], entry: str, found: Sequence[int]) -> str:
     if entry.startswith("GPU-"):
         return f"no GPU here has a UUID that begins with '{entry}'"
     return f"'{entry}' is neither a number nor a UUID of a GPU"
+
+
+_stopped: dict[str, str] = {}
+
+
+def mark_stopped(device: str, why: str) -> None:
+    """Note that a GPU has stopped working, for the rest of this process.
+
+    Args:
+        device: id of the GPU.
+        why: what the driver reports, as the end of a sentence; the first report counts.
+    """
+    _stopped.setdefault(device, why)
+
+
+def stopped_gpus() -> Mapping[str, str]:
+    """Return what the driver reported for each GPU that has stopped working, by id."""
+    return _stopped
+
+
+def require_running(device: str) -> None:
+    """Check that a device has not stopped working.
+
+    Raises:
+        DeviceStopped: it has.
+    """
+    if device in _stopped:
+        raise DeviceStopped(device, _stopped[device])

@@ -12,9 +12,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from engine.errors import EngineError
-from engine.hardware.devices.places import far_id
-from engine.hardware.devices.selection import parse_devices
-from engine.hardware.devices.types import DeviceInfo, DeviceSnapshot
+from engine.hardware.devices.catalog import parse_devices
+from engine.hardware.devices.types import DeviceInfo, DeviceSnapshot, far_id
 from engine.hosts.machines.joining import (
     devices_from,
     difference,

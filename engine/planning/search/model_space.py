@@ -13,7 +13,7 @@ from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
 from engine.errors import EngineError
-from engine.hardware.devices.selection import require_devices
+from engine.hardware.devices.catalog import require_devices
 from engine.load_params import SPLIT_MODES, LoadParams
 from engine.planning.search.results import Goal, Region, Speeds
 

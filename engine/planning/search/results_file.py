@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engine.errors import EngineError
-from engine.hardware.devices.selection import require_devices
+from engine.hardware.devices.catalog import require_devices
 from engine.hardware.fallbacks import Fallback
 from engine.planning.saved_plans import model_key, params_document, params_from
 from engine.planning.search.results import (

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Literal, NamedTuple
 
-from engine.hardware.devices.places import machine_of
+from engine.hardware.devices.types import machine_of
 from engine.model.forward.batch import MOST_IN_F32, MOST_ONE_SHOT
 from engine.planning.speed.facts import LinkFacts, WireSpeed
 

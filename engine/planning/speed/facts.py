@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Literal, TypeVar
 
-from engine.hardware.devices.places import is_cpu, local_id, machine_of
+from engine.hardware.devices.types import is_cpu, local_id, machine_of
 
 CACHE = "KV"
 """Key of the KV cache's rate in `DeviceFacts.rates`."""

@@ -11,9 +11,8 @@ from zlib import crc32
 from engine.hardware.backend_choice import simulate_gpus
 from engine.hardware.cuda_api import use_overheads
 from engine.hardware.devices.catalog import list_devices
-from engine.hardware.devices.links import read_topology
-from engine.hardware.devices.places import far_id, is_cpu, local_id, machine_of
-from engine.hardware.devices.types import CPU, DeviceInfo
+from engine.hardware.devices.topology import read_topology
+from engine.hardware.devices.types import CPU, DeviceInfo, far_id, is_cpu, local_id, machine_of
 from engine.load_params import PEER_MODES, PeerMode
 from engine.planning.evaluation.fit import Room
 from engine.planning.speed.calibration import DECODE, PREFILL, Calibration, Subject, device_kind

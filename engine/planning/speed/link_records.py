@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from engine.hardware.devices.links import Place, Way
+from engine.hardware.devices.topology import Place, Way
 from engine.load_params import PeerMode
 from engine.planning.speed.facts import LinkFacts
 

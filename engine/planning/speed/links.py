@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import TypeVar
 
-from engine.hardware.devices.links import Link, Pcie, Topology
-from engine.hardware.devices.places import far_id, is_cpu, local_id, machine_of
-from engine.hardware.devices.types import CPU
+from engine.hardware.devices.topology import Link, Pcie, Topology
+from engine.hardware.devices.types import CPU, far_id, is_cpu, local_id, machine_of
 from engine.planning.speed.collectives import (
     AllReduceTime,
     LinkGroup,

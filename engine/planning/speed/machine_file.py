@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from engine.hardware.cuda_api import is_overhead, use_overheads
-from engine.hardware.devices.links import Link, Topology
-from engine.hardware.devices.torch_build import find_torch_build
+from engine.hardware.devices.topology import Link, Topology
+from engine.hardware.devices.torch_builds import find_torch_build
 from engine.hardware.devices.types import DeviceInfo
 from engine.load_params import PeerMode
 from engine.planning.speed.device_specs import (

@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from itertools import combinations
 
 from engine.errors import EngineError
-from engine.hardware.devices.links import Link, LinkKind, Pcie, Topology
+from engine.hardware.devices.topology import Link, LinkKind, Pcie, Topology
 from engine.hardware.devices.types import CPU, DeviceInfo
 from engine.planning.speed.device_specs import CPU_SPECS, GIB, GPU_SPECS, RESERVED_BYTES, DeviceSpec
 from engine.planning.speed.facts import DeviceFacts, LinkFacts

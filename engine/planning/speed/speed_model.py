@@ -11,8 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from engine.hardware.devices.places import far_id, is_cpu, machine_of
-from engine.hardware.devices.types import CPU
+from engine.hardware.devices.types import CPU, far_id, is_cpu, machine_of
 from engine.model.forward.batch import SMALL_BATCH
 from engine.planning.evaluation.workload import (
     DEQUANTISED,

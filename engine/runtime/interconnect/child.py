@@ -15,8 +15,8 @@ import engine.hardware.environment  # noqa: F401 before torch, which reads it
 
 # isort: split
 
-from engine.hardware.devices.links import Pair, Place
-from engine.hardware.devices.torch_build import find_torch_build
+from engine.hardware.devices.topology import Pair, Place
+from engine.hardware.devices.torch_builds import find_torch_build
 from engine.hardware.devices.visibility import variables_for
 from engine.hardware.trial_process import HUNG, TrialProcess
 from engine.planning.speed.link_records import Means, TrialRecord, trial_from

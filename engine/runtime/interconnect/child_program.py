@@ -15,7 +15,7 @@ import engine.hardware.environment  # noqa: F401 before torch, which reads it
 import torch
 
 from engine.errors import EngineError
-from engine.hardware.devices.links import Place
+from engine.hardware.devices.topology import Place
 from engine.planning.speed.link_records import Means, trial_document
 from engine.runtime.interconnect.trial import (
     FULL,

@@ -14,7 +14,7 @@ from engine.backends.gpu.comm.slots import PacketSlot
 from engine.backends.gpu.kernels import link_trial
 from engine.backends.gpu.launch.configs import target_of
 from engine.backends.gpu.launch.kernel_launch import launch
-from engine.hardware.devices.links import Place
+from engine.hardware.devices.topology import Place
 from engine.planning.speed.link_records import TrialRecord
 
 N_PROGRAMS = 8

@@ -18,7 +18,7 @@ import torch
 from engine.errors import EngineError
 from engine.hardware.backend_choice import kernels_for
 from engine.hardware.devices.catalog import list_devices
-from engine.hardware.devices.links import Pair, Place, Routes, Way, read_topology
+from engine.hardware.devices.topology import Pair, Place, Routes, Way, read_topology
 from engine.hardware.devices.types import DeviceInfo
 from engine.hardware.torch_devices import release_cached_memory, torch_device
 from engine.load_params import PeerMode

@@ -19,7 +19,7 @@ from torch.cuda import nccl
 
 from engine.backends.gpu.comm.slots import PacketSlot, new_slot
 from engine.errors import EngineError
-from engine.hardware.devices.links import Place, read_topology
+from engine.hardware.devices.topology import Place, read_topology
 from engine.hardware.host_memory import HostTensor
 from engine.hardware.torch_devices import is_out_of_memory
 from engine.planning.speed.link_records import Means, TrialRecord

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 
 import engine.hardware.environment  # noqa: F401 before torch, which reads it
 from engine.errors import EngineError
-from engine.hardware.devices.catalog import list_devices
-from engine.hardware.devices.selection import parse_devices
+from engine.hardware.backend_choice import find_gpu_path
+from engine.hardware.devices.catalog import list_devices, parse_devices
 from engine.hardware.faults import explain_faults
-from engine.hardware.gpu_path import find_gpu_path
 from engine.hardware.torch_devices import torch_device
 from engine.util.progress import never
 

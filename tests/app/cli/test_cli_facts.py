@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from engine import load_model
-from engine.hardware.devices.torch_build import TorchBuild
+from engine.hardware.devices.torch_builds import TorchBuild
 from tests.helpers.command_line import Run, assert_refused
 from tests.helpers.fake_amd import RX9070, XTX, install_amd
 from tests.helpers.fake_nvml import install, three_gpus, use_build

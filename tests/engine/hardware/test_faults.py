@@ -6,9 +6,8 @@ import torch
 from engine.errors import CommError, DeviceStopped, EngineError, KernelError
 from engine.hardware import host_memory, torch_devices
 from engine.hardware.cuda_api import CudaApi
-from engine.hardware.devices.catalog import list_devices
-from engine.hardware.devices.selection import parse_devices, require_devices
-from engine.hardware.devices.stopped import mark_stopped, stopped_gpus
+from engine.hardware.devices.catalog import list_devices, parse_devices, require_devices
+from engine.hardware.devices.visibility import mark_stopped, stopped_gpus
 from engine.hardware.faults import FAULT_CODES, explain_faults, fault_of, stopped_error
 from engine.hardware.host_memory import HostTensor
 from engine.hardware.torch_devices import is_out_of_memory, release_cached_memory, torch_device

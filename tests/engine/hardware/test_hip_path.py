@@ -11,12 +11,12 @@ import torch
 
 from engine.backends.gpu.launch import configs, own_launcher
 from engine.errors import NoDevice
-from engine.hardware import backend_choice, gpu_path
+from engine.hardware import backend_choice
+from engine.hardware.backend_choice import find_gpu_path
 from engine.hardware.card_records import CardVerdict
 from engine.hardware.devices.catalog import list_devices
-from engine.hardware.devices.torch_build import TorchBuild
+from engine.hardware.devices.torch_builds import TorchBuild
 from engine.hardware.devices.types import DeviceInfo
-from engine.hardware.gpu_path import find_gpu_path
 from engine.hardware.torch_devices import torch_device
 from engine.runtime import kernel_proof as card_trial
 from engine.runtime.kernel_proof import prove_kernels
@@ -117,8 +117,8 @@ def test_what_amds_gpus_compute_with_is_told(
     monkeypatch: pytest.MonkeyPatch, problem: str, launcher: str, arithmetic: str, sentence: str
 ) -> None:
     """Tandem's own launcher knows only CUDA."""
-    monkeypatch.setattr(gpu_path, "triton_version", lambda: "3.8.0")
-    monkeypatch.setattr(gpu_path, "launcher_problem", lambda: problem)
+    monkeypatch.setattr(backend_choice, "triton_version", lambda: "3.8.0")
+    monkeypatch.setattr(backend_choice, "launcher_problem", lambda: problem)
     found = find_gpu_path(list_devices())
     assert (found.launcher, found.arithmetic) == (launcher, arithmetic)
     assert (found.has_gpu, found.torch_hip, found.missing) == (True, "7.2.53211", ())

@@ -36,15 +36,15 @@ from engine.backends.cpu.thread_comm import ThreadGroup
 from engine.backends.executor import RankExecutor, RankOutOfMemory
 from engine.backends.gpu.comm.communicator import DeviceGroup
 from engine.backends.gpu.decode.token_stream import TokenStream
-from engine.backends.gpu.launch import compiling, own_launcher
+from engine.backends.gpu.launch import kernel_launch, own_launcher
 from engine.backends.gpu.launch.graph import NotRepeatable
 from engine.errors import DeviceStopped
 from engine.generation.state_file import StateFiles
 from engine.hardware import backend_choice
 from engine.hardware.card_records import CardVerdict
 from engine.hardware.cuda_api import OUT_OF_MEMORY, CudaCallError
-from engine.hardware.devices.links import Routes
-from engine.hardware.devices.stopped import mark_stopped, stopped_gpus
+from engine.hardware.devices.topology import Routes
+from engine.hardware.devices.visibility import mark_stopped, stopped_gpus
 from engine.hardware.faults import call_all
 from engine.parallel.rank_threads import RankThreads
 from engine.runtime import kernel_proof, thread_runtime
@@ -363,12 +363,12 @@ def test_a_full_memory_while_kernels_are_loaded_does_not_give_them_up(
 ) -> None:
     """They would be refused for the rest of the process, which would then need more memory."""
     launch: Any = None
-    monkeypatch.setattr(compiling, "_compiled", failing(error))
+    monkeypatch.setattr(kernel_launch, "_compiled", failing(error))
     with pytest.raises(type(error)):
-        compiling.compile_launch(launch, GPU)
+        kernel_launch.compile_launch(launch, GPU)
 
     def compile_ahead(*args: object) -> None:
-        compiling.compile_launch(launch, GPU)
+        kernel_launch.compile_launch(launch, GPU)
 
     monkeypatch.setattr(CpuBackend, "compile_ahead", compile_ahead)
     monkeypatch.setattr(backend_choice, "_refused", {})

@@ -18,7 +18,7 @@ from engine.errors import OutOfDeviceMemory
 from engine.hardware import backend_choice
 from engine.hardware.card_records import WHOLE_CARD, CardRecords, CardVerdict, card_key
 from engine.hardware.card_records import card_problems as problems_on_disk
-from engine.hardware.devices.selection import require_devices
+from engine.hardware.devices.catalog import require_devices
 from engine.hardware.devices.types import DeviceInfo
 from engine.runtime import kernel_proof
 from engine.runtime.kernel_proof import only_shown, prove_cards, prove_kernels, try_card

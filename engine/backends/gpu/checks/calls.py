@@ -15,15 +15,14 @@ from typing import TYPE_CHECKING, Any, cast
 from torch import Tensor
 
 from engine.backends.cpu.weights import JoinedColumns
-from engine.backends.gpu.launch.compiling import variant_key
-from engine.backends.gpu.launch.kernel_launch import ALIGNMENT, KernelLaunch
+from engine.backends.gpu.launch.kernel_launch import ALIGNMENT, KernelLaunch, variant_key
 from engine.backends.gpu.matmul.weights import GpuPlain, GpuPlanes
 from engine.backends.reference.weights import DenseWeight, PackedWeight
 from engine.formats.gguf.tensors import TYPES
 from engine.model.forward.expert_rows import Groups
 
 if TYPE_CHECKING:
-    from engine.backends.gpu.launch.refusals import Key
+    from engine.backends.gpu.launch.configs import KernelKey
     from engine.model.forward.context import Context
     from engine.model.forward.ops import Ops
 
@@ -73,7 +72,7 @@ class OpCallLog:
 
     def __init__(self) -> None:
         self.calls: list[OpCall] = []
-        self.asked: dict[Key, None] = {}
+        self.asked: dict[KernelKey, None] = {}
         self.routings: dict[int, tuple[Groups, tuple[Any, ...]]] = {}
         self._known: set[Hashable] = set()
         self._alike: set[Hashable] = set()

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from engine.backends.cpu.weights import JoinedColumns
 from engine.backends.gpu.decode.sampling import DeviceSampler, RingEntry, WordExchange
-from engine.backends.gpu.launch.refusals import allows
+from engine.backends.gpu.launch.configs import allows
 from engine.decoding.sampling.sampler import Sampler
 from engine.model.forward.cache import LayerCache
 from engine.model.forward.expert_rows import Groups

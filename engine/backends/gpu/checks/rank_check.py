@@ -1,23 +1,34 @@
 """Check of one rank at a load: what its dry run has logged, on its own weights and cache.
 
-Each rank checks alone, without the others.
+Each rank checks alone, without the others, before its first pass. Only the first operation that
+starts each compiled kernel is checked; operations that others are composed of belong to the
+outermost one. A kernel whose result differs from torch's is refused.
+
+Each verdict is kept, for the card, its driver and the versions that it was made with, so that a
+later load compares nothing. A wrong kernel is found by trial: the check is made again without one
+kernel that the operation asks for, then without another, until the results are right.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import cache, partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from engine.backends.gpu.checks.calls import OpCallLog
-from engine.backends.gpu.checks.comparison import Drawing, StandIns, drawn_tokens
-from engine.backends.gpu.checks.products import FileRows
-from engine.backends.gpu.checks.weight_check import Verdicts, WeightCheck, report
+from engine.backends.gpu.checks import op_checks
+from engine.backends.gpu.checks.calls import OpCall, OpCallLog
+from engine.backends.gpu.checks.comparison import Drawing, Pair, StandIns, all_agree, drawn_tokens
+from engine.backends.gpu.checks.op_checks import FileRows, ProductChecks
+from engine.backends.gpu.launch.configs import KernelKey, refuse, refused, watched
 from engine.backends.gpu.ops import GpuOps
-from engine.hardware.card_records import CardRecords, card_key
+from engine.errors import EngineError
+from engine.formats.gguf.tensors import TYPES
+from engine.hardware.card_records import CardRecords, CardVerdict, card_key
 from engine.hardware.devices.catalog import list_devices
 
 if TYPE_CHECKING:
@@ -26,6 +37,210 @@ if TYPE_CHECKING:
     from engine.model.architectures.declare import Declaration
     from engine.model.forward.cache import Cache
     from engine.model.layers.module import Slot
+
+
+log = logging.getLogger(__name__)
+
+Compare = Callable[[], Sequence[Pair]]
+"""Function that computes an operation, by kernels and by torch."""
+
+Prepare = Callable[[], Compare]
+"""Function that makes the arguments of an operation, by kernels that were checked before."""
+
+BY_ROUNDING = ("linears", "matmul", "gated_linears", "per_head")
+"""Products that are checked twice: with numbers that no rounding changes, and with others."""
+
+MOST_TRIALS = 8
+"""Most rounds in which kernels of one operation are refused."""
+
+SAMPLING: KernelKey = ("sampling",)
+"""Name of the kernels that sample tokens."""
+
+LONGEST_WHY = 180
+"""Most characters of the kernels' names in a verdict that is kept."""
+
+WORDS = {
+    "gemv": "products of {1} with {0} weights",
+    "gated": "gated products of {1} with {0} weights",
+    "tile_gemm": "products of up to {1} with {0} weights",
+    "dequant_gemm": "products of many rows with {0} weights",
+    "plain": "products of {1} with {0} weights",
+    "per_head": "products of each head with {0} weights",
+    "look_up": "rows of {0} weights",
+    "expert_gemv": "experts' products of few tokens with {0} weights",
+    "expert_gemm": "experts' products of many tokens with {0} weights",
+    "attention": "attention over keys and values in {0}",
+    "kv_write": "writing keys and values in {0}",
+    "assign": "the choice of experts",
+}
+"""What kernels compute, by their name in keys, for a person; others are called by their name."""
+
+
+class Verdicts(NamedTuple):
+    """Verdicts on a card.
+
+    Attributes:
+        records: where they are kept; None for nowhere.
+        key: what they belong to, see `engine.hardware.card_records.card_key`.
+    """
+
+    records: CardRecords | None
+    key: str
+
+
+class WeightCheck:
+    """Check of the kernels that a dry run has logged.
+
+    Args:
+        calls: log of the dry run.
+        stand_ins: arguments for its operations.
+        rows: rows of the weights as the file has them.
+        ops: operations of the rank, for the check alone.
+        verdicts: verdicts of earlier checks.
+
+    Attributes:
+        n_made: number of operations that were compared, not looked up.
+    """
+
+    def __init__(
+        self, calls: OpCallLog, stand_ins: StandIns, rows: FileRows, ops: GpuOps, verdicts: Verdicts
+    ) -> None:
+        self._calls, self._stand_ins, self._ops = calls, stand_ins, ops
+        self._products = ProductChecks(rows, ops)
+        self._verdicts = verdicts
+        self._device = stand_ins.device
+        self.n_made = 0
+
+    def run(self, more: Iterable[tuple[str, Prepare]] = ()) -> set[KernelKey]:
+        """Check all; refuse kernels whose results differ from torch's.
+
+        Args:
+            more: further checks, after their names.
+
+        Returns:
+            The kernels that the rank's passes ask for and that are refused.
+
+        Raises:
+            EngineError: results are wrong whichever kernels are refused.
+        """
+        wanted = set(self._calls.asked)
+        new: dict[str, CardVerdict] = {}
+        records, key = self._verdicts
+        with torch.inference_mode():
+            for mark, prepare in (*map(self._named, self._calls.calls), *more):
+                what = f"check {mark}"
+                known = new.get(what) or (records.find(key, what) if records else None)
+                if known is None:
+                    known = new[what] = self._tried(mark, prepare())
+                wrong = keys_in(known.why) if not known.passed else set()
+                refuse(self._device, wrong)
+                wanted |= wrong
+        if records and new:
+            kept = {what: found for what, found in new.items() if len(found.why) <= LONGEST_WHY}
+            records.keep_all(key, kept)
+        return wanted & refused(self._device)
+
+    def _named(self, call: OpCall) -> tuple[str, Prepare]:
+        return call.mark, lambda: self._prepared(call)
+
+    def _tried(self, mark: str, compare: Compare) -> CardVerdict:
+        """Return the verdict of a check that is made now."""
+        self.n_made += 1
+        keys = wrong_keys(mark, compare)
+        if keys:
+            log.warning("on %s, %s came out wrong by %s", self._device, mark, sorted(keys, key=str))
+        names = ", ".join(" ".join(map(str, key)) for key in sorted(keys, key=str))
+        today = datetime.now(UTC).date().isoformat()
+        return CardVerdict("wrong" if keys else "passed", names, today)
+
+    def _prepared(self, call: OpCall) -> Compare:
+        """Return a function that computes an operation, each time on the same numbers."""
+        kinds = (True, False) if call.name in BY_ROUNDING else (False,)
+        arguments = self._stand_ins.arguments
+        given = [(whole, *arguments(call, self._ops, whole=whole)) for whole in kinds]
+        return lambda: [pair for each in given for pair in self._pairs(call.name, *each)]
+
+    def _pairs(
+        self, name: str, whole: bool, args: Sequence[Any], named: Mapping[str, Any]
+    ) -> list[Pair]:
+        """Compute an operation by kernels and by torch."""
+        if product := getattr(self._products, name, None):
+            found = product(whole, *args, **named)
+        elif name in op_checks.STATE_AT:
+            found = op_checks.on_state(self._ops, name, *args, **named)
+        elif special := getattr(op_checks, name, None):
+            found = special(self._ops, *args, **named)
+        else:
+            found = op_checks.in_f32(self._ops, name, *args, **named)
+        pairs: list[Pair] = found
+        return pairs
+
+
+def wrong_keys(mark: str, compare: Compare) -> set[KernelKey]:
+    """Return the kernels without which a check's results are right; none if they are anyway.
+
+    Raises:
+        EngineError: there are none such.
+    """
+    without: set[KernelKey] = set()
+    for _ in range(MOST_TRIALS):
+        is_right, asked = _made(compare, without)
+        if is_right:
+            return without
+        others = [key for key in asked if key not in without]
+        for key in others:
+            if _made(compare, {*without, key})[0]:
+                return {*without, key}
+        if not others:
+            break
+        without.update(others)
+    raise EngineError(
+        f"No kernel computes {mark} correctly.",
+        "Set TANDEM_BACKEND=reference to do without kernels of Tandem's own.",
+    )
+
+
+def _made(compare: Compare, without: set[KernelKey]) -> tuple[bool, list[KernelKey]]:
+    """Make a check without some kernels; return whether it passes, and the kernels it asked for."""
+    with watched(without) as asked:
+        try:
+            is_right = all_agree(compare())
+        except EngineError:
+            if not without:
+                raise
+            is_right = False  # nothing is left that could compute it
+    return is_right, list(asked)
+
+
+def keys_in(why: str) -> set[KernelKey]:
+    """Return the kernels that a verdict names."""
+    return {
+        tuple(int(word) if word.isdigit() else word for word in name.split())
+        for name in why.split(", ")
+        if name
+    }
+
+
+def report(keys: Iterable[KernelKey], device: str, fallbacks: Fallbacks) -> None:
+    """Report kernels that are not used, for a person."""
+    keys = set(keys)
+    names = sorted({_in_words(key) for key in keys - {SAMPLING}})
+    if SAMPLING in keys:
+        fallbacks.report("sampling", [device], "tokens drawn there came out wrong in a check")
+    if names:
+        fallbacks.report("wrong", [device], f"{', '.join(names)} came out wrong in a check")
+
+
+def _in_words(key: KernelKey) -> str:
+    name, *facts = key
+    words = [str(fact).removeprefix("torch.") for fact in facts]
+    first = facts[0] if facts else None
+    if isinstance(first, int) and first in TYPES:
+        words[0] = TYPES[first].name
+    if len(facts) > 1:
+        words[1] += " row" if facts[1] == 1 else " rows"
+    found = WORDS.get(str(name))
+    return found.format(*words) if found else str(name).replace("_", " ")
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,7 @@ from engine.parallel.transfers import check_alike, check_fit
 
 if TYPE_CHECKING:
     from engine.backends.gpu.comm.one_shot import OneShot
-    from engine.hardware.devices.links import Routes
+    from engine.hardware.devices.topology import Routes
     from engine.hardware.fallbacks import Fallbacks
     from engine.model.forward.communicator import Group
     from engine.parallel.turns import Turns

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from engine.backends.gpu.comm.streams import DeviceEvent, Queues
-from engine.hardware.devices.links import Place
+from engine.hardware.devices.topology import Place
 from engine.hardware.host_memory import HostTensor
 from engine.model.forward.batch import MOST_COPIED_WHOLE
 from engine.planning.memory import GATHER_BYTES, LINK_SETS, shown_bytes

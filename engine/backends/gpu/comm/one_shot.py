@@ -40,7 +40,7 @@ from engine.model.forward.attention import is_checking
 from engine.model.forward.batch import MOST_IN_F32, MOST_ONE_SHOT
 
 if TYPE_CHECKING:
-    from engine.hardware.devices.links import Routes
+    from engine.hardware.devices.topology import Routes
     from engine.hardware.host_memory import HostTensor
     from engine.model.forward.communicator import Group
     from engine.model.forward.operands import Addend, NormLayer

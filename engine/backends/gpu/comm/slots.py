@@ -23,7 +23,7 @@ from engine.hardware.faults import call_all
 from engine.hardware.host_memory import HostTensor
 
 if TYPE_CHECKING:
-    from engine.hardware.devices.links import Place, Routes
+    from engine.hardware.devices.topology import Place, Routes
     from engine.model.forward.communicator import Group
 
 

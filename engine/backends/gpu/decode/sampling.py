@@ -36,7 +36,7 @@ from engine.backends.gpu.kernels import sampling, sharded_sampling
 from engine.backends.gpu.launch.kernel_launch import KernelLaunch, intercept_launches, launch
 from engine.decoding.sampling.on_device import ROOM, most_sent
 from engine.decoding.sampling.sampler import Sampler
-from engine.hardware.devices.links import Routes
+from engine.hardware.devices.topology import Routes
 from engine.hardware.host_memory import HostTensor
 
 FEW_SENT = 64

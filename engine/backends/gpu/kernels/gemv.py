@@ -11,6 +11,7 @@ import triton.language as tl
 
 from engine.backends.gpu.kernels import elementwise
 from engine.backends.gpu.kernels.asm import atomic_add, dot_of_bytes, four_shared_words
+from engine.backends.gpu.kernels.elementwise import write_bytes, write_numbers
 from engine.backends.gpu.kernels.planes import (
     block_words,
     byte_of,
@@ -22,7 +23,6 @@ from engine.backends.gpu.kernels.planes import (
     row_scales,
     table_bias,
 )
-from engine.backends.gpu.kernels.quantise import write_bytes, write_numbers
 
 BASE = tl.constexpr(255)
 """Weight of the first of two bytes of a number, see `cpu.kernels.products.panels`."""
@@ -44,7 +44,7 @@ def tile_sums(tile, x, facts, rows, first, last, n_blocks, skip, ITEMS: tl.const
         ITEMS: number of threads of a program, which takes ITEMS / 4 blocks at a time.
         UNROLL: number of blocks that each thread prefetches before it works on the first of them.
             Loads of an earlier iteration are not delayed until their use, as compilers like to do.
-        X_BYTES: see above; other constants as in `engine.backends.gpu.matmul.planes`.
+        X_BYTES: see above; other constants as in `engine.backends.gpu.quantised`.
     """
     BLOCKS: tl.constexpr = ITEMS // 4
     item = tl.arange(0, ITEMS)

@@ -31,7 +31,7 @@ import triton
 import triton.language as tl
 
 from engine.backends.gpu.kernels.asm import atomic_add, store_pair
-from engine.backends.gpu.kernels.norm import add_norm_of
+from engine.backends.gpu.kernels.elementwise import add_norm_of
 
 HEADER = tl.constexpr(2)
 """Number of packets in the header of a slot's half: one says whether there are values."""

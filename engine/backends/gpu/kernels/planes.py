@@ -4,7 +4,7 @@ All functions work element by element on tensors of any shape, with one element 
 block of 32 columns and a row of a tile: `block` and `row` are broadcast against each other, `tile`
 is the address of the tile (a pointer to bytes, or one for each element), and `mask` says which
 elements exist; others are read as 0. The constants are those of
-`engine.backends.gpu.matmul.planes.constants_of`.
+`engine.backends.gpu.quantised.constants_of`.
 
 A *quad* is a 32-bit word with four neighbouring columns of a row, the first one in the lowest byte:
 quad i of a block has columns 4i … 4i+3. Its bytes are unsigned codes; or signed numbers, where the

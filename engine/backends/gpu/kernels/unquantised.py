@@ -1,10 +1,16 @@
-"""Gemv kernel for matrices in F16, BF16 or F32."""
+"""Gemv kernels for matrices in F16, BF16 or F32, and for one matrix of each head (`x Wᵀ`, `x W`).
+
+Programs of the latter are (heads, parts of a matrix, rows of x): each row is multiplied separately,
+in F32, so that it has the same bits alone and among others. Matrices are small and stay in the
+cache meanwhile.
+"""
 
 import triton
 import triton.language as tl
 
 from engine.backends.gpu.kernels.gemv import place_of
 from engine.backends.gpu.kernels.planes import weights
+from engine.backends.gpu.kernels.tile_gemm import stored_words, weights_at
 
 
 @triton.jit(do_not_specialize=["n_row", "n_rows", "x_stride", "n_columns"])
@@ -115,3 +121,164 @@ def look_up(planes, tile_bytes, n_blocks, skip, lead, n_columns, n_rows, ids, ou
     values = tl.where(is_here, tl.reshape(found, (BLOCKS * 32,)), 0.0)
     column = tl.program_id(1) * (BLOCKS * 32) + tl.arange(0, BLOCKS * 32) - lead
     tl.store(out + index * n_columns + column, values, mask=(column >= 0) & (column < n_columns))
+
+
+@triton.jit
+def first_column(block, line, PART: tl.constexpr, LOW: tl.constexpr):
+    """Return the first of the four columns in part PART of words, counted from the first block."""
+    if LOW == 4:
+        quad = line + 4 * PART
+    else:
+        quad = line * (8 // LOW) + PART
+    return block * 32 + quad * 4
+
+
+@triton.jit(do_not_specialize=["n_tile", "n_blocks", "skip", "lead", "n_columns", "first", "n_out",
+                               "x_row", "x_head"])  # fmt: skip
+def planes_product(x, planes, y, tile_bytes, n_tile, n_blocks, skip, lead, n_columns, first, n_out,
+                   x_row, x_head, BLOCKS: tl.constexpr, ROWS: tl.constexpr, ASM: tl.constexpr,
+                   LOW: tl.constexpr, HIGH: tl.constexpr, ZERO: tl.constexpr, TABLE: tl.constexpr,
+                   SCALE: tl.constexpr, SUB: tl.constexpr, SIGNED: tl.constexpr):  # fmt: skip
+    """Compute `y = x Wᵀ` with rows `first` to `first + n_out` of W, ROWS rows in each program.
+
+    Args:
+        x: F32 (n_row, n_head, n_columns).
+        x_row, x_head: elements between rows and between heads of x.
+        planes: bytes (n_head, n_tile, tile_bytes); tile_bytes is a multiple of 64.
+        y: contiguous output, F32 (n_row, n_head, n_out).
+        BLOCKS: number of blocks of 32 columns at a time.
+        ROWS: a multiple of 16.
+    """
+    WORDS: tl.constexpr = BLOCKS * LOW
+    head, m = tl.program_id(0).to(tl.int64), tl.program_id(2).to(tl.int64)
+    first_tile = first // 16 + tl.program_id(1) * (ROWS // 16)
+    row = tl.arange(0, ROWS)
+    tile = planes + (head * n_tile + first_tile) * tile_bytes
+    at, lane = (row // 16 * tile_bytes)[:, None], (row % 16)[:, None]
+    is_row = (first_tile + row // 16 < n_tile)[:, None]
+    word = tl.arange(0, WORDS)[None, :]
+    line = word % LOW
+    total = tl.zeros((ROWS, WORDS), tl.float32)
+    for start in range(0, n_blocks, BLOCKS):
+        block = start + word // LOW
+        stored = stored_words(tile, at, lane, is_row, block, line, line, n_blocks, skip, ASM, LOW,
+                              HIGH, TABLE, SCALE, SUB, SIGNED)  # fmt: skip
+        for part in tl.static_range(8 // LOW):
+            for column in tl.static_range(4):
+                weight = weights_at(stored, 0x4B000000, part, column, ASM, LOW, ZERO, TABLE, SCALE,
+                                    SUB)  # fmt: skip
+                place = first_column(block, line, part, LOW) + column - lead
+                number = tl.load(x + (m * x_row + head * x_head) + place,
+                                 mask=(place >= 0) & (place < n_columns), other=0.0)  # fmt: skip
+                total += weight * number
+    goal = first_tile * 16 + row - first
+    out = y + (m * tl.num_programs(0) + head) * n_out
+    tl.store(out + goal, tl.sum(total, axis=1), mask=(goal >= 0) & (goal < n_out))
+
+
+@triton.jit(do_not_specialize=["n_tile", "n_blocks", "skip", "lead", "n_columns", "first", "n_in",
+                               "x_row", "x_head"])  # fmt: skip
+def planes_transposed(x, planes, y, tile_bytes, n_tile, n_blocks, skip, lead, n_columns, first,
+                      n_in, x_row, x_head, BLOCKS: tl.constexpr, ROWS: tl.constexpr,
+                      ASM: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, ZERO: tl.constexpr,
+                      TABLE: tl.constexpr, SCALE: tl.constexpr, SUB: tl.constexpr,
+                      SIGNED: tl.constexpr):  # fmt: skip
+    """Compute `y = x W` with rows `first` to `first + n_in` of W, BLOCKS blocks in each program.
+
+    Args:
+        x: F32 (n_row, n_head, n_in).
+        y: contiguous output, F32 (n_row, n_head, n_columns).
+        ROWS: number of rows at a time; other arguments as in `planes_product`.
+    """
+    WORDS: tl.constexpr = BLOCKS * LOW
+    head, m = tl.program_id(0).to(tl.int64), tl.program_id(2).to(tl.int64)
+    row = tl.arange(0, ROWS)
+    at, lane = (row // 16 * tile_bytes)[:, None], (row % 16)[:, None]
+    word = tl.arange(0, WORDS)[None, :]
+    block, line = tl.program_id(1) * BLOCKS + word // LOW, word % LOW
+    totals = ()
+    for _ in tl.static_range(32 // LOW):
+        totals = totals + (tl.zeros((ROWS, WORDS), tl.float32),)
+    for first_tile in range(first // 16, (first + n_in + 15) // 16, ROWS // 16):
+        tile = planes + (head * n_tile + first_tile) * tile_bytes
+        is_row = (first_tile + row // 16 < n_tile)[:, None]
+        stored = stored_words(tile, at, lane, is_row, block, line, line, n_blocks, skip, ASM, LOW,
+                              HIGH, TABLE, SCALE, SUB, SIGNED)  # fmt: skip
+        place = first_tile * 16 + row - first
+        number = tl.load(x + (m * x_row + head * x_head) + place,
+                         mask=(place >= 0) & (place < n_in), other=0.0)  # fmt: skip
+        sums = ()
+        for part in tl.static_range(8 // LOW):
+            for column in tl.static_range(4):
+                weight = weights_at(stored, 0x4B000000, part, column, ASM, LOW, ZERO, TABLE, SCALE,
+                                    SUB)  # fmt: skip
+                sums = sums + (totals[4 * part + column] + weight * number[:, None],)
+        totals = sums
+    out = y + (m * tl.num_programs(0) + head) * n_columns
+    for part in tl.static_range(8 // LOW):
+        for column in tl.static_range(4):
+            goal = first_column(block, line, part, LOW) + column - lead
+            total = tl.expand_dims(tl.sum(totals[4 * part + column], axis=0), 0)
+            tl.store(out + goal, total, mask=(goal >= 0) & (goal < n_columns))
+
+
+@triton.jit
+def plain_part(data, n_rows, n_columns, first_row, first_column, ROWS: tl.constexpr,
+               COLUMNS: tl.constexpr):  # fmt: skip
+    """Load rows and columns of this program's head, F32 (ROWS, COLUMNS); 0 where there are none."""
+    row = first_row + tl.arange(0, ROWS)[:, None]
+    column = first_column + tl.arange(0, COLUMNS)[None, :]
+    start = data + tl.program_id(0).to(tl.int64) * n_rows * n_columns
+    inside = (row < n_rows) & (column < n_columns)
+    return tl.load(start + (row * n_columns + column), mask=inside, other=0.0).to(tl.float32)
+
+
+@triton.jit(do_not_specialize=["n_rows", "n_columns", "first", "n_out", "x_row", "x_head"])
+def plain_product(x, data, y, n_rows, n_columns, first, n_out, x_row, x_head, ROWS: tl.constexpr,
+                  COLUMNS: tl.constexpr, ALIGNED: tl.constexpr):  # fmt: skip
+    """Compute `y = x Wᵀ` with rows `first` to `first + n_out` of W, ROWS rows in each program.
+
+    Args:
+        x: F32 (n_row, n_head, n_columns).
+        x_row, x_head: elements between rows and between heads of x.
+        data: contiguous matrices (n_head, n_rows, n_columns).
+        n_columns: divided by ALIGNED, so that the compiler knows a factor of it.
+        y: contiguous output, F32 (n_row, n_head, n_out).
+        COLUMNS: number of columns at a time.
+    """
+    n_columns *= ALIGNED
+    head, m = tl.program_id(0).to(tl.int64), tl.program_id(2).to(tl.int64)
+    first_row = first + tl.program_id(1) * ROWS
+    total = tl.zeros((ROWS, COLUMNS), tl.float32)
+    for start in range(0, n_columns, COLUMNS):
+        weight = plain_part(data, n_rows, n_columns, first_row, start, ROWS, COLUMNS)
+        place = start + tl.arange(0, COLUMNS)
+        number = tl.load(x + (m * x_row + head * x_head) + place, mask=place < n_columns, other=0.0)
+        total += weight * number[None, :]
+    goal = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    out = y + (m * tl.num_programs(0) + head) * n_out
+    tl.store(out + goal, tl.sum(total, axis=1), mask=goal < n_out)
+
+
+@triton.jit(do_not_specialize=["n_rows", "n_columns", "first", "n_in", "x_row", "x_head"])
+def plain_transposed(x, data, y, n_rows, n_columns, first, n_in, x_row, x_head, ROWS: tl.constexpr,
+                     COLUMNS: tl.constexpr, ALIGNED: tl.constexpr):  # fmt: skip
+    """Compute `y = x W` with rows `first` to `first + n_in` of W, COLUMNS columns in each program.
+
+    Args:
+        x: F32 (n_row, n_head, n_in).
+        y: contiguous output, F32 (n_row, n_head, n_columns).
+        ROWS: number of rows at a time; other arguments as in `plain_product`.
+    """
+    n_columns *= ALIGNED
+    head, m = tl.program_id(0).to(tl.int64), tl.program_id(2).to(tl.int64)
+    start = tl.program_id(1) * COLUMNS
+    total = tl.zeros((ROWS, COLUMNS), tl.float32)
+    for row in range(0, n_in, ROWS):
+        weight = plain_part(data, n_rows, n_columns, first + row, start, ROWS, COLUMNS)
+        place = row + tl.arange(0, ROWS)
+        number = tl.load(x + (m * x_row + head * x_head) + place, mask=place < n_in, other=0.0)
+        total += weight * number[:, None]
+    goal = start + tl.arange(0, COLUMNS)
+    out = y + (m * tl.num_programs(0) + head) * n_columns
+    tl.store(out + goal, tl.sum(total, axis=0), mask=goal < n_columns)

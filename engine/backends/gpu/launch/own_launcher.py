@@ -23,6 +23,7 @@ from engine.backends.gpu.launch import configs
 from engine.backends.gpu.launch.configs import configs_file, read_configs
 from engine.backends.gpu.launch.kernel_cache import use_cache
 from engine.errors import EngineError
+from engine.hardware.backend_choice import LAUNCHER_VARIABLE, launcher_problem, triton_version
 from engine.hardware.cuda_api import (
     DEVICE_BUS_WIDTH,
     DEVICE_CLOCK,
@@ -36,7 +37,6 @@ from engine.hardware.cuda_api import (
     CudaApi,
 )
 from engine.hardware.fallbacks import OF_THIS_PROCESS
-from engine.hardware.gpu_path import LAUNCHER_VARIABLE, launcher_problem, triton_version
 
 WARP = 32
 

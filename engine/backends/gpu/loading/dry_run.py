@@ -15,14 +15,13 @@ from torch import Tensor
 
 from engine.backends.cpu.weights import JoinedColumns
 from engine.backends.gpu.comm.one_shot import OneShotGroups
-from engine.backends.gpu.launch.configs import KernelTarget, use_target
+from engine.backends.gpu.launch.configs import KernelTarget, use_target, watched
 from engine.backends.gpu.launch.kernel_launch import KernelLaunch, intercept_launches
-from engine.backends.gpu.launch.refusals import watched
 from engine.backends.gpu.matmul.weights import GpuPlain, GpuPlanes
 from engine.backends.gpu.ops import GpuOps
 from engine.backends.reference.weights import DenseWeight, PackedWeight
 from engine.formats.quants.layout import LAYOUTS, Extent, n_tiles
-from engine.hardware.devices.links import Routes
+from engine.hardware.devices.topology import Routes
 from engine.model.forward.batch import MOST_IN_F32, SMALL_BATCH, Batch
 from engine.model.forward.cache import Cache
 from engine.model.forward.context import Context

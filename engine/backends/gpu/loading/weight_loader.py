@@ -1,26 +1,43 @@
 """Loads weights into a GPU: parts of the file are copied there and packed into planes there.
 
 The host never holds more of a model than a few buffers; see `engine.backends.gpu.loading.staging`.
+Packing puts the same bits in another order, as the CPU's packer does (`cpu.kernels.packing.pack`),
+but with torch, and so on every device. It takes some rows at a time: beside input and output it
+needs `PACK_BYTES` of memory.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial, reduce
 from math import prod
 from typing import TYPE_CHECKING
 
 import torch
+from gguf.constants import GGMLQuantizationType as Kind
 from torch import Tensor
 
 from engine.backends.cpu.packing import DTYPES, in_parts, joined_shape, stacks
-from engine.backends.gpu.loading.pack import pack
 from engine.backends.gpu.loading.staging import Staging
 from engine.backends.gpu.matmul.weights import GpuPlain, GpuPlanes
-from engine.formats.quants.layout import LAYOUTS, TILE, Extent, file_blocks, n_tiles
+from engine.formats.quants import block_formats, iquants
+from engine.formats.quants.block_formats import five_bits, read_field, unpack_planes
+from engine.formats.quants.dequantise import QUANTS, Quant
+from engine.formats.quants.encode import codes_and_scales
+from engine.formats.quants.layout import (
+    BLOCK,
+    CODED,
+    LAYOUTS,
+    TILE,
+    Extent,
+    Layout,
+    file_blocks,
+    n_tiles,
+)
 from engine.planning.footprint import arena_key, packed_bytes, sizes_of_pieces, slot_pieces
-from engine.planning.memory import aligned_bytes, is_arena, staging_bytes
+from engine.planning.memory import PACK_BYTES, aligned_bytes, is_arena, staging_bytes
 
 if TYPE_CHECKING:
     from engine.formats.gguf.reader import GGUFFile
@@ -29,6 +46,197 @@ if TYPE_CHECKING:
     from engine.model.forward.operands import Weight
     from engine.model.layers.module import Slot
     from engine.model.sharding.placement import Slices
+
+WEIGHT_BYTES = 8
+"""Largest number of bytes that packing needs per weight, of any type."""
+
+PIECE_WEIGHTS = PACK_BYTES // WEIGHT_BYTES
+"""Number of weights that are packed at a time: so many that operations outlast their launches."""
+
+Read = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class BlockFields:
+    """Fields of a type's blocks, as functions of blocks uint8 (n, type_size).
+
+    Attributes:
+        codes: returns the codes, uint8 (n, block_size), with the bits of both planes.
+        scales: returns the scales, in the order and width of their plane, 32 columns together.
+        supers: byte offsets of the F16 factors of a super-block.
+    """
+
+    codes: Read
+    scales: Read
+    supers: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PlaneParts:
+    """Contents of the planes, for some rows of some matrices.
+
+    Attributes:
+        low, high: words of codes (n, n_row, n_blocks, lines); None where there is no such plane.
+        scales: scales (n, n_row, n_blocks, parts).
+        supers: factors of super-blocks, int16 (n, n_row, n_supers, parts); None where there are
+            none.
+    """
+
+    low: Tensor
+    high: Tensor | None
+    scales: Tensor
+    supers: Tensor | None
+
+
+def pack(raw: Tensor, type_number: int, extent: Extent, out: Tensor, out_row: int = 0) -> None:
+    """Write rows of the file into planes; other rows of the planes stay as they are.
+
+    Args:
+        raw: some rows of each matrix, uint8 (n, n_row, row_bytes), with the blocks of the file
+            that cover the extent.
+        out: planes, uint8 (n, n_tile, tile_bytes), on the same device.
+        out_row: row of the planes at which the first row is written.
+    """
+    quant, n_row = QUANTS[type_number], raw.shape[1]
+    n_weights = raw.shape[2] // quant.type_size * quant.block_size
+    fitting = max(1, PIECE_WEIGHTS // max(1, n_weights))
+    step = n_row if fitting >= n_row else max(TILE, fitting // TILE * TILE)
+    n = max(1, fitting // max(1, n_row))
+    if not raw.numel():
+        return
+    for outs, some in zip(torch.split(out, n), torch.split(raw, n), strict=True):
+        for first in range(0, n_row, step):
+            parts = _parts(some[:, first : first + step], type_number, extent)
+            _store(parts, LAYOUTS[type_number], extent, outs, out_row + first)
+
+
+def _parts(raw: Tensor, type_number: int, extent: Extent) -> PlaneParts:
+    quant, layout = QUANTS[type_number], LAYOUTS[type_number]
+    blocks, rows = raw.reshape(-1, quant.type_size), raw.shape[:2]
+    codes, scales = _codes_and_scales(blocks, type_number, quant, layout)
+    per_block = quant.block_size // BLOCK
+    first = extent.first % per_block
+    wanted = slice(first, first + extent.n_blocks)
+    words = codes.reshape(*rows, -1, BLOCK)[:, :, wanted].contiguous().view(torch.int32)
+    of_blocks = scales.reshape(len(blocks) * per_block, -1)
+    return PlaneParts(
+        _lines(words, layout.low),
+        _lines(words >> layout.low, layout.high) if layout.high else None,
+        of_blocks.view(*rows, -1, of_blocks.shape[1])[:, :, wanted],
+        _supers(blocks, BLOCK_FIELDS[type_number].supers, rows) if layout.has_supers else None,
+    )
+
+
+def _codes_and_scales(
+    blocks: Tensor, type_number: int, quant: Quant, layout: Layout
+) -> tuple[Tensor, Tensor]:
+    if type_number in CODED:
+        codes, scales = codes_and_scales(blocks, quant, layout)
+        return codes, scales.view(torch.int32 if layout.scale == "f32" else torch.int16)
+    source = BLOCK_FIELDS[type_number]
+    return source.codes(blocks), source.scales(blocks)
+
+
+def _supers(blocks: Tensor, offsets: tuple[int, ...], rows: torch.Size) -> Tensor:
+    factors = torch.cat([read_field(blocks, at, at + 2, torch.int16) for at in offsets], dim=1)
+    return factors.view(*rows, -1, len(offsets))
+
+
+def _lines(words: Tensor, n_bits: int) -> Tensor:
+    """Return a plane's lines (…, n_bits) from the eight words of a block, (…, 8).
+
+    Args:
+        words: four codes in the bytes of each, of which the lowest n_bits are stored.
+    """
+    if n_bits == 8:
+        return words
+    codes = words & (((1 << n_bits) - 1) * 0x01010101)
+    per_line = 8 // n_bits
+    if n_bits == 4:
+        parts = codes.view(*codes.shape[:-1], per_line, n_bits).unbind(-2)
+    else:
+        parts = codes.view(*codes.shape[:-1], n_bits, per_line).unbind(-1)
+    return reduce(torch.bitwise_or, (part << (n * n_bits) for n, part in enumerate(parts)))
+
+
+def _store(parts: PlaneParts, layout: Layout, extent: Extent, out: Tensor, out_row: int) -> None:
+    high, scales, supers, tile_bytes = layout.offsets(extent.n_blocks, extent.skip)
+    planes_of = ((parts.low, 0), (parts.high, high), (parts.scales, scales), (parts.supers, supers))
+    assert out.shape[-1] == tile_bytes, "the planes are those of another extent"
+    for found, start in planes_of:
+        if found is not None:
+            _scatter(found, out, start, out_row)
+
+
+def _scatter(found: Tensor, out: Tensor, start: int, out_row: int) -> None:
+    """Write one plane's content (n, n_row, a, b) in the order of tiles, (n, tiles, a, b, 16).
+
+    Args:
+        start: offset of the plane in a tile, in bytes.
+    """
+    n, n_row, a, b = found.shape
+    stop = start + a * b * TILE * found.itemsize
+    plane = out[..., start:stop].view(found.dtype).view(*out.shape[:2], a, b, TILE)
+    for rows, tiles, lanes in _spans(out_row, n_row):
+        some = found[:, rows].reshape(n, tiles.stop - tiles.start, -1, a, b)
+        plane[:, tiles, :, :, lanes] = some.permute(0, 1, 3, 4, 2)
+
+
+def _spans(out_row: int, n_row: int) -> Iterator[tuple[slice, slice, slice]]:
+    """Yield slices of rows, of the tiles they fill, and of rows in each of these tiles.
+
+    The rows of a yield fill whole tiles, or a part of one.
+    """
+    row = 0
+    while row < n_row:
+        tile, lane = divmod(out_row + row, TILE)
+        if lane or n_row - row < TILE:
+            n = min(TILE - lane, n_row - row)
+            yield slice(row, row + n), slice(tile, tile + 1), slice(lane, lane + n)
+        else:
+            n = (n_row - row) // TILE * TILE
+            yield slice(row, row + n), slice(tile, tile + n // TILE), slice(0, TILE)
+        row += n
+
+
+def _nibbles(start: int) -> Read:
+    return lambda blocks: unpack_planes(blocks[:, start:], 4)
+
+
+def _halves(*offsets: int) -> Read:
+    return lambda blocks: _supers(blocks, offsets, torch.Size([len(blocks)]))
+
+
+def _five(start: int) -> Read:
+    """Return a reader of five-bit codes: four bytes of the fifth bits, then 16 of the others."""
+    return lambda blocks: five_bits(blocks[:, start : start + 4], blocks[:, start + 4 :])
+
+
+def _bytes(start: int, stop: int) -> Read:
+    return lambda blocks: blocks[:, start:stop]
+
+
+def _six_bits(blocks: Tensor) -> Tensor:
+    return torch.stack(block_formats.six_bits(blocks), dim=-1)
+
+
+BLOCK_FIELDS: Mapping[int, BlockFields] = {
+    Kind.Q4_0: BlockFields(_nibbles(2), _halves(0)),
+    Kind.Q4_1: BlockFields(_nibbles(4), _halves(0, 2)),
+    Kind.Q5_0: BlockFields(_five(2), _halves(0)),
+    Kind.Q5_1: BlockFields(_five(4), _halves(0, 2)),
+    Kind.Q8_0: BlockFields(_bytes(2, 34), _halves(0)),
+    Kind.Q2_K: BlockFields(block_formats.q2_k_codes, _bytes(0, 16), (80, 82)),
+    Kind.Q3_K: BlockFields(block_formats.q3_k_codes, block_formats.q3_k_scales, (108,)),
+    Kind.Q4_K: BlockFields(block_formats.q4_k_codes, _six_bits, (0, 2)),
+    Kind.Q5_K: BlockFields(block_formats.q5_k_codes, _six_bits, (0, 2)),
+    Kind.Q6_K: BlockFields(block_formats.q6_k_codes, _bytes(192, 208), (208,)),
+    Kind.IQ4_NL: BlockFields(_nibbles(2), _halves(0)),
+    Kind.IQ4_XS: BlockFields(iquants.iq4_xs_codes, iquants.iq4_xs_scales, (0,)),
+    Kind.MXFP4: BlockFields(_nibbles(1), _bytes(0, 1)),
+}
+"""Fields of all types that are packed as they stand in a file; offsets as in `ggml-common.h`."""
+
 
 STORAGE = "kernels"
 """Storage of the matrices, see `engine.planning.plan.DevicePlan`."""

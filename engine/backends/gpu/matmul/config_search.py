@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from engine.backends.gpu import moe
 from engine.backends.gpu.launch import configs
 from engine.backends.gpu.launch.configs import (
     RULES,
@@ -34,9 +35,9 @@ from engine.backends.gpu.launch.configs import (
 )
 from engine.backends.gpu.launch.graph import capture
 from engine.backends.gpu.launch.own_launcher import prepare
-from engine.backends.gpu.matmul import experts, gemv, tile_gemm, unquantised
+from engine.backends.gpu.matmul import gemv, tile_gemm
 from engine.backends.gpu.matmul.weights import GpuPlanes
-from engine.backends.gpu.routing import DeviceGroups, assign
+from engine.backends.gpu.moe import DeviceGroups, assign
 from engine.errors import Cancelled, EngineError
 from engine.formats.gguf.reader import GGUFFile
 from engine.formats.quants.layout import LAYOUTS, Extent, n_tiles
@@ -377,7 +378,7 @@ class ProductCopies:
         for index in range(self.n_copies):
             if matrix.n_expert:
                 groups = _groups(matrix, n_token, device)
-                self._products.append(partial(experts.grouped, first, groups.rows(x), groups))
+                self._products.append(partial(moe.grouped, first, groups.rows(x), groups))
             else:
                 weight = _random_weight(matrix, device) if index else first
                 self._products.append(partial(_multiply, case.kernel, x, weight))
@@ -401,7 +402,7 @@ class ProductCopies:
 
 def _multiply(kernel: str, x: Tensor, weight: GpuPlanes | Tensor) -> Tensor | None:
     if isinstance(weight, Tensor):
-        return unquantised.product(x, weight)
+        return gemv.plain_product(x, weight)
     return tile_gemm.product(x, weight) if kernel == "many" else gemv.product(x, weight)
 
 

@@ -14,15 +14,14 @@ import torch
 from torch import Tensor
 
 from engine.backends.gpu.kernels import unquantised as kernels
-from engine.backends.gpu.launch.configs import target_of
+from engine.backends.gpu.launch.configs import allows, target_of
 from engine.backends.gpu.launch.kernel_launch import FixedConstants, launch
-from engine.backends.gpu.launch.refusals import allows
-from engine.backends.gpu.matmul.planes import constants_of
+from engine.backends.gpu.quantised import constants_of
 from engine.formats.quants.layout import DEVICE_CHUNK, TILE
 from engine.model.forward.batch import chunk_rows
 
 if TYPE_CHECKING:
-    from engine.backends.gpu.matmul.planes import QuantisedMatrix
+    from engine.backends.gpu.quantised import QuantisedMatrix
     from engine.formats.quants.layout import Extent
 
 BLOCKS = 8

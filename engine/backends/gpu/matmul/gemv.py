@@ -1,4 +1,4 @@
-"""Gemv: products of few rows with quantised matrices, as decode needs them.
+"""Gemv: products of few rows with matrices in planes, F16, BF16 or F32, as decode needs them.
 
 A row's result has the same bits alone and among others, and in whatever launch it is computed.
 """
@@ -12,18 +12,19 @@ import torch
 from torch import Tensor
 
 from engine.backends.gpu.elementwise import is_plain, rows_at_once
-from engine.backends.gpu.kernels import gemv
-from engine.backends.gpu.launch.configs import WARP, Config, config_of, target_of
+from engine.backends.gpu.kernels import gemv, unquantised
+from engine.backends.gpu.launch.configs import WARP, Config, allows, config_of, target_of
 from engine.backends.gpu.launch.kernel_launch import launch
-from engine.backends.gpu.launch.refusals import allows
-from engine.backends.gpu.matmul.planes import QuantisedMatrix, constants_of
-from engine.backends.gpu.quantise import (
+from engine.backends.gpu.quantised import (
     N_COUNTERS,
+    QuantisedMatrix,
     QuantisedRows,
     allocate_rows,
     attach_rows,
+    constants_of,
     quantise,
 )
+from engine.backends.reference.weights import gathered_rows
 from engine.formats.quants.layout import LAYOUTS, TILE, Extent, n_tiles
 from engine.model.forward.attention import most_few_rows
 from engine.model.forward.batch import SMALL_BATCH
@@ -215,3 +216,39 @@ def _shared(rows: QuantisedRows, n_program: int, n_sums: int) -> tuple[Tensor, T
 def _padded(things: Sequence[T]) -> list[T]:
     """Return `MOST_TOGETHER` things, the last one repeated, for the kernel's parameters."""
     return [*things, *[things[-1]] * (MOST_TOGETHER - len(things))]
+
+
+def plain_product(x: Tensor, data: Tensor) -> Tensor | None:
+    """Return `x Wᵀ` (T, n_out) in F32 for x (T, n_in) in F32; None where the kernel does not serve.
+
+    A row's result has the same bits alone and among others.
+
+    Args:
+        data: the matrix W (n_out, n_in), in F16, BF16 or F32.
+    """
+    n_row, (n_rows, n_columns) = x.shape[0], data.shape
+    if not 0 < n_row <= most_few_rows() or x.dtype != torch.float32 or not data.is_contiguous():
+        return None
+    if x.stride(-1) != 1:
+        x = x.contiguous()
+    m = rows_at_once(n_row)
+    if not allows(x.device, "plain", str(data.dtype), m):
+        return None
+    y = torch.empty(n_row, n_rows, device=x.device)
+    config = config_of(
+        target_of(x.device), "plain",
+        n_token=m, n_rows=n_rows, n_columns=n_columns,
+    )  # fmt: skip
+    aligned = 16 if n_columns % 16 == 0 and x.stride(0) % 16 == 0 else 1
+    launch(
+        unquantised.product, (-(-n_rows // config["rows"]) * -(-n_row // m),),
+        x, data, y, n_row, n_rows, x.stride(0) // aligned, n_columns // aligned,
+        M=m, ROWS=config["rows"], STEP=config["step"], ALIGNED=aligned,
+        num_warps=config["num_warps"],
+    )  # fmt: skip
+    return y
+
+
+def look_up(data: Tensor, ids: Tensor) -> Tensor:
+    """Return rows `ids` (T,) as F32 (T, n_in); zeros where there is no such row."""
+    return gathered_rows(ids, len(data), lambda rows: data.index_select(0, rows).float())

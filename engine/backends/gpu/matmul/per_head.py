@@ -11,17 +11,16 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from engine.backends.gpu.kernels import per_head as kernels
-from engine.backends.gpu.launch.configs import target_of
+from engine.backends.gpu.kernels import unquantised as kernels
+from engine.backends.gpu.launch.configs import allows, target_of
 from engine.backends.gpu.launch.kernel_launch import launch
-from engine.backends.gpu.launch.refusals import allows
 from engine.backends.gpu.matmul import dequant_gemm
-from engine.backends.gpu.matmul.planes import constants_of
+from engine.backends.gpu.quantised import constants_of
 from engine.formats.quants.layout import DEVICE_CHUNK, LAYOUTS, TILE, Extent
 from engine.model.forward.attention import most_few_rows
 
 if TYPE_CHECKING:
-    from engine.backends.gpu.matmul.planes import QuantisedMatrix
+    from engine.backends.gpu.quantised import QuantisedMatrix
 
 WORDS = 64
 """Number of words of the plane `low` that a program of `x Wᵀ` reads at a time, of each row."""

@@ -15,16 +15,15 @@ from torch import Tensor
 
 from engine.backends.gpu.elementwise import power_of_two
 from engine.backends.gpu.kernels import tile_gemm
-from engine.backends.gpu.launch.configs import KernelTarget, config_of, target_of
+from engine.backends.gpu.launch.configs import KernelTarget, allows, config_of, target_of
 from engine.backends.gpu.launch.kernel_launch import launch
-from engine.backends.gpu.launch.refusals import allows
 from engine.backends.gpu.matmul.dequant_gemm import f16_row_scale, half_dtype
-from engine.backends.gpu.matmul.planes import constants_of
+from engine.backends.gpu.quantised import constants_of
 from engine.formats.quants.layout import BLOCK, LAYOUTS
 
 if TYPE_CHECKING:
     from engine.backends.gpu.launch.configs import Config
-    from engine.backends.gpu.matmul.planes import QuantisedMatrix
+    from engine.backends.gpu.quantised import QuantisedMatrix
     from engine.formats.quants.layout import Extent
 
 MOST_ROWS = 256

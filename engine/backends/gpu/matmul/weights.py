@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from engine.backends.gpu import moe
 from engine.backends.gpu.launch.configs import target_of
-from engine.backends.gpu.matmul import dequant_gemm, experts, gemv, per_head, tile_gemm, unquantised
+from engine.backends.gpu.matmul import dequant_gemm, gemv, per_head, tile_gemm
 from engine.errors import EngineError
 from engine.formats.gguf.tensors import TYPES
 from engine.model.forward.batch import SMALL_BATCH
@@ -82,9 +83,9 @@ class GpuPlanes:
         return dequant_gemm.look_up(self.planes, self.type_number, self.extent, self.n_rows, ids)
 
     def grouped(self, x: Tensor, groups: Groups) -> Tensor:
-        y = experts.grouped(self, x, groups)
+        y = moe.grouped(self, x, groups)
         if y is None:
-            parts = experts.by_expert(groups)
+            parts = moe.by_expert(groups)
             y = torch.cat([self.one(expert).matmul(x[part]) for expert, part in parts])
         return y
 
@@ -119,16 +120,16 @@ class GpuPlain:
         return self.data.nbytes
 
     def matmul(self, x: Tensor) -> Tensor:
-        y = unquantised.product(x, self.data)
+        y = gemv.plain_product(x, self.data)
         return dequant_gemm.product(x, self.data) if y is None else y
 
     def lookup(self, ids: Tensor) -> Tensor:
-        return unquantised.look_up(self.data, ids)
+        return gemv.look_up(self.data, ids)
 
     def grouped(self, x: Tensor, groups: Groups) -> Tensor:
-        y = experts.grouped(self, x, groups)
+        y = moe.grouped(self, x, groups)
         if y is None:
-            parts = experts.by_expert(groups)
+            parts = moe.by_expert(groups)
             y = torch.cat([GpuPlain(self.data[n]).matmul(x[part]) for n, part in parts])
         return y
 

@@ -42,7 +42,7 @@ from engine import (
     known_links,
     parse_rig,
 )
-from engine.hardware.devices.links import Routes
+from engine.hardware.devices.topology import Routes
 from engine.planning.speed.facts import Path, RankTime
 from engine.planning.speed.link_records import TrialRecord
 

@@ -20,7 +20,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from engine.backends.gpu.launch import kernel_launch
+from engine.backends.gpu.launch import kernel_launch as kernel_launch
 from engine.backends.gpu.launch.own_launcher import OwnDriver
 from engine.hardware.cuda_api import CudaApi
 from tests.helpers.fake_cuda import SIZES, FakeCuda

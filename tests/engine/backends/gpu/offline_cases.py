@@ -20,11 +20,18 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.cache import FileCacheManager
 from triton.runtime.jit import JITFunction
 
-from engine.backends.gpu.launch import compiling, own_launcher
-from engine.backends.gpu.launch.compiling import Compiling, compile_launch, variant_key, variants
+from engine.backends.gpu.launch import kernel_launch, own_launcher
 from engine.backends.gpu.launch.configs import KernelTarget
 from engine.backends.gpu.launch.kernel_cache import leave_cache
-from engine.backends.gpu.launch.kernel_launch import KernelLaunch, intercept_launches, launch
+from engine.backends.gpu.launch.kernel_launch import (
+    Compiling,
+    KernelLaunch,
+    compile_launch,
+    intercept_launches,
+    launch,
+    variant_key,
+    variants,
+)
 from engine.backends.gpu.loading.dry_run import collect_launches
 from engine.formats.gguf.reader import GGUFFile
 from engine.load_params import LoadParams
@@ -297,7 +304,7 @@ def broken() -> object:
     with offline(GPUTarget("cuda", 90, 32)):
         try:
             Compiling(CPU, [start]).wait()
-        except compiling.EngineError as error:
+        except kernel_launch.EngineError as error:
             return [str(error), error.hint]
     return []
 

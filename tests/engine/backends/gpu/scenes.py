@@ -13,19 +13,19 @@ from types import SimpleNamespace
 import torch
 from torch import Tensor
 
-from engine.backends.gpu import attention, elementwise, recurrent, routing
+from engine.backends.gpu import attention, elementwise, moe, recurrent
 from engine.backends.gpu.comm.one_shot import OneShotGroups
 from engine.backends.gpu.comm.slots import PacketSlot
 from engine.backends.gpu.decode.sampling import DeviceSampler
 from engine.backends.gpu.launch.configs import KernelTarget, use_target
 from engine.backends.gpu.launch.kernel_launch import KernelLaunch, intercept_launches
 from engine.backends.gpu.loading.dry_run import collect_launches
-from engine.backends.gpu.matmul import dequant_gemm, experts, gemv, tile_gemm, unquantised
+from engine.backends.gpu.matmul import dequant_gemm, gemv, tile_gemm
 from engine.backends.gpu.matmul.weights import GpuPlain, GpuPlanes
 from engine.backends.gpu.page_tables import WORDS, PagedRows
 from engine.formats.gguf.reader import GGUFFile
 from engine.formats.quants.layout import LAYOUTS, Extent, n_tiles
-from engine.hardware.devices.links import Routes
+from engine.hardware.devices.topology import Routes
 from engine.load_params import KV_TYPES, LoadParams
 from engine.model.architectures.declare import declare
 from engine.model.forward.cache import LayerCache
@@ -134,10 +134,10 @@ def of_routing(is_brief: bool) -> None:
     for rule in rules[: 1 if is_brief else 3]:
         bias = None if is_brief else _f32(rule.n_expert)
         for n in (4, 512):
-            found = routing.assign(rule, _f32(n, rule.n_expert), bias)
+            found = moe.assign(rule, _f32(n, rule.n_expert), bias)
             assert found is not None
             weights, groups = found
-            routing.sum_of_experts(_f32(n * rule.n_used, 2048), groups.weights(weights), groups)
+            moe.sum_of_experts(_f32(n * rule.n_used, 2048), groups.weights(weights), groups)
 
 
 def of_attention(is_brief: bool) -> None:
@@ -166,7 +166,7 @@ def of_plain_weights(is_brief: bool) -> None:
         for n_rows in (128, 4096):
             for n in (1,) if is_brief else ROW_COUNTS:
                 data = torch.empty(n_rows, N_COLUMNS, dtype=dtype, device=META)
-                unquantised.product(_f32(n, N_COLUMNS), data)
+                gemv.plain_product(_f32(n, N_COLUMNS), data)
 
 
 def of_experts_and_heads(is_brief: bool) -> None:
@@ -182,7 +182,7 @@ def of_experts_and_heads(is_brief: bool) -> None:
             layers = [_layer(w, has_bias=has_bias) for w in (up, up, down)]
             for n in (1, 64):
                 groups = _groups(n, n_matrix)
-                experts.ffn(Activation("oai"), groups.rows(_f32(n, 2048)), *layers, groups)
+                moe.ffn(Activation("oai"), groups.rows(_f32(n, 2048)), *layers, groups)
     types = torch.bfloat16, torch.float16, torch.float32
     for dtype in types[: 1 if is_brief else 3]:
         _grouped(GpuPlain(torch.empty(n_matrix, 768, 2048, dtype=dtype, device=META)), n_matrix)
@@ -203,8 +203,8 @@ def _layer(weight: GpuPlanes, *, has_bias: bool) -> SimpleNamespace:
     return SimpleNamespace(weight=weight, scale=None, bias=bias)
 
 
-def _groups(n_token: int, n_expert: int) -> routing.DeviceGroups:
-    found = routing.assign(Routing(n_expert, 4), _f32(n_token, n_expert), None)
+def _groups(n_token: int, n_expert: int) -> moe.DeviceGroups:
+    found = moe.assign(Routing(n_expert, 4), _f32(n_token, n_expert), None)
     assert found is not None
     return found[1]
 

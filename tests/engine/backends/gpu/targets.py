@@ -34,9 +34,13 @@ import triton
 from triton.backends.compiler import GPUTarget
 
 from engine.backends.gpu.launch import own_launcher
-from engine.backends.gpu.launch.compiling import Compiling, compile_launch, variants
 from engine.backends.gpu.launch.configs import KernelTarget
-from engine.backends.gpu.launch.kernel_launch import KernelLaunch
+from engine.backends.gpu.launch.kernel_launch import (
+    Compiling,
+    KernelLaunch,
+    compile_launch,
+    variants,
+)
 from tests.engine.backends.gpu.offline import offline, parameter_bytes
 from tests.engine.backends.gpu.scenes import collect
 

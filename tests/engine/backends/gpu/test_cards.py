@@ -10,8 +10,8 @@ from gguf.constants import GGMLQuantizationType as Kind
 from engine.backends.gpu import self_test
 from engine.backends.gpu.launch import configs as target
 from engine.backends.gpu.launch.configs import KernelTarget
-from tests.engine.backends.gpu import test_attention, test_routing
-from tests.engine.backends.gpu.matmul import test_experts, test_gemv, test_unquantised, test_weights
+from tests.engine.backends.gpu import test_attention, test_experts, test_routing
+from tests.engine.backends.gpu.matmul import test_gemv, test_unquantised, test_weights
 from tests.helpers.ptx import emulated
 from tests.helpers.tiers import paired
 

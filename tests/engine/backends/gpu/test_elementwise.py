@@ -10,7 +10,7 @@ from torch import Tensor
 from engine.backends.gpu import elementwise
 from engine.backends.gpu.launch.configs import KernelTarget
 from engine.backends.gpu.launch.kernel_launch import KernelLaunch, intercept_launches
-from engine.backends.gpu.quantise import quantise
+from engine.backends.gpu.quantised import quantise
 from engine.formats.quants.layout import Extent
 from engine.model.forward.operands import Activation, Addend
 from engine.model.forward.ops import Ops

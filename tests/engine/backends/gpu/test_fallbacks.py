@@ -35,7 +35,7 @@ from engine.backends.gpu.decode import rank_capture
 from engine.backends.gpu.decode.rank_capture import Unproven
 from engine.backends.gpu.decode.token_stream import TokenStream
 from engine.backends.gpu.launch.graph import NotRepeatable
-from engine.hardware.devices.links import Routes, Way
+from engine.hardware.devices.topology import Routes, Way
 from engine.hardware.fallbacks import Fallbacks
 from tests.helpers.tiny_gguf import least_gguf
 

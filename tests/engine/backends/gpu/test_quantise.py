@@ -7,7 +7,7 @@ import torch
 
 from engine.backends.cpu.kernels.products.panels import LARGEST
 from engine.backends.gpu.launch.configs import KernelTarget
-from engine.backends.gpu.quantise import quantise
+from engine.backends.gpu.quantised import quantise
 from engine.formats.quants.layout import Extent
 
 EXTENTS = (Extent.of(0, 64), Extent.of(40, 700), Extent.of(31, 33), Extent.of(96, 97))

@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.backends.gpu import routing
+from engine.backends.gpu import moe as routing
 from engine.backends.gpu.launch.kernel_launch import intercept_launches
-from engine.backends.gpu.routing import DeviceGroups
+from engine.backends.gpu.moe import DeviceGroups
 from engine.model.forward.expert_rows import Groups
 from engine.model.forward.operands import Routing
 from engine.model.forward.ops import Ops

@@ -7,11 +7,11 @@ from types import SimpleNamespace
 import pytest
 
 from engine.errors import NoDevice
+from engine.hardware.devices import amd as amd_module
+from engine.hardware.devices.adapters import Adapter
 from engine.hardware.devices.catalog import cuda_status, hidden_gpus, list_devices
-from engine.hardware.devices.drivers import amd as amd_module
-from engine.hardware.devices.drivers.adapters import Adapter
 from engine.hardware.devices.monitor import DeviceMonitor
-from engine.hardware.devices.torch_build import TorchBuild
+from engine.hardware.devices.torch_builds import TorchBuild
 from engine.hardware.devices.types import DeviceInfo
 from tests.helpers.fake_amd import (
     BUILT_IN,
@@ -140,7 +140,9 @@ def test_the_status_names_the_variable_that_hides_all(monkeypatch, tmp_path):
     ],
 )
 def test_another_build_is_explained_with_a_command(monkeypatch, tmp_path, build, reason):
-    monkeypatch.setattr("engine.hardware.devices.wheels.sys", SimpleNamespace(platform="linux"))
+    monkeypatch.setattr(
+        "engine.hardware.devices.torch_builds.sys", SimpleNamespace(platform="linux")
+    )
     install_amd(monkeypatch, tmp_path, [XTX], build)
     (info,) = gpus()
     assert not info.usable
@@ -212,7 +214,9 @@ def test_on_windows_the_registry_tells_of_amd_and_the_command_is_amds(monkeypatc
     monkeypatch.setattr(
         "engine.hardware.devices.catalog.find_adapters", lambda: [Adapter("intel"), card]
     )
-    monkeypatch.setattr("engine.hardware.devices.wheels.sys", SimpleNamespace(platform="win32"))
+    monkeypatch.setattr(
+        "engine.hardware.devices.torch_builds.sys", SimpleNamespace(platform="win32")
+    )
     (info,) = gpus()
     assert (info.name, info.total_bytes, info.usable) == (card.name, 24 * GIB, False)
     assert info.remedy == (

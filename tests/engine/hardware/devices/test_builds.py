@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 import engine
-from engine.hardware.devices import wheels
-from engine.hardware.devices.torch_build import TorchBuild
+from engine.hardware.devices import torch_builds as wheels
+from engine.hardware.devices.torch_builds import TorchBuild
 from tests.helpers.fake_amd import BUILT_IN, XTX, add_amd, install_amd
 from tests.helpers.fake_nvml import FakeDriver, FakeGpu, install, no_gpus
 

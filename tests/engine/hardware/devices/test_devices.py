@@ -12,11 +12,17 @@ import psutil
 import pytest
 
 from engine.errors import NoDevice
-from engine.hardware.devices import torch_build
-from engine.hardware.devices.catalog import cuda_status, hidden_gpus, list_devices
-from engine.hardware.devices.drivers.adapters import Adapter
-from engine.hardware.devices.selection import parse_devices, parse_target, require_devices
-from engine.hardware.devices.torch_build import TorchBuild, find_torch_build
+from engine.hardware.devices import torch_builds as torch_build
+from engine.hardware.devices.adapters import Adapter
+from engine.hardware.devices.catalog import (
+    cuda_status,
+    hidden_gpus,
+    list_devices,
+    parse_devices,
+    parse_target,
+    require_devices,
+)
+from engine.hardware.devices.torch_builds import TorchBuild, find_torch_build
 from engine.hardware.devices.types import DeviceInfo
 from engine.hardware.devices.visibility import variables_for, visible, visible_problem
 from tests.helpers.fake_nvml import CODES, GIB, FakeDriver, install, no_gpus, three_gpus, use_build

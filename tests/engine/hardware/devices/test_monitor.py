@@ -13,8 +13,8 @@ import pytest
 from engine.errors import NoDevice
 from engine.hardware.devices import host
 from engine.hardware.devices.catalog import list_devices
+from engine.hardware.devices.host import OwnProcesses
 from engine.hardware.devices.monitor import DeviceMonitor
-from engine.hardware.devices.own_processes import OwnProcesses
 from tests.helpers.fake_nvml import CODES, GIB, FakeDriver, install, no_gpus, three_gpus
 
 NOBODY = 1 << 22  # above the numbers that Linux gives

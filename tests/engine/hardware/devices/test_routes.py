@@ -1,6 +1,6 @@
 """Routes between devices: what is known, and what is assumed of the others."""
 
-from engine.hardware.devices.links import BY_HOST, ON_ONE_DEVICE, Routes, Way
+from engine.hardware.devices.topology import BY_HOST, ON_ONE_DEVICE, Routes, Way
 
 
 def test_what_nobody_has_proven_goes_by_the_host() -> None:

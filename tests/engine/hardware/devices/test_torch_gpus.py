@@ -7,10 +7,10 @@ import threading
 
 import pytest
 
+from engine.hardware.devices import torch_gpus
 from engine.hardware.devices.catalog import cuda_status, list_devices
-from engine.hardware.devices.drivers import torch_gpus
 from engine.hardware.devices.monitor import DeviceMonitor
-from engine.hardware.devices.torch_build import TorchBuild
+from engine.hardware.devices.torch_builds import TorchBuild
 from tests.helpers.fake_nvml import GIB, install, no_gpus, three_gpus, use_build
 
 HIP = TorchBuild(True, "", "7.2", "2.13.0+rocm7.2")

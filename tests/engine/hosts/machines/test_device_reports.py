@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 
 import engine
-from engine.hardware.devices.places import far_id, is_cpu, local_id, machine_of
+from engine.hardware.devices.types import far_id, is_cpu, local_id, machine_of
 from engine.hosts.machines.joining import (
     devices_from,
     states_from,

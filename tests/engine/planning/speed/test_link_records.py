@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.hardware.devices.links import Link, Pcie, Place, Topology, Way
+from engine.hardware.devices.topology import Link, Pcie, Place, Topology, Way
 from engine.hardware.devices.types import DeviceInfo
 from engine.load_params import PeerMode
 from engine.planning.speed.facts import LinkFacts

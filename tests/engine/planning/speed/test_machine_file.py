@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.hardware.devices.links import Link, Pcie, Topology
+from engine.hardware.devices.topology import Link, Pcie, Topology
 from engine.hardware.devices.types import DeviceInfo
 from engine.planning.speed.facts import DeviceFacts, LinkFacts, WeightRate
 from engine.planning.speed.machine_file import MachineFile, expected_facts, known_facts, known_links

@@ -9,7 +9,7 @@ import torch
 
 from engine import LoadParams, load_model
 from engine.backends.cpu.thread_comm import ThreadGroup
-from engine.hardware.devices.links import Routes
+from engine.hardware.devices.topology import Routes
 from engine.hardware.fallbacks import Fallbacks
 from engine.runtime.builder import make_group
 from tests.helpers.tiny_gguf import tiny_gguf

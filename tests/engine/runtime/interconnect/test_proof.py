@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from engine.errors import DeviceStopped
-from engine.hardware.devices.links import Place, Routes, Way
+from engine.hardware.devices.topology import Place, Routes, Way
 from engine.load_params import PeerMode
 from engine.planning.speed.link_records import TrialRecord
 from engine.planning.speed.machine_file import MachineFile

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import pytest
 import torch
 
-from engine.hardware.devices.links import Link, Topology
+from engine.hardware.devices.topology import Link, Topology
 from engine.hardware.devices.types import DeviceInfo
 from engine.planning.speed.link_records import TrialRecord
 from engine.runtime.interconnect import proof as this_machine

@@ -12,7 +12,7 @@ import torch
 from engine.backends.gpu.kernels import link_trial as kernels
 from engine.backends.gpu.launch.kernel_launch import is_interpreted
 from engine.errors import EngineError
-from engine.hardware.devices.links import Place
+from engine.hardware.devices.topology import Place
 from engine.runtime.interconnect import child, exchange
 from engine.runtime.interconnect import trial as benches
 from engine.runtime.interconnect.trial import (

@@ -10,16 +10,16 @@ from gguf.constants import GGMLQuantizationType as Kind
 from torch import Tensor
 
 from engine import EngineError, Model, load_model
-from engine.backends.gpu import attention, elementwise, ops, routing
+from engine.backends.gpu import attention, elementwise, moe, ops
 from engine.backends.gpu.backend import GpuBackend
 from engine.backends.gpu.checks import calls
-from engine.backends.gpu.checks.weight_check import Verdicts
+from engine.backends.gpu.checks.rank_check import Verdicts
 from engine.backends.gpu.decode.sampling import DeviceSampler
+from engine.backends.gpu.launch.configs import allow_all, refuse, refused
 from engine.backends.gpu.launch.kernel_launch import intercept_launches
-from engine.backends.gpu.launch.refusals import allow_all, refuse, refused
-from engine.backends.gpu.matmul import experts, gemv, tile_gemm
+from engine.backends.gpu.matmul import gemv, tile_gemm
 from engine.backends.gpu.page_tables import PagedRows
-from engine.backends.gpu.quantise import attached
+from engine.backends.gpu.quantised import attached
 from engine.backends.reference.backend import Backend
 from engine.hardware import backend_choice
 from engine.hardware.card_records import CardRecords
@@ -52,7 +52,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def moe(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def moe_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_gguf(
         tmp_path_factory.mktemp("models") / "moe.gguf", n_layer=1, n_embd=32, n_head=2, n_head_kv=2,
         n_ff=32, n_expert=4, quant="Q8_0",
@@ -79,8 +79,8 @@ def test_right_kernels_pass(path: Path) -> None:
 
 
 @pytest.mark.usefixtures("no_drawing")
-def test_right_experts_pass(moe: Path) -> None:
-    rank = CheckedRank(moe, (1, 12)).only("assign", "experts", "sum_of_experts")
+def test_right_experts_pass(moe_model: Path) -> None:
+    rank = CheckedRank(moe_model, (1, 12)).only("assign", "experts", "sum_of_experts")
     assert len(rank.calls.calls) == 5
     rank.check()
     assert not refused(CPU)
@@ -186,18 +186,18 @@ def test_a_wrong_cache_is_written_by_torch(path: Path, monkeypatch: pytest.Monke
     [(1, "_planes_gemv", "expert_gemv"), (12, "_grouped_gemm", "expert_gemm")],
 )
 def test_wrong_experts_are_computed_one_by_one(
-    n: int, name: str, key: str, moe: Path, monkeypatch: pytest.MonkeyPatch
+    n: int, name: str, key: str, moe_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spoil(monkeypatch, experts, name)
-    rank = CheckedRank(moe, (n,)).only("experts")
+    spoil(monkeypatch, moe, name)
+    rank = CheckedRank(moe_model, (n,)).only("experts")
     rank.check()
     assert refused(CPU) == {(key, Q8_0)}
     assert "experts' products of" in rank.warnings
 
 
 @pytest.mark.usefixtures("no_drawing")
-def test_wrong_experts_are_not_chosen(moe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    original = routing.assign
+def test_wrong_experts_are_not_chosen(moe_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = moe.assign
 
     def assign(*args: Any) -> Any:
         found = original(*args)
@@ -205,8 +205,8 @@ def test_wrong_experts_are_not_chosen(moe: Path, monkeypatch: pytest.MonkeyPatch
             found[1].expert_of[0] = (found[1].expert_of[0] + 1) % 4
         return found
 
-    monkeypatch.setattr(routing, "assign", assign)
-    rank = CheckedRank(moe, (1,)).only("assign")
+    monkeypatch.setattr(moe, "assign", assign)
+    rank = CheckedRank(moe_model, (1,)).only("assign")
     rank.check()
     assert refused(CPU) == {("assign", 1)}
 

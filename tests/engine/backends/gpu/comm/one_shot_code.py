@@ -22,11 +22,14 @@ import torch
 import triton
 
 from engine.backends.gpu.comm.one_shot import OneShotGroups
-from engine.backends.gpu.launch.compiling import compile_launch
 from engine.backends.gpu.launch.configs import use_target
-from engine.backends.gpu.launch.kernel_launch import KernelLaunch, intercept_launches
-from engine.hardware.devices.links import Routes
-from engine.model.forward.operands import Addend
+from engine.backends.gpu.launch.kernel_launch import (
+    KernelLaunch,
+    compile_launch,
+    intercept_launches,
+)
+from engine.hardware.devices.topology import Routes
+from engine.model.forward.ops import Addend
 from engine.model.layers.norm import RMSNorm
 from engine.model.sharding.placement import Replicate
 from tests.engine.backends.gpu.offline import offline

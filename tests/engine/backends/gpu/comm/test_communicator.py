@@ -15,7 +15,7 @@ from engine.backends.gpu.comm.communicator import DeviceCommunicator, DeviceGrou
 from engine.backends.gpu.comm.streams import Queues, queues_of
 from engine.backends.gpu.launch.graph import capture
 from engine.errors import CommError
-from engine.hardware.devices.links import BY_HOST, Routes, Way
+from engine.hardware.devices.topology import BY_HOST, Routes, Way
 from engine.parallel.rank_threads import RankThreads
 from engine.planning.memory import ONE_SHOT_SLOT_BYTES, copying_bytes, host_link_bytes, link_bytes
 from engine.runtime.measuring import link_speed

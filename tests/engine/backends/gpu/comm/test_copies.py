@@ -11,7 +11,7 @@ from torch import Tensor
 from engine.backends.cpu.thread_comm import ThreadGroup
 from engine.backends.gpu.comm import copies
 from engine.backends.gpu.comm.copies import CopyCollectives, Offer, Seat
-from engine.hardware.devices.links import Place
+from engine.hardware.devices.topology import Place
 from engine.parallel.rank_threads import RankThreads
 from engine.planning import memory as buffers
 from tests.helpers.fake_streams import FakeQueues, Machine

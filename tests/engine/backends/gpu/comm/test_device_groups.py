@@ -16,7 +16,7 @@ from engine.backends.gpu.comm import communicator as comms
 from engine.backends.gpu.comm import copies, one_shot
 from engine.backends.gpu.comm.communicator import DeviceCommunicator, DeviceGroup
 from engine.errors import LeftAlone
-from engine.hardware.devices.links import Routes
+from engine.hardware.devices.topology import Routes
 from engine.planning.memory import LINK_ROUND_BYTES
 from tests.helpers.golden import nmse
 from tests.helpers.hf_models import FAMILIES

@@ -11,7 +11,7 @@ from engine.backends.gpu.comm import copies, nccl
 from engine.backends.gpu.comm.communicator import DeviceGroup
 from engine.backends.gpu.comm.nccl import Nccl, tried
 from engine.backends.gpu.comm.streams import HostQueue
-from engine.hardware.devices.links import Routes
+from engine.hardware.devices.topology import Routes
 from engine.parallel.rank_threads import RankThreads
 from tests.helpers.fake_streams import FakeQueue, FakeQueues, Machine
 

@@ -19,11 +19,11 @@ from engine.backends.gpu.launch.configs import KernelTarget, use_target
 from engine.backends.gpu.launch.graph import NotRepeatable, Tape, capture
 from engine.backends.gpu.launch.kernel_launch import KernelLaunch, intercept_launches
 from engine.backends.gpu.ops import GpuOps
-from engine.backends.gpu.quantise import quantise
+from engine.backends.gpu.quantised import quantise
 from engine.formats.quants.layout import Extent
-from engine.hardware.devices.links import Routes, Way
+from engine.hardware.devices.topology import Routes, Way
 from engine.model.forward.attention import computing
-from engine.model.forward.operands import Addend
+from engine.model.forward.ops import Addend
 from engine.model.layers.norm import LayerNorm, Norm, RMSNorm
 from engine.model.sharding.placement import Replicate
 from tests.helpers.checked_pass import checked

@@ -15,8 +15,8 @@ from engine.backends.gpu.comm.slots import FIRST_ROUND, fresh_round, new_slot
 from engine.backends.gpu.launch.configs import INTERPRETER
 from engine.errors import CommError, EngineError
 from engine.hardware.cuda_api import CudaApi
-from engine.hardware.devices.links import Routes, Way
-from engine.model.forward.operands import Addend
+from engine.hardware.devices.topology import Routes, Way
+from engine.model.forward.ops import Addend
 from tests.helpers.fake_cuda import FakeCuda
 from tests.helpers.one_shot import (
     CPU,

@@ -7,9 +7,15 @@ from typing import Any
 import pytest
 import torch
 
-from engine.backends.gpu.kernels import norm
-from engine.backends.gpu.launch.compiling import Compiling, compile_launch, variant_key, variants
-from engine.backends.gpu.launch.kernel_launch import Argument, KernelLaunch
+from engine.backends.gpu.kernels import elementwise as norm
+from engine.backends.gpu.launch.kernel_launch import (
+    Argument,
+    Compiling,
+    KernelLaunch,
+    compile_launch,
+    variant_key,
+    variants,
+)
 from engine.errors import Cancelled, EngineError
 from tests.engine.backends.gpu.offline import run_offline
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.backends.gpu.launch import kernel_launch
+from engine.backends.gpu.launch import kernel_launch as kernel_launch
 from engine.backends.gpu.launch.kernel_launch import KernelLaunch, intercept_launches, launch
 
 

@@ -3,6 +3,7 @@
 import ctypes
 import logging
 import os
+import shutil
 import struct
 import sys
 import threading
@@ -22,7 +23,7 @@ from engine.backends.gpu.launch.own_launcher import (
     parameter_types,
 )
 from engine.errors import EngineError
-from engine.hardware import cuda_api, gpu_path
+from engine.hardware import backend_choice, cuda_api
 from engine.hardware.cuda_api import CudaApi
 from engine.hardware.fallbacks import Fallbacks
 from engine.util.files import exposure
@@ -113,7 +114,7 @@ def test_known_launches_start_the_variant_that_triton_would_choose(found: dict[s
 
 
 @pytest.mark.skipif(
-    sys.platform != "linux" or bool(gpu_path.launcher_problem()),
+    sys.platform != "linux" or bool(backend_choice.launcher_problem()),
     reason="Triton's launcher cannot be compiled here",
 )
 def test_tritons_launcher_is_given_the_same() -> None:
@@ -400,16 +401,16 @@ def test_long_or_foreign_paths_are_only_shortened_on_windows(tmp_path: Path) -> 
 
 
 def test_what_tritons_launcher_needs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(gpu_path, "python_headers", lambda: tmp_path)
-    monkeypatch.setattr(gpu_path.shutil, "which", lambda name: name if name == "gcc" else None)
+    monkeypatch.setattr(backend_choice, "python_headers", lambda: tmp_path)
+    monkeypatch.setattr(shutil, "which", lambda name: name if name == "gcc" else None)
     monkeypatch.delenv("CC", raising=False)
-    monkeypatch.setattr(gpu_path.sys, "platform", "linux")
-    assert gpu_path.launcher_problem().startswith(f"Python.h is missing in {tmp_path}")
+    monkeypatch.setattr(backend_choice.sys, "platform", "linux")
+    assert backend_choice.launcher_problem().startswith(f"Python.h is missing in {tmp_path}")
     (tmp_path / "Python.h").touch()
-    assert gpu_path.launcher_problem() == ""
+    assert backend_choice.launcher_problem() == ""
     monkeypatch.setenv("CC", "nocc")
-    assert "CC is 'nocc'" in gpu_path.launcher_problem()
-    monkeypatch.setattr(gpu_path.shutil, "which", lambda name: None)
-    assert gpu_path.launcher_problem().startswith("there is no C compiler")
-    monkeypatch.setattr(gpu_path.sys, "platform", "win32")
-    assert gpu_path.launcher_problem() == "", "Triton for Windows brings a compiler along"
+    assert "CC is 'nocc'" in backend_choice.launcher_problem()
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    assert backend_choice.launcher_problem().startswith("there is no C compiler")
+    monkeypatch.setattr(backend_choice.sys, "platform", "win32")
+    assert backend_choice.launcher_problem() == "", "Triton for Windows brings a compiler along"

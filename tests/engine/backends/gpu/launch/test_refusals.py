@@ -9,11 +9,18 @@ from gguf.constants import GGMLQuantizationType as Kind
 from torch import Tensor
 
 from engine import EngineError
-from engine.backends.gpu import elementwise
-from engine.backends.gpu.launch.configs import KernelTarget, use_target
+from engine.backends.gpu import elementwise, moe
+from engine.backends.gpu.launch.configs import (
+    KernelTarget,
+    allow_all,
+    allows,
+    refuse,
+    refused,
+    use_target,
+    watched,
+)
 from engine.backends.gpu.launch.kernel_launch import intercept_launches
-from engine.backends.gpu.launch.refusals import allow_all, allows, refuse, refused, watched
-from engine.backends.gpu.matmul import experts, tile_gemm
+from engine.backends.gpu.matmul import tile_gemm
 from engine.backends.gpu.matmul.weights import GpuPlain, GpuPlanes
 from engine.backends.gpu.ops import GpuOps
 from engine.model.forward.operands import SILU, Routing
@@ -180,7 +187,7 @@ def test_experts_are_computed_one_by_one(n_token: int) -> None:
     x = groups.rows(rows(n_token)).contiguous()
     expected = held.grouped(x, groups)
     refuse(CPU, [("expert_gemv" if n_token == 2 else "expert_gemm", Q8_0)])
-    assert experts.grouped(held, x, groups) is None
+    assert moe.grouped(held, x, groups) is None
     y = held.grouped(x, groups)
     assert (y - expected).square().mean() < 1e-3 * expected.square().mean()
 

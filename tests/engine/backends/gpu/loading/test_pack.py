@@ -14,8 +14,8 @@ from torch.utils._pytree import tree_leaves
 
 from engine.backends.cpu.file_packing import pack_rows
 from engine.backends.cpu.worker import Worker
-from engine.backends.gpu.loading import pack as packing
-from engine.backends.gpu.loading.pack import pack
+from engine.backends.gpu.loading import weight_loader as packing
+from engine.backends.gpu.loading.weight_loader import pack
 from engine.formats.gguf.tensors import TYPES
 from engine.formats.quants.layout import CODED, LAYOUTS, Extent, file_blocks, n_tiles
 from tests.bench.random_blocks import random_tensor

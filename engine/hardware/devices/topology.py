@@ -13,9 +13,7 @@ from typing import Literal
 
 from engine.errors import DeviceError
 from engine.hardware.devices.catalog import numbered_gpus
-from engine.hardware.devices.drivers.nvml import Gpu, Nvml
-
-__all__ = ["Link", "LinkKind", "Pcie", "Topology", "read_topology"]
+from engine.hardware.devices.nvml import Gpu, Nvml
 
 log = logging.getLogger(__name__)
 

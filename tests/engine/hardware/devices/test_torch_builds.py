@@ -5,9 +5,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from engine.hardware.devices import wheels
-from engine.hardware.devices.torch_build import TorchBuild
-from engine.hardware.devices.wheels import advise_nvidia, amd_command, choose_wheel, runs_on
+from engine.hardware.devices import torch_builds as wheels
+from engine.hardware.devices.torch_builds import (
+    TorchBuild,
+    advise_nvidia,
+    amd_command,
+    choose_wheel,
+    runs_on,
+)
 
 CPU = TorchBuild(True, "", version="2.15.0+cpu")
 

@@ -20,8 +20,6 @@ from pathlib import Path
 from engine.errors import DeviceError
 from engine.hardware.devices.types import DeviceSnapshot, Memory
 
-__all__ = ["AmdGpu", "amd_driver", "amd_gpus", "amd_memory", "read_amd"]
-
 SYSFS = Path("/sys")
 """Folder of the kernel's files on devices."""
 

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-__all__ = ["Adapter", "GpuMaker", "find_adapters"]
-
 GpuMaker = Literal["nvidia", "amd", "intel", "apple"]
 
 MAKERS: Mapping[str, GpuMaker] = {"10de": "nvidia", "1002": "amd", "8086": "intel"}

@@ -4,7 +4,7 @@ import importlib
 
 import pytest
 
-from engine.hardware.devices.links import Link, Pcie, read_topology
+from engine.hardware.devices.topology import Link, Pcie, read_topology
 from tests.helpers.fake_nvml import CODES, FakeDriver, FakeGpu, install, no_gpus
 
 A, B, C = (f"00000000:{bus:02x}:00.0" for bus in (1, 2, 3))

@@ -17,11 +17,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine.hardware.devices.torch_build import TorchBuild
+from engine.hardware.devices.torch_builds import TorchBuild
 from engine.hardware.devices.types import DeviceSnapshot
 from engine.util.programs import NO_WINDOW, child_environment, program_command, tie_child
-
-__all__ = ["TorchGpu", "ask_torch", "read_torch_gpu"]
 
 log = logging.getLogger(__name__)
 

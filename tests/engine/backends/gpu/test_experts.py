@@ -8,12 +8,12 @@ import torch
 from gguf.constants import GGMLQuantizationType as Kind
 from torch import Tensor
 
-from engine.backends.gpu import routing
+from engine.backends.gpu import moe as experts
+from engine.backends.gpu import moe as routing
 from engine.backends.gpu.launch.configs import KernelTarget, use_target
 from engine.backends.gpu.launch.kernel_launch import intercept_launches
-from engine.backends.gpu.matmul import experts
 from engine.backends.gpu.matmul.weights import GpuPlain, GpuPlanes
-from engine.backends.gpu.routing import DeviceGroups
+from engine.backends.gpu.moe import DeviceGroups
 from engine.backends.reference.weights import DenseWeight
 from engine.formats.gguf.tensors import TYPES
 from engine.formats.quants.layout import LAYOUTS

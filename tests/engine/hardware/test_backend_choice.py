@@ -3,10 +3,10 @@
 import pytest
 
 from engine.errors import EngineError
-from engine.hardware import gpu_path
+from engine.hardware import backend_choice as gpu_path
+from engine.hardware.backend_choice import find_gpu_path
 from engine.hardware.devices.catalog import list_devices
-from engine.hardware.devices.torch_build import TorchBuild
-from engine.hardware.gpu_path import find_gpu_path
+from engine.hardware.devices.torch_builds import TorchBuild
 from tests.helpers.fake_nvml import FakeDriver, install, no_gpus, three_gpus, use_build
 
 CUDA, CPU_ONLY = TorchBuild(True, "12.8"), TorchBuild(True, "")

@@ -1,12 +1,14 @@
-"""Products with the matrices of routed experts; the kernels look up each row's expert.
+"""Routed experts on the GPU: the host never learns which experts a token goes to.
 
-Rows of few tokens are multiplied one by one (gemv), so that a row has the same bits alone and among
-others; rows of many tokens in blocks of one expert each, by tensor cores (grouped GEMM).
+The kernels of the products look up each row's expert. Rows of few tokens are multiplied one by one
+(gemv), so that a row has the same bits alone and among others; rows of many tokens in blocks of one
+expert each, by tensor cores (grouped GEMM).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -14,20 +16,164 @@ import torch
 from torch import Tensor
 
 from engine.backends.gpu import elementwise
-from engine.backends.gpu.kernels import experts
-from engine.backends.gpu.launch.configs import WARP, config_of, target_of
+from engine.backends.gpu.elementwise import is_plain, power_of_two
+from engine.backends.gpu.kernels import moe as kernels
+from engine.backends.gpu.launch.configs import (
+    WARP,
+    KernelTarget,
+    allows,
+    config_of,
+    refusable,
+    target_of,
+)
 from engine.backends.gpu.launch.graph import refuse_capture
 from engine.backends.gpu.launch.kernel_launch import launch
-from engine.backends.gpu.launch.refusals import allows
 from engine.backends.gpu.matmul.dequant_gemm import f16_row_scale, half_dtype
-from engine.backends.gpu.matmul.planes import QuantisedMatrix, constants_of
-from engine.backends.gpu.quantise import BLOCKS, QuantisedRows, allocate_rows, quantise
-from engine.backends.gpu.routing import DeviceGroups, assign, sum_of_experts
+from engine.backends.gpu.quantised import (
+    BLOCKS,
+    QuantisedMatrix,
+    QuantisedRows,
+    allocate_rows,
+    constants_of,
+    quantise,
+)
 from engine.formats.quants.layout import BLOCK, n_tiles
+from engine.model.forward.attention import most_few_rows
+from engine.model.forward.expert_rows import Groups
+from engine.model.forward.ops import SMALLEST_SUM
 
 if TYPE_CHECKING:
-    from engine.model.forward.expert_rows import Groups
-    from engine.model.forward.operands import Activation, ExpertLayer
+    from engine.model.forward.operands import Activation, ExpertLayer, Routing
+
+MOST_EXPERTS = 2048
+"""Most experts that one program compares."""
+
+LEAST_BLOCK = 16
+"""Smallest block of rows of one expert that are multiplied together, for many tokens."""
+
+SORT_STEP = 1024
+"""Pairs that a program of the sort reads at once."""
+
+SUM_STEP = 256
+"""Elements that one program of the sum over experts computes."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceGroups(Groups):
+    """Groups of rows by expert in the device's memory, with shapes that the host knows beforehand.
+
+    For few tokens, rows are the pairs of token and expert in token order, experts ascending. For
+    many, they are in the order of `Groups`.
+
+    Attributes:
+        table: expert, first row and number of rows of each block, at most `block_rows` rows:
+            int32 (n_block, 3). It has as many entries as there can be at most; unused ones at the
+            end have 0 rows. Empty for few tokens.
+        block_rows: most rows of a block; 0 for few tokens.
+    """
+
+    block_rows: int
+
+    def __iter__(self) -> Iterator[tuple[int, slice]]:
+        raise TypeError("the host does not know which rows experts have")
+
+    @property
+    def are_pairs(self) -> bool:
+        """Whether rows are pairs in token order."""
+        return self.block_rows == 0
+
+    def rows(self, x: Tensor, factors: Tensor | None = None) -> Tensor:
+        n_token, n_used = self.row_of.shape
+        if not self.are_pairs or n_token == 1:
+            return Groups.rows(self, x, factors)
+        rows = x[:, None].expand(-1, n_used, -1)
+        if factors is not None:
+            rows = rows * factors[:, :, None]
+        return rows.reshape(self.n_row, -1)
+
+    def weights(self, weights: Tensor) -> Tensor:
+        return weights.view(-1, 1) if self.are_pairs else Groups.weights(self, weights)
+
+
+def assign(
+    rule: Routing, logits: Tensor, bias: Tensor | None
+) -> tuple[Tensor, DeviceGroups] | None:
+    """Compute `Ops.assign`; None where the kernels do not support the arguments.
+
+    The first ones are chosen among experts with equal scores.
+    """
+    n_expert = rule.n_expert
+    if not is_plain(logits) or n_expert > MOST_EXPERTS or not (bias is None or is_plain(bias)):
+        return None
+    n_token, n_used = logits.shape[0], rule.n_used
+    is_few = n_token <= most_few_rows()
+    if not allows(logits.device, "assign", int(is_few)):
+        return None
+    weights = logits.new_empty(n_token, n_used)
+    chosen = _numbers(n_token * n_used, logits, torch.int64 if is_few else torch.int32)
+    pair_of = _numbers(n_token * n_used, logits)
+    has_groups = rule.n_group > 1 and rule.gating != "softmax_chosen"
+    n_group = rule.n_group if has_groups else 1
+    launch(
+        kernels.assign, (n_token,),
+        logits, logits if bias is None else bias, weights, chosen, pair_of, rule.scale,
+        SMALLEST_SUM, num_warps=1, N_EXPERT=n_expert, N_USED=n_used, N_GROUP=n_group,
+        N_GROUP_USED=rule.n_group_used, GROUPS=power_of_two(n_group),
+        MEMBERS=power_of_two(n_expert // n_group), GATING=rule.gating,
+        HAS_BIAS=bias is not None, NORMALISES=rule.normalise, IN_PAIRS=is_few,
+    )  # fmt: skip
+    if is_few:
+        table, row_of = _numbers(0, logits, torch.int32).view(0, 3), pair_of.view(n_token, n_used)
+        return weights, DeviceGroups(table, chosen, pair_of, row_of, 0)
+    return weights, sorted_groups(chosen.view(n_token, n_used), n_expert)
+
+
+def sorted_groups(chosen: Tensor, n_expert: int) -> DeviceGroups:
+    """Sort the pairs of many tokens by expert.
+
+    Args:
+        chosen: each token's experts, ascending, int32 (T, n_used), without gaps.
+    """
+    n_pair = chosen.numel()
+    wanted = max(power_of_two(-(-n_pair // n_expert)), LEAST_BLOCK)
+    block_rows = min(wanted, most_block_rows(target_of(chosen.device)))
+    n_block = n_pair // block_rows + min(n_expert, n_pair)
+    table = _numbers(n_block * 3, chosen, torch.int32).view(n_block, 3)
+    expert_of, pair_of, row_of = (_numbers(n_pair, chosen) for _ in range(3))
+    launch(
+        kernels.sort, (n_expert,),
+        chosen, n_pair, expert_of, pair_of, row_of, table, n_block, N_EXPERT=n_expert,
+        SIZE=power_of_two(n_expert + 1), STEP=SORT_STEP, BLOCK_ROWS=block_rows,
+    )  # fmt: skip
+    return DeviceGroups(table, expert_of, pair_of, row_of.view(chosen.shape), block_rows)
+
+
+def most_block_rows(target: KernelTarget) -> int:
+    """Return the most rows of one expert per program: with more, weights are decoded less often."""
+    if target.maker == "nvidia" and target.capability < 80:
+        return LEAST_BLOCK
+    return 128 if target.maker == "nvidia" and 90 <= target.capability < 120 else 64
+
+
+@refusable
+def sum_of_experts(y: Tensor, weights: Tensor | None, groups: Groups) -> Tensor | None:
+    """Compute `Ops.sum_of_experts`; None where the kernel does not support it."""
+    if not is_plain(y) or not (weights is None or is_plain(weights)):
+        return None
+    (n_token, n_used), n = groups.row_of.shape, y.shape[1]
+    out = y.new_empty(n_token, n)
+    size = min(SUM_STEP, power_of_two(n))
+    launch(
+        kernels.sum_of_experts, (n_token, -(-n // size)),
+        y, y if weights is None else weights, groups.row_of, out, n,
+        N_USED=n_used, HAS_WEIGHTS=weights is not None, SIZE=size,
+    )  # fmt: skip
+    return out
+
+
+def _numbers(n: int, like: Tensor, dtype: torch.dtype = torch.int64) -> Tensor:
+    return torch.empty(n, dtype=dtype, device=like.device)
+
 
 __all__ = ["assign", "ffn", "grouped", "sum_of_experts"]
 
@@ -206,7 +352,7 @@ def _planes_gemv(
     config = config_of(target, "expert_rows", n_blocks=n_blocks)
     out = rows.facts.new_empty(len(matrices), groups.n_row, weight.n_rows, dtype=torch.float32)
     launch(
-        experts.planes_rows, (n_tile, groups.n_row, len(matrices)),
+        kernels.planes_rows, (n_tile, groups.n_row, len(matrices)),
         *_operands(matrices, out), out, groups.expert_of, rows.numbers, rows.facts, n_tile,
         weight.n_rows, max(1, per_row), weight.planes.shape[-1], n_blocks, weight.extent.skip,
         num_warps=config["num_warps"], ITEMS=config["num_warps"] * WARP, UNROLL=config["unroll"],
@@ -223,7 +369,7 @@ def _plain_gemv(matrices: Sequence[ExpertMatrices], given: ExpertInput) -> Tenso
     unit = _common_unit(n_columns)
     out = x.new_empty(len(matrices), groups.n_row, n_rows)
     launch(
-        experts.plain_rows, (-(-n_rows // PLAIN_ROWS), groups.n_row, len(matrices)),
+        kernels.plain_rows, (-(-n_rows // PLAIN_ROWS), groups.n_row, len(matrices)),
         *_operands(matrices, out), out, groups.expert_of, x, n_rows, n_columns // unit,
         max(1, per_row), ROWS=PLAIN_ROWS, STEP=min(PLAIN_STEP, elementwise.power_of_two(n_columns)),
         UNIT=unit, **_epilogue_constants(matrices[0]),
@@ -242,7 +388,7 @@ def _quantised_inner(
     )  # no counters: no tile is shared
     rows = allocate_rows(first.shape[0], extent, x_bytes, nothing)
     launch(
-        experts.quantise_inner, (rows.n_row, -(-extent.n_blocks // BLOCKS)),
+        kernels.quantise_inner, (rows.n_row, -(-extent.n_blocks // BLOCKS)),
         first, second, first.stride(0), extent.lead, extent.n_columns, extent.n_blocks, act.limit,
         *rows.typed, X_BYTES=x_bytes, KIND=act.kind, HAS_UP=len(found) > 1,
         HAS_LIMIT=act.limit != 0, BLOCKS=BLOCKS,
@@ -272,7 +418,7 @@ def _grouped_gemm(matrices: Sequence[ExpertMatrices], given: ExpertInput) -> Ten
     grid = (-(-n_rows // columns), groups.table.shape[0], len(matrices))
     if weight is not None:
         launch(
-            experts.planes_product, grid,
+            kernels.planes_product, grid,
             *args, weight.planes.shape[-1], n_tiles(n_rows), weight.extent.n_blocks,
             weight.extent.skip, num_warps=config["num_warps"], num_stages=num_stages,
             COLUMNS=columns, BLOCKS=config["blocks"], **constants,
@@ -282,7 +428,7 @@ def _grouped_gemm(matrices: Sequence[ExpertMatrices], given: ExpertInput) -> Ten
         unit = _common_unit(given.x.shape[1])
         step = 16 if x.dtype == torch.float32 else config["blocks"] * BLOCK
         launch(
-            experts.plain_product, grid,
+            kernels.plain_product, grid,
             *args, given.x.shape[1] // unit, num_warps=config["num_warps"], num_stages=num_stages,
             COLUMNS=columns, STEP=step, UNIT=unit,
             PRECISION=target.dot_precision, **constants,
@@ -307,7 +453,7 @@ def _to_half(x: Tensor, matrix: ExpertMatrices) -> tuple[Tensor, Tensor | None]:
     size = min(HALF_STEP, elementwise.power_of_two(width))
     unit = _common_unit(lead, x.shape[1], width)
     launch(
-        experts.shorten, (x.shape[0], -(-width // size)),
+        kernels.shorten, (x.shape[0], -(-width // size)),
         x, x if scale is None else scale, out, *(n // unit for n in (lead, x.shape[1], width)),
         HAS_SCALE=scale is not None, UNIT=unit, SIZE=size,
     )  # fmt: skip

@@ -19,8 +19,6 @@ import psutil
 from engine.errors import DeviceError
 from engine.hardware.devices.types import ClockLimit, DeviceSnapshot, Memory
 
-__all__ = ["NO_DRIVER", "Gpu", "Nvml"]
-
 NO_DRIVER = "No NVIDIA driver was found; Tandem runs on the CPU."
 
 CLOCK_LIMITS: Mapping[ClockLimit, int] = {

@@ -1,17 +1,29 @@
-"""Quantised activations of gemv, rounded once for all matrices that they are multiplied with."""
+"""What products with quantised matrices take: matrices in planes, and rows rounded for gemv.
+
+A kernel that reads planes takes the names in `constants_of` as `tl.constexpr` parameters and passes
+them to the functions in `engine.backends.gpu.kernels.planes`; so one kernel serves all types. Rows
+are rounded once for all matrices that they are multiplied with.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
 
-from engine.backends.gpu.kernels import quantise as kernels
+from engine.backends.gpu.kernels import elementwise as kernels
 from engine.backends.gpu.launch.configs import target_of
 from engine.backends.gpu.launch.kernel_launch import launch
-from engine.formats.quants.layout import BLOCK, Extent
+from engine.formats.quants.layout import BLOCK, LAYOUTS, Extent
 from engine.model.forward.attention import most_few_rows
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from engine.formats.quants.layout import Layout
 
 N_COUNTERS = 2048
 """Largest number of tiles in a launch that several programs share; each needs a counter."""
@@ -22,7 +34,7 @@ BLOCKS = 16
 
 @dataclass(frozen=True, slots=True)
 class QuantisedRows:
-    """Activations in the blocks of an extent, see `engine.backends.gpu.kernels.quantise`.
+    """Activations in the blocks of an extent, see `engine.backends.gpu.kernels.elementwise`.
 
     Attributes:
         numbers: rounded numbers as bytes, uint8 (n_row, n_blocks, 32 * bytes of a number).
@@ -124,3 +136,49 @@ def attached(x: Tensor) -> QuantisedRows | None:
 
 def _blocks(extent: Extent) -> tuple[int, int, int]:
     return extent.lead, extent.n_columns, extent.n_blocks
+
+
+class QuantisedMatrix(Protocol):
+    """A matrix (n_rows, extent.n_columns) in planes, see `engine.formats.quants.layout`.
+
+    Attributes:
+        planes: uint8 (n_tile, tile_bytes).
+        type_number: number of the GGML type.
+        n_rows: number of rows.
+        extent: columns of the file's matrix that are held.
+        x_bytes: bytes of a quantised activation that is multiplied with it, 1 or 2.
+    """
+
+    planes: Tensor
+    type_number: int
+    n_rows: int
+    extent: Extent
+    x_bytes: int
+
+
+@cache
+def constants_of(type_number: int) -> Mapping[str, Any]:
+    """Return the constants of a GGML type, a key of `LAYOUTS`, as keywords for `launch`.
+
+    A type always gives the same dictionary object; a call takes keywords fastest from a dictionary.
+    """
+    return layout_constants(LAYOUTS[type_number])
+
+
+def layout_constants(layout: Layout) -> dict[str, Any]:
+    """Return the attributes of a layout as constants; see `Layout` for their meaning.
+
+    Returns:
+        LOW, HIGH: bits of a code in each plane; ZERO: code of the number 0; TABLE: the codes'
+        numbers, empty where a code is its number; SCALE: kind of scales; SUB: columns per scale;
+        SIGNED: whether scales of one byte are signed.
+    """
+    return {
+        "LOW": layout.low,
+        "HIGH": layout.high,
+        "ZERO": layout.zero,
+        "TABLE": layout.table,
+        "SCALE": layout.scale,
+        "SUB": layout.sub,
+        "SIGNED": layout.signed_scale,
+    }
