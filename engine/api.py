@@ -22,17 +22,15 @@ from engine.formats.gguf.reader import GGUFFile, check_unchanged, model_hash
 from engine.generation.answers import Answers
 from engine.generation.benchmark import Benchmark, BenchResult, BenchTest
 from engine.generation.draft_model import DraftModel
+from engine.generation.drafts import Drafts, MTPSource, guess_sources, guess_ways
 from engine.generation.image_support import PictureSupport
-from engine.generation.occupancy import Occupancy
 from engine.generation.prompts import Prompts
 from engine.generation.queries.questions import Inquiries
-from engine.generation.scheduling.drafts import Drafts
-from engine.generation.scheduling.mtp_source import MTPSource, guess_sources, guess_ways
-from engine.generation.scheduling.own import own_sequence
-from engine.generation.scheduling.requests import Request
-from engine.generation.scheduling.scheduler import Scheduler
-from engine.generation.scheduling.stream import AnswerStream
+from engine.generation.scheduler import Scheduler
+from engine.generation.sequence import Request
+from engine.generation.solo_sequence import own_sequence
 from engine.generation.state_file import SavedStates
+from engine.generation.stream import AnswerStream, Occupancy
 from engine.hardware.fallbacks import Fallback
 from engine.hardware.faults import has_stopped
 from engine.load_params import DEFAULT_DRAFTED, DraftKind, LoadParams, PeerMode

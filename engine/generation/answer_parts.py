@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from engine.decoding.grammar.matcher import Matcher
     from engine.generation.constrained import Constraints
     from engine.generation.prompts import Prompts
-    from engine.generation.work import Found, Steps
+    from engine.generation.sequence import Found, Steps
     from engine.sampling_params import SamplingParams
     from engine.text.messages import ChatMessage, Tool
 

@@ -17,11 +17,11 @@ from engine.generation.answer_parts import (
     thought_apart,
     wanted_form,
 )
-from engine.generation.background import in_background
 from engine.generation.constrained import Constraints
 from engine.generation.generate import Generation, fitting_tokens
 from engine.generation.results import ContextShifted
 from engine.generation.scoring import check_n_logprobs
+from engine.generation.sequence import in_background
 from engine.generation.wishes import PromptWishes
 from engine.text.messages import text_size
 from engine.text.thinking import THINK_OPEN, thinking_marks
@@ -29,11 +29,10 @@ from engine.vision.images.placed import PlacedPictures, text_ids
 
 if TYPE_CHECKING:
     from engine.decoding.grammar.matcher import Matcher
-    from engine.generation.background import Preparing
     from engine.generation.constrained import AnswerConstraint
     from engine.generation.image_prompts import Seen
     from engine.generation.prompts import Prompt, Prompts
-    from engine.generation.work import Steps
+    from engine.generation.sequence import Preparing, Steps
     from engine.sampling_params import Grammar, SamplingParams
     from engine.text.messages import ChatMessage, Tool
 

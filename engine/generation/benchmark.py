@@ -28,10 +28,10 @@ from engine.util.progress import IsCancelled, never
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from engine.generation.drafts import Drafts
     from engine.generation.results import GenerationEvent
-    from engine.generation.scheduling.drafts import Drafts
-    from engine.generation.scheduling.own import OwnSequence
-    from engine.generation.scheduling.scheduler import Scheduler
+    from engine.generation.scheduler import Scheduler
+    from engine.generation.solo_sequence import OwnSequence
     from engine.planning.search.results import TuneResult
     from engine.runtime.thread_runtime import ThreadRuntime
 

@@ -15,7 +15,7 @@ from engine.decoding.drafting.ngram import Answer, Guess, Kind
 from engine.errors import EngineError, OutOfDeviceMemory
 from engine.formats.gguf.reader import GGUFFile
 from engine.generation.kv_cache import Group, OutOfPages, PagedSequence, PagePool, Sequences
-from engine.generation.scheduling.pace import Pace
+from engine.generation.scheduler import Pace
 from engine.model.forward.batch import Batch, Piece
 from engine.model.forward.pages import n_alike
 from engine.planning.draft.memory import draft_params

@@ -26,7 +26,7 @@ from engine.generation.results import (
     Usage,
 )
 from engine.generation.scoring import token_logprob
-from engine.generation.work import Follow, Found, NotDone, Prefill, Steps, Work
+from engine.generation.sequence import Follow, Found, NotDone, Prefill, Steps, Work
 from engine.sampling_params import SamplingParams
 from engine.vision.images.placed import NO_PICTURES, text_ids
 

@@ -14,7 +14,7 @@ from engine.vision.images.placed import PictureSight
 
 if TYPE_CHECKING:
     from engine.generation.prompts import Prompts
-    from engine.generation.scheduling.scheduler import Scheduler
+    from engine.generation.scheduler import Scheduler
     from engine.load_params import LoadParams
     from engine.runtime.thread_runtime import ThreadRuntime
     from engine.util.progress import IsCancelled

@@ -15,15 +15,13 @@ from engine.generation.kv_cache import OutOfPages
 from engine.generation.results import StateLoaded, StateSaved
 from engine.generation.state_format import (
     Contents,
+    CopyProgress,
     Entry,
     StateHeader,
     entries,
     has_pictures,
     header,
     identity,
-)
-from engine.generation.state_strips import (
-    CopyProgress,
     pieces,
     read_units,
     read_whole,
@@ -40,9 +38,9 @@ from engine.util.files import atomic_write
 from engine.util.progress import IsCancelled, StateSink, ignore, never
 
 if TYPE_CHECKING:
-    from engine.generation.occupancy import Occupancy
-    from engine.generation.scheduling.places import CachePlace, Places
-    from engine.generation.scheduling.scheduler import Scheduler
+    from engine.generation.cache_manager import CachePlace, Places
+    from engine.generation.scheduler import Scheduler
+    from engine.generation.stream import Occupancy
     from engine.load_params import LoadParams
     from engine.model.architectures.info import ModelInfo
     from engine.runtime.interface import SlotState

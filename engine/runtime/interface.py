@@ -149,7 +149,7 @@ class Guesser(Protocol):
 class PagedRuntime(Protocol):
     """A loaded model that computes tokens of several sequences, and holds what they remember.
 
-    It does not know which tokens its pages hold: `generation.scheduling` keeps count of that.
+    It does not know which tokens its pages hold: `generation.cache_manager` keeps count of that.
 
     `runtime.model_runner` implements it for ranks that are threads of this process (a
     `ThreadRuntime` owns it, loads and re-splits it), `distributed.machine_runner` for ranks of

@@ -11,9 +11,8 @@ from PIL import Image
 
 from engine import ChatMessage, Model, picture_text
 from engine.generation.prompts import Prompt
-from engine.generation.scheduling.requests import Request
-from engine.generation.scheduling.seeing import picture_rows, with_text_alone
-from engine.generation.work import Prefill, Steps
+from engine.generation.scheduler import picture_rows, with_text_alone
+from engine.generation.sequence import Prefill, Request, Steps
 from engine.model.forward.batch import Batch, Piece
 from engine.vision.images.placed import PlacedPictures
 

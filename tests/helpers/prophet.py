@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from engine.decoding.drafting.control import DraftControl, Proposal
 from engine.decoding.drafting.ngram import Guess, Kind
-from engine.generation.scheduling.requests import Request
+from engine.generation.sequence import Request
 
 N_VOCAB = 40
 """Number of tokens of all vocabularies of the tests, at least."""

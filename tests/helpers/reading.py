@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 
 from engine.generation.results import GenerationEvent
-from engine.generation.scheduling.requests import Request
-from engine.generation.scheduling.scheduler import Scheduler
+from engine.generation.scheduler import Scheduler
+from engine.generation.sequence import Request
 
 
 def events_of(scheduler: Scheduler, asked: Request) -> Iterator[GenerationEvent]:

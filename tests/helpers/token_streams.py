@@ -17,8 +17,8 @@ from engine.backends.gpu.comm.communicator import DeviceGroup
 from engine.backends.gpu.decode.token_stream import TokenStep, TokenStream
 from engine.backends.gpu.launch.graph import Captured
 from engine.generation.generate import Generation
-from engine.generation.scheduling.requests import Request
-from engine.generation.scheduling.scheduler import Scheduler
+from engine.generation.scheduler import Scheduler
+from engine.generation.sequence import Request
 from engine.hardware.devices.links import Routes
 from engine.runtime.interface import PagedRuntime
 from engine.util.progress import never

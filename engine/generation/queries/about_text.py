@@ -11,8 +11,8 @@ from engine.util.progress import IsCancelled, never
 
 if TYPE_CHECKING:
     from engine.generation.image_prompts import Seen
-    from engine.generation.occupancy import Occupancy
     from engine.generation.prompts import Prompts
+    from engine.generation.stream import Occupancy
     from engine.model.architectures.info import ModelInfo
     from engine.text.chat_template import ChatTemplate
     from engine.text.messages import ChatMessage, Tool

@@ -18,15 +18,15 @@ from numpy.typing import NDArray
 from engine.errors import Cancelled, EngineError
 from engine.generation.queries.about_text import TextInquiries
 from engine.generation.results import TokenLogprob
-from engine.generation.scheduling.own import OwnSequence, own_sequence
 from engine.generation.scoring import check_n_logprobs, token_logprob
+from engine.generation.solo_sequence import OwnSequence, own_sequence
 from engine.model.forward.batch import PROMPT_BATCH
 from engine.text.messages import ChatMessage, Tool
 from engine.util.progress import IsCancelled, never
 
 if TYPE_CHECKING:
     from engine.decoding.sampling.sampler import Logits
-    from engine.generation.scheduling.scheduler import Scheduler
+    from engine.generation.scheduler import Scheduler
     from engine.model.layers.keys import Keys
     from engine.runtime.thread_runtime import ThreadRuntime
 

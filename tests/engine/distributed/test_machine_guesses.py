@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from engine import ChatMessage, EngineError, Finished, Generate, LoadParams, Model, SamplingParams
-from engine.generation.scheduling.drafts import Drafts
-from engine.generation.scheduling.mtp_source import MTPSource
-from tests.engine.generation.scheduling.test_drafts import answers
+from engine.generation.drafts import Drafts, MTPSource
+from tests.engine.generation.test_drafts import answers
 from tests.engine.model.architectures.test_file_variants import with_drafting_block
 from tests.helpers.answers import ids_of, n_cached
 from tests.helpers.hf_models.seeing import SEEING

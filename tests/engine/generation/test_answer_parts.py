@@ -23,10 +23,9 @@ from engine import (
 )
 from engine.formats.gguf.reader import GGUFFile
 from engine.generation.answers import Answers
-from engine.generation.background import Background
 from engine.generation.prompts import Prompts
 from engine.generation.results import GenerationEvent
-from engine.generation.work import Follow, Found, Prefill
+from engine.generation.sequence import Background, Follow, Found, Prefill
 from tests.helpers.answer_texts import CLOCK, WEATHER, is_object
 from tests.helpers.call_templates import CALL_TEMPLATES
 from tests.helpers.vocabularies import CONTROL, bpe, metadata

@@ -34,7 +34,7 @@ WAIT_S = 30.0
 
 ENDING = """
 import threading, time
-from engine.generation.occupancy import Occupancy
+from engine.generation.stream import Occupancy
 
 def compute():
     while True:

@@ -23,7 +23,7 @@ from engine import (
 from engine.backends import executor as executor_module
 from engine.backends.cpu.thread_comm import ThreadGroup
 from engine.backends.executor import RankExecutor, WorkMark
-from engine.generation.scheduling.scheduler import Scheduler
+from engine.generation.scheduler import Scheduler
 from engine.model.architectures.base import CausalLM
 from engine.model.forward.context import Context
 from engine.runtime.rank import Rank

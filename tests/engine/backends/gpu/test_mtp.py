@@ -8,11 +8,10 @@ import pytest
 
 from engine import Model, SamplingParams, load_model
 from engine.decoding.drafting.ngram import Guess
-from engine.generation.scheduling.drafts import Drafts
-from engine.generation.scheduling.mtp_source import MTPSource
-from engine.generation.scheduling.requests import Request
+from engine.generation.drafts import Drafts, MTPSource
+from engine.generation.sequence import Request
 from engine.model.forward.batch import Batch
-from tests.engine.generation.scheduling.test_mtp_source import certain, following
+from tests.engine.generation.test_mtp_source import certain, following
 from tests.helpers.guessed_answers import guessed_answers
 from tests.helpers.mtp_models import N_EMBD, PlainMTP, mtp_gguf
 from tests.helpers.prophet import always

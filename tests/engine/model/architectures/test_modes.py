@@ -9,7 +9,7 @@ import pytest
 
 from engine import load_model
 from engine.formats.gguf.reader import GGUFFile
-from engine.generation.scheduling.own import own_sequence
+from engine.generation.solo_sequence import own_sequence
 from engine.model.sharding.shares import movable_tensors
 from tests.helpers.golden import (
     LEAST_BAR,

@@ -10,15 +10,14 @@ import pytest
 from engine import EngineError, LoadParams, Model, load_model, read_model_info
 from engine.decoding.drafting.ngram import Guess
 from engine.formats.gguf.reader import GGUFFile
-from engine.generation.scheduling.drafts import Drafts
-from engine.generation.scheduling.mtp_source import MTPSource
-from engine.generation.scheduling.requests import Request
+from engine.generation.drafts import Drafts, MTPSource
+from engine.generation.sequence import Request
 from engine.model.architectures.declare import declare
 from engine.model.forward.batch import Batch
 from engine.planning.draft.mtp_file import is_mtp_file, mtp_path, with_mtp_file
 from engine.planning.plan import make_plan
 from engine.planning.planner import Planner
-from tests.engine.generation.scheduling.test_drafts import answers
+from tests.engine.generation.test_drafts import answers
 from tests.engine.model.architectures.test_mtp import IDS, prefilled
 from tests.helpers.model_draft import DraftTensor, ModelDraft
 from tests.helpers.mtp_models import MTP, N_EMBD, OWN, PlainMTP, apart, mtp_gguf

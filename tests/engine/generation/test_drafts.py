@@ -7,10 +7,10 @@ import pytest
 from app.core.paths import demo_model
 from engine import Finished, Model, SamplingParams, load_model
 from engine.decoding.drafting.control import DraftControl
-from engine.generation.scheduling.drafts import Drafts
-from engine.generation.scheduling.requests import Request
-from engine.generation.scheduling.scheduler import Scheduler
-from tests.engine.generation.scheduling.test_scheduler import (
+from engine.generation.drafts import Drafts
+from engine.generation.scheduler import Scheduler
+from engine.generation.sequence import Request
+from tests.engine.generation.test_scheduler import (
     alone,
     ids_of,
     last_of,

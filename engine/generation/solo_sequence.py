@@ -12,8 +12,8 @@ from engine.model.forward.batch import Batch, Piece
 
 if TYPE_CHECKING:
     from engine.decoding.sampling.sampler import Logits, Sampler
-    from engine.generation.scheduling.places import CachePlace, Places
-    from engine.generation.scheduling.scheduler import Scheduler
+    from engine.generation.cache_manager import CachePlace, Places
+    from engine.generation.scheduler import Scheduler
     from engine.runtime.interface import PagedRuntime
 
 

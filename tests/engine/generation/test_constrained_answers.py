@@ -23,7 +23,7 @@ from engine import (
     TokenText,
     load_model,
 )
-from engine.generation.work import Follow
+from engine.generation.sequence import Follow
 from tests.helpers.ahead import AheadSource
 from tests.helpers.tiny_gguf import tiny_gguf
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from engine.errors import ContextOverflow, EngineError, OutOfDeviceMemory, PromptError
+from engine.generation.drafts import Drafts
 from engine.generation.generate import Generation
 from engine.generation.results import (
     ContextShifted,
@@ -22,9 +23,8 @@ from engine.generation.results import (
     PrefillProgress,
     TokenText,
 )
-from engine.generation.scheduling.drafts import Drafts
-from engine.generation.scheduling.requests import MOST_UNREAD, Request
-from engine.generation.scheduling.scheduler import Scheduler
+from engine.generation.scheduler import Scheduler
+from engine.generation.sequence import MOST_UNREAD, Request
 from engine.model.forward.pages import PAGE, Sight
 from engine.sampling_params import SamplingParams
 from tests.helpers.paged_toy import N_VOCAB, PagedToy, ToySource

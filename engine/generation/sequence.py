@@ -2,20 +2,197 @@
 
 from __future__ import annotations
 
+import atexit
+import threading
+import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
-from engine.generation.background import Background
+from engine.decoding.sampling.sampler import SamplingWish
+from engine.errors import ContextOverflow, EngineError, PromptError
 from engine.generation.results import Finished, GenerationEvent, PrefillProgress, Timings, Usage
-from engine.generation.work import Follow, Prefill
 from engine.util.progress import IsCancelled, never
-from engine.vision.images.placed import NO_PICTURES
+from engine.vision.images.placed import NO_PICTURES, PlacedPictures, text_ids
 
 if TYPE_CHECKING:
-    from engine.generation.scheduling.places import CachePlace
-    from engine.generation.work import Found, Steps, Work
+    from engine.decoding.grammar.matcher import Mask
+    from engine.decoding.sampling.sampler import Logits, Sampler
+    from engine.generation.cache_manager import CachePlace
+
+EXIT_S = 4.0
+"""Longest time that the program's end waits for threads, in seconds."""
+
+T = TypeVar("T")
+
+_threads: dict[threading.Thread, Background] = {}
+"""What runs now."""
+
+
+class Background:
+    """A function that a thread runs for one answer or question, which waits for its result.
+
+    Args:
+        act: the function; what it is given returns True once nobody wants the result.
+    """
+
+    def __init__(self, act: Callable[[IsCancelled], Any]) -> None:
+        self._act = act
+        self._is_cancelled = False
+        self._result: Any = None
+        self._error: BaseException | None = None
+        self.is_done = False
+
+    def start(self, on_done: Callable[[], object]) -> None:
+        """Start the thread.
+
+        Args:
+            on_done: called on it once there is a result or an error.
+        """
+
+        def run() -> None:
+            self.run(on_done)
+            del _threads[thread]
+
+        thread = threading.Thread(target=run, name="tandem-background", daemon=True)
+        _threads[thread] = self
+        try:
+            thread.start()
+        except RuntimeError as error:  # "can't start new thread"
+            del _threads[thread]
+            self._error = EngineError(f"No thread can be started: {error}.", "Try again later.")
+            self.is_done = True
+            on_done()
+
+    def cancel(self) -> None:
+        """Ask the function to end; return at once."""
+        self._is_cancelled = True
+
+    def result(self) -> Any:
+        """Return what the function has returned, or raise what it has raised."""
+        if self._error is not None:
+            raise self._error
+        return self._result
+
+    def run(self, on_done: Callable[[], object] = never) -> None:
+        """Run the function; see `start`, which has a thread do so."""
+        try:
+            self._result = self._act(lambda: self._is_cancelled)
+        except BaseException as error:  # noqa: BLE001 raised again by `result`
+            self._error = error
+        self.is_done = True
+        on_done()
+
+
+Preparing: TypeAlias = Generator[Background, object, T]
+"""A step of an answer that waits for a thread, and returns what it has prepared."""
+
+
+def in_background(act: Callable[[IsCancelled], T]) -> Preparing[T]:
+    """Have the scheduler run a function on a thread; return its result once it is there."""
+    work = Background(act)
+    try:
+        yield work
+        result: T = work.result()
+        return result
+    finally:
+        work.cancel()
+
+
+@atexit.register
+def end_threads() -> None:
+    """End what runs: a program whose thread compiles a grammar at its end would crash."""
+    end = time.monotonic() + EXIT_S
+    running = dict(_threads)
+    for background in running.values():
+        background.cancel()
+    for thread in running:
+        thread.join(max(0.0, end - time.monotonic()))
+
+
+@dataclass(slots=True)
+class Prefill:
+    """Work that makes the cache hold `ids`, computing those that it does not hold yet.
+
+    Attributes:
+        ids: all tokens of the sequence.
+        marks: numbers of tokens behind which a later prompt may go on otherwise, so that the states
+            that cannot be cut are worth keeping there.
+        is_told: whether its progress is an event.
+        n_cached: number of the tokens that were cached, noted by who does it.
+        pictures: pictures among the tokens.
+    """
+
+    ids: Sequence[int]
+    marks: Sequence[int] = ()
+    is_told: bool = True
+    n_cached: int = 0
+    pictures: PlacedPictures = NO_PICTURES
+
+
+@dataclass(slots=True)
+class Follow:
+    """Work that computes one token behind those computed so far.
+
+    Attributes:
+        token: id of the token.
+        sampler, never: how the next token is to be sampled, where a device can; see `TokenSource`.
+        n_left: number of tokens that may still be sampled.
+        is_timed: whether the token's times are an event.
+        wants_logits: whether the result has to be logits, so that no device may sample.
+        allowed: returns which tokens may come next, (at most n_vocab,); None for all. A device that
+            samples ahead cannot know.
+    """
+
+    token: int
+    sampler: Sampler
+    never: Sequence[int]
+    n_left: int
+    is_timed: bool = False
+    wants_logits: bool = False
+    allowed: Callable[[], Mask] | None = None
+
+    @property
+    def wish(self) -> SamplingWish | None:
+        """Settings by which a device may sample the next token; None if the host must."""
+        if self.wants_logits:
+            return None
+        return SamplingWish(self.sampler, self.never, self.allowed)
+
+
+Work: TypeAlias = Prefill | Follow
+
+NotDone = Literal["cancelled", "context"]
+"""Reason why work was not done: the answer was cancelled, or the cache has no room for it."""
+
+Found: TypeAlias = "Logits | int | NotDone"
+"""Result of work: logits (n_vocab,) of the last token, the next token, or why there is none."""
+
+Steps: TypeAlias = "Generator[GenerationEvent | Work | Background, Found | None, None]"
+"""An answer under way: the result of work is sent to it, and None behind anything else."""
+
+
+def check_prompt(
+    ids: Sequence[int], n_vocab: int, n_ctx: int, pictures: PlacedPictures = NO_PICTURES
+) -> None:
+    """Check that tokens can be computed.
+
+    Args:
+        pictures: pictures among them.
+
+    Raises:
+        PromptError: no tokens, or tokens that the model does not have.
+        ContextOverflow: more than the context holds.
+    """
+    if not ids:
+        raise PromptError("The prompt is empty.", "Write something first.")
+    texts = text_ids(ids) if pictures else ids
+    if texts and not 0 <= min(texts) <= max(texts) < n_vocab:
+        raise PromptError(f"The prompt has token ids outside 0 to {n_vocab - 1}.")
+    if len(ids) > n_ctx:
+        raise ContextOverflow(len(ids), n_ctx)
+
 
 MOST_UNREAD = 8
 """Number of unread events at which an answer is not computed further."""

@@ -2,7 +2,7 @@
 
 import pytest
 
-from engine.generation.scheduling.pace import FIRST, LEAST, LONGEST_S, Pace
+from engine.generation.scheduler import FIRST, LEAST, LONGEST_S, Pace
 
 
 @pytest.mark.parametrize("token_s", [1e-5, 1e-3, 4e-3])

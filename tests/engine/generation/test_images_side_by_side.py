@@ -8,7 +8,7 @@ import pytest
 
 from engine import ChatMessage, Event, Finished, Generate, Model, SamplingParams, load_model
 from engine.backends.reference.pictures import TorchPictureOps
-from engine.generation.background import Background
+from engine.generation.sequence import Background
 from engine.model.forward.batch import Batch
 from engine.runtime import picture_encoder
 from tests.helpers.answers import ids_of

@@ -12,12 +12,12 @@ import torch
 from engine import Model, load_model
 from engine.decoding.drafting.control import DraftControl, Proposal
 from engine.decoding.sampling.sampler import Logits
-from engine.generation.scheduling.drafts import Drafts
-from engine.generation.scheduling.places import Places
-from engine.generation.scheduling.scheduler import Scheduler
+from engine.generation.cache_manager import Places
+from engine.generation.drafts import Drafts
+from engine.generation.scheduler import Scheduler
 from engine.model.forward.batch import Batch, Piece
-from tests.engine.generation.scheduling.test_drafts import answers, knowing
-from tests.engine.generation.scheduling.test_scheduler import (
+from tests.engine.generation.test_drafts import answers, knowing
+from tests.engine.generation.test_scheduler import (
     alone,
     ids_of,
     last_of,

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from engine.generation.scheduling.own import own_sequence
-from engine.generation.scheduling.scheduler import Scheduler
+from engine.generation.scheduler import Scheduler
+from engine.generation.solo_sequence import own_sequence
 from engine.model.forward.batch import Batch
-from tests.engine.generation.scheduling.test_scheduler import KINDS, made, prompt_of
+from tests.engine.generation.test_scheduler import KINDS, made, prompt_of
 
 
 @pytest.mark.parametrize("kind", KINDS)
