@@ -22,7 +22,7 @@ from engine.generation.generate import Generation, fitting_tokens
 from engine.generation.results import ContextShifted
 from engine.generation.scoring import check_n_logprobs
 from engine.generation.sequence import in_background
-from engine.generation.wishes import PromptWishes
+from engine.generation.wishes import PromptOptions
 from engine.text.messages import text_size
 from engine.text.thinking import THINK_OPEN, thinking_marks
 from engine.vision.images.placed import PlacedPictures, text_ids
@@ -170,7 +170,7 @@ class Answers:
         stops = self._prompts.template.stop_strings  # a plain template has no end token of its own
         sampling = replace(request.sampling, stop=(*request.sampling.stop, *stops))
         _ = yield from self._read_pictures(messages)  # held for the prompt
-        wishes = PromptWishes.of(request.thinks, request.effort, request.variables, tools)
+        wishes = PromptOptions.of(request.thinks, request.effort, request.variables, tools)
 
         def make() -> tuple[tuple[int, ...], str, Prompt]:
             begun, said = self._begun(request, messages, wishes, sampling.stop, reading)
@@ -223,7 +223,7 @@ class Answers:
         return marks is not None and marks.opening != THINK_OPEN
 
     def _begun(
-        self, request: Asked, messages: Sequence[ChatMessage], wishes: PromptWishes,
+        self, request: Asked, messages: Sequence[ChatMessage], wishes: PromptOptions,
         stops: Sequence[str], reading: AnswerReading | None,
     ) -> tuple[tuple[int, ...], str]:  # fmt: skip
         """Return the tokens and the text that an answer which is continued has had so far."""

@@ -1,4 +1,4 @@
-"""Places of sequences in a cache: their pages, and where their recurrent states lie."""
+"""The cache of a runtime: the pages of running sequences, and their recurrent states."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from engine.generation.kv_cache import (
     PagePool,
     Sequences,
 )
-from engine.model.forward.batch import MOST_AT_ONCE, Tables
+from engine.model.forward.batch import MOST_AT_ONCE, Piece, Tables
 from engine.model.forward.pages import GONE, PAGE, n_alike
 
 if TYPE_CHECKING:
@@ -25,20 +25,20 @@ CHECKPOINT_BYTES = 2 << 30
 
 
 @dataclass(eq=False, slots=True)
-class CachePlace:
-    """Place of one sequence in the cache.
+class SequenceCache:
+    """What the cache holds of one sequence.
 
     Attributes:
         sequence: its tokens and pages.
-        slot: place of its recurrent states; 0 for models without any.
-        seat: number of the sequence among those that have a place, from 0.
-        ahead: places of the states behind each of its guesses, while a pass checks them.
+        state_slot: slot of its recurrent states; 0 for models without any.
+        batch_index: number of the sequence among the running ones, from 0.
+        draft_slots: slots of the states behind each of its drafts, while a pass verifies them.
     """
 
     sequence: PagedSequence
-    slot: int
-    seat: int = 0
-    ahead: list[int] = field(default_factory=list)
+    state_slot: int
+    batch_index: int = 0
+    draft_slots: list[int] = field(default_factory=list)
 
     @property
     def n(self) -> int:
@@ -56,26 +56,31 @@ class CachePlace:
             return ()
         return tuple(tuple(table) for table in tables)
 
+    def piece(self, n: int, *, skip: int = 0, shift: int = 0) -> Piece:
+        """Return where the next n tokens belong, behind `skip` others; see `Piece` for `shift`."""
+        slot, index = self.state_slot, self.batch_index
+        return Piece(self.n + skip, n, self.tables, slot, index, shift=shift)
 
-class Places:
-    """The cache of a runtime as sequences see it: pages, recurrent states and kept ones.
+
+class KVCacheManager:
+    """Pages, recurrent states and their checkpoints, which the running sequences share.
 
     Args:
-        checkpoint_bytes: largest number of bytes of recurrent states that are kept.
+        checkpoint_bytes: largest number of bytes of all checkpoints.
     """
 
     def __init__(self, runtime: PagedRuntime, checkpoint_bytes: int = CHECKPOINT_BYTES) -> None:
         self._runtime = runtime
         groups = [Group(PagePool(group.n_pages), group.sight) for group in runtime.groups]
         self._sequences = Sequences(groups, lambda *pages: self._runtime.copy_page(*pages))
-        self._states: Checkpoints[SlotState] = Checkpoints(checkpoint_bytes)
+        self._checkpoints: Checkpoints[SlotState] = Checkpoints(checkpoint_bytes)
         self._has_states = not runtime.can_rewind
-        self._holders: dict[int, CachePlace] = {}
-        self._seats: set[int] = set()
+        self._holders: dict[int, SequenceCache] = {}
+        self._batch_indices: set[int] = set()
 
     @property
-    def most(self) -> int:
-        """Largest number of sequences that have a place at once."""
+    def max_sequences(self) -> int:
+        """Largest number of running sequences."""
         most = min(MOST_AT_ONCE, self._runtime.n_batch)
         return min(most, self._runtime.n_slots) if self._has_states else most
 
@@ -85,14 +90,14 @@ class Places:
         return [group.pool for group in self._sequences.groups]
 
     @property
-    def used(self) -> list[list[range]]:
+    def known_ranges(self) -> list[list[range]]:
         """For each group, the neighbouring slots of pages that hold what may be found."""
         return [
             [range(page * PAGE, (page + 1) * PAGE) for page in pool.known] for pool in self.pools
         ]
 
     @property
-    def use(self) -> tuple[int, int]:
+    def usage(self) -> tuple[int, int]:
         """Numbers of tokens in pages that sequences use, and in those kept for later ones.
 
         Where layers see differently far back, those that see farthest count.
@@ -101,91 +106,92 @@ class Places:
         return (pool.n_pages - pool.n_free) * PAGE, pool.n_idle * PAGE
 
     @property
-    def states(self) -> Checkpoints[SlotState]:
-        """The recurrent states that are kept."""
-        return self._states
+    def checkpoints(self) -> Checkpoints[SlotState]:
+        """Checkpoints of recurrent states."""
+        return self._checkpoints
 
     def move(self, runtime: PagedRuntime) -> None:
         """Go on with another runtime that has the same pages, but no recurrent states.
 
-        It may have places for more or fewer of these.
+        It may have slots for more or fewer of these.
         """
         assert not self._holders, "no sequence has states while they are moved"
         self._runtime = runtime
 
-    def open(self, ids: Sequence[int]) -> CachePlace:
-        """Return a place of a sequence that begins with as many of `ids` as are cached.
+    def allocate(self, ids: Sequence[int]) -> SequenceCache:
+        """Return a sequence that begins with as many of `ids` as are cached.
 
         Raises:
             OutOfPages: others use the page that the last tokens would need.
         """
         if not self._has_states:
-            return self._seated(CachePlace(self._sequences.open(ids), 0))
-        sequence = self._sequences.open(ids, self._states.lengths(ids))
-        slot = self._free[0]
+            return self._numbered(SequenceCache(self._sequences.open(ids), 0))
+        sequence = self._sequences.open(ids, self._checkpoints.lengths(ids))
+        slot = self._free_slots[0]
         try:
             if sequence.ids:
-                self._runtime.load_slot(slot, self._states.state(sequence.ids))
+                self._runtime.load_slot(slot, self._checkpoints.state(sequence.ids))
             else:
                 self._runtime.clear_slot(slot)
         except BaseException:
             sequence.close()
             raise
-        place = self._holders[slot] = self._seated(CachePlace(sequence, slot))
-        return place
+        cache = self._holders[slot] = self._numbered(SequenceCache(sequence, slot))
+        return cache
 
-    def _seated(self, place: CachePlace) -> CachePlace:
-        """Give a place a number that no other one has, and return it."""
-        place.seat = next(seat for seat in range(len(self._seats) + 1) if seat not in self._seats)
-        self._seats.add(place.seat)
-        if place.n and (guesser := self._runtime.guesser) is not None:
-            guesser.forget_hidden_states(place.seat)  # those of its last token are gone
-        return place
+    def _numbered(self, cache: SequenceCache) -> SequenceCache:
+        """Give a sequence a batch index that no other one has, and return it."""
+        taken = self._batch_indices
+        cache.batch_index = next(n for n in range(len(taken) + 1) if n not in taken)
+        self._batch_indices.add(cache.batch_index)
+        if cache.n and (guesser := self._runtime.guesser) is not None:
+            guesser.forget_hidden_states(cache.batch_index)  # those of its last token are gone
+        return cache
 
-    def close(self, place: CachePlace, *, is_kept: bool = True) -> None:
-        """Free a place; its tokens can be found until their memory is needed.
+    def free(self, cache: SequenceCache, *, is_kept: bool = True) -> None:
+        """Free a sequence's pages and slot; its tokens can be found until their memory is needed.
 
         Args:
-            is_kept: whether to keep its recurrent states, with which it could go on.
+            is_kept: whether to checkpoint its recurrent states, with which it could go on.
         """
         if is_kept:
-            self.keep(place)
-        place.sequence.close()
-        self._seats.discard(place.seat)
+            self.checkpoint(cache)
+        cache.sequence.close()
+        self._batch_indices.discard(cache.batch_index)
         if self._has_states:
-            del self._holders[place.slot]
+            del self._holders[cache.state_slot]
 
-    def keep(self, place: CachePlace) -> None:
-        """Keep a sequence's recurrent states, so that another one can go on from there."""
-        if self._has_states and place.sequence.ids:
-            self._states.keep(place.sequence.ids, *self._runtime.save_slot(place.slot))
+    def checkpoint(self, cache: SequenceCache) -> None:
+        """Keep a copy of its recurrent states, so that another sequence can go on from there."""
+        if self._has_states and cache.sequence.ids:
+            self._checkpoints.keep(cache.sequence.ids, *self._runtime.save_slot(cache.state_slot))
 
-    def rewind(self, place: CachePlace, ids: Sequence[int]) -> bool:
+    def rewind(self, cache: SequenceCache, ids: Sequence[int]) -> bool:
         """Forget the tokens that are not those of `ids`, if that is possible."""
-        n = n_alike(place.sequence.ids, ids)
-        if n == place.n:
+        n = n_alike(cache.sequence.ids, ids)
+        if n == cache.n:
             return True
         try:
-            return not self._has_states and place.sequence.cut(n)
+            return not self._has_states and cache.sequence.cut(n)
         except OutOfPages:
             return False
 
-    def room(self, place: CachePlace) -> int:
+    def n_free_tokens(self, cache: SequenceCache) -> int:
         """Return for how many more tokens there are pages that nobody uses."""
-        groups = zip(self._sequences.groups, place.sequence.tables, strict=True)
-        found = [(len(table) + group.pool.n_free) * PAGE - place.n for group, table in groups]
+        groups = zip(self._sequences.groups, cache.sequence.tables, strict=True)
+        found = [(len(table) + group.pool.n_free) * PAGE - cache.n for group, table in groups]
         return min(found, default=self._runtime.n_ctx)
 
-    def has_room(self, place: CachePlace, n: int, others: Sequence[CachePlace]) -> bool:
+    def has_room(self, cache: SequenceCache, n: int, others: Sequence[SequenceCache]) -> bool:
         """Return whether there are pages for n tokens in all.
 
         Args:
-            others: places of other sequences, each of which may need a page more meanwhile, except
+            others: other sequences, each of which may need a page more meanwhile, except
                 where layers have a window.
         """
         most = -(-self._runtime.n_ctx // PAGE)
         n_growing = sum(-(-other.n // PAGE) < most for other in others)
-        for group, table in zip(self._sequences.groups, place.sequence.tables, strict=True):
+        for group, table in zip(self._sequences.groups, cache.sequence.tables, strict=True):
             n_used = sum(page != GONE for page in table)
             wanted = group.sight.n_pages(n, self._runtime.n_batch)
             n_spare = n_growing if group.sight.n is None else 0
@@ -194,30 +200,31 @@ class Places:
         return True
 
     @property
-    def _free(self) -> list[int]:
-        """Slots that no sequence has."""
-        taken = {slot for place in self._holders.values() for slot in (place.slot, *place.ahead)}
+    def _free_slots(self) -> list[int]:
+        """State slots that no sequence has."""
+        held = self._holders.values()
+        taken = {slot for cache in held for slot in (cache.state_slot, *cache.draft_slots)}
         return [slot for slot in range(self._runtime.n_slots) if slot not in taken]
 
-    def most_guesses(self, n: int) -> int:
-        """Return for how many guesses of each of n sequences there is a slot."""
+    def max_drafts(self, n: int) -> int:
+        """Return for how many drafts of each of n sequences there is a slot."""
         if not self._has_states:
             return MOST_AT_ONCE
-        return len(self._free) // max(1, n)
+        return len(self._free_slots) // max(1, n)
 
-    def set_apart(self, place: CachePlace, n: int) -> None:
-        """Set slots apart for the states behind each of n guesses of a sequence."""
+    def reserve_draft_slots(self, cache: SequenceCache, n: int) -> None:
+        """Reserve slots for the states behind each of n drafts of a sequence."""
         if self._has_states:
-            place.ahead = self._free[:n]
+            cache.draft_slots = self._free_slots[:n]
 
-    def follow(self, place: CachePlace) -> None:
-        """Go on from the states behind the next guess, as it was right."""
+    def accept_draft(self, cache: SequenceCache) -> None:
+        """Go on from the states behind the next draft, which was accepted."""
         if self._has_states:
-            del self._holders[place.slot]
-            place.slot = place.ahead.pop(0)
-            self._holders[place.slot] = place
+            del self._holders[cache.state_slot]
+            cache.state_slot = cache.draft_slots.pop(0)
+            self._holders[cache.state_slot] = cache
 
     def clear(self) -> None:
-        """Make sure that nothing is found any more; no sequence may have a place."""
+        """Make sure that nothing is found any more; no sequence may be running."""
         self._sequences.clear()
-        self._states.clear()
+        self._checkpoints.clear()

@@ -1,356 +1,60 @@
-"""Computes several answers side by side on one model.
+"""Decides in each step which sequences are computed, and hands out what comes of it.
 
-A step is one forward pass: a token of each running answer, and within the rest of the budget a
-piece of one prompt. Answers that came first come first. Where pages run out, the answer that came
-last loses its own and is computed again later, which its reader does not notice.
+A step has three parts: `schedule` decides who is admitted to the cache and who is preempted, and
+plans a forward pass: a token of each running sequence with its drafts, and within the rest of the
+budget a piece of one prompt. `StepRunner.execute` computes it. `commit` appends the tokens to their
+sequences and sends the results to the answers.
+
+Sequences that came first come first. Where pages run out, the one that came last loses its own and
+is computed again later, which its reader does not notice. Knows token ids and pages, not what the
+answers say; imports no torch.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from functools import partial
-from itertools import islice, pairwise
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from itertools import islice
+from typing import TYPE_CHECKING, ParamSpec
 
-from engine.errors import Cancelled, ContextOverflow, GrammarError, OutOfDeviceMemory, PromptError
-from engine.generation.cache_manager import CHECKPOINT_BYTES, CachePlace, Places
+from engine.errors import (
+    Cancelled,
+    ContextOverflow,
+    GrammarError,
+    OutOfDeviceMemory,
+    PromptError,
+)
+from engine.generation.cache_manager import CHECKPOINT_BYTES, KVCacheManager, SequenceCache
 from engine.generation.drafts import Drafts
 from engine.generation.kv_cache import OutOfPages
-from engine.generation.sequence import Follow, Prefill, Request, check_prompt
-from engine.model.forward.batch import Batch, PictureRows, Piece
+from engine.generation.sequence import Decode, Prefill, Status, check_prompt
+from engine.generation.step_runner import StepPlan, StepRunner
 from engine.model.forward.pages import PAGE
-from engine.runtime.timeline import timed
-from engine.vision.images.placed import FIRST_ID, NO_PICTURES
+from engine.vision.images.placed import NO_PICTURES
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
-    from engine.decoding.sampling.sampler import Logits, SamplingWish
-    from engine.generation.sequence import Found
+    from engine.generation.sequence import StepResult, TokenSequence
+    from engine.generation.step_runner import StepOutput
     from engine.runtime.interface import PagedRuntime
     from engine.runtime.timeline import TokenTimes
-    from engine.util.progress import IsCancelled
-    from engine.vision.images.placed import Picture, PlacedPictures
+    from engine.vision.images.placed import PlacedPictures
 
+P = ParamSpec("P")
 
-class Ahead:
-    """The token source of a runtime, and the answer that it serves.
+MAX_PASS_S = 0.25
+"""Seconds that a pass may take where other answers are read meanwhile."""
 
-    Where a device has computed tokens that nobody has read, and recurrent states cannot go back,
-    they become a part of the sequence: mostly it is the token that has ended the answer, with which
-    the next turn begins.
-
-    Attributes:
-        request: the answer; None while there is none.
-        sampled_at: when its last token was read, in seconds of `time.perf_counter`, as the device
-            has computed the next one since then; None if it has not.
-    """
-
-    def __init__(self, runtime: PagedRuntime) -> None:
-        self._runtime = runtime
-        self.request: Request | None = None
-        self.sampled_at: float | None = None
-        self._lost: Follow | None = None  # what the device could not do, so that the host does it
-
-    def move(self, runtime: PagedRuntime) -> None:
-        """Go on with another runtime."""
-        self._runtime = runtime
-
-    @property
-    def is_beyond(self) -> bool:
-        """Whether states have seen the answer's last token already, and cannot go back."""
-        source = self._runtime.token_source
-        return self.request is not None and source is not None and source.is_beyond
-
-    def can_serve(self, work: Follow) -> bool:
-        """Return whether a device can do some work, and sample the next token."""
-        source = self._runtime.token_source
-        is_open = not work.wants_logits and work.allowed is None
-        if source is None or not is_open or work is self._lost:
-            return False
-        return source.serve(work.sampler, work.never)
-
-    def follow(
-        self, request: Request, work: Follow, piece: Piece, n_left: int
-    ) -> int | Logits | None:
-        """Have the device compute a token and sample the next one; see `TokenSource.next`.
-
-        Args:
-            n_left: number of tokens for which there are pages.
-        """
-        source = self._runtime.token_source
-        assert source is not None, "it can serve"
-        self.request = request
-        found = source.next(work.token, piece, n_left)
-        self.sampled_at = time.perf_counter() if isinstance(found, int) else None
-        if found is None:
-            request.is_ahead, self._lost = True, work
-        return found
-
-    def stop(self, request: Request | None = None) -> None:
-        """End sampling there, and note if the answer's states have seen what nobody has read.
-
-        Args:
-            request: answer to do it for, if it is served; None for any.
-        """
-        served, source = self.request, self._runtime.token_source
-        if served is None or request not in (None, served):
-            return
-        self.request = self.sampled_at = None
-        beyond = source.stop() if source is not None else ()
-        if beyond:
-            served.note_ahead(beyond)
-
-
-class Seats:
-    """The answers that are not over, and those of them that have a place in the cache.
-
-    Args:
-        places: the cache that the answers share.
-        ahead: ends sampling on a device, which only one answer can have.
-
-    Attributes:
-        requests: the answers that are not over, in order of arrival.
-        last: tokens of the sequence that was computed last, as far as they were cached then.
-    """
-
-    def __init__(self, places: Places, ahead: Ahead) -> None:
-        self.requests: list[Request] = []
-        self.last: Sequence[int] = ()
-        self._places, self._ahead = places, ahead
-        self._blocked: tuple[Request, int] | None = None
-        self._n_freed = 0
-
-    @property
-    def active(self) -> list[Request]:
-        """The answers that are to be computed further, in order of arrival."""
-        return [r for r in self.requests if r.background is None and not r.has_unread]
-
-    @property
-    def placed(self) -> list[Request]:
-        """The answers that have a place, in order of arrival."""
-        return [request for request in self.requests if request.place]
-
-    def open(self, request: Request) -> bool:
-        """Give an answer a place; return whether there was room for it."""
-        others = [r for r in self.active if r.place]
-        if others and self._blocked == (request, self._n_freed):
-            return False  # nothing has changed since the last time
-        self.stop_ahead()
-        while len(self.placed) >= self._places.most:
-            if not self.preempt_unread(request):
-                return False
-        place = self._found_place(request)
-        while place and self.placed:
-            held = [other.place for other in self.placed if other.place]
-            if self._places.has_room(place, len(request.wanted), held):
-                break
-            if not self.preempt_unread(request):
-                self._places.close(place, is_kept=False)
-                place = None
-        if place is None:
-            self._blocked = (request, self._n_freed)
-            return False
-        request.place = place
-        request.note_place()
-        return True
-
-    def _found_place(self, request: Request) -> CachePlace | None:
-        """Return a place with what is cached of an answer's tokens; None if there is none.
-
-        It does not end within a picture whose tokens see each other.
-        """
-        wanted = request.wanted[:-1]
-        while True:
-            try:
-                place = self._places.open(wanted)
-            except OutOfPages:
-                if not self._make_room(request):
-                    return None
-                continue
-            n = request.pictures.whole(place.n)
-            if n == place.n:
-                return place
-            self._places.close(place)
-            wanted = wanted[:n]
-
-    def reserve(self, request: Request, n: int) -> bool:
-        """Make sure that there are pages for n more tokens; return False if there are none.
-
-        The answer has lost its place then, unless it is the only one that has one.
-        """
-        while True:
-            assert request.place is not None
-            try:
-                request.place.sequence.reserve(n)
-            except OutOfPages:
-                if not self._make_room(request):
-                    return False
-            else:
-                return True
-
-    def _make_room(self, request: Request) -> bool:
-        """Preempt another answer for one; return False where that one has to wait itself."""
-        if self.preempt_unread(request):
-            return True
-        placed = self.placed
-        newer = placed and self.requests.index(placed[-1]) > self.requests.index(request)
-        if newer:
-            self.release(placed[-1])
-        elif request.place and len(placed) > 1:
-            self.release(request)
-        return bool(newer)
-
-    def preempt_unread(self, request: Request) -> bool:
-        """Preempt the newest of the other answers whose events nobody reads, if there is one."""
-        found = [r for r in self.placed if r is not request and r.has_unread]
-        if found:
-            self.release(found[-1])
-        return bool(found)
-
-    def stop_ahead(self) -> None:
-        """End sampling on a device, so that something else can be computed."""
-        request = self._ahead.request
-        self._ahead.stop()
-        if request is not None and request.is_ahead:
-            self.release(request)
-
-    def release(self, request: Request, *, is_kept: bool = True) -> None:
-        """Take an answer's place away; what it computed can be found until it is overwritten."""
-        self._ahead.stop(request)
-        place, request.place = request.place, None
-        if place is not None:
-            self.last = place.sequence.ids
-            self._n_freed += 1
-            self._places.close(place, is_kept=is_kept)
-        request.is_ahead = False
-
-    def rewind(self, request: Request) -> None:
-        """Cut an answer's sequence to what its work goes on from, or have it opened anew."""
-        self.stop_ahead()
-        place, wanted = request.place, request.wanted[:-1]
-        if place and self._places.rewind(place, wanted):
-            n = request.pictures.whole(place.n)
-            if n == place.n or self._places.rewind(place, wanted[:n]):
-                request.note_place()
-                return
-        if place:
-            self.release(request, is_kept=False)
-        request.note_place()
-
-
-class Delivery:
-    """The way of results to the answers that wait for them; answers that are over are forgotten.
-
-    Args:
-        check: raises an error if the tokens of a prompt cannot be computed.
-        forget: called with each answer that is over.
-    """
-
-    def __init__(
-        self,
-        seats: Seats,
-        places: Places,
-        check: Callable[[Prefill], None],
-        forget: Callable[[Request], None],
-    ) -> None:
-        self._seats, self._places = seats, places
-        self._check, self._forget = check, forget
-
-    def deliver(self, request: Request, found: Found, times: TokenTimes | None) -> None:
-        """Send a result to the answer that waits for it."""
-        if times is not None and isinstance(request.work, Follow) and request.work.is_timed:
-            request.events.append(replace(times, position=len(request.wanted) - 1))
-        self.advance(request, partial(request.advance, found))
-
-    def deliver_guessed(
-        self, request: Request, guess: Sequence[int], found: Sequence[Found]
-    ) -> tuple[int, int]:
-        """Send the results behind guessed tokens for as long as the answer goes on like that.
-
-        A token whose times are wanted is computed once more, alone.
-
-        Returns:
-            How many guesses were checked, and how many of these were right.
-        """
-        n_right, n_checked = 0, len(guess)
-        request.n_drafted += len(guess)
-        for token, result in zip(guess, found, strict=True):
-            work = request.work
-            if request.is_over or request.place is None or request.n_missing != 1:
-                break
-            if not isinstance(work, Follow) or work.token != token:
-                break
-            if work.is_timed:
-                n_checked = n_right
-                break
-            request.place.sequence.append([token])
-            self._places.follow(request.place)
-            n_right += 1
-            request.n_accepted += 1
-            request.saved_s += request.saved_by_one_s
-            self.deliver(request, result, None)
-        if request.place is not None:
-            request.place.ahead.clear()
-        return n_checked, n_right
-
-    def advance(self, request: Request, act: Callable[[], None]) -> None:
-        """Let an answer go on, and look at what it wants then; an error ends that answer."""
-        before = request.work
-        try:
-            act()
-            is_new = not request.is_over and request.work is not before
-            if is_new and isinstance(request.work, Prefill):
-                self._check(request.work)
-        except Exception as error:  # noqa: BLE001 bugs, too, concern nobody else
-            request.fail(error)
-            self._seats.release(request, is_kept=False)
-            is_its_own = isinstance(error, PromptError | ContextOverflow | GrammarError)
-            if before is not None and not is_its_own:
-                self._places.clear()  # it may hold what made the logits useless
-        if request.is_over:
-            self.end(request)
-        elif is_new and request.place and isinstance(request.work, Prefill):
-            self._seats.rewind(request)
-
-    def end_unwanted(self) -> None:
-        """End the answers that nobody reads any more, and those that were cancelled."""
-        for request in tuple(self._seats.requests):
-            if request.is_dropped:
-                request.close()
-                self.end(request)
-            else:
-                self.advance(request, partial(_ask, request))
-
-    def end(self, request: Request) -> None:
-        """Forget an answer that is over."""
-        self._forget(request)
-        if request in self._seats.requests:
-            self._seats.release(request)
-            self._seats.requests.remove(request)
-
-
-def _ask(request: Request) -> None:
-    """Cancel an answer if somebody wants it to end."""
-    if request.is_cancelled():
-        request.cancel()
-
-
-LONGEST_S = 0.25
-"""Seconds that a pass may take where somebody reads other answers meanwhile."""
-
-LEAST = 32
+MIN_PIECE = 32
 """Smallest piece of a prompt, in tokens: with fewer, products wait for weights."""
 
-FIRST = 128
+FIRST_PIECE = 128
 """Piece of a prompt, in tokens, until a pass has been measured."""
 
 
-class Pace:
-    """Measured time of prompts' pieces, and the piece that takes about `LONGEST_S`."""
+class PrefillBudget:
+    """How much of a prompt is computed at once beside other answers: about `MAX_PASS_S`."""
 
     def __init__(self) -> None:
         self._token_s: float | None = None
@@ -359,8 +63,8 @@ class Pace:
     def n(self) -> int:
         """Number of tokens of a piece."""
         if self._token_s is None:
-            return FIRST
-        return max(LEAST, int(LONGEST_S / self._token_s))
+            return FIRST_PIECE
+        return max(MIN_PIECE, int(MAX_PASS_S / self._token_s))
 
     def note(self, n: int, seconds: float) -> None:
         """Note how long a pass with n tokens of a prompt took."""
@@ -369,116 +73,22 @@ class Pace:
         self._token_s = (before + token_s) / 2
 
 
-def pass_rows(
-    requests: Sequence[Request], guesses: Mapping[Request, Sequence[int]], n_first: int
-) -> tuple[list[int], tuple[Piece, ...]]:
-    """Return the tokens of a pass and where they belong.
-
-    Args:
-        guesses: the tokens to compute behind the next ones of answers.
-        n_first: number of tokens of the first answer.
-    """
-    ids, pieces = list[int](), list[Piece]()
-    for request in requests:
-        place, guess = request.place, guesses.get(request, ())
-        assert place is not None
-        n = 1 if pieces else n_first
-        at, tables, shift = place.n, place.tables, request.pictures.shift(place.n)
-        slots = [place.slot, place.slot, *(place.ahead or [place.slot] * len(guess))]
-        for i, (source, goal) in enumerate(pairwise(slots)):
-            pieces.append(Piece(at + i, 1 if i else n, tables, goal, place.seat, source, shift))
-        ids += [*request.wanted[at : at + n], *guess]
-    return ids, tuple(pieces)
-
-
-def sampling_wishes(
-    requests: Sequence[Request], guesses: Mapping[Request, Sequence[int]]
-) -> list[SamplingWish | None]:
-    """Return for each row with logits how its token may be sampled where they are.
-
-    There is None for a row whose logits are wanted, as for all rows of an answer with guesses.
-    """
-    wishes: list[SamplingWish | None] = []
-    for request in requests:
-        guess = guesses.get(request, ())
-        wish = request.work.wish if isinstance(request.work, Follow) and not guess else None
-        wishes += [wish] + [None] * len(guess)
-    return wishes
-
-
-class PictureFeatures(Protocol):
-    """The features of pictures, of which the last ones are kept."""
-
-    def has(self, picture: Picture) -> bool:
-        """Return whether the result for a picture is kept."""
-        ...
-
-    def encode(self, picture: Picture, is_cancelled: IsCancelled) -> Tensor:
-        """Return the features of a picture, (tokens, n_embd).
-
-        Raises:
-            Cancelled: `is_cancelled` has returned True.
-        """
-        ...
-
-
-def n_with_one_new(request: Request, n: int, encoder: PictureFeatures | None) -> int:
-    """Return how many of the next n tokens of a prompt to compute while other answers wait.
-
-    Of the pictures and tiles among them, one at most is not encoded yet.
-    """
-    assert request.place is not None
-    at = request.place.n
-    new = [
-        placed.start
-        for placed in request.pictures.among(at, at + n)
-        if encoder is not None and not encoder.has(placed.picture)
-    ]
-    return n if len(new) < 2 else new[1] - at
-
-
-def picture_rows(
-    request: Request, n: int, encoder: PictureFeatures | None
-) -> tuple[PictureRows, ...]:
-    """Return the rows of pictures among the next n tokens of an answer's prompt.
-
-    Raises:
-        EngineError: a picture cannot be encoded.
-        Cancelled: the answer was cancelled meanwhile.
-    """
-    assert request.place is not None
-    at, found = request.place.n, list[PictureRows]()
-    for start, picture in request.pictures.among(at, at + n):
-        assert encoder is not None, "who has prompts with pictures can encode them"
-        first, stop = max(at, start), min(at + n, start + picture.n)
-        features = encoder.encode(picture, request.is_cancelled)[first - start : stop - start]
-        rule = picture.rule
-        whole = (start, stop) if rule.is_two_way else None
-        found.append(PictureRows(first - at, features, whole, rule.only_in_windows))
-    return tuple(found)
-
-
-def with_text_alone(ids: Sequence[int]) -> list[int]:
-    """Return ids in which some token of the vocabulary stands for those of pictures."""
-    return [token if token < FIRST_ID else 0 for token in ids]
-
-
-T = TypeVar("T")
-
-
 class Scheduler:
-    """The answers that are computed on one runtime.
+    """The sequences that are computed on one runtime.
 
     One thread may call it at a time.
 
     Args:
-        checkpoint_bytes: largest number of bytes of host memory for kept recurrent states.
-        drafts: guesses of what answers go on with; None for none.
+        checkpoint_bytes: largest number of bytes of host memory for checkpoints of recurrent
+            states.
+        drafts: draft tokens of the sequences; None for none.
 
     Attributes:
-        places: the cache that the answers share.
-        drafts: the guesses; may be replaced between two steps.
-        encoder: encoder of pictures; None where the model cannot see.
+        sequences: all that are not finished, in order of arrival.
+        cache: the cache that they share.
+        runner: computes the steps.
+        drafts: may be replaced between two steps.
+        last: tokens of the sequence that was computed last, as far as they were cached then.
     """
 
     def __init__(
@@ -489,41 +99,34 @@ class Scheduler:
     ) -> None:
         self._runtime = runtime
         self.n_ctx = runtime.n_ctx
-        self.places = Places(runtime, checkpoint_bytes)
-        self._ahead = Ahead(runtime)
-        self._seats = Seats(self.places, self._ahead)
-        self._delivery = Delivery(
-            self._seats,
-            self.places,
-            check=lambda work: self.check(work.ids, work.pictures),
-            forget=lambda request: self.drafts.forget(request),  # which may be others by then
-        )
-        self._pace = Pace()
+        self.cache = KVCacheManager(runtime, checkpoint_bytes)
+        self.runner = StepRunner(runtime)
         self.drafts = drafts or Drafts()
-        self.encoder: PictureFeatures | None = None
+        self.sequences: list[TokenSequence] = []
+        self.last: Sequence[int] = ()
+        self._async = self.runner.async_decode
+        self._budget = PrefillBudget()
+        self._blocked: tuple[TokenSequence, int] | None = None
+        self._n_freed = 0
 
     @property
-    def requests(self) -> Sequence[Request]:
-        """The answers that are not over, in the order in which they came."""
-        return tuple(self._seats.requests)
+    def running(self) -> list[TokenSequence]:
+        """The sequences that are in the cache, in order of arrival."""
+        return [sequence for sequence in self.sequences if sequence.cache]
 
     @property
-    def last(self) -> Sequence[int]:
-        """Tokens of the sequence that was computed last, as far as they were cached then."""
-        return self._seats.last
+    def _active(self) -> list[TokenSequence]:
+        """The sequences that are to be computed further, running or waiting."""
+        return [s for s in self.sequences if s.background is None and not s.has_unread]
 
     @property
     def is_idle(self) -> bool:
-        """Whether no answer can be computed: all are unread, or wait for their background work."""
-        return not self._seats.active
+        """Whether nothing can be computed: all are unread, or wait for their background work."""
+        return not self._active
 
-    def note_last(self, ids: Sequence[int]) -> None:
-        """Note that a sequence was put into the cache from elsewhere."""
-        self._seats.last = ids
-
-    def submit(self, request: Request) -> None:
-        """Take a new answer, which begins with the next step."""
-        self._seats.requests.append(request)
+    def submit(self, sequence: TokenSequence) -> None:
+        """Take a new sequence, which begins with the next step."""
+        self.sequences.append(sequence)
 
     def step(self) -> None:
         """Compute a pass for the answers whose events are read.
@@ -531,274 +134,406 @@ class Scheduler:
         What fails ends the answers concerned; their `error` says so.
 
         Raises:
-            BaseException: what is no `Exception`, such as a person's interruption.
+            BaseException: e.g. KeyboardInterrupt.
         """
         try:
-            self._delivery.end_unwanted()
-            for request in self.requests:
-                background = request.background
-                is_new = request.work is None and background is None and not request.has_unread
-                if is_new or (background is not None and background.is_done):
-                    self._delivery.advance(request, partial(request.advance, None))
-            self._admit()
-            self._compute()
+            self._finish_unwanted()
+            self._begin()
+            plan = self.schedule()
+            if plan is None:
+                return
+            try:
+                output = self.runner.execute(plan)
+            except OutOfDeviceMemory as error:
+                self._fail(error, [plan.prefill] if plan.prefill else plan.sequences)
+                return
+            self.commit(plan, output)
         except Exception as error:  # noqa: BLE001 what one answer has caused has ended that one
             self._fail(error)
         except BaseException:
             self.forget()
             raise
 
-    # who is computed
+    def _finish_unwanted(self) -> None:
+        """End the answers that nobody reads any more, and those that were cancelled."""
+        for sequence in tuple(self.sequences):
+            if sequence.is_dropped:
+                sequence.close()
+                self._finish(sequence)
+            else:
+                self._advance(sequence, sequence.cancel_if_asked)
+
+    def _begin(self) -> None:
+        """Begin new answers, and go on with those whose background work is done."""
+        for sequence in tuple(self.sequences):
+            if sequence.step is None or sequence.background is not None:
+                background = sequence.background
+                is_new = sequence.status is Status.NEW and not sequence.has_unread
+                if is_new or (background is not None and background.is_done):
+                    self._advance(sequence, sequence.advance, None)
+
+    # schedule: who is admitted and preempted, and what is computed
+
+    def schedule(self) -> StepPlan | None:
+        """Plan the next step; None if there is nothing to compute."""
+        self._admit()
+        active = self._active
+        drafts = self._drafts_ahead(active)
+        if len(active) == 1 and (not drafts or self._async.is_beyond):
+            plan = self._plan_ahead(active[0], is_last=bool(drafts))
+            if plan is not None:
+                return plan
+        begun = time.perf_counter()
+        self._stop_ahead()
+        lost_s = time.perf_counter() - begun
+        decodes = [s for s in active if s.cache and s.n_missing == 1 and self._has_page(s)]
+        prefill = next((s for s in active if s.cache and s.n_missing > 1), None)
+        decodes = decodes[: self._runtime.n_batch - bool(prefill)]
+        n = self._n_prefill(prefill, len(decodes)) if prefill else 0
+        decodes = [s for s in decodes if s.cache]  # the prompt may be older, and have taken one's
+        if prefill and n:
+            is_last = prefill.n_missing == n
+            return StepPlan(prefill, n, is_last, decodes, begun=time.perf_counter())
+        if not decodes:
+            return None
+        begun, made_s = time.perf_counter() - lost_s, self.drafts.made_s
+        if drafts is None:
+            drafts = self._drafts(decodes)
+        return StepPlan(decodes=decodes, drafts=drafts, begun=begun, made_s=made_s)
 
     def _admit(self) -> None:
-        """Give places to answers that have none, in their order, as long as there is room.
+        """Admit sequences to the cache, in their order, as long as there is room.
 
         One prompt at a time is computed: others would only hold pages meanwhile.
         """
-        active = self._seats.active
-        for request in active:
-            if any(other.place and other.n_missing > 1 for other in active):
+        active = self._active
+        for sequence in active:
+            if any(other.cache and other.n_missing > 1 for other in active):
                 return
-            if request.place is None and not self._seats.open(request):
+            if sequence.cache is None and not self._try_admit(sequence):
                 return
 
-    # computing
+    def _try_admit(self, sequence: TokenSequence) -> bool:
+        """Admit a sequence to the cache; return whether there was room for it."""
+        others = [s for s in self._active if s.cache]
+        if others and self._blocked == (sequence, self._n_freed):
+            return False  # nothing has changed since the last time
+        self._stop_ahead()
+        while len(self.running) >= self.cache.max_sequences:
+            if not self._preempt_unread(sequence):
+                return False
+        cache = self._allocate(sequence)
+        while cache and self.running:
+            held = [other.cache for other in self.running if other.cache]
+            if self.cache.has_room(cache, len(sequence.tokens), held):
+                break
+            if not self._preempt_unread(sequence):
+                self.cache.free(cache, is_kept=False)
+                cache = None
+        if cache is None:
+            self._blocked = (sequence, self._n_freed)
+            return False
+        sequence.cache = cache
+        sequence.note_cached()
+        return True
 
-    def _compute(self) -> None:
-        """Compute a pass of tokens that are next, and a piece of a prompt."""
-        active = self._seats.active
-        guesses = self._guesses_ahead(active)
-        is_followed = not guesses or self._ahead.is_beyond
-        if len(active) == 1 and is_followed and self._follow_ahead(active[0], bool(guesses)):
-            return
-        begun = time.perf_counter()
-        self._seats.stop_ahead()
-        lost_s = time.perf_counter() - begun
-        singles = [r for r in active if r.place and r.n_missing == 1 and self._can_add(r)]
-        prompt = next((r for r in active if r.place and r.n_missing > 1), None)
-        singles = singles[: self._runtime.n_batch - bool(prompt)]
-        n = self._cut(prompt, len(singles)) if prompt else 0
-        seen = self._see(prompt, n) if n and prompt and prompt.pictures else ()
-        singles = [r for r in singles if r.place]  # the prompt may be older, and have taken one's
-        if seen is None:
-            return
-        if n and prompt:
-            self._run(prompt, n, singles, seen)
-        elif singles:
-            self._run(None, 0, singles, guesses=guesses, lost_s=lost_s)
+    def _allocate(self, sequence: TokenSequence) -> SequenceCache | None:
+        """Return a cache with what is known of a sequence's tokens; None if there is no room.
 
-    def _see(self, request: Request, n: int) -> tuple[PictureRows, ...] | None:
-        """Return the rows of pictures among the next n tokens of a prompt.
-
-        Returns:
-            None if that has failed, which ends the answer.
+        It does not end within an image whose tokens see each other.
         """
-        found: list[PictureRows] = []
-
-        def look() -> None:
+        wanted = sequence.tokens[:-1]
+        while True:
             try:
-                found.extend(picture_rows(request, n, self.encoder))
-            except Cancelled:
-                request.cancel()
+                cache = self.cache.allocate(wanted)
+            except OutOfPages:
+                if not self._make_room(sequence):
+                    return None
+                continue
+            n = sequence.pictures.whole(cache.n)
+            if n == cache.n:
+                return cache
+            self.cache.free(cache)
+            wanted = wanted[:n]
 
-        self._delivery.advance(request, look)
-        return None if request.is_over else tuple(found)
+    def _reserve(self, sequence: TokenSequence, n: int) -> bool:
+        """Make sure that there are pages for n more tokens; return False if there are none.
 
-    def _can_add(self, request: Request) -> bool:
+        The sequence was preempted then, unless it is the only one that is running.
+        """
+        while True:
+            assert sequence.cache is not None
+            try:
+                sequence.cache.sequence.reserve(n)
+            except OutOfPages:
+                if not self._make_room(sequence):
+                    return False
+            else:
+                return True
+
+    def _make_room(self, sequence: TokenSequence) -> bool:
+        """Preempt another sequence for one; return False where that one has to wait itself."""
+        if self._preempt_unread(sequence):
+            return True
+        running = self.running
+        newer = running and self.sequences.index(running[-1]) > self.sequences.index(sequence)
+        if newer:
+            self._preempt(running[-1])
+        elif sequence.cache and len(running) > 1:
+            self._preempt(sequence)
+        return bool(newer)
+
+    def _preempt_unread(self, sequence: TokenSequence) -> bool:
+        """Preempt the newest of the other sequences whose events nobody reads, if there is one."""
+        found = [s for s in self.running if s is not sequence and s.has_unread]
+        if found:
+            self._preempt(found[-1])
+        return bool(found)
+
+    def _preempt(self, sequence: TokenSequence, *, is_kept: bool = True) -> None:
+        """Take a sequence out of the cache; what it computed is found until it is overwritten."""
+        self._async.stop(sequence)
+        cache, sequence.cache = sequence.cache, None
+        if cache is not None:
+            self.last = cache.sequence.ids
+            self._n_freed += 1
+            self.cache.free(cache, is_kept=is_kept)
+        sequence.is_ahead = False
+
+    def _stop_ahead(self) -> None:
+        """End sampling on a device, so that something else can be computed."""
+        sequence = self._async.sequence
+        self._async.stop()
+        if sequence is not None and sequence.is_ahead:
+            self._preempt(sequence)
+
+    def _has_page(self, sequence: TokenSequence) -> bool:
         """Make room for one more token; tell the answer if there can be none."""
-        if not self._seats.reserve(request, 1):
-            if request.place is not None:
-                self._delivery.advance(request, request.refuse)
+        if not self._reserve(sequence, 1):
+            if sequence.cache is not None:
+                self._advance(sequence, sequence.refuse)
             return False
         return True
 
-    def _cut(self, request: Request, n_singles: int) -> int:
+    def _n_prefill(self, sequence: TokenSequence, n_decodes: int) -> int:
         """Return how many tokens of a prompt to compute next, for which there are pages."""
-        assert request.place is not None
-        n = min(request.n_missing, self._runtime.n_batch - n_singles)
-        if n_singles:
-            n = n_with_one_new(request, min(n, self._pace.n), self.encoder)
+        assert sequence.cache is not None
+        cache, pictures = sequence.cache, sequence.pictures
+        n = min(sequence.n_missing, self._runtime.n_batch - n_decodes)
+        if n_decodes:
+            n = self.runner.n_with_one_new_image(sequence, min(n, self._budget.n))
         if not self._runtime.can_rewind:
-            n = min([n, *(mark - request.place.n for mark in request.marks(request.place.n))])
-        while self.places.room(request.place) < n and self._seats.preempt_unread(request):
+            n = min([n, *(mark - cache.n for mark in sequence.marks(cache.n))])
+        while self.cache.n_free_tokens(cache) < n and self._preempt_unread(sequence):
             pass
-        n = max(1, min(n, self.places.room(request.place)))
-        n = request.pictures.piece(request.place.n, n)
-        if self._seats.reserve(request, n):
+        n = max(1, min(n, self.cache.n_free_tokens(cache)))
+        n = pictures.piece(cache.n, n)
+        if self._reserve(sequence, n):
             return n
-        if request in self._seats.placed:
-            self._delivery.advance(request, request.refuse)
+        if sequence.cache is not None:
+            self._advance(sequence, sequence.refuse)
         return 0
 
-    def _run(
-        self, prompt: Request | None, n: int, rows: Sequence[Request],
-        seen: tuple[PictureRows, ...] = (), *,
-        guesses: Mapping[Request, Sequence[int]] | None = None, lost_s: float = 0.0,
-    ) -> None:  # fmt: skip
-        """Compute n tokens of a prompt and the next token of each of `rows`; hand out the results.
-
-        Without a prompt, guesses of what follows those tokens are computed as well.
+    def _plan_ahead(self, sequence: TokenSequence, *, is_last: bool) -> StepPlan | None:
+        """Plan that a device computes a token and samples the next one; None if it cannot.
 
         Args:
-            seen: rows of pictures among the tokens of the prompt.
-            guesses: these guesses; None if they are yet to be made.
-            lost_s: seconds that have passed before, which a device has computed in vain.
+            is_last: whether it is not to go beyond that token, behind which drafts are verified.
         """
-        requests = [prompt, *rows] if prompt else list(rows)
-        begun, made_s = time.perf_counter() - lost_s, self.drafts.made_s
-        if guesses is None:
-            guesses = {} if prompt else self._guesses(rows)
-        is_whole = prompt is not None and prompt.n_missing == n
-        done = requests if is_whole else list(rows)
-        ids, pieces = pass_rows(requests, guesses, n if prompt else 1)
-        ids = with_text_alone(ids) if seen else ids
-        places = prompt.pictures.places(pieces[0].n_past, n) if prompt and seen else ()
-        batch = Batch(pieces, n - is_whole, pictures=seen, places=places)
-        wishes = sampling_wishes(done, guesses)
-        try:
-            passed = time.perf_counter()
-            found, times = self._timed(done, lambda: self._runtime.sample(ids, batch, wishes))
-            passed = time.perf_counter() - passed
-        except OutOfDeviceMemory as error:
-            self._fail(error, [prompt] if prompt else requests)
-            return
-        if prompt is not None and rows:  # somebody has waited for it
-            self._pace.note(n, passed)
-        for request in requests:
-            assert request.place is not None
-            at = request.place.n
-            request.place.sequence.append(request.wanted[at : at + (n if request is prompt else 1)])
-            self._seats.last = request.place.sequence.ids
-        if prompt is not None:
-            self._note_progress(prompt)
-        if guesses:
-            self.drafts.note_seconds(rows, time.perf_counter() - begun)
-        self._hand_out(done, guesses, found, times)
-        if prompt is None:  # with what the host does around a pass, which a small model waits for
-            seconds = time.perf_counter() - begun - (self.drafts.made_s - made_s)
-            self.drafts.control.note_pass(len(ids), seconds)
+        step = sequence.step
+        if not isinstance(step, Decode) or sequence.cache is None or sequence.n_missing > 1:
+            return None
+        if self._async.sequence is not sequence:
+            self._stop_ahead()
+        if not self._reserve(sequence, 1) or not self._async.can_serve(step):
+            return None
+        cache = sequence.cache
+        n_left = min(step.n_left, self.n_ctx - cache.n, PAGE - cache.n % PAGE)
+        if is_last:
+            n_left = 1
+            cache.draft_slots.clear()
+        begun, made_s = time.perf_counter(), self.drafts.made_s
+        return StepPlan(decodes=[sequence], n_ahead=n_left, begun=begun, made_s=made_s)
 
-    def _hand_out(
-        self, requests: Sequence[Request], guesses: Mapping[Request, Sequence[int]],
-        found: Iterable[Found], times: TokenTimes | None,
-    ) -> None:  # fmt: skip
-        """Send the results of a pass to its answers, in the order of its rows."""
-        results = iter(found)
-        for request in requests:
-            self._delivery.deliver(request, next(results), times)
-            guess = guesses.get(request, ())
-            if guess:
-                behind = list(islice(results, len(guess)))
-                checked = self._delivery.deliver_guessed(request, guess, behind)
-                self.drafts.note(request, *checked)
-
-    def _guesses_ahead(self, active: Sequence[Request]) -> Mapping[Request, Sequence[int]] | None:
-        """Return the guesses for which a device is to stop sampling ahead; none if it goes on.
+    def _drafts_ahead(
+        self, active: Sequence[TokenSequence]
+    ) -> Mapping[TokenSequence, Sequence[int]] | None:
+        """Return the drafts for which a device is to stop sampling ahead; none if it goes on.
 
         Returns:
             None where there is nothing to stop: they are made when the pass is.
         """
         if len(active) != 1 or self._runtime.token_source is None:
             return None
-        (request,) = active
-        if request.place is None or request.n_missing != 1:
+        (sequence,) = active
+        if sequence.cache is None or sequence.n_missing != 1:
             return None
-        return self._guesses(active)
+        return self._drafts(active)
 
-    def _guesses(self, rows: Sequence[Request]) -> Mapping[Request, Sequence[int]]:
-        """Return the tokens to check behind the next ones of answers, and set places apart."""
-        most = self.places.most_guesses(len(rows))
-        guesses = self.drafts.guesses(self._runtime, rows, most)
-        for request, guess in guesses.items():
-            assert request.place is not None
-            self.places.set_apart(request.place, len(guess))
-        return guesses
+    def _drafts(self, decodes: Sequence[TokenSequence]) -> Mapping[TokenSequence, Sequence[int]]:
+        """Return the tokens to verify behind the next ones, and reserve states for them."""
+        most = self.cache.max_drafts(len(decodes))
+        drafts = self.drafts.draft_tokens(self._runtime, decodes, most)
+        for sequence, tokens in drafts.items():
+            assert sequence.cache is not None
+            self.cache.reserve_draft_slots(sequence.cache, len(tokens))
+        return drafts
 
-    def _timed(
-        self, requests: Sequence[Request], compute: Callable[[], T]
-    ) -> tuple[T, TokenTimes | None]:
-        """Compute, and measure it if one of the answers wants to know the times."""
-        asking = [r for r in requests if isinstance(r.work, Follow) and r.work.is_timed]
-        if not asking:
-            return compute(), None
-        assert asking[0].place is not None
-        return timed(self._runtime.ranks, asking[0].place.n, compute, self._ahead.sampled_at)
+    # commit: what comes of it
 
-    def _note_progress(self, request: Request) -> None:
-        """Tell how far a prompt is, and keep its recurrent states where that is worth it."""
-        assert request.place is not None
-        request.tell_progress(self._runtime.n_running)
-        if not self._runtime.can_rewind and request.place.n in request.marks(0):
-            self.places.keep(request.place)
+    def commit(self, plan: StepPlan, output: StepOutput) -> None:
+        """Append the tokens of a step to their sequences, and send the results to the answers."""
+        prefill = plan.prefill
+        if output.error is not None and prefill:
+            self._advance(prefill, _raise_or_cancel, prefill, output.error)
+            return
+        if output.is_lost:  # nobody knows what the states hold
+            for sequence in plan.sequences:
+                self._preempt(sequence, is_kept=False)
+            return
+        if prefill and plan.decodes:  # other answers have waited for it
+            self._budget.note(plan.n_prefill, output.seconds)
+        for sequence in plan.sequences:
+            assert sequence.cache is not None
+            at = sequence.cache.n
+            n = plan.n_prefill if sequence is prefill else 1
+            sequence.cache.sequence.append(sequence.tokens[at : at + n])
+            self.last = sequence.cache.sequence.ids
+        if prefill:
+            self._note_progress(prefill)
+        if plan.drafts:
+            self.drafts.note_seconds(plan.decodes, time.perf_counter() - plan.begun)
+        results = iter(output.results)
+        for sequence in plan.sampled:
+            self._deliver(sequence, next(results), output.times)
+            if drafts := plan.drafts.get(sequence, ()):
+                verified = list(islice(results, len(drafts)))
+                self.drafts.note(sequence, *self._verify(sequence, drafts, verified))
+        if not prefill:  # with what the host does around a pass, which a small model waits for
+            seconds = time.perf_counter() - plan.begun - (self.drafts.made_s - plan.made_s)
+            self.drafts.control.note_pass(plan.n_rows, seconds)
+
+    def _note_progress(self, sequence: TokenSequence) -> None:
+        """Tell how far a prompt is, and checkpoint its recurrent states where that is worth it."""
+        assert sequence.cache is not None
+        sequence.report_progress(self._runtime.n_running)
+        if not self._runtime.can_rewind and sequence.cache.n in sequence.marks(0):
+            self.cache.checkpoint(sequence.cache)
+
+    def _deliver(
+        self, sequence: TokenSequence, result: StepResult, times: TokenTimes | None
+    ) -> None:
+        """Send a result to the answer that waits for it."""
+        if times is not None and isinstance(sequence.step, Decode) and sequence.step.is_timed:
+            sequence.events.append(replace(times, position=len(sequence.tokens) - 1))
+        self._advance(sequence, sequence.advance, result)
+
+    def _verify(
+        self, sequence: TokenSequence, drafts: Sequence[int], results: Sequence[StepResult]
+    ) -> tuple[int, int]:
+        """Send the results behind draft tokens for as long as the answer goes on like that.
+
+        A token whose times are wanted is computed once more, alone.
+
+        Returns:
+            How many drafts were verified, and how many of these were accepted.
+        """
+        n_right, n_checked = 0, len(drafts)
+        sequence.n_drafted += len(drafts)
+        for token, result in zip(drafts, results, strict=True):
+            step = sequence.step
+            if sequence.is_over or sequence.cache is None or sequence.n_missing != 1:
+                break
+            if not isinstance(step, Decode) or step.token != token:
+                break
+            if step.is_timed:
+                n_checked = n_right
+                break
+            sequence.cache.sequence.append([token])
+            self.cache.accept_draft(sequence.cache)
+            n_right += 1
+            sequence.n_accepted += 1
+            sequence.saved_s += sequence.saved_by_one_s
+            self._deliver(sequence, result, None)
+        if sequence.cache is not None:
+            sequence.cache.draft_slots.clear()
+        return n_checked, n_right
+
+    def _advance(
+        self, sequence: TokenSequence, act: Callable[P, None], *args: P.args, **kwargs: P.kwargs
+    ) -> None:
+        """Let an answer go on, and look at its next step; an error ends that answer."""
+        before, is_new = sequence.step, False
+        try:
+            act(*args, **kwargs)
+            is_new = not sequence.is_over and sequence.step is not before
+            if is_new and isinstance(sequence.step, Prefill):
+                self.check(sequence.step.ids, sequence.step.pictures)
+        except Exception as error:  # noqa: BLE001 bugs, too, concern nobody else
+            sequence.fail(error)
+            self._preempt(sequence, is_kept=False)
+            is_its_own = isinstance(error, PromptError | ContextOverflow | GrammarError)
+            if before is not None and not is_its_own:
+                self.cache.clear()  # it may hold what made the logits useless
+        if sequence.is_over:
+            self._finish(sequence)
+        elif is_new and sequence.cache and isinstance(sequence.step, Prefill):
+            self._rewind(sequence)
+
+    def _rewind(self, sequence: TokenSequence) -> None:
+        """Cut a sequence's cache to what its step goes on from, or have it admitted anew."""
+        self._stop_ahead()
+        cache, wanted = sequence.cache, sequence.tokens[:-1]
+        if cache and self.cache.rewind(cache, wanted):
+            n = sequence.pictures.whole(cache.n)
+            if n == cache.n or self.cache.rewind(cache, wanted[:n]):
+                sequence.note_cached()
+                return
+        if cache:
+            self._preempt(sequence, is_kept=False)
+        sequence.note_cached()
+
+    def _finish(self, sequence: TokenSequence) -> None:
+        """Forget a sequence that is over."""
+        self.drafts.forget(sequence)
+        if sequence in self.sequences:
+            self._preempt(sequence)
+            self.sequences.remove(sequence)
+
+    def _fail(self, error: Exception, failed: Sequence[TokenSequence] | None = None) -> None:
+        """End answers with an error; what is cached may be spoilt, so others are computed again.
+
+        Args:
+            failed: the answers; None for all that are computed.
+        """
+        for sequence in self._active if failed is None else failed:
+            sequence.fail(error)
+        self.forget()
+        for sequence in tuple(self.sequences):
+            if sequence.is_over:
+                self._finish(sequence)
+
+    # between two steps
 
     def check(self, ids: Sequence[int], pictures: PlacedPictures = NO_PICTURES) -> None:
         """Check that tokens can be computed.
 
         Args:
-            pictures: pictures among them.
+            pictures: images among them.
 
         Raises:
             PromptError: no tokens, tokens that the model does not have, or more than fit.
         """
         check_prompt(ids, self._runtime.n_vocab, self.n_ctx, pictures)
 
-    def _fail(self, error: Exception, failed: Sequence[Request] | None = None) -> None:
-        """End answers with an error; what is cached may be spoilt, so others are computed again.
-
-        Args:
-            failed: the answers; None for all that are computed.
-        """
-        for request in self._seats.active if failed is None else failed:
-            request.fail(error)
-        self.forget()
-        for request in self.requests:
-            if request.is_over:
-                self._delivery.end(request)
-
-    def _follow_ahead(self, request: Request, is_last: bool) -> bool:
-        """Have a device compute a token and sample the next one; return False if it cannot.
-
-        Args:
-            is_last: whether it is not to go beyond that token, behind which guesses are checked.
-        """
-        work, place = request.work, request.place
-        if not isinstance(work, Follow) or place is None or request.n_missing > 1:
-            return False
-        if self._ahead.request is not request:
-            self._seats.stop_ahead()
-        if not self._seats.reserve(request, 1):
-            return False
-        shift = request.pictures.shift(place.n)
-        piece = Piece(place.n, 1, place.tables, place.slot, place.seat, shift=shift)
-        if not self._ahead.can_serve(work):
-            return False
-        n_left = min(work.n_left, self.n_ctx - place.n, PAGE - place.n % PAGE)
-        if is_last:
-            n_left = 1
-            place.ahead.clear()
-        begun = time.perf_counter()
-        found, times = self._timed(
-            [request], lambda: self._ahead.follow(request, work, piece, n_left)
-        )
-        if found is None:  # nobody knows what the states hold
-            self._seats.release(request, is_kept=False)
-            return True
-        place.sequence.append([work.token])
-        self._seats.last = place.sequence.ids
-        self._delivery.deliver(request, found, times)
-        self.drafts.control.note_pass(1, time.perf_counter() - begun)
-        return True
-
-    # everything between two steps
-
     def forget(self) -> None:
         """Forget all that is cached; answers under way are computed again."""
         with suppress(Exception):  # who has failed need not be able to stop
-            self._seats.stop_ahead()
-        for request in self._seats.placed:
-            self._seats.release(request, is_kept=False)
-        self.places.clear()
-        self._seats.last = ()
+            self._stop_ahead()
+        for sequence in self.running:
+            self._preempt(sequence, is_kept=False)
+        self.cache.clear()
+        self.last = ()
 
     def settle(self) -> None:
         """Wait until devices have computed all that was started, and sample nothing ahead.
@@ -807,22 +542,29 @@ class Scheduler:
             EngineError: a device has failed; all that is cached is forgotten then.
         """
         try:
-            self._seats.stop_ahead()
+            self._stop_ahead()
             self._runtime.finish()
         except BaseException:
             self.forget()
             raise
 
     @contextmanager
-    def emptied(self) -> Iterator[Places]:
-        """Yield the cache while no answer has a place; they get theirs back with later steps."""
+    def emptied(self) -> Iterator[KVCacheManager]:
+        """Yield the cache while no sequence is running; later steps admit them again."""
         self.settle()
-        for request in self._seats.placed:
-            self._seats.release(request)
-        yield self.places
+        for sequence in self.running:
+            self._preempt(sequence)
+        yield self.cache
 
     def move(self, runtime: PagedRuntime) -> None:
         """Go on with another runtime that has the same pages; see `emptied`."""
         self._runtime = runtime
-        self.places.move(runtime)
-        self._ahead.move(runtime)
+        self.cache.move(runtime)
+        self.runner.move(runtime)
+
+
+def _raise_or_cancel(sequence: TokenSequence, error: Exception) -> None:
+    """End an answer because of an error, which may be that it was cancelled meanwhile."""
+    if not isinstance(error, Cancelled):
+        raise error
+    sequence.cancel()

@@ -1,4 +1,9 @@
-"""Answers under way: what each wants computed, and its events that nobody has read yet."""
+"""One sequence: its tokens, its status, what it needs computed next, and its unread events.
+
+The answer that it belongs to is a generator (`Steps`): it yields events, `Background` work that
+prepares it on a thread, and the steps that it needs (`Prefill`, `Decode`), whose results are sent
+to it.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +13,10 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
+from enum import Enum, auto
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
-from engine.decoding.sampling.sampler import SamplingWish
+from engine.decoding.sampling.sampler import SamplingRequest
 from engine.errors import ContextOverflow, EngineError, PromptError
 from engine.generation.results import Finished, GenerationEvent, PrefillProgress, Timings, Usage
 from engine.util.progress import IsCancelled, never
@@ -19,7 +25,7 @@ from engine.vision.images.placed import NO_PICTURES, PlacedPictures, text_ids
 if TYPE_CHECKING:
     from engine.decoding.grammar.matcher import Mask
     from engine.decoding.sampling.sampler import Logits, Sampler
-    from engine.generation.cache_manager import CachePlace
+    from engine.generation.cache_manager import SequenceCache
 
 EXIT_S = 4.0
 """Longest time that the program's end waits for threads, in seconds."""
@@ -113,27 +119,27 @@ def end_threads() -> None:
 
 @dataclass(slots=True)
 class Prefill:
-    """Work that makes the cache hold `ids`, computing those that it does not hold yet.
+    """Step that makes the cache hold `ids`, computing those that it does not hold yet.
 
     Attributes:
         ids: all tokens of the sequence.
         marks: numbers of tokens behind which a later prompt may go on otherwise, so that the states
             that cannot be cut are worth keeping there.
-        is_told: whether its progress is an event.
-        n_cached: number of the tokens that were cached, noted by who does it.
+        reports_progress: whether its progress is an event.
+        n_cached: number of the tokens that were cached, noted by the scheduler.
         pictures: pictures among the tokens.
     """
 
     ids: Sequence[int]
     marks: Sequence[int] = ()
-    is_told: bool = True
+    reports_progress: bool = True
     n_cached: int = 0
     pictures: PlacedPictures = NO_PICTURES
 
 
 @dataclass(slots=True)
-class Follow:
-    """Work that computes one token behind those computed so far.
+class Decode:
+    """Step that computes one token behind those computed so far.
 
     Attributes:
         token: id of the token.
@@ -154,23 +160,23 @@ class Follow:
     allowed: Callable[[], Mask] | None = None
 
     @property
-    def wish(self) -> SamplingWish | None:
+    def sampling_request(self) -> SamplingRequest | None:
         """Settings by which a device may sample the next token; None if the host must."""
         if self.wants_logits:
             return None
-        return SamplingWish(self.sampler, self.never, self.allowed)
+        return SamplingRequest(self.sampler, self.never, self.allowed)
 
 
-Work: TypeAlias = Prefill | Follow
+Step: TypeAlias = Prefill | Decode
 
 NotDone = Literal["cancelled", "context"]
-"""Reason why work was not done: the answer was cancelled, or the cache has no room for it."""
+"""Reason why a step was not computed: the answer was cancelled, or the cache has no room for it."""
 
-Found: TypeAlias = "Logits | int | NotDone"
-"""Result of work: logits (n_vocab,) of the last token, the next token, or why there is none."""
+StepResult: TypeAlias = "Logits | int | NotDone"
+"""Result of a step: logits (n_vocab,) of the last token, the next token, or why there is none."""
 
-Steps: TypeAlias = "Generator[GenerationEvent | Work | Background, Found | None, None]"
-"""An answer under way: the result of work is sent to it, and None behind anything else."""
+Steps: TypeAlias = "Generator[GenerationEvent | Step | Background, StepResult | None, None]"
+"""An answer under way: the result of a step is sent to it, and None behind anything else."""
 
 
 def check_prompt(
@@ -194,12 +200,31 @@ def check_prompt(
         raise ContextOverflow(len(ids), n_ctx)
 
 
-MOST_UNREAD = 8
+MAX_UNREAD = 8
 """Number of unread events at which an answer is not computed further."""
 
 
-class Request:
-    """One answer under way.
+class Status(Enum):
+    """What a sequence is doing."""
+
+    NEW = auto()
+    """It has not begun."""
+
+    PREPARING = auto()
+    """A thread prepares it (`Background`)."""
+
+    WAITING = auto()
+    """Its next step is to be computed, but it is not in the cache: not admitted, or preempted."""
+
+    RUNNING = auto()
+    """It is in the cache, and its next step is to be computed."""
+
+    FINISHED = auto()
+    """Nothing comes behind its unread events."""
+
+
+class TokenSequence:
+    """The tokens of one answer and its prompt.
 
     Args:
         steps: the answer; it begins when it is first advanced.
@@ -207,20 +232,20 @@ class Request:
         wake: called, on any thread, once the answer can go on after a `Background`.
 
     Attributes:
+        tokens: all tokens that the cache has to hold for the next step.
+        pictures: images among them.
+        step: what is to be computed next; None before the answer has begun.
+        cache: what the cache holds of it; None unless it is running.
+        background: what a thread does for it, which it waits for instead; None for nothing.
         events: events that nobody has read yet.
         error: error that ended the answer, until somebody has read it; None without one.
         is_over: whether nothing more comes behind `events`.
         is_dropped: whether nobody will read it any more; see `drop`.
-        work: what the answer waits for; None before it has begun.
-        background: what a thread does for it, which it waits for instead; None for nothing.
-        wanted: tokens that the cache has to hold for it.
-        pictures: pictures among them.
-        place: its place in the cache; None while it has none.
-        is_ahead: whether what is in `place` is not what the answer goes on from.
-        n_drafted: number of its next tokens that were guessed and checked.
-        n_accepted: number of these guesses that were right.
-        saved_s: seconds that these guesses saved so far, less what checking them took.
-        saved_by_one_s: seconds that a right guess of the present pass saves.
+        is_ahead: whether what is in `cache` is not what the answer goes on from.
+        n_drafted: number of draft tokens that were verified.
+        n_accepted: number of these that were accepted.
+        saved_s: seconds that drafts saved so far, less what verifying them took.
+        saved_by_one_s: seconds that an accepted draft of the present pass saves.
     """
 
     def __init__(
@@ -232,38 +257,49 @@ class Request:
         self.events: deque[GenerationEvent] = deque()
         self.error: BaseException | None = None
         self.is_over = self.is_dropped = self.is_ahead = False
-        self.work: Work | None = None
+        self.step: Step | None = None
         self.background: Background | None = None
-        self.wanted: list[int] = []
+        self.tokens: list[int] = []
         self.pictures = NO_PICTURES
-        self.place: CachePlace | None = None
+        self.cache: SequenceCache | None = None
         self.n_drafted = self.n_accepted = 0
         self.saved_s = self.saved_by_one_s = 0.0
         self._n_cached: int | None = None
-        self._n_told = 0
+        self._n_reported = 0
+
+    @property
+    def status(self) -> Status:
+        """What it is doing."""
+        if self.is_over:
+            return Status.FINISHED
+        if self.background is not None:
+            return Status.PREPARING
+        if self.step is None:
+            return Status.NEW
+        return Status.RUNNING if self.cache else Status.WAITING
 
     @property
     def has_unread(self) -> bool:
         """Whether so many events are unread that the answer need not be computed further."""
-        return len(self.events) >= MOST_UNREAD
+        return len(self.events) >= MAX_UNREAD
 
     @property
     def n_missing(self) -> int:
-        """Number of tokens that have to be computed until its work is done."""
-        return len(self.wanted) - (self.place.n if self.place else 0)
+        """Number of tokens that have to be computed until its step is done."""
+        return len(self.tokens) - (self.cache.n if self.cache else 0)
 
     def marks(self, n_past: int) -> list[int]:
         """Return where recurrent states are worth keeping behind the first n tokens.
 
         That includes the last token but one, as the logits of the last are wanted.
         """
-        if not isinstance(self.work, Prefill):
+        if not isinstance(self.step, Prefill):
             return []
-        marks = (*self.work.marks, len(self.work.ids) - 1)
+        marks = (*self.step.marks, len(self.step.ids) - 1)
         return [mark for mark in marks if mark > n_past]
 
-    def advance(self, found: Found | None) -> None:
-        """Send the result of its work to the answer, which then wants something else or is over.
+    def advance(self, found: StepResult | None) -> None:
+        """Send the result of its step to the answer, which then needs another one or is over.
 
         Raises:
             BaseException: whatever the answer raises; it is over then.
@@ -273,7 +309,7 @@ class Request:
             while True:
                 item = self._steps.send(found)
                 found = None
-                if isinstance(item, Prefill | Follow):
+                if isinstance(item, Prefill | Decode):
                     self._take(item)
                     return
                 if isinstance(item, Background):
@@ -293,20 +329,25 @@ class Request:
             raise
 
     def refuse(self) -> None:
-        """Tell the answer that its work does not fit into the cache."""
-        if isinstance(self.work, Follow):
-            self.wanted.pop()
+        """Tell the answer that its step does not fit into the cache."""
+        if isinstance(self.step, Decode):
+            self.tokens.pop()
         self.advance("context")
 
     def cancel(self) -> None:
         """End the answer as cancelled."""
-        if self.work is None and self.background is None:
+        if self.step is None and self.background is None:
             self.advance(None)
         if self.background is not None:
             self.close()
             self.events.append(Finished("cancelled", Usage(), Timings()))
         elif not self.is_over:
             self.advance("cancelled")
+
+    def cancel_if_asked(self) -> None:
+        """End the answer if `is_cancelled` returns True."""
+        if self.is_cancelled():
+            self.cancel()
 
     def drop(self) -> None:
         """Note that nobody will read the answer any more; at any time, on any thread."""
@@ -326,37 +367,37 @@ class Request:
         self._steps.close()
         self.is_over = True
 
-    def note_place(self) -> None:
-        """Note how many of the tokens of its work were cached, the first time it has a place."""
-        if isinstance(self.work, Prefill) and self._n_cached is None and self.place:
-            self.work.n_cached = self._n_cached = self.place.n
+    def note_cached(self) -> None:
+        """Note how many tokens of its prompt were cached, the first time that it is admitted."""
+        if isinstance(self.step, Prefill) and self._n_cached is None and self.cache:
+            self.step.n_cached = self._n_cached = self.cache.n
 
-    def tell_progress(self, n_running: int) -> None:
+    def report_progress(self, n_running: int) -> None:
         """Make an event of the progress of a prompt, if there is any since the last one.
 
         Args:
             n_running: number of tokens that devices have not computed yet.
         """
-        if not isinstance(self.work, Prefill) or not self.work.is_told:
+        if not isinstance(self.step, Prefill) or not self.step.reports_progress:
             return
-        assert self.place is not None
+        assert self.cache is not None
         assert self._n_cached is not None
-        n_done = self.place.n - self._n_cached
-        if n_done > self._n_told:
-            self._n_told = n_done
-            total = len(self.wanted) - self._n_cached
+        n_done = self.cache.n - self._n_cached
+        if n_done > self._n_reported:
+            self._n_reported = n_done
+            total = len(self.tokens) - self._n_cached
             self.events.append(PrefillProgress(max(0, n_done - n_running), total))
 
     def note_ahead(self, ids: Sequence[int]) -> None:
         """Note that a device has computed tokens behind those that the answer wanted."""
-        if self.place is not None:
-            self.place.sequence.append(ids)
+        if self.cache is not None:
+            self.cache.sequence.append(ids)
             self.is_ahead = True
 
-    def _take(self, work: Work) -> None:
-        self.work = work
-        if isinstance(work, Follow):
-            self.wanted.append(work.token)
+    def _take(self, step: Step) -> None:
+        self.step = step
+        if isinstance(step, Decode):
+            self.tokens.append(step.token)
         else:
-            self.wanted, self.pictures = list(work.ids), work.pictures
-            self._n_cached, self._n_told = None, 0
+            self.tokens, self.pictures = list(step.ids), step.pictures
+            self._n_cached, self._n_reported = None, 0

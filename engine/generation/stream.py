@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from engine.errors import Cancelled, EngineError, ModelBusy
 from engine.generation.results import Finished, GenerationEvent, Timings, Usage
-from engine.generation.sequence import Request
+from engine.generation.sequence import TokenSequence
 from engine.util.progress import IsCancelled, never
 
 if TYPE_CHECKING:
@@ -251,24 +251,26 @@ class AnswerStream(Iterator[GenerationEvent]):
     ) -> None:  # fmt: skip
         self._occupancy, self._scheduler, self._is_cancelled = occupancy, scheduler, is_cancelled
         self._wake = wake or threading.Event()
-        self._request = Request(steps, occupancy.called_back(is_cancelled), self._wake.set)
+        self._sequence = TokenSequence(steps, occupancy.called_back(is_cancelled), self._wake.set)
         self._has_begun = self._is_closed = False
 
     @property
     def ids(self) -> Sequence[int]:
         """Tokens of the prompt and the answer, as far as the answer wanted them to be computed."""
-        return self._request.wanted
+        return self._sequence.tokens
 
     @property
     def is_over(self) -> bool:
         """Whether all events were read, and an error that has ended the answer."""
-        request = self._request
-        return self._is_closed or (request.is_over and not request.events and request.error is None)
+        sequence = self._sequence
+        return self._is_closed or (
+            sequence.is_over and not sequence.events and sequence.error is None
+        )
 
     @property
     def is_waiting(self) -> bool:
         """Whether there is no event, and none comes before a thread has prepared the answer."""
-        return self._request.background is not None and not self._request.events
+        return self._sequence.background is not None and not self._sequence.events
 
     def __next__(self) -> GenerationEvent:
         """Return the next event; compute, or wait for others that do, until there is one.
@@ -276,20 +278,20 @@ class AnswerStream(Iterator[GenerationEvent]):
         Raises:
             EngineError: the prompt cannot be used, the model was closed, or a device failed.
         """
-        request = self._request
+        sequence = self._sequence
         while not self._is_closed:
             event = self._taken()
             if event is not None:
                 return event
-            if request.is_over:
+            if sequence.is_over:
                 break
             try:
                 self._step()
             except Cancelled:
                 return self._cancelled()
-            if request.background is not None and self._scheduler.is_idle:
+            if sequence.background is not None and self._scheduler.is_idle:
                 self._wait()
-        error, request.error = request.error, None
+        error, sequence.error = sequence.error, None
         self._is_closed = True
         if error is not None:
             raise error
@@ -307,21 +309,21 @@ class AnswerStream(Iterator[GenerationEvent]):
         found = []
         while (event := self._taken()) is not None:
             found.append(event)
-        error = self._request.error
+        error = self._sequence.error
         if error is not None and not found:
-            self._request.error = None
+            self._sequence.error = None
             raise error
         return found
 
     def _begin(self) -> None:
         """Have the answer computed from the next step on."""
         self._has_begun = True
-        self._scheduler.submit(self._request)
+        self._scheduler.submit(self._sequence)
 
     def _taken(self) -> GenerationEvent | None:
         """Take the first event, if there is one and no other thread takes it."""
         try:
-            return self._request.events.popleft()
+            return self._sequence.events.popleft()
         except IndexError:
             return None
 
@@ -331,12 +333,12 @@ class AnswerStream(Iterator[GenerationEvent]):
         Raises:
             Cancelled: the answer was cancelled while it waited to begin.
         """
-        use, request = Use("it computes an answer"), self._request
+        use, sequence = Use("it computes an answer"), self._sequence
         try:
             self._occupancy.enter(use, never if self._has_begun else self._is_cancelled)
             if not self._has_begun:
                 self._begin()
-            if not request.events and not request.is_over:
+            if not sequence.events and not sequence.is_over:
                 self._compute()
         finally:
             self._occupancy.leave(use)
@@ -365,8 +367,8 @@ class AnswerStream(Iterator[GenerationEvent]):
     def close(self) -> None:
         """End the answer where it is; its pages are free with the next step."""
         self._is_closed = True
-        self._request.drop()
+        self._sequence.drop()
 
     def __del__(self) -> None:
         """Give way; a finalizer may run in the middle of anything, so it takes no lock."""
-        self._request.drop()
+        self._sequence.drop()

@@ -11,7 +11,7 @@ from engine.model.forward.pages import PAGE
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from engine.decoding.sampling.sampler import Logits, Sampler, SamplingWish
+    from engine.decoding.sampling.sampler import Logits, Sampler, SamplingRequest
     from engine.model.forward.batch import Batch, Piece
     from engine.model.forward.pages import Sight
     from engine.model.forward.state import CacheSize
@@ -235,7 +235,7 @@ class PagedRuntime(Protocol):
         ...
 
     def sample(
-        self, ids: Sequence[int], batch: Batch, wishes: Sequence[SamplingWish | None]
+        self, ids: Sequence[int], batch: Batch, wishes: Sequence[SamplingRequest | None]
     ) -> Sequence[int | Logits]:
         """Run tokens like `forward`, and sample the next ones on a device where that can do it.
 

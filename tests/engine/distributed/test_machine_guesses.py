@@ -50,7 +50,7 @@ def test_an_mtp_block_guesses(tmp_path: Path, sizes: Sequence[int], mode: str, a
     with Model(wanted) as one:
         expected = answers(one, prompts)
     with machines(len(sizes)) as there, model_on(sizes, replace(wanted, draft="auto")) as model:
-        assert model._mtp.can_guess
+        assert model._mtp.can_draft
         model.scheduler.drafts = Drafts(3, [MTPSource(model.runtime.runner)], always())
         assert answers(model, prompts) == expected
         assert answers(model, prompts[:1]) == expected[:1]
@@ -86,7 +86,7 @@ def test_a_file_of_a_block_alone_guesses(tmp_path: Path) -> None:
     for copy, file in zip(copies, (path, block), strict=True):
         copy.write_bytes(file.read_bytes())
     with machines(2, [str(copies[0])]) as found, model_on((1, 1), guessing) as model:
-        assert model._mtp.can_guess
+        assert model._mtp.can_draft
         model.scheduler.drafts = Drafts(3, [MTPSource(model.runtime.runner)], always())
         assert answers(model, prompts) == expected
         model.resplit([3.0, 1.0])

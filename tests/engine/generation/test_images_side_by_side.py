@@ -66,7 +66,7 @@ def test_answers_at_once_are_those_alone_and_no_picture_is_cut(
     alone = []
     for messages in ASKED:
         alone += by_turns([begun(model, messages)])
-        model.scheduler.places.clear()  # so that all prompts are computed again
+        model.scheduler.cache.clear()  # so that all prompts are computed again
     monkeypatch.setattr(Background, "start", Background.run)  # no answer ends meanwhile
     batches: list[Batch] = []
     runner = model.runtime.runner

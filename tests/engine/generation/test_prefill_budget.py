@@ -2,22 +2,22 @@
 
 import pytest
 
-from engine.generation.scheduler import FIRST, LEAST, LONGEST_S, Pace
+from engine.generation.scheduler import FIRST_PIECE, MAX_PASS_S, MIN_PIECE, PrefillBudget
 
 
 @pytest.mark.parametrize("token_s", [1e-5, 1e-3, 4e-3])
 def test_a_piece_takes_about_as_long_as_readers_may_wait(token_s: float) -> None:
-    pace = Pace()
-    assert pace.n == FIRST
+    budget = PrefillBudget()
+    assert budget.n == FIRST_PIECE
     for _ in range(12):
-        pace.note(pace.n, pace.n * token_s)
-    assert pace.n * token_s == pytest.approx(LONGEST_S, rel=0.02)
+        budget.note(budget.n, budget.n * token_s)
+    assert budget.n * token_s == pytest.approx(MAX_PASS_S, rel=0.02)
 
 
 def test_a_slow_machine_still_computes_enough_at_once() -> None:
-    pace = Pace()
-    pace.note(FIRST, 100.0)
-    assert pace.n == LEAST
+    budget = PrefillBudget()
+    budget.note(FIRST_PIECE, 100.0)
+    assert budget.n == MIN_PIECE
     for _ in range(20):
-        pace.note(LEAST, LEAST * 1e-4)
-    assert pace.n > 2000, "what was slow once is not slow for ever"
+        budget.note(MIN_PIECE, MIN_PIECE * 1e-4)
+    assert budget.n > 2000, "what was slow once is not slow for ever"

@@ -339,9 +339,9 @@ def test_copies_are_as_many_as_runs_of_pages(path: Path, tmp_path: Path) -> None
         ask(model, OTHER[:300], 1)
         ask(model, LONG, 1)
         model.save_state(file)
-        place = model.scheduler.places.open(LONG)
-        n_runs = len(Piece(0, 0, place.tables).runs(0, 0, place.n))
-        model.scheduler.places.close(place)
+        held = model.scheduler.cache.allocate(LONG)
+        n_runs = len(Piece(0, 0, held.tables).runs(0, 0, held.n))
+        model.scheduler.cache.free(held)
         assert n_runs > 1
         n_tensors = len(header_of(file)[0]) - 1
         before = file.read_bytes()
