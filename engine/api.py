@@ -22,17 +22,15 @@ from engine.formats.gguf.reader import GGUFFile, check_unchanged, model_hash
 from engine.generation.answers import Answers
 from engine.generation.benchmark import Benchmark, BenchResult, BenchTest
 from engine.generation.draft_model import DraftModel
+from engine.generation.drafts import Drafts, MTPSource, draft_sources, draft_variants
 from engine.generation.image_support import PictureSupport
-from engine.generation.occupancy import Occupancy
 from engine.generation.prompts import Prompts
 from engine.generation.queries.questions import Inquiries
-from engine.generation.scheduling.drafts import Drafts
-from engine.generation.scheduling.mtp_source import MTPSource, guess_sources, guess_ways
-from engine.generation.scheduling.own import own_sequence
-from engine.generation.scheduling.requests import Request
-from engine.generation.scheduling.scheduler import Scheduler
-from engine.generation.scheduling.stream import AnswerStream
+from engine.generation.scheduler import Scheduler
+from engine.generation.sequence import TokenSequence
+from engine.generation.solo_sequence import solo_sequence
 from engine.generation.state_file import SavedStates
+from engine.generation.stream import AnswerStream, Occupancy
 from engine.hardware.fallbacks import Fallback
 from engine.hardware.faults import has_stopped
 from engine.load_params import DEFAULT_DRAFTED, DraftKind, LoadParams, PeerMode
@@ -153,7 +151,7 @@ class Model(Inquiries, SavedStates):
                 self.runtime = open_runtime(whole, params, on_progress, is_cancelled)
                 ids = draft_tokens(whole, self.runtime.hp.n_vocab) if self.runtime.hp.n_mtp else ()
         self.n_ctx = self.runtime.n_ctx
-        self._draft: DraftModel[Request] | None = None
+        self._draft: DraftModel[TokenSequence] | None = None
         self._mtp = MTPSource(self.runtime.runner, ids)
         self.scheduler = Scheduler(self.runtime.runner, self.runtime.plan.checkpoint_bytes)
         try:
@@ -177,14 +175,14 @@ class Model(Inquiries, SavedStates):
         self._draft = None
         if draft_model_path(self.params):
             self._draft = DraftModel(self.params, self.runtime, is_cancelled)
-        sources = guess_sources(self.params, self._mtp)
+        sources = draft_sources(self.params, self._mtp)
         if self._draft is not None:
             sources.append(self._draft.source)
         self.scheduler.drafts = Drafts(self.params.n_draft, sources)
 
-    def guess_ways(self) -> Mapping[str, Drafts]:
+    def draft_variants(self) -> Mapping[str, Drafts]:
         """Return the guesses of each kind that the model allows as it is loaded, to compare."""
-        return guess_ways(self.params, self._mtp, self._draft.source if self._draft else None)
+        return draft_variants(self.params, self._mtp, self._draft.source if self._draft else None)
 
     @contextmanager
     def _draft_beside(self, params: LoadParams) -> Iterator[None]:
@@ -261,7 +259,7 @@ class Model(Inquiries, SavedStates):
         doing = "its speed is being measured"
         with (
             self._occupancy.use(doing, is_cancelled) as is_cancelled,
-            own_sequence(self.scheduler, self.runtime.runner) as sequence,
+            solo_sequence(self.scheduler, self.runtime.runner) as sequence,
         ):
             bench = Benchmark(sequence, self.runtime, is_cancelled)
             return bench.run(test, repetitions, warm_up=warm_up, has_kernels=kernels)
@@ -369,9 +367,14 @@ class Model(Inquiries, SavedStates):
                 on_progress = self._occupancy.called_back(on_progress)
                 self._pictures.make_way(self.runtime, params)
                 try:
-                    with self.scheduler.emptied() as places, self._draft_beside(params):
+                    with self.scheduler.emptied() as cache, self._draft_beside(params):
                         runtime = open_runtime(
-                            whole, params, on_progress, is_cancelled, self.runtime, places.used
+                            whole,
+                            params,
+                            on_progress,
+                            is_cancelled,
+                            self.runtime,
+                            cache.known_ranges,
                         )
                         self.scheduler.move(runtime.runner)
                         self._mtp.move(runtime.runner)

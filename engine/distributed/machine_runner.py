@@ -31,7 +31,7 @@ from engine.model.forward.batch import FIRST_TOKEN, Batch, PictureRows, Piece
 from engine.runtime.model_runner import ModelRunner
 
 if TYPE_CHECKING:
-    from engine.decoding.sampling.sampler import Logits, SamplingWish
+    from engine.decoding.sampling.sampler import Logits, SamplingRequest
     from engine.runtime.passes.row_sampling import Reading
     from engine.runtime.rank import Captures
     from engine.runtime.recording import KernelMeetings
@@ -262,7 +262,7 @@ class MachineRunner(MachineCache, ModelRunner):
         return self._collected(self._last, ())
 
     def sample(
-        self, ids: Sequence[int], batch: Batch, wishes: Sequence[SamplingWish | None]
+        self, ids: Sequence[int], batch: Batch, wishes: Sequence[SamplingRequest | None]
     ) -> Sequence[int | Logits]:
         """Run the rows of a batch, and sample where the candidates of all slices suffice."""
         queries = self._queries(wishes)
@@ -280,7 +280,7 @@ class MachineRunner(MachineCache, ModelRunner):
         rows: Logits = self._together("again")
         return [row if token is None else token for token, row in zip(found, rows, strict=True)]
 
-    def _queries(self, wishes: Sequence[SamplingWish | None]) -> list[SliceQuery]:
+    def _queries(self, wishes: Sequence[SamplingRequest | None]) -> list[SliceQuery]:
         """Return what to ask of each slice; nothing where all logits of a row are needed."""
         found: list[SliceQuery] = []
         for wish in wishes:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from engine.decoding.grammar.matcher import Matcher
     from engine.generation.constrained import Constraints
     from engine.generation.prompts import Prompts
-    from engine.generation.work import Found, Steps
+    from engine.generation.sequence import StepResult, Steps
     from engine.sampling_params import SamplingParams
     from engine.text.messages import ChatMessage, Tool
 
@@ -134,7 +134,7 @@ def in_parts(steps: Steps, parser: AnswerParser, told: str = "") -> Steps:
         told: text that the parser holds back, but that an earlier part of the answer has told.
     """
     events = _PartEvents(parser, told)
-    found: Found | None = None
+    found: StepResult | None = None
     while True:
         try:
             step = steps.send(found)
@@ -211,7 +211,7 @@ def in_text(steps: Steps, before: ChatMessage | None) -> Steps:
         before: first part of an answer that goes on, with its thought apart; None for a new one.
     """
     marker = marker_behind(before)
-    found: Found | None = None
+    found: StepResult | None = None
     while True:
         try:
             step = steps.send(found)

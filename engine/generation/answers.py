@@ -17,23 +17,22 @@ from engine.generation.answer_parts import (
     thought_apart,
     wanted_form,
 )
-from engine.generation.background import in_background
 from engine.generation.constrained import Constraints
 from engine.generation.generate import Generation, fitting_tokens
 from engine.generation.results import ContextShifted
 from engine.generation.scoring import check_n_logprobs
-from engine.generation.wishes import PromptWishes
+from engine.generation.sequence import in_background
+from engine.generation.wishes import PromptOptions
 from engine.text.messages import text_size
 from engine.text.thinking import THINK_OPEN, thinking_marks
 from engine.vision.images.placed import PlacedImages, text_ids
 
 if TYPE_CHECKING:
     from engine.decoding.grammar.matcher import Matcher
-    from engine.generation.background import Preparing
     from engine.generation.constrained import AnswerConstraint
     from engine.generation.image_prompts import Seen
     from engine.generation.prompts import Prompt, Prompts
-    from engine.generation.work import Steps
+    from engine.generation.sequence import Preparing, Steps
     from engine.sampling_params import Grammar, SamplingParams
     from engine.text.messages import ChatMessage, Tool
 
@@ -171,7 +170,7 @@ class Answers:
         stops = self._prompts.template.stop_strings  # a plain template has no end token of its own
         sampling = replace(request.sampling, stop=(*request.sampling.stop, *stops))
         _ = yield from self._read_pictures(messages)  # held for the prompt
-        wishes = PromptWishes.of(request.thinks, request.effort, request.variables, tools)
+        wishes = PromptOptions.of(request.thinks, request.effort, request.variables, tools)
 
         def make() -> tuple[tuple[int, ...], str, Prompt]:
             begun, said = self._begun(request, messages, wishes, sampling.stop, reading)
@@ -224,7 +223,7 @@ class Answers:
         return marks is not None and marks.opening != THINK_OPEN
 
     def _begun(
-        self, request: Asked, messages: Sequence[ChatMessage], wishes: PromptWishes,
+        self, request: Asked, messages: Sequence[ChatMessage], wishes: PromptOptions,
         stops: Sequence[str], reading: AnswerReading | None,
     ) -> tuple[tuple[int, ...], str]:  # fmt: skip
         """Return the tokens and the text that an answer which is continued has had so far."""

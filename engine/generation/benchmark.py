@@ -28,10 +28,10 @@ from engine.util.progress import IsCancelled, never
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from engine.generation.drafts import Drafts
     from engine.generation.results import GenerationEvent
-    from engine.generation.scheduling.drafts import Drafts
-    from engine.generation.scheduling.own import OwnSequence
-    from engine.generation.scheduling.scheduler import Scheduler
+    from engine.generation.scheduler import Scheduler
+    from engine.generation.solo_sequence import SoloSequence
     from engine.planning.search.results import TuneResult
     from engine.runtime.thread_runtime import ThreadRuntime
 
@@ -160,7 +160,7 @@ class Benchmark:
 
     def __init__(
         self,
-        sequence: OwnSequence,
+        sequence: SoloSequence,
         runtime: ThreadRuntime,
         is_cancelled: Callable[[], bool] = lambda: False,
     ) -> None:
@@ -337,7 +337,7 @@ class GuessingModel(Protocol):
     n_ctx: int
     scheduler: Scheduler
 
-    def guess_ways(self) -> Mapping[str, Drafts]:
+    def draft_variants(self) -> Mapping[str, Drafts]:
         """Return the guesses of each kind that the model allows."""
         ...
 
@@ -368,7 +368,7 @@ def measure_drafts(
         Cancelled: it was cancelled.
         EngineError: a device has failed.
     """
-    before, ways = model.scheduler.drafts, model.guess_ways()
+    before, ways = model.scheduler.drafts, model.draft_variants()
     if len(ways) < 2:
         return ()
     speeds: dict[str, dict[str, list[float]]] = {way: {} for way in ways}

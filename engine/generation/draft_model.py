@@ -1,4 +1,4 @@
-"""Guesses that a model makes: what it finds likeliest, token by token, for all answers at once."""
+"""Drafts that a model makes: what it finds likeliest, token by token, for all answers at once."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Generic
 
 import numpy as np
 
-from engine.decoding.drafting.ngram import Answer, Guess, Kind
+from engine.decoding.drafting.ngram import Answer, DraftTokens, Kind
 from engine.errors import EngineError, OutOfDeviceMemory
 from engine.formats.gguf.reader import GGUFFile
 from engine.generation.kv_cache import Group, OutOfPages, PagedSequence, PagePool, Sequences
-from engine.generation.scheduling.pace import Pace
+from engine.generation.scheduler import PrefillBudget
 from engine.model.forward.batch import Batch, Piece
 from engine.model.forward.pages import n_alike
 from engine.planning.draft.memory import draft_params
@@ -27,23 +27,23 @@ if TYPE_CHECKING:
     from engine.load_params import LoadParams
 
 KIND = Kind("model", first_share=0.6)
-"""Kind of the guesses of a draft model."""
+"""Kind of the drafts of a draft model."""
 
-MOST_UNSEEN = 16
-"""Largest number of tokens of all texts that are computed together with the first guesses; more are
+MAX_UNSEEN = 16
+"""Largest number of tokens of all texts that are computed together with the first drafts; more are
 read piece by piece before."""
 
 
 class ModelSource(Generic[Answer]):
-    """Guesses that a small model makes for all running answers, in one pass for each next token.
+    """Drafts that a small model makes for all running answers, in one pass for each next token.
 
-    It keeps a cache of its own, which holds what the texts begin with; what was guessed wrong is
+    It keeps a cache of its own, which holds what the texts begin with; what was drafted wrong is
     overwritten.
 
     Args:
         runtime: the small model; its cache can rewind.
-        n_vocab: number of tokens that a guess may be.
-        on_failure: told of an error that has ended the guessing.
+        n_vocab: number of tokens that a draft may be.
+        on_failure: told of an error that has ended the drafting.
         turn: returns the context in which the small model computes, and the other one does not.
     """
 
@@ -62,11 +62,13 @@ class ModelSource(Generic[Answer]):
         groups = [Group(PagePool(group.n_pages), group.window) for group in runtime.groups]
         self._cached = Sequences(groups, lambda *pages: runtime.copy_page(*pages))
         self._readers: dict[Answer, _Reader] = {}
-        self._pace = Pace()
+        self._budget = PrefillBudget()
         self._has_failed = False
 
-    def guess(self, texts: Mapping[Answer, Sequence[int]], most: int) -> Mapping[Answer, Guess]:
-        """Return what the model goes on with, see `GuessSource`.
+    def draft(
+        self, texts: Mapping[Answer, Sequence[int]], most: int
+    ) -> Mapping[Answer, DraftTokens]:
+        """Return what the model goes on with, see `DraftSource`.
 
         None are there while it reads long texts, of which each call computes a piece; nor for texts
         that are too long for it, or once it has failed.
@@ -80,11 +82,11 @@ class ModelSource(Generic[Answer]):
             for answer in [answer for answer in self._readers if answer not in texts]:
                 self.forget(answer)  # next time there may be room
             return {}
-        except Exception as error:  # noqa: BLE001 answers go on without guesses
+        except Exception as error:  # noqa: BLE001 answers go on without drafts
             self._has_failed = True
             self._on_failure(error)
             return {}
-        return {answer: Guess(ids, KIND) for answer, ids in zip(texts, found, strict=False)}
+        return {answer: DraftTokens(ids, KIND) for answer, ids in zip(texts, found, strict=False)}
 
     def n_unread(self, texts: Mapping[Answer, Sequence[int]]) -> int:
         """Return how many tokens of some texts were not computed, but for a last one of each."""
@@ -104,15 +106,15 @@ class ModelSource(Generic[Answer]):
             OutOfPages: other texts use too many.
         """
         readers = [self._reader(answer, ids) for answer, ids in texts.items()]
-        if sum(reader.n_unseen for reader in readers) > max(MOST_UNSEEN, len(readers)):
+        if sum(reader.n_unseen for reader in readers) > max(MAX_UNSEEN, len(readers)):
             self._read_on(readers)
             return []
         for reader in readers:
             reader.reserve(most)
-        return self._guessed(readers, most)
+        return self._drafted(readers, most)
 
     def _can_read(self, ids: Sequence[int], most: int) -> bool:
-        """Return whether a text and the guesses behind it fit, and have no unknown tokens."""
+        """Return whether a text and the drafts behind it fit, and have no unknown tokens."""
         fits = len(ids) + most <= self._runtime.n_ctx
         return fits and (self._knows_all or max(ids) < self._runtime.n_vocab)
 
@@ -129,7 +131,7 @@ class ModelSource(Generic[Answer]):
 
     def _read_on(self, readers: Sequence[_Reader]) -> None:
         """Compute of what was not seen yet as much as others may wait for, but for last tokens."""
-        left = self._pace.n
+        left = self._budget.n
         for reader in readers:
             while left and reader.n_unseen > 1:
                 n = min(reader.n_unseen - 1, left, self._runtime.n_batch)
@@ -137,11 +139,11 @@ class ModelSource(Generic[Answer]):
                 piece = reader.piece(n)
                 self._runtime.forward(reader.text[piece.n_past : piece.stop], Batch((piece,), n))
                 self._runtime.finish()
-                self._pace.note(n, time.perf_counter() - begun)
+                self._budget.note(n, time.perf_counter() - begun)
                 reader.note_seen(n)
                 left -= n
 
-    def _guessed(self, readers: Sequence[_Reader], most: int) -> list[list[int]]:
+    def _drafted(self, readers: Sequence[_Reader], most: int) -> list[list[int]]:
         """Return the likeliest tokens behind each text, there being pages for them."""
         ids, pieces, last = list[int](), list[Piece](), list[int]()
         for reader in readers:
@@ -153,10 +155,10 @@ class ModelSource(Generic[Answer]):
             reader.note_seen(reader.n_unseen)
         found = [[token] for token in tokens]
         for _ in range(most - 1):
-            pieces = [reader.guessed(token) for reader, token in zip(readers, tokens, strict=True)]
+            pieces = [reader.drafted(token) for reader, token in zip(readers, tokens, strict=True)]
             tokens = self._next(tokens, pieces, range(len(tokens)))
-            for guess, token in zip(found, tokens, strict=True):
-                guess.append(token)
+            for drafted, token in zip(found, tokens, strict=True):
+                drafted.append(token)
         return found
 
     def _next(
@@ -168,7 +170,7 @@ class ModelSource(Generic[Answer]):
 
 
 class _Reader:
-    """What the model has seen of one text, and of what it has guessed behind it.
+    """What the model has seen of one text, and of what it has drafted behind it.
 
     Attributes:
         text: all tokens of the text.
@@ -176,7 +178,7 @@ class _Reader:
 
     def __init__(self, sequence: PagedSequence) -> None:
         self._sequence = sequence
-        self._guesses: list[int] = []  # computed behind the sequence
+        self._ahead: list[int] = []  # computed behind the sequence
         self.text: list[int] = []
 
     @property
@@ -192,24 +194,24 @@ class _Reader:
     def follow(self, ids: Sequence[int]) -> bool:
         """Go on with a longer text, or another one; return False where that cannot be.
 
-        Guesses that were right are in the cache already.
+        Drafts that were right are in the cache already.
         """
         self.text, seen = list(ids), self._sequence.ids
         if self.text[: len(seen)] != seen or len(seen) == len(self.text):
-            self._guesses = []
+            self._ahead = []
             return self._sequence.cut(n_alike(seen, self.text[:-1]))
-        n = n_alike(self._guesses, self.text[len(seen) : -1])
-        self._sequence.append(self._guesses[:n])
-        self._guesses = []
+        n = n_alike(self._ahead, self.text[len(seen) : -1])
+        self._sequence.append(self._ahead[:n])
+        self._ahead = []
         return True
 
-    def reserve(self, n_guesses: int) -> None:
-        """Make sure that there are pages for the rest of the text and some guesses.
+    def reserve(self, n_ahead: int) -> None:
+        """Make sure that there are pages for the rest of the text and some drafts.
 
         Raises:
             OutOfPages: others use too many.
         """
-        self._sequence.reserve(self.n_unseen + n_guesses)
+        self._sequence.reserve(self.n_unseen + n_ahead)
 
     def piece(self, n: int) -> Piece:
         """Return the place of the next n tokens of the text, with pages.
@@ -225,10 +227,10 @@ class _Reader:
         at, tables = len(self._sequence.ids), self._tables
         return [Piece(at + i, 1, tables) for i in range(n)]
 
-    def guessed(self, token: int) -> Piece:
-        """Note a guess that is computed next, and return its place."""
-        self._guesses.append(token)
-        return Piece(len(self._sequence.ids) + len(self._guesses) - 1, 1, self._tables)
+    def drafted(self, token: int) -> Piece:
+        """Note a draft that is computed next, and return its place."""
+        self._ahead.append(token)
+        return Piece(len(self._sequence.ids) + len(self._ahead) - 1, 1, self._tables)
 
     def note_seen(self, n: int) -> None:
         """Note that the next n tokens of the text were computed."""
@@ -251,13 +253,13 @@ class DraftModel(Generic[Answer]):
     """A loaded draft model, whole on one device.
 
     Args:
-        params: settings of the model that it guesses for.
+        params: settings of the model that it drafts for.
         main: ranks of that model.
         is_cancelled: asked again and again; returning True ends the loading.
 
     Attributes:
         device: name of its device.
-        source: its guesses.
+        source: its drafts.
 
     Raises:
         EngineError: its file cannot be used, its device is full, or it was cancelled.

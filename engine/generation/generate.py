@@ -26,7 +26,7 @@ from engine.generation.results import (
     Usage,
 )
 from engine.generation.scoring import token_logprob
-from engine.generation.work import Follow, Found, NotDone, Prefill, Steps, Work
+from engine.generation.sequence import Decode, NotDone, Prefill, Step, StepResult, Steps
 from engine.sampling_params import SamplingParams
 from engine.vision.images.placed import NO_IMAGES, text_ids
 
@@ -108,7 +108,7 @@ class Generation:
         begun: tokens at the end of the prompt that an earlier part of this answer has had.
         said: text of that part.
         n_logprobs: number of likeliest tokens of which each token tells the probability, beside its
-            own; None to tell none at all. No device may sample then, see `Follow`.
+            own; None to tell none at all. No device may sample then, see `Decode`.
         shown: control tokens whose text is part of the answer.
         constraint: form of the answer, which has had that part; None for any.
         reading: reader of the events, which says when the answer is over; None for no such reader.
@@ -186,16 +186,16 @@ class Generation:
         yield from self._flush()
         yield Finished(reason, self._usage(), self._timings(), self._stop.found, self._end)
 
-    def _prefill(self, wanted: Prefill) -> Generator[Work, Found | None, Found]:
+    def _prefill(self, wanted: Prefill) -> Generator[Step, StepResult | None, StepResult]:
         """Have tokens computed in place of those computed so far; return what was found."""
         self.ids = list(wanted.ids)
         found = yield wanted
-        assert found is not None, "work has a result"
+        assert found is not None, "a step has a result"
         return found
 
     def _decode(
         self, found: int | Logits
-    ) -> Generator[GenerationEvent | Work, Found | None, FinishReason]:
+    ) -> Generator[GenerationEvent | Step, StepResult | None, FinishReason]:
         """Generate tokens until a stop rule ends the answer; return the reason.
 
         Args:
@@ -239,7 +239,7 @@ class Generation:
         return self._banned.feed(Said(token, self._decoder.feed(token), begun, logprobs))
 
     def _without(self, token: int, n: int) -> Prefill:
-        """Take back the last n tokens; return the work that finds another in place of the first.
+        """Take back the last n tokens; return the step that finds another in place of the first.
 
         Args:
             token: the last token, which is not computed yet.
@@ -254,9 +254,9 @@ class Generation:
         here, tokens = self._n_sampled, self._not_here
         self._not_here = {at: tokens[at] for at in tokens if at <= here}
         self._not_here.setdefault(here, []).append(wrong.token)
-        return Prefill([*self.ids, token][:-n], is_told=False, pictures=self._pictures)
+        return Prefill([*self.ids, token][:-n], reports_progress=False, pictures=self._pictures)
 
-    def _next(self, token: int) -> Generator[GenerationEvent | Work, Found | None, Found]:
+    def _next(self, token: int) -> Generator[GenerationEvent | Step, StepResult | None, StepResult]:
         """Have a token computed, after a shift of the context if that is full."""
         if len(self.ids) >= self._n_ctx:
             shifted = yield from self._shift()
@@ -267,11 +267,11 @@ class Generation:
         if self._constraint is not None and self._constraint.is_slow:
             n_left = 1  # so that nothing is guessed
         while True:
-            found = yield Follow(
+            found = yield Decode(
                 token, self._sampler, self._never, n_left, is_timed,
                 self._n_logprobs is not None, self._allowed,
             )  # fmt: skip
-            assert found is not None, "work has a result"
+            assert found is not None, "a step has a result"
             if not (isinstance(found, str) and found == "context"):
                 self.ids.append(token)
                 return found
@@ -318,7 +318,7 @@ class Generation:
             self.is_useless = True
             raise
 
-    def _shift(self) -> Generator[GenerationEvent | Work, Found | None, NotDone | None]:
+    def _shift(self) -> Generator[GenerationEvent | Step, StepResult | None, NotDone | None]:
         """Drop the older half of the tokens after the kept ones, and compute the rest again.
 
         Where there are pictures nothing is dropped: half a picture would be another one.

@@ -14,7 +14,7 @@ from engine.vision.images.placed import VisionInfo
 
 if TYPE_CHECKING:
     from engine.generation.prompts import Prompts
-    from engine.generation.scheduling.scheduler import Scheduler
+    from engine.generation.scheduler import Scheduler
     from engine.load_params import LoadParams
     from engine.runtime.thread_runtime import ThreadRuntime
     from engine.util.progress import IsCancelled
@@ -57,7 +57,7 @@ class PictureSupport:
             self.warnings = (f"The model reads text only: {error.message}",)
 
     def _open(self, runtime: ThreadRuntime, is_cancelled: IsCancelled) -> None:
-        self.encoder = self._prompts.pictures = self._scheduler.encoder = None
+        self.encoder = self._prompts.pictures = self._scheduler.runner.encoder = None
         device = runtime.plan.pictures_device
         if not device:
             return
@@ -73,13 +73,13 @@ class PictureSupport:
             )
         self.encoder = encoder
         self._prompts.pictures = PictureReader(VisionInfo(runtime.mmproj, rule), encoder.hash)
-        self._scheduler.encoder = encoder
+        self._scheduler.runner.encoder = encoder
         runtime.note_beside("pictures", encoder.n_bytes)
 
     def make_way(self, runtime: ThreadRuntime, params: LoadParams) -> None:
         """Free the encoder before a re-split behind which it lies on another device."""
         if self.encoder is not None and self.encoder.device not in params.picture_devices:
-            self.encoder = self._scheduler.encoder = None
+            self.encoder = self._scheduler.runner.encoder = None
             runtime.note_beside("pictures", 0)
 
     def attach(self, runtime: ThreadRuntime) -> None:

@@ -16,7 +16,7 @@ from engine.generation.image_prompts import (
     with_numbers,
     without_numbers,
 )
-from engine.generation.wishes import PromptWishes
+from engine.generation.wishes import PromptOptions
 from engine.text.chat_template import ChatTemplate, chat_template_from_metadata
 from engine.text.messages import ChatMessage, Tool
 from engine.text.tokenizer import NO_VOCABULARY, Tokenizer, has_vocabulary
@@ -73,7 +73,7 @@ def with_text(message: ChatMessage, text: str) -> ChatMessage:
 PLAIN_USE = TemplateUse()
 """Use of a template by conversations of nothing but text."""
 
-NO_WISHES = PromptWishes()
+NO_WISHES = PromptOptions()
 
 MOST_COUNTED = 1 << 15
 """Number of tokens up to which those of a prompt that is too long are counted, if it has at most
@@ -224,7 +224,7 @@ class Prompts:
 
     def chat(
         self, turns: Sequence[ChatMessage], n_ctx: int, *, continue_last: bool, is_shortened: bool,
-        begun: Sequence[int] = (), wishes: PromptWishes = NO_WISHES, is_marked: bool = False,
+        begun: Sequence[int] = (), wishes: PromptOptions = NO_WISHES, is_marked: bool = False,
     ) -> Prompt:  # fmt: skip
         """Return the prompt of a conversation.
 
@@ -291,7 +291,7 @@ class Prompts:
 
     def written(
         self, messages: Sequence[ChatMessage], *, continue_last: bool = False,
-        wishes: PromptWishes = NO_WISHES, add_generation_prompt: bool = True,
+        wishes: PromptOptions = NO_WISHES, add_generation_prompt: bool = True,
     ) -> str:  # fmt: skip
         """Return the text of a conversation's prompt, of which `chat` returns the tokens.
 
@@ -338,7 +338,7 @@ class Prompts:
         if asked and asked[-1].role == "user":
             last = replace(asked[-1], content=f"{asked.pop().content}\n\n{text}")
         asked.append(last)
-        wishes = PromptWishes(tools=tuple(tools))
+        wishes = PromptOptions(tools=tuple(tools))
         n_text = len(tokenizer.encode(text, add_special=False))
 
         def n_before(turns: Sequence[ChatMessage]) -> int:
@@ -368,7 +368,7 @@ class Prompts:
 
     def _encode_chat(
         self, messages: Sequence[ChatMessage], *, continue_last: bool,
-        wishes: PromptWishes = NO_WISHES, n_ctx: int | None = None,
+        wishes: PromptOptions = NO_WISHES, n_ctx: int | None = None,
     ) -> list[int]:  # fmt: skip
         seen = self._seen(messages)
         text = self._rendered(messages, wishes, continue_last=continue_last)
@@ -391,7 +391,7 @@ class Prompts:
         return self.pictures.read(messages)
 
     def _rendered(
-        self, messages: Sequence[ChatMessage], wishes: PromptWishes, *, continue_last: bool,
+        self, messages: Sequence[ChatMessage], wishes: PromptOptions, *, continue_last: bool,
         add_generation_prompt: bool = True,
     ) -> str:  # fmt: skip
         if any(message.pictures for message in messages):

@@ -15,15 +15,13 @@ from engine.generation.kv_cache import OutOfPages
 from engine.generation.results import StateLoaded, StateSaved
 from engine.generation.state_format import (
     Contents,
+    CopyProgress,
     Entry,
     StateHeader,
     entries,
     has_pictures,
     header,
     identity,
-)
-from engine.generation.state_strips import (
-    CopyProgress,
     pieces,
     read_units,
     read_whole,
@@ -40,9 +38,9 @@ from engine.util.files import atomic_write
 from engine.util.progress import IsCancelled, StateSink, ignore, never
 
 if TYPE_CHECKING:
-    from engine.generation.occupancy import Occupancy
-    from engine.generation.scheduling.places import CachePlace, Places
-    from engine.generation.scheduling.scheduler import Scheduler
+    from engine.generation.cache_manager import KVCacheManager, SequenceCache
+    from engine.generation.scheduler import Scheduler
+    from engine.generation.stream import Occupancy
     from engine.load_params import LoadParams
     from engine.model.architectures.info import ModelInfo
     from engine.runtime.interface import SlotState
@@ -53,16 +51,21 @@ class StateFiles:
     """Reader and writer of the state files of one loaded model.
 
     Args:
-        places: the cache; no answer has a place in it.
+        manager: the cache; no sequence is running.
         name: name of the model, for error messages.
         model_hash: see `engine.formats.gguf.reader`.
         rope: how a load has changed RoPE, see `LoadParams.rope`; "" if it has not.
     """
 
     def __init__(
-        self, runtime: ThreadRuntime, places: Places, name: str, model_hash: str, rope: str = ""
+        self,
+        runtime: ThreadRuntime,
+        manager: KVCacheManager,
+        name: str,
+        model_hash: str,
+        rope: str = "",
     ) -> None:
-        self._runtime, self._places, self._name = runtime, places, name
+        self._runtime, self._manager, self._name = runtime, manager, name
         self._runner, self._kv_type = runtime.runner, runtime.plan.kv_type
         self._n_ranks = len(runtime.plan.devices)
         first = runtime.ranks[0]
@@ -88,17 +91,17 @@ class StateFiles:
         Returns:
             Number of tokens of the sequence in the file, and number of bytes of the file.
         """
-        place = self._places.open(ids)
+        cache = self._manager.allocate(ids)
         try:
             n_there = 0
-            if place.n < min(len(ids), len(ids) if stop is None else stop):
+            if cache.n < min(len(ids), len(ids) if stop is None else stop):
                 n_there = self._n_there(path, ids, start)
-            if n_there > place.n:
+            if n_there > cache.n:
                 return n_there, path.stat().st_size
-            contents = self._contents(path, place, start, stop)
-            return self._write(path, place, contents, on_progress, is_cancelled)
+            contents = self._contents(path, cache, start, stop)
+            return self._write(path, cache, contents, on_progress, is_cancelled)
         finally:
-            self._places.close(place, is_kept=False)
+            self._manager.free(cache, is_kept=False)
 
     def _n_there(self, path: Path, ids: Sequence[int], start: int) -> int:
         """Return how many tokens of a sequence a file has already, from `start` on or earlier."""
@@ -116,7 +119,7 @@ class StateFiles:
         return n if is_usable else 0
 
     def _write(
-        self, path: Path, place: CachePlace, contents: Contents, on_progress: StateSink,
+        self, path: Path, cache: SequenceCache, contents: Contents, on_progress: StateSink,
         is_cancelled: IsCancelled,
     ) -> tuple[int, int]:  # fmt: skip
         """Write a state file, see `save`."""
@@ -125,14 +128,14 @@ class StateFiles:
         progress = CopyProgress(total, on_progress, is_cancelled, "Saving")
         first = header(found, self._identity, contents)
         states = {
-            saved: self._runner.whole_state(self._places.states.state(contents.ids[:n]))
+            saved: self._runner.whole_state(self._manager.checkpoints.state(contents.ids[:n]))
             for saved, n in self._lengths(contents, len(contents.ids))
         }
         try:
             with atomic_write(path) as file:
                 file.write(first)
                 for entry in found:
-                    for part in self._parts(entry, contents, place, states):
+                    for part in self._parts(entry, contents, cache, states):
                         write(file, part)
                         progress.add(part.nbytes)
         except OSError as error:
@@ -144,30 +147,30 @@ class StateFiles:
             ) from None
         return len(contents.ids), len(first) + total
 
-    def _contents(self, path: Path, place: CachePlace, start: int, stop: int | None) -> Contents:
+    def _contents(self, path: Path, cache: SequenceCache, start: int, stop: int | None) -> Contents:
         """Return what a file of a sequence holds."""
-        n = place.n if stop is None else min(stop, place.n)
+        n = cache.n if stop is None else min(stop, cache.n)
         if not 0 <= start < n:
             raise StateFileError(
                 path,
                 f"There are no tokens from {start} to {n} in the cache that could be saved.",
                 "Ask the model something first.",
             )
-        firsts = [max(start, _first_held(table)) for table in place.sequence.tables]
+        firsts = [max(start, _first_held(table)) for table in cache.sequence.tables]
         sees_all = all(
             first <= max(start, window.first_seen(n))
             for first, window in zip(firsts, self._windows, strict=True)
         )
-        if not sees_all or (self._recurrent and (start or n < place.n)):
+        if not sees_all or (self._recurrent and (start or n < cache.n)):
             what = "a recurrent state" if self._recurrent else "layers with a window"
             raise StateFileError(
                 path,
                 f"{self._name} has {what}, of which no part can be saved by itself.",
                 "Save the whole.",
             )
-        kept = self._places.states.lengths(place.sequence.ids)
+        kept = self._manager.checkpoints.lengths(cache.sequence.ids)
         saved = next((length for length in kept if length < n), 0)
-        return Contents(place.sequence.ids[:n], start, saved, firsts)
+        return Contents(cache.sequence.ids[:n], start, saved, firsts)
 
     def _lengths(self, contents: Contents, stop: int) -> list[tuple[bool, int]]:
         """Return whether each kept recurrent state is the saved one, and its number of tokens."""
@@ -175,7 +178,11 @@ class StateFiles:
         return [(saved, n) for saved, n in kept if self._recurrent and n]
 
     def _parts(
-        self, entry: Entry, contents: Contents, place: CachePlace, states: Mapping[bool, SlotState]
+        self,
+        entry: Entry,
+        contents: Contents,
+        cache: SequenceCache,
+        states: Mapping[bool, SlotState],
     ) -> Iterator[Tensor]:
         """Yield the numbers of a tensor in order, in contiguous strips on the CPU."""
         if entry.state < 0:
@@ -188,7 +195,7 @@ class StateFiles:
             return
         cut = self._states[entry.state].cuts()[entry.tensor]
         for run in runs(cut, as_one(cut), 0, range(self._n_ranks)):
-            rows = self._rows(run.source, run.start, run.n, entry, place, len(contents.ids))
+            rows = self._rows(run.source, run.start, run.n, entry, cache, len(contents.ids))
             for part in strips_of(rows):
                 yield self._runner.read_rows(part)
 
@@ -196,10 +203,10 @@ class StateFiles:
         return sum(isinstance(s, RecurrentState) for s in self._states[: entry.state])
 
     def _rows(
-        self, rank: int, unit: int, n: int, entry: Entry, place: CachePlace, stop: int
+        self, rank: int, unit: int, n: int, entry: Entry, cache: SequenceCache, stop: int
     ) -> CachedRows:  # fmt: skip
         """Return where the positions of an entry up to `stop` lie, for n units of a rank."""
-        slots = _slots(place, entry.group, entry.first, stop)
+        slots = _slots(cache, entry.group, entry.first, stop)
         row_bytes = entry.shape[-1] * entry.size
         return CachedRows(rank, entry.state, entry.tensor, (unit, unit + n), slots, row_bytes)
 
@@ -221,11 +228,11 @@ class StateFiles:
                 progress = CopyProgress(
                     self._n_bytes(expected, stop), on_progress, is_cancelled, "Loading"
                 )
-                place = self._opened(path, contents)
+                cache = self._opened(path, contents)
                 try:
-                    self._fill(file, expected, places, contents, place, stop, progress)
+                    self._fill(file, expected, places, contents, cache, stop, progress)
                 finally:
-                    self._places.close(place, is_kept=False)
+                    self._manager.free(cache, is_kept=False)
         except OSError as error:
             raise StateFileError(
                 path,
@@ -236,9 +243,9 @@ class StateFiles:
 
     def _is_cached(self, ids: Sequence[int]) -> bool:
         """Return whether all of a sequence is in the cache already, so that nothing is read."""
-        place = self._places.open(ids)
-        self._places.close(place, is_kept=False)
-        return place.n == len(ids)
+        cache = self._manager.allocate(ids)
+        self._manager.free(cache, is_kept=False)
+        return cache.n == len(ids)
 
     def _n_wanted(self, path: Path, contents: Contents, n_tokens: int | None) -> int:
         """Return the number of tokens whose state is to be loaded."""
@@ -259,18 +266,18 @@ class StateFiles:
             )
         return stop
 
-    def _opened(self, path: Path, contents: Contents) -> CachePlace:
-        """Return a place with the tokens before those of a file."""
-        place = self._places.open(contents.ids[: contents.start])
-        if place.n < contents.start:
-            self._places.close(place, is_kept=False)
+    def _opened(self, path: Path, contents: Contents) -> SequenceCache:
+        """Return a sequence with the tokens before those of a file."""
+        cache = self._manager.allocate(contents.ids[: contents.start])
+        if cache.n < contents.start:
+            self._manager.free(cache, is_kept=False)
             raise StateFileError(
                 path,
                 f"{path.name} begins behind token {contents.start}, and what comes before that "
                 "is not in the cache.",
                 "Load the state of what comes before first.",
             )
-        return place
+        return cache
 
     def _n_bytes(self, expected: Sequence[Entry], stop: int) -> int:
         """Return how many bytes are read of all ranks' parts."""
@@ -294,15 +301,15 @@ class StateFiles:
 
     def _fill(
         self, file: BinaryIO, expected: list[Entry], places: Mapping[str, int],
-        contents: Contents, place: CachePlace, stop: int, progress: CopyProgress,
+        contents: Contents, cache: SequenceCache, stop: int, progress: CopyProgress,
     ) -> None:  # fmt: skip
         """Copy what is before `stop` to all ranks that hold it, and make it known."""
         try:
-            place.sequence.reserve(
-                stop - place.n, [first // PAGE * PAGE for first in contents.firsts]
+            cache.sequence.reserve(
+                stop - cache.n, [first // PAGE * PAGE for first in contents.firsts]
             )
         except OutOfPages:
-            raise ContextOverflow(stop, place.n + self._places.room(place)) from None
+            raise ContextOverflow(stop, cache.n + self._manager.n_free_tokens(cache)) from None
         states: dict[bool, list[dict[str, Tensor]]] = {
             saved: [{} for _ in self._recurrent] for saved in (False, True)
         }
@@ -314,28 +321,28 @@ class StateFiles:
                 states[entry.saved][self._recurrent_number(entry)][entry.tensor] = whole
                 continue
             for rank, run in self._goals(entry):
-                rows = self._rows(rank, run.goal, run.n, entry, place, stop)
+                rows = self._rows(rank, run.goal, run.n, entry, cache, stop)
                 put = self._runner.write_rows
                 read_units(file, begin, entry.shape[1], run.start, rows, put, progress)
-        self._clear_mtp(contents, place, stop)
-        place.sequence.append(contents.ids[place.n : stop])
+        self._clear_mtp(contents, cache, stop)
+        cache.sequence.append(contents.ids[cache.n : stop])
         for saved, n in self._lengths(contents, stop):
             n_bytes = sum(x.nbytes for layer in states[saved] for x in layer.values())
-            self._places.states.keep(contents.ids[:n], states[saved], n_bytes)
+            self._manager.checkpoints.keep(contents.ids[:n], states[saved], n_bytes)
 
-    def _clear_mtp(self, contents: Contents, place: CachePlace, stop: int) -> None:
+    def _clear_mtp(self, contents: Contents, cache: SequenceCache, stop: int) -> None:
         """Zero what an MTP block sees of the tokens from a file, which has nothing for it."""
         n_trunk = len(self._states)
         for layer, state in enumerate(self._runtime.ranks[0].states[n_trunk:], n_trunk):
             assert isinstance(state, KVState), "MTP blocks have attention"
             group = self._windows.index(state.window)
-            first = max(contents.firsts[group], place.n)
-            self._runner.zero_rows(layer, _slots(place, group, first, stop))
+            first = max(contents.firsts[group], cache.n)
+            self._runner.zero_rows(layer, _slots(cache, group, first, stop))
 
 
-def _slots(place: CachePlace, group: int, first: int, stop: int) -> list[tuple[int, int]]:
+def _slots(cache: SequenceCache, group: int, first: int, stop: int) -> list[tuple[int, int]]:
     """Return where positions lie in the cache of a group: the ends of runs of neighbours."""
-    found = Piece(0, 0, place.tables).runs(group, first, stop)
+    found = Piece(0, 0, cache.tables).runs(group, first, stop)
     return [(part.start, part.stop) for part in found]
 
 
@@ -416,7 +423,7 @@ class SavedStates:
         """
         with self._in_state("loaded", is_cancelled) as (files, is_cancelled):
             ids = files.load(Path(path), n_tokens, on_progress, is_cancelled)
-            self.scheduler.note_last(ids)
+            self.scheduler.last = ids
         return StateLoaded(str(path), tuple(ids))
 
     @contextmanager
@@ -426,10 +433,10 @@ class SavedStates:
         doing = f"its state is being {done}"
         with self._occupancy.use(doing, is_cancelled) as is_cancelled:
             self.runtime.runner.check_loaded()
-            with explain_faults(self.runtime.devices), self.scheduler.emptied() as places:
+            with explain_faults(self.runtime.devices), self.scheduler.emptied() as manager:
                 yield (
                     StateFiles(
-                        self.runtime, places, self.info.name, self.model_hash, self.params.rope
+                        self.runtime, manager, self.info.name, self.model_hash, self.params.rope
                     ),
                     is_cancelled,
                 )

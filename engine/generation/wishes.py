@@ -15,7 +15,7 @@ _TAKEN = frozenset({"self", "messages", "tools", "add_generation_prompt", "now"}
 
 
 @dataclass(frozen=True, slots=True)
-class PromptWishes:
+class PromptOptions:
     """Tools and template variables that a request wishes in its prompt.
 
     Attributes:
@@ -29,7 +29,7 @@ class PromptWishes:
     @classmethod
     def of(
         cls, thinks: bool | None, effort: str, variables: str = "", tools: Sequence[Tool] = ()
-    ) -> PromptWishes:
+    ) -> PromptOptions:
         """Return the wishes of a request; see `engine.events.Generate`.
 
         Raises:

@@ -42,7 +42,7 @@ from engine.text.messages import text_size
 
 if TYPE_CHECKING:
     from engine.api import Model
-    from engine.generation.scheduling.stream import AnswerStream
+    from engine.generation.stream import AnswerStream
     from engine.hardware.fallbacks import Fallback
 
 log = logging.getLogger(__name__)

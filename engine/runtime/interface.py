@@ -11,7 +11,7 @@ from engine.model.forward.pages import PAGE
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from engine.decoding.sampling.sampler import Logits, Sampler, SamplingWish
+    from engine.decoding.sampling.sampler import Logits, Sampler, SamplingRequest
     from engine.model.forward.batch import Batch, Piece
     from engine.model.forward.pages import AttentionWindow
     from engine.model.forward.state import CacheSize
@@ -149,7 +149,7 @@ class Guesser(Protocol):
 class PagedRuntime(Protocol):
     """A loaded model that computes tokens of several sequences, and holds what they remember.
 
-    It does not know which tokens its pages hold: `generation.scheduling` keeps count of that.
+    It does not know which tokens its pages hold: `generation.cache_manager` keeps count of that.
 
     `runtime.model_runner` implements it for ranks that are threads of this process (a
     `ThreadRuntime` owns it, loads and re-splits it), `distributed.machine_runner` for ranks of
@@ -235,7 +235,7 @@ class PagedRuntime(Protocol):
         ...
 
     def sample(
-        self, ids: Sequence[int], batch: Batch, wishes: Sequence[SamplingWish | None]
+        self, ids: Sequence[int], batch: Batch, wishes: Sequence[SamplingRequest | None]
     ) -> Sequence[int | Logits]:
         """Run tokens like `forward`, and sample the next ones on a device where that can do it.
 

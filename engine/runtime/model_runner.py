@@ -44,7 +44,7 @@ from engine.runtime.recording import (
 if TYPE_CHECKING:
     from engine.backends.executor import RankExecutor
     from engine.backends.gpu.decode.rank_capture import CaptureTask, OneShotControl
-    from engine.decoding.sampling.sampler import Logits, SamplingWish
+    from engine.decoding.sampling.sampler import Logits, SamplingRequest
     from engine.model.forward.pages import AttentionWindow
     from engine.model.forward.state import CacheSize
     from engine.runtime.interface import Guard, TokenSource
@@ -158,7 +158,7 @@ class ModelRunner(CacheMemory, GuessPasses):
             return self.compute(ids, batch)
 
     def sample(
-        self, ids: Sequence[int], batch: Batch, wishes: Sequence[SamplingWish | None]
+        self, ids: Sequence[int], batch: Batch, wishes: Sequence[SamplingRequest | None]
     ) -> Sequence[int | Logits]:
         """Run the rows of a batch, and sample; see `PagedRuntime`."""
         if not any(wishes) or not self.ranks:

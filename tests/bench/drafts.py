@@ -15,7 +15,7 @@ import sys
 from statistics import median
 
 from engine import Finished, Model, SamplingParams, TokenText, load_model
-from engine.generation.scheduling.drafts import Drafts
+from engine.generation.drafts import Drafts
 
 CODE = '''def area(shape):
     """Return the area of a shape."""

@@ -34,8 +34,7 @@ from torch import Tensor, nn
 
 from engine import Finished, Model, SamplingParams, TokenText, load_model
 from engine.decoding.drafting.control import DraftControl
-from engine.generation.scheduling.drafts import Drafts
-from engine.generation.scheduling.mtp_source import MTPSource
+from engine.generation.drafts import Drafts, MTPSource
 from resources.demo import gguf_file
 from resources.demo.corpus import Corpus
 from resources.demo.network import Block, HParams, Llama

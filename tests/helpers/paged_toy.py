@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from engine.decoding.sampling.sampler import Sampler, SamplingWish
+from engine.decoding.sampling.sampler import Sampler, SamplingRequest
 from engine.errors import EngineError
 from engine.model.forward.batch import MOST_AT_ONCE, Batch, Piece
 from engine.model.forward.pages import PAGE, AttentionWindow
@@ -112,7 +112,7 @@ class PagedToy:
         return np.array(rows, np.float32).reshape(-1, N_VOCAB)
 
     def sample(
-        self, ids: Sequence[int], batch: Batch, wishes: Sequence[SamplingWish | None]
+        self, ids: Sequence[int], batch: Batch, wishes: Sequence[SamplingRequest | None]
     ) -> list[Any]:
         """Sample rows with even seeds; those with odd ones are left to the host."""
         found: list[Any] = list(self.forward(ids, batch))

@@ -11,10 +11,8 @@ from PIL import Image
 
 from engine import ChatMessage, Model, image_base64
 from engine.generation.prompts import Prompt
-from engine.generation.scheduling.requests import Request
-from engine.generation.scheduling.seeing import picture_rows, with_text_alone
-from engine.generation.work import Prefill, Steps
-from engine.model.forward.batch import Batch, Piece
+from engine.generation.sequence import Prefill, Steps, TokenSequence
+from engine.generation.step_runner import StepPlan
 from engine.vision.images.placed import PlacedImages
 
 
@@ -44,19 +42,17 @@ def prompt_of(model: Model, messages: Sequence[ChatMessage]) -> Prompt:
 
 def prompt_logits(model: Model, prompt: Prompt) -> Any:
     """Return the logits of all tokens of a prompt, computed in one pass: (tokens, n_vocab)."""
-    request = Request(_steps(prompt))
-    request.advance(None)
-    request.place = place = model.scheduler.places.open(())
+    sequence = TokenSequence(_steps(prompt))
+    sequence.advance(None)
+    sequence.cache = cache = model.scheduler.cache.allocate(())
     try:
         n = len(prompt.ids)
-        place.sequence.reserve(n)
-        rows = picture_rows(request, n, model.scheduler.encoder)
-        piece = Piece(0, n, place.tables, place.slot, place.seat)
-        batch = Batch((piece,), 0, pictures=rows, places=request.pictures.places(0, n))
-        return model.runtime.runner.forward(with_text_alone(prompt.ids), batch)
+        cache.sequence.reserve(n)
+        ids, batch = model.scheduler.runner.batch(StepPlan(sequence, n))
+        return model.runtime.runner.forward(ids, batch._replace(first_logit=0))
     finally:
-        model.scheduler.places.close(place, is_kept=False)
-        request.close()
+        model.scheduler.cache.free(cache, is_kept=False)
+        sequence.close()
 
 
 def _steps(prompt: Prompt) -> Steps:

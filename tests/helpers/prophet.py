@@ -1,22 +1,22 @@
-"""Guesses of tokens that are known to come, or known to be wrong."""
+"""Drafts of tokens that are known to come, or known to be wrong."""
 
 from collections.abc import Callable, Mapping, Sequence
 
 from engine.decoding.drafting.control import DraftControl, Proposal
-from engine.decoding.drafting.ngram import Guess, Kind
-from engine.generation.scheduling.requests import Request
+from engine.decoding.drafting.ngram import DraftTokens, Kind
+from engine.generation.sequence import TokenSequence
 
 N_VOCAB = 40
 """Number of tokens of all vocabularies of the tests, at least."""
 
 
 class Prophet:
-    """Source of guesses that knows whole sequences.
+    """Source of drafts that knows whole sequences.
 
     Args:
         sequences: the sequences, each with its prompt.
-        wrong_at: returns the place of the wrong guess of one pass, None for none; its argument is
-            the number of guesses made before for the same answer.
+        wrong_at: returns the place of the wrong draft of one pass, None for none; its argument is
+            the number of drafts made before for the same answer.
     """
 
     kind, most = None, 0
@@ -26,21 +26,23 @@ class Prophet:
     ) -> None:
         self._sequences = [list(ids) for ids in sequences]
         self._wrong_at = wrong_at
-        self._n: dict[Request, int] = {}
+        self._n: dict[TokenSequence, int] = {}
 
-    def guess(self, texts: Mapping[Request, Sequence[int]], most: int) -> Mapping[Request, Guess]:
+    def draft(
+        self, texts: Mapping[TokenSequence, Sequence[int]], most: int
+    ) -> Mapping[TokenSequence, DraftTokens]:
         return {
-            answer: Guess(self._of_one(answer, ids, most), Kind("prophet"))
+            answer: DraftTokens(self._of_one(answer, ids, most), Kind("prophet"))
             for answer, ids in texts.items()
         }
 
-    def n_unread(self, texts: Mapping[Request, Sequence[int]]) -> int:
+    def n_unread(self, texts: Mapping[TokenSequence, Sequence[int]]) -> int:
         return 0
 
-    def forget(self, answer: Request) -> None:
+    def forget(self, answer: TokenSequence) -> None:
         self._n.pop(answer, None)
 
-    def _of_one(self, answer: Request, ids: Sequence[int], most: int) -> list[int]:
+    def _of_one(self, answer: TokenSequence, ids: Sequence[int], most: int) -> list[int]:
         n = len(ids)
         known = next((x for x in self._sequences if x[:n] == list(ids)), [])
         found = known[n : n + most] + [0] * (n + most - max(n, len(known)))
@@ -59,5 +61,5 @@ class _Always(DraftControl):
 
 
 def always() -> DraftControl:
-    """Return a control that has as many guesses checked as there are."""
+    """Return a control that has as many drafts checked as there are."""
     return _Always()

@@ -3,11 +3,11 @@
 from collections.abc import Iterator
 
 from engine.generation.results import GenerationEvent
-from engine.generation.scheduling.requests import Request
-from engine.generation.scheduling.scheduler import Scheduler
+from engine.generation.scheduler import Scheduler
+from engine.generation.sequence import TokenSequence
 
 
-def events_of(scheduler: Scheduler, asked: Request) -> Iterator[GenerationEvent]:
+def events_of(scheduler: Scheduler, asked: TokenSequence) -> Iterator[GenerationEvent]:
     """Yield the events of an answer, and compute as its reader does.
 
     Raises:
@@ -22,6 +22,6 @@ def events_of(scheduler: Scheduler, asked: Request) -> Iterator[GenerationEvent]
         raise asked.error
 
 
-def read(scheduler: Scheduler, asked: Request) -> list[GenerationEvent]:
+def read(scheduler: Scheduler, asked: TokenSequence) -> list[GenerationEvent]:
     """Return all events of an answer; see `events_of`."""
     return list(events_of(scheduler, asked))

@@ -3,7 +3,7 @@
 import numpy as np
 
 from engine import Model, SamplingParams
-from engine.decoding.sampling.sampler import Sampler, SamplingWish
+from engine.decoding.sampling.sampler import Sampler, SamplingRequest
 from engine.model.forward.batch import Batch, Piece
 
 SETTINGS = (
@@ -28,7 +28,7 @@ def check_rows(model: Model, n: int) -> None:
             followed[one].accept(token)
         pieces = [Piece(at, 1, ([one],) * len(runner.groups), one) for one in range(n)]
         batch = Batch(tuple(pieces), 0)
-        wishes = [SamplingWish(sampler, [17, 3]) for sampler in followed]
+        wishes = [SamplingRequest(sampler, [17, 3]) for sampler in followed]
         found = runner.sample(ids, batch, [*wishes[: n - 1], wishes[-1] if at else None])
         logits = runner.forward(ids, batch)
         is_sampled = [*(True, True, False, True)[: n - 1], at == 1]

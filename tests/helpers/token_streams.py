@@ -16,8 +16,8 @@ from engine.backends.executor import RankExecutor
 from engine.backends.gpu.comm.communicator import DeviceGroup
 from engine.backends.gpu.decode.token_stream import TokenStep, TokenStream
 from engine.generation.generate import Generation
-from engine.generation.scheduling.requests import Request
-from engine.generation.scheduling.scheduler import Scheduler
+from engine.generation.scheduler import Scheduler
+from engine.generation.sequence import TokenSequence
 from engine.hardware.devices.topology import Routes
 from engine.model.forward.recording import Captured
 from engine.runtime.interface import PagedRuntime
@@ -97,9 +97,9 @@ def close_executors() -> None:
 def request(
     runtime: PagedRuntime, params: SamplingParams, *, tokenizer: Letters | None = None,
     prompt: Sequence[int] = PROMPT, is_cancelled: Callable[[], bool] = never, timed_every: int = 0,
-) -> Request:  # fmt: skip
+) -> TokenSequence:  # fmt: skip
     generation = Generation(runtime.n_ctx, tokenizer, params, 2, timed_every)  # type: ignore[arg-type]
-    return Request(generation.run(prompt), is_cancelled)
+    return TokenSequence(generation.run(prompt), is_cancelled)
 
 
 def answer(

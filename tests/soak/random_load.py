@@ -169,7 +169,7 @@ def main() -> None:
         load = Load(model, args.seed)
         load.run(args.minutes, args.threads, args.seed)
         load.compare_alone()
-        used = sum(pool.n_pages - pool.n_free for pool in model.scheduler.places.pools)
+        used = sum(pool.n_pages - pool.n_free for pool in model.scheduler.cache.pools)
     if used:
         load.wrong.append(f"{used} pages are used although nobody asks")
     sys.stdout.write("\n".join(load.wrong or ["no finding"]) + "\n")

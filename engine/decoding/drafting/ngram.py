@@ -1,4 +1,4 @@
-"""Guesses from the text itself: what has followed the last tokens where they stood before."""
+"""Drafts from the text itself: what has followed the last tokens where they stood before."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from collections.abc import Hashable, Mapping, Sequence
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 Answer = TypeVar("Answer", bound=Hashable)
-"""Answer that runs, as who asks for guesses tells it from others."""
+"""Answer that runs, as who asks for drafts tells it from others."""
 
 
 class Kind(NamedTuple):
-    """Class of guesses, whose share of right ones is measured apart.
+    """Class of drafts, whose share of right ones is measured apart.
 
     Attributes:
         source: name of what makes them.
         sureness: number of the class among those of its source, which tells likelier ones apart.
-        first_share: assumed share of right guesses until some have been checked.
+        first_share: assumed share of right drafts until some have been checked.
     """
 
     source: str
@@ -23,25 +23,25 @@ class Kind(NamedTuple):
     first_share: float = 0.5
 
 
-class Guess(NamedTuple):
+class DraftTokens(NamedTuple):
     """Tokens that may follow one text.
 
     Attributes:
         tokens: ids of the next tokens, one at least.
-        kind: class of these guesses.
+        kind: class of these drafts.
     """
 
     tokens: Sequence[int]
     kind: Kind
 
 
-class GuessSource(Protocol[Answer]):
-    """Maker of guesses for all running answers of one model at once.
+class DraftSource(Protocol[Answer]):
+    """Maker of drafts for all running answers of one model at once.
 
     Attributes:
-        kind: class of all its guesses, where making them takes time, so that they are made only if
+        kind: class of all its drafts, where making them takes time, so that they are made only if
             they are going to be checked; None where they take next to none.
-        most: largest number of guesses that it makes for a text; 0 for any number.
+        most: largest number of drafts that it makes for a text; 0 for any number.
     """
 
     @property
@@ -50,8 +50,10 @@ class GuessSource(Protocol[Answer]):
     @property
     def most(self) -> int: ...
 
-    def guess(self, texts: Mapping[Answer, Sequence[int]], most: int) -> Mapping[Answer, Guess]:
-        """Return up to `most` tokens that may follow each text; answers without a guess are absent.
+    def draft(
+        self, texts: Mapping[Answer, Sequence[int]], most: int
+    ) -> Mapping[Answer, DraftTokens]:
+        """Return up to `most` tokens that may follow each text; answers without a draft are absent.
 
         Args:
             texts: all tokens of some answers so far, prompts included; mostly those of the last
@@ -60,7 +62,7 @@ class GuessSource(Protocol[Answer]):
         ...
 
     def n_unread(self, texts: Mapping[Answer, Sequence[int]]) -> int:
-        """Return about how many tokens it has to read before it can guess what follows texts."""
+        """Return about how many tokens it has to read before it can draft what follows texts."""
         ...
 
     def forget(self, answer: Answer) -> None:
@@ -127,22 +129,22 @@ class Repeats:
 
 
 ALIKE = (2, 3, 5, 9)
-"""Numbers of last tokens that stood in the text before, from each of which on guesses are a kind of
-their own: the more tokens are alike, the more guesses are right."""
+"""Numbers of last tokens that stood in the text before, from each of which on drafts are a kind of
+their own: the more tokens are alike, the more drafts are right."""
 
-LEAST_ALIKE = ALIKE[0]
+MIN_ALIKE = ALIKE[0]
 """Smallest number of last tokens that have to stand in the text before."""
 
 KINDS = tuple(Kind("ngram", n, share) for n, share in enumerate((0.3, 0.45, 0.6, 0.8)))
-"""Kind of guesses for each number of `ALIKE`."""
+"""Kind of drafts for each number of `ALIKE`."""
 
-MOST_TOKENS = 1 << 16
+MAX_TOKENS = 1 << 16
 """Largest number of tokens that are searched: half as many of the last ones are, once there are
 more. A token takes about half a kilobyte of the host's memory."""
 
 
 class NgramDrafter:
-    """Guesses for one answer, from its prompt and from what it has said so far.
+    """Drafts for one answer, from its prompt and from what it has said so far.
 
     Attributes:
         n_alike: number of last tokens that stand in the text before.
@@ -157,14 +159,14 @@ class NgramDrafter:
     def n_alike(self) -> int:
         return self._seen.n_alike
 
-    def guess(self, ids: Sequence[int], most: int) -> list[int]:
+    def draft(self, ids: Sequence[int], most: int) -> list[int]:
         """Return up to `most` tokens that may follow; none where nothing is alike.
 
         Args:
             ids: all tokens so far; mostly those of the last call with some more.
         """
         self._read(ids)
-        if self.n_alike < LEAST_ALIKE:
+        if self.n_alike < MIN_ALIKE:
             return []
         behind = self._begin + self._seen.behind
         found = list(ids[behind : behind + most])
@@ -177,8 +179,8 @@ class NgramDrafter:
         n = self._begin + self._seen.n
         if n > len(ids) or (n and ids[n - 1] != self._last):
             self._begin, self._seen, n = 0, Repeats(), 0
-        if len(ids) - self._begin > MOST_TOKENS:
-            n = self._begin = len(ids) - MOST_TOKENS // 2
+        if len(ids) - self._begin > MAX_TOKENS:
+            n = self._begin = len(ids) - MAX_TOKENS // 2
             self._seen = Repeats()
         for token in ids[n:]:
             self._seen.append(token)
@@ -186,21 +188,23 @@ class NgramDrafter:
 
 
 class NgramSource(Generic[Answer]):
-    """Guesses for all running answers, each from its own text."""
+    """Drafts for all running answers, each from its own text."""
 
     kind, most = None, 0
 
     def __init__(self) -> None:
         self._drafters: dict[Answer, NgramDrafter] = {}
 
-    def guess(self, texts: Mapping[Answer, Sequence[int]], most: int) -> Mapping[Answer, Guess]:
-        """Return what has followed the last tokens of each text, see `GuessSource`."""
-        found = dict[Answer, Guess]()
+    def draft(
+        self, texts: Mapping[Answer, Sequence[int]], most: int
+    ) -> Mapping[Answer, DraftTokens]:
+        """Return what has followed the last tokens of each text, see `DraftSource`."""
+        found = dict[Answer, DraftTokens]()
         for answer, ids in texts.items():
             drafter = self._drafters.setdefault(answer, NgramDrafter())
-            tokens = drafter.guess(ids, most)
+            tokens = drafter.draft(ids, most)
             if tokens:
-                found[answer] = Guess(tokens, kind_of(drafter.n_alike))
+                found[answer] = DraftTokens(tokens, kind_of(drafter.n_alike))
         return found
 
     def n_unread(self, texts: Mapping[Answer, Sequence[int]]) -> int:
@@ -213,5 +217,5 @@ class NgramSource(Generic[Answer]):
 
 
 def kind_of(n_alike: int) -> Kind:
-    """Return the kind of guesses behind so many tokens that stood in the text before."""
+    """Return the kind of drafts behind so many tokens that stood in the text before."""
     return KINDS[max(0, sum(n_alike >= least for least in ALIKE) - 1)]

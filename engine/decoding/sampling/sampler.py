@@ -202,7 +202,7 @@ Logits = NDArray[np.float32]
 """Logits as an array of the host."""
 
 
-class SamplingWish(NamedTuple):
+class SamplingRequest(NamedTuple):
     """How a device may sample the token that follows a computed one.
 
     Attributes:

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from engine.errors import PromptError
-from engine.generation.wishes import PromptWishes
+from engine.generation.wishes import PromptOptions
 from engine.util.progress import IsCancelled, never
 
 if TYPE_CHECKING:
     from engine.generation.image_prompts import Seen
-    from engine.generation.occupancy import Occupancy
     from engine.generation.prompts import Prompts
+    from engine.generation.stream import Occupancy
     from engine.model.architectures.info import ModelInfo
     from engine.text.chat_template import ChatTemplate
     from engine.text.messages import ChatMessage, Tool
@@ -109,7 +109,7 @@ class TextInquiries:
         return self._prompts.written(
             messages,
             continue_last=continue_last,
-            wishes=PromptWishes.of(thinks, effort, variables, tools),
+            wishes=PromptOptions.of(thinks, effort, variables, tools),
             add_generation_prompt=add_generation_prompt,
         )
 
@@ -129,7 +129,7 @@ class TextInquiries:
         """
         self._occupancy.check_open()
         _ = self._read_pictures(messages, is_cancelled)  # held meanwhile
-        wishes = PromptWishes.of(thinks, effort, variables, tools)
+        wishes = PromptOptions.of(thinks, effort, variables, tools)
         prompt = self._prompts.chat(
             messages, 0, continue_last=continue_last, is_shortened=False, wishes=wishes
         )

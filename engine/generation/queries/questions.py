@@ -18,15 +18,15 @@ from numpy.typing import NDArray
 from engine.errors import Cancelled, EngineError
 from engine.generation.queries.about_text import TextInquiries
 from engine.generation.results import TokenLogprob
-from engine.generation.scheduling.own import OwnSequence, own_sequence
 from engine.generation.scoring import check_n_logprobs, token_logprob
+from engine.generation.solo_sequence import SoloSequence, solo_sequence
 from engine.model.forward.batch import PROMPT_BATCH
 from engine.text.messages import ChatMessage, Tool
 from engine.util.progress import IsCancelled, never
 
 if TYPE_CHECKING:
     from engine.decoding.sampling.sampler import Logits
-    from engine.generation.scheduling.scheduler import Scheduler
+    from engine.generation.scheduler import Scheduler
     from engine.model.layers.keys import Keys
     from engine.runtime.thread_runtime import ThreadRuntime
 
@@ -349,7 +349,7 @@ class Inquiries(TextInquiries):
     def cache_use(self) -> tuple[int, int]:
         """Numbers of tokens in the cache: of answers under way, and kept for later prompts."""
         with self._occupancy.use("its cache is being counted"):
-            return self.scheduler.places.use
+            return self.scheduler.cache.usage
 
     def embed(
         self, inputs: Sequence[str | Sequence[int]], is_cancelled: IsCancelled = never
@@ -389,13 +389,13 @@ class Inquiries(TextInquiries):
     def _alone(
         self, doing: str, prompts: Sequence[Sequence[int]], is_cancelled: IsCancelled, *,
         is_noted: bool = False,
-    ) -> Iterator[tuple[OwnSequence, Check]]:  # fmt: skip
+    ) -> Iterator[tuple[SoloSequence, Check]]:  # fmt: skip
         """Yield an empty sequence, and what to call before each batch.
 
         Args:
             doing: begin of the sentence that it was cancelled.
             prompts: tokens that will be computed.
-            is_noted: see `own_sequence`.
+            is_noted: see `solo_sequence`.
 
         Raises:
             EngineError: these tokens cannot be computed, or the model has been closed.
@@ -409,12 +409,12 @@ class Inquiries(TextInquiries):
             for ids in prompts:
                 self.scheduler.check(ids)
             runner = self.runtime.runner
-            with own_sequence(self.scheduler, runner, is_noted=is_noted) as sequence:
+            with solo_sequence(self.scheduler, runner, is_noted=is_noted) as sequence:
                 yield sequence, check
 
 
 def _vector(
-    sequence: OwnSequence, ids: Sequence[int], pooling: Pooling, check: Check
+    sequence: SoloSequence, ids: Sequence[int], pooling: Pooling, check: Check
 ) -> tuple[float, ...]:
     """Return the embedding of tokens; each number has the fewest digits that tell it in F32."""
     sequence.restart()

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from engine.backends.executor import RankExecutor
     from engine.backends.gpu.decode.sampling import RowSampler, SampledRow
-    from engine.decoding.sampling.sampler import Logits, SamplingWish
+    from engine.decoding.sampling.sampler import Logits, SamplingRequest
     from engine.runtime.rank import Rank
 
 log = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ class RowSampling:
         self._is_possible = backend.captures and backend.samples and captures_tokens()
 
     def results(
-        self, logits: Tensor, ids: Sequence[int], wishes: Sequence[SamplingWish | None]
+        self, logits: Tensor, ids: Sequence[int], wishes: Sequence[SamplingRequest | None]
     ) -> list[int | Logits]:
         """Return the next token of each row, or its logits (n_vocab,) where the host samples.
 

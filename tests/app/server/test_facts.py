@@ -25,7 +25,7 @@ from engine import (
     LoadParams,
     SamplingParams,
 )
-from engine.decoding.drafting.control import MOST_BETWEEN, DraftControl
+from engine.decoding.drafting.control import MAX_BETWEEN, DraftControl
 from tests.helpers.fake_host import FakeHost, Script, model_info, model_loaded
 from tests.helpers.prophet import always
 from tests.helpers.served import EngineOnThread, Served
@@ -186,7 +186,7 @@ def test_right_guesses_are_counted(
         model="",
         prompt="The cat saw the dog. The dog ran home. " * 6,
         temperature=0,
-        max_tokens=4 * MOST_BETWEEN,
+        max_tokens=4 * MAX_BETWEEN,
         extra_body={"ignore_eos": True},
     )
     assert done.usage is not None

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from engine import ChatMessage, EngineError, Finished, Generate, LoadParams, Model, SamplingParams
-from engine.generation.scheduling.drafts import Drafts
-from engine.generation.scheduling.mtp_source import MTPSource
-from tests.engine.generation.scheduling.test_drafts import answers
+from engine.generation.drafts import Drafts, MTPSource
+from tests.engine.generation.test_drafts import answers
 from tests.engine.model.architectures.test_file_variants import with_drafting_block
 from tests.helpers.answers import ids_of, n_cached
 from tests.helpers.hf_models.seeing import SEEING
@@ -51,7 +50,7 @@ def test_an_mtp_block_guesses(tmp_path: Path, sizes: Sequence[int], mode: str, a
     with Model(wanted) as one:
         expected = answers(one, prompts)
     with machines(len(sizes)) as there, model_on(sizes, replace(wanted, draft="auto")) as model:
-        assert model._mtp.can_guess
+        assert model._mtp.can_draft
         model.scheduler.drafts = Drafts(3, [MTPSource(model.runtime.runner)], always())
         assert answers(model, prompts) == expected
         assert answers(model, prompts[:1]) == expected[:1]
@@ -87,7 +86,7 @@ def test_a_file_of_a_block_alone_guesses(tmp_path: Path) -> None:
     for copy, file in zip(copies, (path, block), strict=True):
         copy.write_bytes(file.read_bytes())
     with machines(2, [str(copies[0])]) as found, model_on((1, 1), guessing) as model:
-        assert model._mtp.can_guess
+        assert model._mtp.can_draft
         model.scheduler.drafts = Drafts(3, [MTPSource(model.runtime.runner)], always())
         assert answers(model, prompts) == expected
         model.resplit([3.0, 1.0])

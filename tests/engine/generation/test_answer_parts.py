@@ -23,10 +23,9 @@ from engine import (
 )
 from engine.formats.gguf.reader import GGUFFile
 from engine.generation.answers import Answers
-from engine.generation.background import Background
 from engine.generation.prompts import Prompts
 from engine.generation.results import GenerationEvent
-from engine.generation.work import Follow, Found, Prefill
+from engine.generation.sequence import Background, Decode, Prefill, StepResult
 from tests.helpers.answer_texts import CLOCK, WEATHER, is_object
 from tests.helpers.call_templates import CALL_TEMPLATES
 from tests.helpers.vocabularies import CONTROL, bpe, metadata
@@ -95,7 +94,7 @@ def computed(
     tokenizer, script = prompts.tokenizer, iter(results)
     steps = Answers(prompts, 4000, is_marked=False).to(request)
     events, prompt = list[GenerationEvent](), ""
-    found: Found | None = None
+    found: StepResult | None = None
     while True:
         try:
             step = steps.send(found)
@@ -104,7 +103,7 @@ def computed(
         found = None
         if isinstance(step, Background):
             step.run()
-        elif isinstance(step, Prefill | Follow):
+        elif isinstance(step, Prefill | Decode):
             found = next(script)
             prompt = tokenizer.decode(step.ids) if isinstance(step, Prefill) else prompt
         else:

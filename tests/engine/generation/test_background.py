@@ -21,7 +21,7 @@ from engine import (
     load_model,
 )
 from engine.events import Load
-from engine.generation.background import end_threads
+from engine.generation.sequence import end_threads
 from engine.util.progress import IsCancelled, never
 from tests.helpers.desk import Desk
 

@@ -34,7 +34,7 @@ WAIT_S = 30.0
 
 ENDING = """
 import threading, time
-from engine.generation.occupancy import Occupancy
+from engine.generation.stream import Occupancy
 
 def compute():
     while True:
@@ -105,7 +105,7 @@ def test_one_thread_reads_several_answers_in_turn(model: Model) -> None:
 def test_an_answer_that_is_closed_or_dropped_frees_its_pages(model: Model, is_kept: bool) -> None:
     events = model.generate([5, 6], GREEDY)
     next(events)
-    (pool,) = model.scheduler.places.pools
+    (pool,) = model.scheduler.cache.pools
     assert pool.n_free == pool.n_pages - 1
     if is_kept:
         events.close()
@@ -114,7 +114,7 @@ def test_an_answer_that_is_closed_or_dropped_frees_its_pages(model: Model, is_ke
         del events
     model.step()
     assert pool.n_free == pool.n_pages
-    assert not model.scheduler.requests
+    assert not model.scheduler.sequences
 
 
 def test_an_answer_that_nobody_reads_stands_in_nobodys_way(

@@ -25,7 +25,7 @@ from engine import (
     StateProgress,
     load_model,
 )
-from engine.generation import state_format as state_strips
+from engine.generation import state_format
 from engine.model.forward.batch import Piece
 from tests.helpers.answers import ask
 from tests.helpers.control_vector import write_control_vector
@@ -280,7 +280,7 @@ def test_strips_of_any_size_make_the_same_file_and_state(
     with load_model(model_file, ["cpu"] * 2, [1, 2], n_ctx=64, kv_type=kv_type) as model:
         ask(model, PROMPT, 5)
         model.save_state(file)
-        monkeypatch.setattr(state_strips, "STRIP_BYTES", strip_bytes)
+        monkeypatch.setattr(state_format, "STRIP_BYTES", strip_bytes)
         model.save_state(again)
     assert again.read_bytes() == file.read_bytes()
     with load_model(model_file, ["cpu"] * 3, n_ctx=64, kv_type=kv_type) as model:
@@ -290,7 +290,7 @@ def test_strips_of_any_size_make_the_same_file_and_state(
         assert again.read_bytes() == file.read_bytes()
         if kind == "path":
             model.scheduler.forget()
-            monkeypatch.setattr(state_strips, "STRIP_BYTES", strip_bytes)
+            monkeypatch.setattr(state_format, "STRIP_BYTES", strip_bytes)
             assert model.load_state(file, n_tokens=9).ids == tuple(PROMPT[:9])
             model.save_state(again)
             assert load_file(again)["2.k"].tobytes() == load_file(file)["2.k"][:, :9].tobytes()
@@ -339,9 +339,9 @@ def test_copies_are_as_many_as_runs_of_pages(path: Path, tmp_path: Path) -> None
         ask(model, OTHER[:300], 1)
         ask(model, LONG, 1)
         model.save_state(file)
-        place = model.scheduler.places.open(LONG)
-        n_runs = len(Piece(0, 0, place.tables).runs(0, 0, place.n))
-        model.scheduler.places.close(place)
+        held = model.scheduler.cache.allocate(LONG)
+        n_runs = len(Piece(0, 0, held.tables).runs(0, 0, held.n))
+        model.scheduler.cache.free(held)
         assert n_runs > 1
         n_tensors = len(header_of(file)[0]) - 1
         before = file.read_bytes()

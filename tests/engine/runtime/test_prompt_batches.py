@@ -23,7 +23,7 @@ from engine import (
 from engine.backends import executor as executor_module
 from engine.backends.cpu.thread_comm import ThreadGroup
 from engine.backends.executor import RankExecutor, WorkMark
-from engine.generation.scheduling.scheduler import Scheduler
+from engine.generation.scheduler import Scheduler
 from engine.model.architectures.base import CausalLM
 from engine.model.forward.context import Context
 from engine.runtime.rank import Rank
@@ -192,7 +192,7 @@ def test_a_late_failure_drops_the_saved_state(monkeypatch: pytest.MonkeyPatch) -
     toy = ToyRuntime(n_ctx=40, is_recurrent=True)
     scheduler, asked = Scheduler(toy), request(toy, ONE, prompt=PROMPT[:17])
     scheduler.submit(asked)
-    states = scheduler.places.states
+    states = scheduler.cache.states
     while not len(states):
         scheduler.step()
     assert states.lengths(PROMPT) == [16]

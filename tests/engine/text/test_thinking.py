@@ -7,7 +7,7 @@ import pytest
 from engine import ChatMessage, read_model_info
 from engine.formats.gguf.reader import GGUFFile
 from engine.generation.prompts import Prompts
-from engine.generation.wishes import PromptWishes
+from engine.generation.wishes import PromptOptions
 from engine.text.thinking import (
     ThoughtMarker,
     can_think,
@@ -59,7 +59,7 @@ def test_a_prompt_tells_the_template(tmp_path: Path, thinks: bool | None, said: 
             64,
             continue_last=False,
             is_shortened=False,
-            wishes=PromptWishes.of(thinks, ""),
+            wishes=PromptOptions.of(thinks, ""),
         )
         assert prompts.tokenizer.decode(made.ids).strip().endswith(said)
 
@@ -80,7 +80,7 @@ def test_a_template_is_told_how_much_to_think(tmp_path: Path) -> None:
                 64,
                 continue_last=False,
                 is_shortened=False,
-                wishes=PromptWishes.of(None, effort),
+                wishes=PromptOptions.of(None, effort),
             )
             assert prompts.tokenizer.decode(made.ids).strip().endswith(said)
 

@@ -44,11 +44,11 @@ if TYPE_CHECKING:
         Activation,
         ExpertLayer,
         LinearLayer,
-        Ops,
         PlacedStates,
         Routing,
         Scores,
     )
+    from engine.model.forward.ops import Ops
     from engine.model.layers.module import Slot
 
 Part = GpuPlanes | GpuPlain

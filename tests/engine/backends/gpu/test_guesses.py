@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from engine import Model, load_model
-from engine.generation.scheduling.drafts import Drafts
+from engine.generation.drafts import Drafts
 from engine.model.forward.batch import CheckedRows
 from engine.runtime import model_runner
 from tests.helpers.golden import golden_path

@@ -7,12 +7,11 @@ import numpy as np
 import pytest
 
 from engine import Model, SamplingParams, load_model
-from engine.decoding.drafting.ngram import Guess
-from engine.generation.scheduling.drafts import Drafts
-from engine.generation.scheduling.mtp_source import MTPSource
-from engine.generation.scheduling.requests import Request
+from engine.decoding.drafting.ngram import DraftTokens
+from engine.generation.drafts import Drafts, MTPSource
+from engine.generation.sequence import TokenSequence
 from engine.model.forward.batch import Batch
-from tests.engine.generation.scheduling.test_mtp_source import certain, following
+from tests.engine.generation.test_mtp_source import certain, following
 from tests.helpers.guessed_answers import guessed_answers
 from tests.helpers.mtp_models import N_EMBD, PlainMTP, mtp_gguf
 from tests.helpers.prophet import always
@@ -33,8 +32,10 @@ class LoggedSource(MTPSource):
         super().__init__(model.runtime.runner)
         self.made: list[tuple[list[int], list[int]]] = []
 
-    def guess(self, texts: Mapping[Request, Sequence[int]], most: int) -> Mapping[Request, Guess]:
-        found = super().guess(texts, most)
+    def draft(
+        self, texts: Mapping[TokenSequence, Sequence[int]], most: int
+    ) -> Mapping[TokenSequence, DraftTokens]:
+        found = super().draft(texts, most)
         self.made += [(list(texts[answer]), list(guess.tokens)) for answer, guess in found.items()]
         return found
 
@@ -92,9 +93,9 @@ def test_guesses_behind_tokens_sampled_ahead_are_those_of_the_formulas(tmp_path:
         while not stream.is_over:
             for event in stream.ready():
                 found += getattr(event, "ids", ())
-            for request in model.scheduler.requests:
+            for request in model.scheduler.sequences:
                 if len(found) >= 2 and not source.made:  # from then on until one can be made
-                    source.guess({request: request.wanted}, 2)
+                    source.draft({request: request.tokens}, 2)
             model.step()
         sizes = set(model.runtime.ranks[0].guesses)
     assert [*PROMPTS[0], *found] == expected

@@ -5,8 +5,8 @@ import random
 import pytest
 
 from engine.decoding.drafting.control import (
-    LEAST_CHECKS,
     LENGTHS,
+    MIN_CHECKS,
     N_UNSTEADY,
     PROBE_EVERY,
     PROBE_SHARE,
@@ -71,9 +71,9 @@ def test_rows_that_take_as_long_as_tokens_are_not_worth_it() -> None:
 def test_guesses_that_lose_are_stopped_after_three_passes(alike: int) -> None:
     """However sure they seem, and before it is known how long rows take here."""
     lengths = run(measured({1: 1.0}), 0.0, alike=alike, times=DEAR)
-    assert sum(map(bool, lengths[:PROBE_EVERY])) == LEAST_CHECKS
+    assert sum(map(bool, lengths[:PROBE_EVERY])) == MIN_CHECKS
     lost = sum(DEAR[1 + length] - DEAR[1] for length in lengths)
-    assert lost <= LEAST_CHECKS + PROBE_SHARE * sum(DEAR[1 + length] for length in lengths)
+    assert lost <= MIN_CHECKS + PROBE_SHARE * sum(DEAR[1 + length] for length in lengths)
 
 
 def test_guesses_that_are_too_seldom_right_for_their_time_are_stopped() -> None:
@@ -85,7 +85,7 @@ def test_guesses_that_are_too_seldom_right_for_their_time_are_stopped() -> None:
             n_passes += 1
             control.note_check(kind_of(9), length, int(number % 3 == 0))
         control.note_pass(1 + length, times[1 + length])
-    assert n_passes <= N_UNSTEADY + LEAST_CHECKS
+    assert n_passes <= N_UNSTEADY + MIN_CHECKS
 
 
 def test_more_guesses_are_checked_once_it_is_known_what_fewer_take() -> None:

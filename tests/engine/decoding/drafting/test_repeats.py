@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.decoding.drafting import ngram
-from engine.decoding.drafting.ngram import LEAST_ALIKE, NgramDrafter, Repeats
+from engine.decoding.drafting.ngram import MIN_ALIKE, NgramDrafter, Repeats
 
 
 def longest_repeated_end(ids: Sequence[int]) -> int:
@@ -35,31 +35,31 @@ def test_the_longest_repeated_end_is_found_with_its_place(ids: list[int]) -> Non
 
 def test_a_guess_is_what_has_followed() -> None:
     drafter, text = NgramDrafter(), [5, 6, 7, 8, 9, 1, 2, 5, 6, 7]
-    assert drafter.guess(text, 3) == [8, 9, 1]
+    assert drafter.draft(text, 3) == [8, 9, 1]
     assert drafter.n_alike == 3
-    assert drafter.guess([*text, 8], 2) == [9, 1], "it reads on"
-    assert drafter.guess([*text, 0], 2) == [], "other tokens than were read before"
-    assert drafter.guess([3, 4], 2) == []
+    assert drafter.draft([*text, 8], 2) == [9, 1], "it reads on"
+    assert drafter.draft([*text, 0], 2) == [], "other tokens than were read before"
+    assert drafter.draft([3, 4], 2) == []
 
 
 def test_text_that_repeats_itself_is_expected_to_go_on() -> None:
-    assert NgramDrafter().guess([1, 2, 3, 1, 2, 3], 7) == [1, 2, 3, 1, 2, 3, 1]
-    assert NgramDrafter().guess([4, 4, 4], 4) == [4, 4, 4, 4]
+    assert NgramDrafter().draft([1, 2, 3, 1, 2, 3], 7) == [1, 2, 3, 1, 2, 3, 1]
+    assert NgramDrafter().draft([4, 4, 4], 4) == [4, 4, 4, 4]
 
 
 def test_one_token_alike_is_too_little() -> None:
-    assert LEAST_ALIKE == 2
-    assert NgramDrafter().guess([1, 2, 9, 1], 3) == []
+    assert MIN_ALIKE == 2
+    assert NgramDrafter().draft([1, 2, 9, 1], 3) == []
 
 
 def test_only_the_last_tokens_of_a_long_text_are_searched(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ngram, "MOST_TOKENS", 64)
+    monkeypatch.setattr(ngram, "MAX_TOKENS", 64)
     drafter, text = NgramDrafter(), list(range(200))
     drawn = random.Random(1)
     for _ in range(300):
         at = drawn.randrange(max(0, len(text) - 20), len(text) - 4)
         text += text[at : at + 4]
-        found = drafter.guess(text, 4)
+        found = drafter.draft(text, 4)
         n, alike = len(text), drafter.n_alike
         assert alike >= 4
         window = text[-64:] if len(text) > 64 else text

@@ -9,7 +9,7 @@ import pytest
 
 from engine import load_model
 from engine.formats.gguf.reader import GGUFFile
-from engine.generation.scheduling.own import own_sequence
+from engine.generation.solo_sequence import solo_sequence
 from engine.model.sharding.shares import movable_tensors
 from tests.helpers.golden import (
     LEAST_BAR,
@@ -132,7 +132,7 @@ def error_on_the_way(name: str, monkeypatch: pytest.MonkeyPatch) -> float:
         for number, station in enumerate(({}, *stations)):
             model.split_as(replace(plain, **station))
             stop = len(ids) if number == len(stations) else (number + 1) * step
-            with own_sequence(model.scheduler, model.runtime.runner) as sequence:
+            with solo_sequence(model.scheduler, model.runtime.runner) as sequence:
                 sequence.hold(ids[: number * step])
                 assert len(sequence.ids) == number * step, "the rest of it was kept"
                 rows += sequence.compute(ids[number * step : stop - 1], 0)

@@ -8,13 +8,12 @@ import pytest
 
 from engine import LoadParams, Model, load_model
 from engine.formats.gguf.reader import GGUFFile
-from engine.generation.scheduling.drafts import Drafts
-from engine.generation.scheduling.mtp_source import MTPSource
+from engine.generation.drafts import Drafts, MTPSource
 from engine.model.architectures.declare import declare
 from engine.model.forward.batch import Batch, Piece
 from engine.planning.plan import make_plan
 from engine.planning.planner import Planner
-from tests.engine.generation.scheduling.test_drafts import answers
+from tests.engine.generation.test_drafts import answers
 from tests.engine.model.architectures.test_mtp import CHUNKS, IDS, SPLITS, opened, prefilled
 from tests.helpers.model_draft import ModelDraft
 from tests.helpers.mtp_models import N_LAYER, OWN, PlainMTP, apart, mtp_gguf

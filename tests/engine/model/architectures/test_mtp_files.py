@@ -8,17 +8,16 @@ import numpy as np
 import pytest
 
 from engine import EngineError, LoadParams, Model, load_model, read_model_info
-from engine.decoding.drafting.ngram import Guess
+from engine.decoding.drafting.ngram import DraftTokens
 from engine.formats.gguf.reader import GGUFFile
-from engine.generation.scheduling.drafts import Drafts
-from engine.generation.scheduling.mtp_source import MTPSource
-from engine.generation.scheduling.requests import Request
+from engine.generation.drafts import Drafts, MTPSource
+from engine.generation.sequence import TokenSequence
 from engine.model.architectures.declare import declare
 from engine.model.forward.batch import Batch
 from engine.planning.draft.mtp_file import is_mtp_file, mtp_path, with_mtp_file
 from engine.planning.plan import make_plan
 from engine.planning.planner import Planner
-from tests.engine.generation.scheduling.test_drafts import answers
+from tests.engine.generation.test_drafts import answers
 from tests.engine.model.architectures.test_mtp import IDS, prefilled
 from tests.helpers.model_draft import DraftTensor, ModelDraft
 from tests.helpers.mtp_models import MTP, N_EMBD, OWN, PlainMTP, apart, mtp_gguf
@@ -185,8 +184,8 @@ def test_a_head_of_some_tokens_guesses_these(
     made, guess = list[tuple[list[int], list[int]]](), MTPSource.guess
 
     def logged(
-        self: MTPSource, texts: Mapping[Request, Sequence[int]], most: int
-    ) -> Mapping[Request, Guess]:
+        self: MTPSource, texts: Mapping[TokenSequence, Sequence[int]], most: int
+    ) -> Mapping[TokenSequence, DraftTokens]:
         found = guess(self, texts, most)
         made.extend((list(texts[answer]), list(one.tokens)) for answer, one in found.items())
         return found
@@ -205,7 +204,7 @@ def test_a_head_of_some_tokens_guesses_these(
         model.scheduler.drafts = Drafts()
         wanted = answers(model, [IDS[:20]])
         model.scheduler.forget()
-        model.scheduler.drafts = model.guess_ways()["mtp"]
+        model.scheduler.drafts = model.draft_variants()["mtp"]
         model.scheduler.drafts.control = always()
         assert answers(model, [IDS[:20]]) == wanted
         assert made

@@ -13,7 +13,7 @@ import torch
 from engine.backends.executor import RankOutOfMemory
 from engine.backends.gpu.decode.sampler_slots import SamplerSlots
 from engine.backends.gpu.decode.sampling import RowSampler, SampledRow
-from engine.decoding.sampling.sampler import Sampler, SamplingWish
+from engine.decoding.sampling.sampler import Sampler, SamplingRequest
 from engine.errors import EngineError
 from engine.runtime.passes.row_sampling import RowSampling
 from engine.sampling_params import SamplingParams
@@ -188,7 +188,7 @@ def test_what_one_row_lacks_concerns_no_other(monkeypatch: pytest.MonkeyPatch) -
     executor: Any = SimpleNamespace(devices=[torch.device("cpu")], run=alone, call_inline=alone)
     rank: Any = SimpleNamespace(number=0, backend=SimpleNamespace(captures=True, samples=True))
     sampling = RowSampling(executor, rank, N_VOCAB)
-    wishes = [SamplingWish(Sampler(GREEDY), (), allowed) for allowed in (None, fail)]
+    wishes = [SamplingRequest(Sampler(GREEDY), (), allowed) for allowed in (None, fail)]
     logits = torch.randn(3, N_VOCAB, generator=torch.Generator().manual_seed(0))
     token, *rows = sampling.results(logits, [1, 2, 3], [*wishes, None])
     assert token == int(logits[0].argmax())

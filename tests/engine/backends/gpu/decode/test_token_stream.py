@@ -23,7 +23,7 @@ from engine.backends.gpu.decode.token_stream import TokenStep, TokenStream
 from engine.backends.gpu.launch import graph
 from engine.decoding.sampling.sampler import Sampler
 from engine.errors import CommError
-from engine.generation.scheduling.scheduler import Scheduler
+from engine.generation.scheduler import Scheduler
 from engine.model.forward.batch import Piece
 from engine.runtime.timeline import TokenTimes
 from tests.helpers.passes import forward_alone

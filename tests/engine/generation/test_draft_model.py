@@ -7,7 +7,7 @@ import pytest
 
 from engine import EngineError, LoadParams, Model, SamplingParams, load_model
 from engine.generation.draft_model import ModelSource
-from engine.generation.scheduling.drafts import Drafts
+from engine.generation.drafts import Drafts
 from tests.helpers.answering import answered
 from tests.helpers.golden import golden_path
 from tests.helpers.prophet import always

@@ -10,8 +10,7 @@ import pytest
 
 from engine import ChatMessage, Finished, Generate, Model, SamplingParams, load_model
 from engine.decoding.drafting.ngram import NgramSource
-from engine.generation.scheduling.drafts import Drafts
-from engine.generation.scheduling.mtp_source import MTPSource
+from engine.generation.drafts import Drafts, MTPSource
 from tests.helpers.answers import ids_of
 from tests.helpers.hf_models.seeing import SEEING
 from tests.helpers.model_draft import DraftTensor, ModelDraft

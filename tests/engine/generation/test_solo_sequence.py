@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from engine.generation.scheduling.own import own_sequence
-from engine.generation.scheduling.scheduler import Scheduler
+from engine.generation.scheduler import Scheduler
+from engine.generation.solo_sequence import solo_sequence
 from engine.model.forward.batch import Batch
-from tests.engine.generation.scheduling.test_scheduler import KINDS, made, prompt_of
+from tests.engine.generation.test_scheduler import KINDS, made, prompt_of
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -14,9 +14,9 @@ def test_what_is_computed_in_the_place_of_the_next_token_leaves_nothing(kind: st
     runtime = made(kind, n_ctx=900)
     scheduler = Scheduler(runtime)
     other, ids = prompt_of(300, 1), prompt_of(40, 2)
-    with own_sequence(scheduler, runtime) as sequence:
+    with solo_sequence(scheduler, runtime) as sequence:
         expected = [*sequence.compute(other, 299), *sequence.compute([5], 0)]
-    with own_sequence(scheduler, runtime) as sequence:
+    with solo_sequence(scheduler, runtime) as sequence:
         for _ in sequence.compute(ids, len(ids)):
             raise AssertionError("no logits are wanted")
         with sequence.scratch() as place:
@@ -26,9 +26,9 @@ def test_what_is_computed_in_the_place_of_the_next_token_leaves_nothing(kind: st
         (found,) = sequence.compute([9], 0)
         assert list(sequence.ids) == [*ids, 9]
     scheduler.forget()
-    with own_sequence(scheduler, runtime) as sequence:
+    with solo_sequence(scheduler, runtime) as sequence:
         (fresh,) = sequence.compute([*ids, 9], len(ids))
     assert np.array_equal(found, fresh)
-    with own_sequence(scheduler, runtime) as sequence:
+    with solo_sequence(scheduler, runtime) as sequence:
         again = [*sequence.compute(other, 299), *sequence.compute([5], 0)]
     assert all(map(np.array_equal, again, expected))

@@ -12,12 +12,12 @@ import torch
 from engine import Model, load_model
 from engine.decoding.drafting.control import DraftControl, Proposal
 from engine.decoding.sampling.sampler import Logits
-from engine.generation.scheduling.drafts import Drafts
-from engine.generation.scheduling.places import Places
-from engine.generation.scheduling.scheduler import Scheduler
+from engine.generation.cache_manager import KVCacheManager
+from engine.generation.drafts import Drafts
+from engine.generation.scheduler import Scheduler
 from engine.model.forward.batch import Batch, Piece
-from tests.engine.generation.scheduling.test_drafts import answers, knowing
-from tests.engine.generation.scheduling.test_scheduler import (
+from tests.engine.generation.test_drafts import answers, knowing
+from tests.engine.generation.test_scheduler import (
     alone,
     ids_of,
     last_of,
@@ -144,7 +144,7 @@ def sizes_of_passes(model: Model) -> list[int]:
 
 def states_behind(model: Model, ids: Sequence[int]) -> list[torch.Tensor]:
     """Return the recurrent states behind tokens, which were kept at the end of an answer."""
-    kept = model.scheduler.places.states.state(ids)
+    kept = model.scheduler.cache.checkpoints.state(ids)
     return [tensor for layer in kept for tensor in layer.values()]
 
 
@@ -232,13 +232,13 @@ def test_what_restricts_an_answer_holds_for_guesses(
 
 def test_there_are_as_many_places_as_the_runtime_has_states() -> None:
     """Behind a change of the split, too, where another one has memory for fewer."""
-    places = Places(made("hybrid", n_slots=8, n_ctx=900))
-    one = places.open(prompt_of(40))
-    assert (places.most, places.most_guesses(1), places.most_guesses(2)) == (8, 7, 3)
-    places.close(one)
-    places.move(made("hybrid", n_slots=4, n_ctx=900))
-    one = places.open(prompt_of(40))
-    assert (places.most, places.most_guesses(1), places.most_guesses(2)) == (4, 3, 1)
-    places.set_apart(one, 3)
-    assert sorted([one.slot, *one.ahead]) == [0, 1, 2, 3]
-    assert places.most_guesses(1) == 0
+    manager = KVCacheManager(made("hybrid", n_slots=8, n_ctx=900))
+    one = manager.allocate(prompt_of(40))
+    assert [manager.max_sequences, manager.max_drafts(1), manager.max_drafts(2)] == [8, 7, 3]
+    manager.free(one)
+    manager.move(made("hybrid", n_slots=4, n_ctx=900))
+    one = manager.allocate(prompt_of(40))
+    assert [manager.max_sequences, manager.max_drafts(1), manager.max_drafts(2)] == [4, 3, 1]
+    manager.reserve_draft_slots(one, 3)
+    assert sorted([one.state_slot, *one.draft_slots]) == [0, 1, 2, 3]
+    assert manager.max_drafts(1) == 0

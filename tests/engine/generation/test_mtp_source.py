@@ -10,10 +10,9 @@ import pytest
 
 from engine import Finished, LoadParams, Model, SamplingParams, load_model
 from engine.errors import OutOfDeviceMemory
-from engine.generation.scheduling.drafts import Drafts
-from engine.generation.scheduling.mtp_source import MTPSource
+from engine.generation.drafts import Drafts, MTPSource
 from engine.planning.planner import Planner
-from tests.engine.generation.scheduling.test_drafts import answers
+from tests.engine.generation.test_drafts import answers
 from tests.engine.model.architectures.test_file_variants import with_drafting_block
 from tests.helpers.mtp_models import MTP, N_EMBD, N_LAYER, OWN, mtp_gguf
 from tests.helpers.prophet import always

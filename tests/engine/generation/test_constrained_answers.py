@@ -23,7 +23,7 @@ from engine import (
     TokenText,
     load_model,
 )
-from engine.generation.work import Follow
+from engine.generation.sequence import Decode
 from tests.helpers.ahead import AheadSource
 from tests.helpers.tiny_gguf import tiny_gguf
 
@@ -137,8 +137,8 @@ def test_nothing_is_guessed_where_masks_are_slow(
     stream, n_left = model.answer(numbers), set[int]()
     while not stream.is_over:
         next(stream, None)
-        if isinstance(work := stream._request.work, Follow):
-            n_left.add(work.n_left)
+        if isinstance(step := stream._sequence.step, Decode):
+            n_left.add(step.n_left)
     assert (n_left == {1}) == is_slow
 
 

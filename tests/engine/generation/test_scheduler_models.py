@@ -102,4 +102,4 @@ def test_any_order_gives_each_its_own_answer(name: str, way: Way) -> None:
             if draw.random() < 0.03:
                 model.resplit(draw.choice(way.splits))
         assert found[:-1] == wanted
-        assert all(pool.n_free == pool.n_pages for pool in model.scheduler.places.pools)
+        assert all(pool.n_free == pool.n_pages for pool in model.scheduler.cache.pools)

@@ -12,16 +12,16 @@ from engine.model.forward.batch import Batch, Piece
 
 if TYPE_CHECKING:
     from engine.decoding.sampling.sampler import Logits, Sampler
-    from engine.generation.scheduling.places import CachePlace, Places
-    from engine.generation.scheduling.scheduler import Scheduler
+    from engine.generation.cache_manager import KVCacheManager, SequenceCache
+    from engine.generation.scheduler import Scheduler
     from engine.runtime.interface import PagedRuntime
 
 
 @contextmanager
-def own_sequence(
+def solo_sequence(
     scheduler: Scheduler, runtime: PagedRuntime, *, is_noted: bool = True
-) -> Iterator[OwnSequence]:
-    """Yield an empty sequence; answers under way have no place meanwhile.
+) -> Iterator[SoloSequence]:
+    """Yield an empty sequence; answers under way are preempted meanwhile.
 
     Args:
         is_noted: whether it is then the one that was computed last; else that stays the same.
@@ -30,11 +30,11 @@ def own_sequence(
         EngineError: what is computed fails; all that is cached is forgotten then.
     """
     last = scheduler.last
-    with scheduler.emptied() as places:
-        own = OwnSequence(runtime, places)
+    with scheduler.emptied() as manager:
+        own = SoloSequence(runtime, manager)
         try:
             yield own
-            scheduler.note_last(own.ids if is_noted else last)
+            scheduler.last = own.ids if is_noted else last
             own.close()
         except BaseException:
             own.close(is_kept=False)
@@ -42,39 +42,39 @@ def own_sequence(
             raise
 
 
-class OwnSequence:
+class SoloSequence:
     """Tokens of a sequence that has the cache alone.
 
     Attributes:
         n_ctx: largest number of its tokens.
     """
 
-    def __init__(self, runtime: PagedRuntime, places: Places) -> None:
-        self._runtime, self._places = runtime, places
+    def __init__(self, runtime: PagedRuntime, manager: KVCacheManager) -> None:
+        self._runtime, self._manager = runtime, manager
         self.n_ctx = runtime.n_ctx
-        self._place: CachePlace = places.open(())
+        self._cache: SequenceCache = manager.allocate(())
 
     @property
     def ids(self) -> Sequence[int]:
         """Its tokens; asking ends sampling ahead."""
         self._stop()
-        return self._place.sequence.ids
+        return self._cache.sequence.ids
 
     def hold(self, ids: Sequence[int]) -> None:
         """Forget the tokens that are not those of `ids`, as few as possible."""
         self._stop()
-        if not self._places.rewind(self._place, ids) or self._place.n < len(ids):
+        if not self._manager.rewind(self._cache, ids) or self._cache.n < len(ids):
             self.close()
-            self._place = self._places.open(ids)
+            self._cache = self._manager.allocate(ids)
 
     def restart(self) -> None:
         """Forget all of its tokens."""
         self.close(is_kept=False)
-        self._place = self._places.open(())
+        self._cache = self._manager.allocate(())
 
     def keep(self) -> None:
         """Make sure that `hold` can go back to the tokens of now."""
-        self._places.keep(self._place)
+        self._manager.checkpoint(self._cache)
 
     def compute(
         self, ids: Sequence[int], first_logit: int, check: Callable[[], object] = lambda: None,
@@ -97,7 +97,7 @@ class OwnSequence:
             first = min(len(part), max(0, first_logit - start))
             batch = Batch((piece,), first, wants_hidden)
             logits = self._runtime.forward(part, batch)
-            self._place.sequence.append(part)
+            self._cache.sequence.append(part)
             if len(logits):
                 yield logits
 
@@ -113,11 +113,11 @@ class OwnSequence:
         if source is not None and source.serve(sampler, never):
             found = source.next(token, self._reserved(n_left)._replace(n=1), n_left)
             if found is not None:
-                self._place.sequence.append([token])
+                self._cache.sequence.append([token])
                 return found
-            ids = self._place.sequence.ids
+            ids = self._cache.sequence.ids
             self._reopen()
-            for _ in self.compute(ids[self._place.n :], len(ids)):
+            for _ in self.compute(ids[self._cache.n :], len(ids)):
                 raise AssertionError("no logits are wanted")
         (row,) = self.compute([token], 0)
         last: Logits = row[0]
@@ -125,7 +125,7 @@ class OwnSequence:
 
     @contextmanager
     def scratch(self) -> Iterator[Piece]:
-        """Yield the place of a next token, which may be computed any number of times."""
+        """Yield where a next token belongs, which may be computed any number of times."""
         self._stop()
         self.keep()
         try:
@@ -134,18 +134,20 @@ class OwnSequence:
             self._reopen()
 
     def close(self, *, is_kept: bool = True) -> None:
-        """Free its place."""
+        """Free its cache."""
         self._stop()
-        self._places.close(self._place, is_kept=is_kept)
+        self._manager.free(self._cache, is_kept=is_kept)
 
     def _reserved(self, n: int) -> Piece:
         """Return the piece of the next n tokens, for which there are pages."""
-        place = self._place
+        cache = self._cache
         try:
-            place.sequence.reserve(n)
+            cache.sequence.reserve(n)
         except OutOfPages:
-            raise ContextOverflow(place.n + n, place.n + self._places.room(place)) from None
-        return Piece(place.n, n, place.tables, place.slot, place.seat)
+            raise ContextOverflow(
+                cache.n + n, cache.n + self._manager.n_free_tokens(cache)
+            ) from None
+        return cache.piece(n)
 
     def _stop(self) -> None:
         """End sampling ahead."""
@@ -154,6 +156,6 @@ class OwnSequence:
 
     def _reopen(self) -> None:
         """Go back to kept states, as nobody knows what those of now hold."""
-        ids = self._place.sequence.ids
-        self._places.close(self._place, is_kept=False)
-        self._place = self._places.open(ids)
+        ids = self._cache.sequence.ids
+        self._manager.free(self._cache, is_kept=False)
+        self._cache = self._manager.allocate(ids)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from engine import Model, SamplingParams, load_model
-from engine.generation.scheduling.drafts import Drafts
+from engine.generation.drafts import Drafts
 from tests.helpers.golden import golden_path
 from tests.helpers.model_draft import ModelDraft
 from tests.helpers.prophet import Prophet, always

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from engine import ChatMessage, Event, Finished, Generate, Model, SamplingParams, load_model
-from engine.generation.background import Background
+from engine.generation.sequence import Background
 from engine.model.forward.batch import Batch
 from engine.runtime import picture_encoder
 from engine.vision.encoders.ops import VisionOps
@@ -66,7 +66,7 @@ def test_answers_at_once_are_those_alone_and_no_picture_is_cut(
     alone = []
     for messages in ASKED:
         alone += by_turns([begun(model, messages)])
-        model.scheduler.places.clear()  # so that all prompts are computed again
+        model.scheduler.cache.clear()  # so that all prompts are computed again
     monkeypatch.setattr(Background, "start", Background.run)  # no answer ends meanwhile
     batches: list[Batch] = []
     runner = model.runtime.runner

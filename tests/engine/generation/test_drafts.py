@@ -7,10 +7,10 @@ import pytest
 from app.core.paths import demo_model
 from engine import Finished, Model, SamplingParams, load_model
 from engine.decoding.drafting.control import DraftControl
-from engine.generation.scheduling.drafts import Drafts
-from engine.generation.scheduling.requests import Request
-from engine.generation.scheduling.scheduler import Scheduler
-from tests.engine.generation.scheduling.test_scheduler import (
+from engine.generation.drafts import Drafts
+from engine.generation.scheduler import Scheduler
+from engine.generation.sequence import TokenSequence
+from tests.engine.generation.test_scheduler import (
     alone,
     ids_of,
     last_of,
@@ -57,7 +57,7 @@ def test_what_guesses_save_is_compared_with_passes_without(
     """Passes without guesses are said to take so long that those with some take next to nothing."""
     n_passes, note = 0, Drafts.note_seconds
 
-    def counted(own: Drafts, requests: Sequence[Request], seconds: float) -> None:
+    def counted(own: Drafts, requests: Sequence[TokenSequence], seconds: float) -> None:
         nonlocal n_passes
         n_passes += 1
         note(own, requests, seconds)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from engine.errors import ContextOverflow, EngineError, OutOfDeviceMemory, PromptError
+from engine.generation.drafts import Drafts
 from engine.generation.generate import Generation
 from engine.generation.results import (
     ContextShifted,
@@ -22,9 +23,8 @@ from engine.generation.results import (
     PrefillProgress,
     TokenText,
 )
-from engine.generation.scheduling.drafts import Drafts
-from engine.generation.scheduling.requests import MOST_UNREAD, Request
-from engine.generation.scheduling.scheduler import Scheduler
+from engine.generation.scheduler import Scheduler
+from engine.generation.sequence import MAX_UNREAD, TokenSequence
 from engine.model.forward.pages import PAGE, AttentionWindow
 from engine.sampling_params import SamplingParams
 from tests.helpers.paged_toy import N_VOCAB, PagedToy, ToySource
@@ -42,8 +42,8 @@ def params(n: int, seed: int = 0, **changes: Any) -> SamplingParams:
 
 def request(
     runtime: PagedToy, prompt: Sequence[int], wanted: SamplingParams, n_keep: int = 1, **more: Any
-) -> Request:
-    return Request(Generation(runtime.n_ctx, None, wanted, n_keep).run(prompt), **more)
+) -> TokenSequence:
+    return TokenSequence(Generation(runtime.n_ctx, None, wanted, n_keep).run(prompt), **more)
 
 
 def ids_of(events: Sequence[object]) -> list[int]:
@@ -83,7 +83,7 @@ def _alone(
 def submitted(
     scheduler: Scheduler, runtime: PagedToy, prompt: Sequence[int], wanted: SamplingParams,
     **more: Any,
-) -> Request:  # fmt: skip
+) -> TokenSequence:  # fmt: skip
     asked = request(runtime, prompt, wanted, **more)
     scheduler.submit(asked)
     return asked
@@ -124,9 +124,11 @@ def test_each_says_what_it_says_alone(kind: str) -> None:
                 events.append(one.events.popleft())
     for n, (events, prompt) in enumerate(zip(found, prompts, strict=True)):
         assert told(events) == alone(runtime, prompt, params(30, n))
-    assert max(len(batch.pieces) for batch in runtime.batches) >= min(4, scheduler.places.most)
+    assert max(len(batch.pieces) for batch in runtime.batches) >= min(
+        4, scheduler.cache.max_sequences
+    )
     assert runtime.n_sampled > 60
-    assert all(pool.n_free == pool.n_pages for pool in scheduler.places.pools)
+    assert all(pool.n_free == pool.n_pages for pool in scheduler.cache.pools)
 
 
 class Alternating:
@@ -155,7 +157,7 @@ def test_answers_with_a_form_are_sampled_on_devices_as_by_hosts() -> None:
     for seed in (2, 3):
         made_by: Any = Alternating()
         generation = Generation(64, None, params(9, seed), 1, constraint=made_by)
-        asked.append(Request(generation.run([5, 6])))
+        asked.append(TokenSequence(generation.run([5, 6])))
         scheduler.submit(asked[-1])
     for one in asked:
         said = ids_of(read(scheduler, one))
@@ -201,7 +203,7 @@ def test_recurrent_states_are_found_where_they_are_worth_it(kind: str) -> None:
 
     def cached(wanted: Sequence[int], n: int = 10, marks: Sequence[int] = ()) -> int:
         steps = Generation(runtime.n_ctx, None, params(n), 1).run(wanted, marks)
-        asked = Request(steps)
+        asked = TokenSequence(steps)
         scheduler.submit(asked)
         events = read(scheduler, asked)
         assert told(events) == alone(runtime, wanted, params(n))
@@ -240,7 +242,7 @@ def test_who_came_last_is_computed_again_where_pages_run_out(kind: str) -> None:
         assert last_of(events).usage.cached_tokens == 0
         progress = [e.done for e in events if isinstance(e, PrefillProgress)]
         assert progress == sorted(set(progress))
-    assert not scheduler.requests
+    assert not scheduler.sequences
 
 
 @pytest.mark.parametrize("kind", ["whole", "windowed", "hybrid"])
@@ -256,7 +258,7 @@ def test_an_answer_too_long_for_all_pages_ends_as_with_a_full_context(kind: str)
     assert any(isinstance(event, ContextShifted) for event in events)
     with pytest.raises(ContextOverflow):
         read(scheduler, submitted(scheduler, runtime, prompt_of(600), params(5)))
-    assert not scheduler.requests
+    assert not scheduler.sequences
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -277,7 +279,7 @@ def test_what_nobody_reads_is_not_computed_far_and_stands_in_nobodys_way() -> No
     idle = [submitted(scheduler, runtime, prompt_of(100, n), params(90, n)) for n in range(20)]
     asked = submitted(scheduler, runtime, prompt_of(600, 50), params(90))
     assert told(read(scheduler, asked)) == alone(runtime, prompt_of(600, 50), params(90))
-    assert all(len(one.events) <= MOST_UNREAD + 1 for one in idle)
+    assert all(len(one.events) <= MAX_UNREAD + 1 for one in idle)
     for n, one in enumerate(idle):
         assert told(read(scheduler, one)) == alone(runtime, prompt_of(100, n), params(90, n))
 
@@ -296,7 +298,7 @@ def test_who_is_dropped_or_cancelled_frees_pages_with_the_next_step() -> None:
         cancelled.events.clear()
         scheduler.step()
     assert isinstance(waiting.error, PromptError)
-    (pool,) = scheduler.places.pools
+    (pool,) = scheduler.cache.pools
     assert pool.n_free == pool.n_pages - 4
     dropped.is_dropped = True
     stop.append(1)
@@ -432,7 +434,7 @@ class Storm(RuleBasedStateMachine):
         n_draft = {-3: 15, -2: 7, 1: 3, 3: 7}.get(ahead, 0)
         drafts = Drafts(n_draft, [Prophet(self.known, lambda n: n * wrong % 17)], always())
         self.scheduler = Scheduler(self.runtime, n_bytes, drafts)
-        self.asked: list[tuple[Request, list[int], SamplingParams]] = []
+        self.asked: list[tuple[TokenSequence, list[int], SamplingParams]] = []
         self.found: list[list[GenerationEvent]] = []
         self.stopped: set[int] = set()
         self.n_made = 0
@@ -481,8 +483,8 @@ class Storm(RuleBasedStateMachine):
 
     @rule()
     def empty(self) -> None:
-        with self.scheduler.emptied() as places:
-            assert all(pool.n_free == pool.n_pages for pool in places.pools)
+        with self.scheduler.emptied() as cache:
+            assert all(pool.n_free == pool.n_pages for pool in cache.pools)
 
     @invariant()
     def each_says_what_it_says_alone(self) -> None:
@@ -506,8 +508,8 @@ class Storm(RuleBasedStateMachine):
                 assert told([*self.found[at], *rest]) == alone(self.runtime, prompt, wanted)
         if hasattr(self, "asked"):
             self.scheduler.step()
-            assert not self.scheduler.requests
-            assert all(pool.n_free == pool.n_pages for pool in self.scheduler.places.pools)
+            assert not self.scheduler.sequences
+            assert all(pool.n_free == pool.n_pages for pool in self.scheduler.cache.pools)
 
 
 TestStorm = Storm.TestCase

@@ -1,0 +1,346 @@
+"""Draft tokens of running sequences (speculative decoding), and which of them a pass verifies.
+
+A draft token is a further single token of its sequence, so that recorded passes serve. Recurrent
+states cannot be cut, so the state behind each draft has a slot of its own, and a sequence goes on
+from that behind the last accepted one (`Piece.source`, `KVCacheManager.accept_draft`). On GPUs a
+pass that verifies drafts has no more rows than keep the bits that they have alone
+(`PagedRuntime.most_checked_rows`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, TypeAlias
+
+from engine.decoding.drafting.control import LENGTHS, DraftControl, Proposal
+from engine.decoding.drafting.ngram import DraftSource, DraftTokens, Kind, NgramSource
+from engine.generation.kv_cache import OutOfPages
+from engine.generation.sequence import Decode
+from engine.model.forward.batch import MOST_AT_ONCE, Batch, Piece
+from engine.vision.images.placed import n_before_image, text_ids
+
+if TYPE_CHECKING:
+    from engine.generation.sequence import TokenSequence
+    from engine.load_params import LoadParams
+    from engine.runtime.interface import PagedRuntime
+
+Texts: TypeAlias = "Mapping[TokenSequence, Sequence[int]]"
+"""All tokens so far of some answers, prompts included."""
+
+MAX_ROWS = 1 + LENGTHS[-1]
+"""Largest number of rows of a pass that checks drafts."""
+
+
+class Drafts:
+    """The drafts for the answers of one runtime.
+
+    Args:
+        most: largest number of drafts that a pass checks for an answer; 0 for none.
+        sources: what makes drafts; None for the texts themselves. Of those that take no time, the
+            first that has a draft is asked; one that takes time drafts for the answers for which
+            these have none, or none that is as likely to be right.
+        control: chooses how many drafts a pass checks.
+
+    Attributes:
+        made_s: seconds that sources that take time have taken so far.
+    """
+
+    def __init__(
+        self,
+        most: int = 0,
+        sources: Sequence[DraftSource[TokenSequence]] | None = None,
+        control: DraftControl | None = None,
+    ) -> None:
+        self._most = most
+        self._sources = [NgramSource()] if sources is None else sources
+        self.control = control or DraftControl()
+        self._checked: dict[TokenSequence, DraftTokens] = {}
+        self._n_checked = 0
+        self.made_s = 0.0
+        self._n_left_out = 0
+
+    def draft_tokens(
+        self, runtime: PagedRuntime, sequences: Sequence[TokenSequence], most: int = MAX_ROWS
+    ) -> Mapping[TokenSequence, Sequence[int]]:
+        """Return the tokens that a pass is to check behind the next one of each answer.
+
+        There are pages for them. All answers have equally many, as a pass is recorded by its number
+        of rows; empty where none are worth it.
+
+        Args:
+            most: largest number of drafts for each answer that the cache can take back.
+        """
+        n_rows = min(runtime.most_checked_rows, runtime.n_batch) // max(1, len(sequences))
+        room = min(self._most, most, n_rows - 1)
+        if room < 1:
+            return {}
+        most = min((min(room, _room(sequence, runtime.n_ctx)) for sequence in sequences), default=0)
+        if most < 1 or self._is_left_out():
+            return {}
+        begun, made_s = time.perf_counter(), self.made_s
+        self._checked = self._chosen({sequence: sequence.tokens for sequence in sequences}, most)
+        if not self._checked:
+            spent = time.perf_counter() - begun - (self.made_s - made_s)
+            self._n_left_out = self.control.n_between_choices(len(sequences), spent)
+        self._n_checked = len(self._checked)
+        n = min(map(len, (draft.tokens for draft in self._checked.values())), default=0)
+        if not n or not all(_has_pages(sequence, 1 + n) for sequence in sequences):
+            return {}
+        return {sequence: draft.tokens for sequence, draft in self._checked.items()}
+
+    def _is_left_out(self) -> bool:
+        """Return whether a pass is not worth a choice, as the last one was for nothing."""
+        self._n_left_out -= self._n_left_out > 0
+        return self._n_left_out > 0
+
+    def _chosen(self, texts: Texts, most: int) -> dict[TokenSequence, DraftTokens]:
+        """Return equally many drafts for all answers, or none.
+
+        Models that draft cannot see: they read texts without their pictures.
+        """
+        at_hand = self._at_hand(texts, most)
+        makers = {source.kind.source: source for source in self._sources if source.kind}
+        read = _without_pictures(texts) if makers else texts
+        proposals = [self._propose(texts, at_hand, most)]
+        proposals += [self._propose(read, at_hand, most, maker) for maker in makers.values()]
+        while chosen := self.control.choose(proposals):
+            proposal, length = chosen
+            found = at_hand
+            if proposal.maker:
+                found = {**at_hand, **self._made(makers[proposal.maker], read, at_hand, length)}
+            if len(found) == len(texts):
+                n_all = min(len(draft.tokens) for draft in found.values())
+                n = max(n for n in proposal.lengths if n <= min(n_all, length))
+                return {answer: DraftTokens(g.tokens[:n], g.kind) for answer, g in found.items()}
+            proposals.remove(proposal)  # such as while a model reads the prompts
+        return {}
+
+    def _propose(
+        self, texts: Texts, at_hand: Mapping[TokenSequence, DraftTokens], most: int,
+        maker: DraftSource[TokenSequence] | None = None,
+    ) -> Proposal:  # fmt: skip
+        """Return what could be checked.
+
+        Args:
+            at_hand: drafts that are there.
+            maker: source that would make drafts in place of what is less sure.
+        """
+        made = maker.kind if maker else None
+        needy = self._needy(texts, at_hand, made) if made else {}
+        there = {answer: draft for answer, draft in at_hand.items() if answer not in needy}
+        kinds = [draft.kind for draft in there.values()]
+        if maker is None or made is None or not needy:
+            whole = made is None and len(there) == len(texts)
+            return Proposal(kinds, min((len(g.tokens) for g in there.values()), default=0) * whole)
+        n = min([most, *(len(draft.tokens) for draft in there.values())])
+        kinds += [made] * len(needy)
+        return Proposal(kinds, n, made.source, len(needy), maker.n_unread(needy), maker.most)
+
+    def _needy(
+        self, texts: Texts, at_hand: Mapping[TokenSequence, DraftTokens], made: Kind
+    ) -> Texts:
+        """Return the texts for which drafts of a kind are more likely right than those there."""
+        share = self.control.share
+        return {
+            answer: ids
+            for answer, ids in texts.items()
+            if answer not in at_hand or share(at_hand[answer].kind) < share(made)
+        }
+
+    def _made(
+        self,
+        source: DraftSource[TokenSequence],
+        texts: Texts,
+        at_hand: Mapping[TokenSequence, DraftTokens],
+        length: int,
+    ) -> Mapping[TokenSequence, DraftTokens]:
+        """Have a source make drafts for the answers that need them, and note how long it takes."""
+        assert source.kind is not None
+        name, needy = source.kind.source, self._needy(texts, at_hand, source.kind)
+        n_unread, begun = source.n_unread(needy), time.perf_counter()
+        found = source.draft(needy, length)
+        seconds = time.perf_counter() - begun
+        self.made_s += seconds
+        if len(found) == len(needy):
+            self.control.note_making(name, len(needy), length, seconds)
+        elif (n_read := n_unread - source.n_unread(needy)) > 0:
+            self.control.note_reading(name, n_read, seconds)
+        return found
+
+    def _at_hand(self, texts: Texts, most: int) -> dict[TokenSequence, DraftTokens]:
+        """Return the drafts that take no time to make."""
+        found: dict[TokenSequence, DraftTokens] = {}
+        for source in self._sources:
+            if source.kind is None:
+                left = {answer: ids for answer, ids in texts.items() if answer not in found}
+                found.update(source.draft(left, most))
+        return {answer: text for answer, draft in found.items() if (text := _of_text(draft)).tokens}
+
+    def note_seconds(self, sequences: Sequence[TokenSequence], seconds: float) -> None:
+        """Note how long a pass took that checks drafts for answers, and with making them.
+
+        It is compared with passes without drafts, once one was measured.
+        """
+        alone = self.control.measured_s(len(sequences))
+        for sequence in sequences:
+            sequence.saved_by_one_s = alone or 0.0
+            sequence.saved_s -= 0.0 if alone is None else seconds - alone
+
+    def note(self, sequence: TokenSequence, n_drafted: int, n_right: int) -> None:
+        """Note how many of the drafts for an answer were right, the first ones."""
+        kind = self._checked.pop(sequence).kind
+        self.control.note_check(kind, n_drafted, n_right, self._n_checked)
+
+    def forget(self, sequence: TokenSequence) -> None:
+        """Free what is kept for an answer that is over."""
+        for source in self._sources:
+            source.forget(sequence)
+
+
+def _without_pictures(texts: Texts) -> Texts:
+    return {answer: text_ids(ids) if answer.pictures else ids for answer, ids in texts.items()}
+
+
+def _of_text(draft: DraftTokens) -> DraftTokens:
+    """Return the draft before the first token of a picture, which no answer has."""
+    n = n_before_image(draft.tokens)
+    return draft if n == len(draft.tokens) else draft._replace(tokens=draft.tokens[:n])
+
+
+def _room(sequence: TokenSequence, n_ctx: int) -> int:
+    """Return how many drafts an answer has a use for."""
+    step, cache = sequence.step, sequence.cache
+    if not isinstance(step, Decode) or step.is_timed or cache is None:
+        return 0
+    return min(step.n_left - 1, n_ctx - cache.n - 1)
+
+
+def _has_pages(sequence: TokenSequence, n: int) -> bool:
+    """Make sure that there are pages for n more tokens, if nobody has to give way."""
+    assert sequence.cache is not None
+    try:
+        sequence.cache.sequence.reserve(n)
+    except OutOfPages:
+        return False
+    return True
+
+
+MTP = Kind("mtp", first_share=0.7)
+"""Class of all drafts of MTP blocks."""
+
+
+N_HELD = 32
+"""Number of tokens behind a draft that a device does not sample ahead: drafts are made where no
+other work is under way, and mostly more of them are to be made."""
+
+
+class MTPSource:
+    """Drafts for all running answers by the MTP blocks of the model that computes them.
+
+    They go on from the hidden state of an answer's last token, so an answer whose tokens are
+    not all computed but for the next one has no draft. Neither has one whose tokens a device is
+    sampling ahead: it stops to do so, and the draft is made once these tokens are read.
+
+    Args:
+        runtime: the model.
+        tokens: token of each row of the block's head, if these are not those of the model.
+    """
+
+    kind = MTP
+
+    def __init__(self, runtime: PagedRuntime, tokens: Sequence[int] = ()) -> None:
+        self._runtime, self._tokens = runtime, tokens
+
+    @property
+    def can_draft(self) -> bool:
+        """Whether the model has an MTP block that drafts."""
+        return self._runtime.guesser is not None
+
+    @property
+    def most(self) -> int:
+        """Largest number of drafts for a text: as many as there are blocks; 0 for any number."""
+        guesser = self._runtime.guesser
+        return 0 if guesser is None else guesser.most_guesses
+
+    def move(self, runtime: PagedRuntime) -> None:
+        """Go on with another runtime."""
+        self._runtime = runtime
+
+    def draft(self, texts: Texts, most: int) -> Mapping[TokenSequence, DraftTokens]:
+        """Return up to `most` tokens that may follow each text, see `DraftSource`."""
+        guesser, source = self._runtime.guesser, self._runtime.token_source
+        if guesser is None or (source is not None and not source.hold(N_HELD)):
+            return {}
+        most = min(most, self.most or most)
+        sequences = [sequence for sequence in texts if _is_ready(sequence, most)]
+        if not sequences or len(sequences) > MOST_AT_ONCE:
+            return {}
+        found = [[sequence.tokens[-1]] for sequence in sequences]
+        for n in range(most):
+            batch = Batch(tuple(_piece(sequence, n) for sequence in sequences), 0)
+            logits = guesser.guess([tokens[-1] for tokens in found], batch, n)
+            for tokens, row in zip(found, logits.argmax(-1).tolist(), strict=True):
+                tokens.append(self._tokens[row] if self._tokens else row)
+        return {
+            sequence: DraftTokens(tokens[1:], MTP)
+            for sequence, tokens in zip(sequences, found, strict=True)
+        }
+
+    def n_unread(self, texts: Texts) -> int:
+        """Return 0: what the block has not read is little, and read along with a draft."""
+        return 0
+
+    def forget(self, answer: TokenSequence) -> None:
+        """Do nothing: what is kept belongs to its batch index."""
+
+
+def draft_sources(params: LoadParams, mtp: MTPSource) -> list[DraftSource[TokenSequence]]:
+    """Return what drafts for the answers of a model that is loaded as `params` say.
+
+    A draft model is not among them.
+    """
+    sources: list[DraftSource[TokenSequence]] = []
+    if params.draft not in ("off", "mtp"):
+        sources.append(NgramSource())
+    if mtp.can_draft:
+        sources.append(mtp)
+    return sources
+
+
+def draft_variants(
+    params: LoadParams, mtp: MTPSource, draft_model: DraftSource[TokenSequence] | None
+) -> dict[str, Drafts]:
+    """Return drafts of each kind for a model that is loaded as `params` say, to compare them.
+
+    Returns:
+        Drafts by kind: "off" first, which are none, then "ngram", "mtp" and "model", as far as
+        there are some.
+    """
+    found = {"off": Drafts()}
+    if not params.n_draft:
+        return found
+    found["ngram"] = Drafts(params.n_draft, [NgramSource()])
+    if mtp.can_draft:
+        found["mtp"] = Drafts(params.n_draft, [NgramSource(), mtp])
+    if draft_model is not None:
+        found["model"] = Drafts(params.n_draft, [NgramSource(), draft_model])
+    return found
+
+
+def _is_ready(sequence: TokenSequence, n: int) -> bool:
+    """Return whether all tokens but the next one are computed; make sure of pages for n more."""
+    if sequence.cache is None or sequence.n_missing != 1 or not sequence.cache.n:
+        return False
+    try:
+        sequence.cache.sequence.reserve(n)
+    except OutOfPages:
+        return False
+    return True
+
+
+def _piece(sequence: TokenSequence, n: int) -> Piece:
+    """Return where the n-th token from the next one on of an answer belongs."""
+    cache = sequence.cache
+    assert cache is not None, "it is ready"
+    return cache.piece(1, skip=n, shift=sequence.pictures.shift(cache.n))

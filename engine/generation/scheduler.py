@@ -1,0 +1,570 @@
+"""Decides in each step which sequences are computed, and hands out what comes of it.
+
+A step has three parts: `schedule` decides who is admitted to the cache and who is preempted, and
+plans a forward pass: a token of each running sequence with its drafts, and within the rest of the
+budget a piece of one prompt. `StepRunner.execute` computes it. `commit` appends the tokens to their
+sequences and sends the results to the answers.
+
+Sequences that came first come first. Where pages run out, the one that came last loses its own and
+is computed again later, which its reader does not notice. Knows token ids and pages, not what the
+answers say; imports no torch.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from itertools import islice
+from typing import TYPE_CHECKING, ParamSpec
+
+from engine.errors import (
+    Cancelled,
+    ContextOverflow,
+    GrammarError,
+    OutOfDeviceMemory,
+    PromptError,
+)
+from engine.generation.cache_manager import CHECKPOINT_BYTES, KVCacheManager, SequenceCache
+from engine.generation.drafts import Drafts
+from engine.generation.kv_cache import OutOfPages
+from engine.generation.sequence import Decode, Prefill, Status, check_prompt
+from engine.generation.step_runner import StepPlan, StepRunner
+from engine.model.forward.pages import PAGE
+from engine.vision.images.placed import NO_IMAGES
+
+if TYPE_CHECKING:
+    from engine.generation.sequence import StepResult, TokenSequence
+    from engine.generation.step_runner import StepOutput
+    from engine.runtime.interface import PagedRuntime
+    from engine.runtime.timeline import TokenTimes
+    from engine.vision.images.placed import PlacedImages
+
+P = ParamSpec("P")
+
+MAX_PASS_S = 0.25
+"""Seconds that a pass may take where other answers are read meanwhile."""
+
+MIN_PIECE = 32
+"""Smallest piece of a prompt, in tokens: with fewer, products wait for weights."""
+
+FIRST_PIECE = 128
+"""Piece of a prompt, in tokens, until a pass has been measured."""
+
+
+class PrefillBudget:
+    """How much of a prompt is computed at once beside other answers: about `MAX_PASS_S`."""
+
+    def __init__(self) -> None:
+        self._token_s: float | None = None
+
+    @property
+    def n(self) -> int:
+        """Number of tokens of a piece."""
+        if self._token_s is None:
+            return FIRST_PIECE
+        return max(MIN_PIECE, int(MAX_PASS_S / self._token_s))
+
+    def note(self, n: int, seconds: float) -> None:
+        """Note how long a pass with n tokens of a prompt took."""
+        token_s = max(seconds, 1e-9) / n
+        before = token_s if self._token_s is None else self._token_s
+        self._token_s = (before + token_s) / 2
+
+
+class Scheduler:
+    """The sequences that are computed on one runtime.
+
+    One thread may call it at a time.
+
+    Args:
+        checkpoint_bytes: largest number of bytes of host memory for checkpoints of recurrent
+            states.
+        drafts: draft tokens of the sequences; None for none.
+
+    Attributes:
+        sequences: all that are not finished, in order of arrival.
+        cache: the cache that they share.
+        runner: computes the steps.
+        drafts: may be replaced between two steps.
+        last: tokens of the sequence that was computed last, as far as they were cached then.
+    """
+
+    def __init__(
+        self,
+        runtime: PagedRuntime,
+        checkpoint_bytes: int = CHECKPOINT_BYTES,
+        drafts: Drafts | None = None,
+    ) -> None:
+        self._runtime = runtime
+        self.n_ctx = runtime.n_ctx
+        self.cache = KVCacheManager(runtime, checkpoint_bytes)
+        self.runner = StepRunner(runtime)
+        self.drafts = drafts or Drafts()
+        self.sequences: list[TokenSequence] = []
+        self.last: Sequence[int] = ()
+        self._async = self.runner.async_decode
+        self._budget = PrefillBudget()
+        self._blocked: tuple[TokenSequence, int] | None = None
+        self._n_freed = 0
+
+    @property
+    def running(self) -> list[TokenSequence]:
+        """The sequences that are in the cache, in order of arrival."""
+        return [sequence for sequence in self.sequences if sequence.cache]
+
+    @property
+    def _active(self) -> list[TokenSequence]:
+        """The sequences that are to be computed further, running or waiting."""
+        return [s for s in self.sequences if s.background is None and not s.has_unread]
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing can be computed: all are unread, or wait for their background work."""
+        return not self._active
+
+    def submit(self, sequence: TokenSequence) -> None:
+        """Take a new sequence, which begins with the next step."""
+        self.sequences.append(sequence)
+
+    def step(self) -> None:
+        """Compute a pass for the answers whose events are read.
+
+        What fails ends the answers concerned; their `error` says so.
+
+        Raises:
+            BaseException: e.g. KeyboardInterrupt.
+        """
+        try:
+            self._finish_unwanted()
+            self._begin()
+            plan = self.schedule()
+            if plan is None:
+                return
+            try:
+                output = self.runner.execute(plan)
+            except OutOfDeviceMemory as error:
+                self._fail(error, [plan.prefill] if plan.prefill else plan.sequences)
+                return
+            self.commit(plan, output)
+        except Exception as error:  # noqa: BLE001 what one answer has caused has ended that one
+            self._fail(error)
+        except BaseException:
+            self.forget()
+            raise
+
+    def _finish_unwanted(self) -> None:
+        """End the answers that nobody reads any more, and those that were cancelled."""
+        for sequence in tuple(self.sequences):
+            if sequence.is_dropped:
+                sequence.close()
+                self._finish(sequence)
+            else:
+                self._advance(sequence, sequence.cancel_if_asked)
+
+    def _begin(self) -> None:
+        """Begin new answers, and go on with those whose background work is done."""
+        for sequence in tuple(self.sequences):
+            if sequence.step is None or sequence.background is not None:
+                background = sequence.background
+                is_new = sequence.status is Status.NEW and not sequence.has_unread
+                if is_new or (background is not None and background.is_done):
+                    self._advance(sequence, sequence.advance, None)
+
+    # schedule: who is admitted and preempted, and what is computed
+
+    def schedule(self) -> StepPlan | None:
+        """Plan the next step; None if there is nothing to compute."""
+        self._admit()
+        active = self._active
+        drafts = self._drafts_ahead(active)
+        if len(active) == 1 and (not drafts or self._async.is_beyond):
+            plan = self._plan_ahead(active[0], is_last=bool(drafts))
+            if plan is not None:
+                return plan
+        begun = time.perf_counter()
+        self._stop_ahead()
+        lost_s = time.perf_counter() - begun
+        decodes = [s for s in active if s.cache and s.n_missing == 1 and self._has_page(s)]
+        prefill = next((s for s in active if s.cache and s.n_missing > 1), None)
+        decodes = decodes[: self._runtime.n_batch - bool(prefill)]
+        n = self._n_prefill(prefill, len(decodes)) if prefill else 0
+        decodes = [s for s in decodes if s.cache]  # the prompt may be older, and have taken one's
+        if prefill and n:
+            is_last = prefill.n_missing == n
+            return StepPlan(prefill, n, is_last, decodes, begun=time.perf_counter())
+        if not decodes:
+            return None
+        begun, made_s = time.perf_counter() - lost_s, self.drafts.made_s
+        if drafts is None:
+            drafts = self._drafts(decodes)
+        return StepPlan(decodes=decodes, drafts=drafts, begun=begun, made_s=made_s)
+
+    def _admit(self) -> None:
+        """Admit sequences to the cache, in their order, as long as there is room.
+
+        One prompt at a time is computed: others would only hold pages meanwhile.
+        """
+        active = self._active
+        for sequence in active:
+            if any(other.cache and other.n_missing > 1 for other in active):
+                return
+            if sequence.cache is None and not self._try_admit(sequence):
+                return
+
+    def _try_admit(self, sequence: TokenSequence) -> bool:
+        """Admit a sequence to the cache; return whether there was room for it."""
+        others = [s for s in self._active if s.cache]
+        if others and self._blocked == (sequence, self._n_freed):
+            return False  # nothing has changed since the last time
+        self._stop_ahead()
+        while len(self.running) >= self.cache.max_sequences:
+            if not self._preempt_unread(sequence):
+                return False
+        cache = self._allocate(sequence)
+        while cache and self.running:
+            held = [other.cache for other in self.running if other.cache]
+            if self.cache.has_room(cache, len(sequence.tokens), held):
+                break
+            if not self._preempt_unread(sequence):
+                self.cache.free(cache, is_kept=False)
+                cache = None
+        if cache is None:
+            self._blocked = (sequence, self._n_freed)
+            return False
+        sequence.cache = cache
+        sequence.note_cached()
+        return True
+
+    def _allocate(self, sequence: TokenSequence) -> SequenceCache | None:
+        """Return a cache with what is known of a sequence's tokens; None if there is no room.
+
+        It does not end within an image whose tokens see each other.
+        """
+        wanted = sequence.tokens[:-1]
+        while True:
+            try:
+                cache = self.cache.allocate(wanted)
+            except OutOfPages:
+                if not self._make_room(sequence):
+                    return None
+                continue
+            n = sequence.pictures.whole(cache.n)
+            if n == cache.n:
+                return cache
+            self.cache.free(cache)
+            wanted = wanted[:n]
+
+    def _reserve(self, sequence: TokenSequence, n: int) -> bool:
+        """Make sure that there are pages for n more tokens; return False if there are none.
+
+        The sequence was preempted then, unless it is the only one that is running.
+        """
+        while True:
+            assert sequence.cache is not None
+            try:
+                sequence.cache.sequence.reserve(n)
+            except OutOfPages:
+                if not self._make_room(sequence):
+                    return False
+            else:
+                return True
+
+    def _make_room(self, sequence: TokenSequence) -> bool:
+        """Preempt another sequence for one; return False where that one has to wait itself."""
+        if self._preempt_unread(sequence):
+            return True
+        running = self.running
+        newer = running and self.sequences.index(running[-1]) > self.sequences.index(sequence)
+        if newer:
+            self._preempt(running[-1])
+        elif sequence.cache and len(running) > 1:
+            self._preempt(sequence)
+        return bool(newer)
+
+    def _preempt_unread(self, sequence: TokenSequence) -> bool:
+        """Preempt the newest of the other sequences whose events nobody reads, if there is one."""
+        found = [s for s in self.running if s is not sequence and s.has_unread]
+        if found:
+            self._preempt(found[-1])
+        return bool(found)
+
+    def _preempt(self, sequence: TokenSequence, *, is_kept: bool = True) -> None:
+        """Take a sequence out of the cache; what it computed is found until it is overwritten."""
+        self._async.stop(sequence)
+        cache, sequence.cache = sequence.cache, None
+        if cache is not None:
+            self.last = cache.sequence.ids
+            self._n_freed += 1
+            self.cache.free(cache, is_kept=is_kept)
+        sequence.is_ahead = False
+
+    def _stop_ahead(self) -> None:
+        """End sampling on a device, so that something else can be computed."""
+        sequence = self._async.sequence
+        self._async.stop()
+        if sequence is not None and sequence.is_ahead:
+            self._preempt(sequence)
+
+    def _has_page(self, sequence: TokenSequence) -> bool:
+        """Make room for one more token; tell the answer if there can be none."""
+        if not self._reserve(sequence, 1):
+            if sequence.cache is not None:
+                self._advance(sequence, sequence.refuse)
+            return False
+        return True
+
+    def _n_prefill(self, sequence: TokenSequence, n_decodes: int) -> int:
+        """Return how many tokens of a prompt to compute next, for which there are pages."""
+        assert sequence.cache is not None
+        cache, pictures = sequence.cache, sequence.pictures
+        n = min(sequence.n_missing, self._runtime.n_batch - n_decodes)
+        if n_decodes:
+            n = self.runner.n_with_one_new_image(sequence, min(n, self._budget.n))
+        if not self._runtime.can_rewind:
+            n = min([n, *(mark - cache.n for mark in sequence.marks(cache.n))])
+        while self.cache.n_free_tokens(cache) < n and self._preempt_unread(sequence):
+            pass
+        n = max(1, min(n, self.cache.n_free_tokens(cache)))
+        n = pictures.piece(cache.n, n)
+        if self._reserve(sequence, n):
+            return n
+        if sequence.cache is not None:
+            self._advance(sequence, sequence.refuse)
+        return 0
+
+    def _plan_ahead(self, sequence: TokenSequence, *, is_last: bool) -> StepPlan | None:
+        """Plan that a device computes a token and samples the next one; None if it cannot.
+
+        Args:
+            is_last: whether it is not to go beyond that token, behind which drafts are verified.
+        """
+        step = sequence.step
+        if not isinstance(step, Decode) or sequence.cache is None or sequence.n_missing > 1:
+            return None
+        if self._async.sequence is not sequence:
+            self._stop_ahead()
+        if not self._reserve(sequence, 1) or not self._async.can_serve(step):
+            return None
+        cache = sequence.cache
+        n_left = min(step.n_left, self.n_ctx - cache.n, PAGE - cache.n % PAGE)
+        if is_last:
+            n_left = 1
+            cache.draft_slots.clear()
+        begun, made_s = time.perf_counter(), self.drafts.made_s
+        return StepPlan(decodes=[sequence], n_ahead=n_left, begun=begun, made_s=made_s)
+
+    def _drafts_ahead(
+        self, active: Sequence[TokenSequence]
+    ) -> Mapping[TokenSequence, Sequence[int]] | None:
+        """Return the drafts for which a device is to stop sampling ahead; none if it goes on.
+
+        Returns:
+            None where there is nothing to stop: they are made when the pass is.
+        """
+        if len(active) != 1 or self._runtime.token_source is None:
+            return None
+        (sequence,) = active
+        if sequence.cache is None or sequence.n_missing != 1:
+            return None
+        return self._drafts(active)
+
+    def _drafts(self, decodes: Sequence[TokenSequence]) -> Mapping[TokenSequence, Sequence[int]]:
+        """Return the tokens to verify behind the next ones, and reserve states for them."""
+        most = self.cache.max_drafts(len(decodes))
+        drafts = self.drafts.draft_tokens(self._runtime, decodes, most)
+        for sequence, tokens in drafts.items():
+            assert sequence.cache is not None
+            self.cache.reserve_draft_slots(sequence.cache, len(tokens))
+        return drafts
+
+    # commit: what comes of it
+
+    def commit(self, plan: StepPlan, output: StepOutput) -> None:
+        """Append the tokens of a step to their sequences, and send the results to the answers."""
+        prefill = plan.prefill
+        if output.error is not None and prefill:
+            self._advance(prefill, _raise_or_cancel, prefill, output.error)
+            return
+        if output.is_lost:  # nobody knows what the states hold
+            for sequence in plan.sequences:
+                self._preempt(sequence, is_kept=False)
+            return
+        if prefill and plan.decodes:  # other answers have waited for it
+            self._budget.note(plan.n_prefill, output.seconds)
+        for sequence in plan.sequences:
+            assert sequence.cache is not None
+            at = sequence.cache.n
+            n = plan.n_prefill if sequence is prefill else 1
+            sequence.cache.sequence.append(sequence.tokens[at : at + n])
+            self.last = sequence.cache.sequence.ids
+        if prefill:
+            self._note_progress(prefill)
+        if plan.drafts:
+            self.drafts.note_seconds(plan.decodes, time.perf_counter() - plan.begun)
+        results = iter(output.results)
+        for sequence in plan.sampled:
+            self._deliver(sequence, next(results), output.times)
+            if drafts := plan.drafts.get(sequence, ()):
+                verified = list(islice(results, len(drafts)))
+                self.drafts.note(sequence, *self._verify(sequence, drafts, verified))
+        if not prefill:  # with what the host does around a pass, which a small model waits for
+            seconds = time.perf_counter() - plan.begun - (self.drafts.made_s - plan.made_s)
+            self.drafts.control.note_pass(plan.n_rows, seconds)
+
+    def _note_progress(self, sequence: TokenSequence) -> None:
+        """Tell how far a prompt is, and checkpoint its recurrent states where that is worth it."""
+        assert sequence.cache is not None
+        sequence.report_progress(self._runtime.n_running)
+        if not self._runtime.can_rewind and sequence.cache.n in sequence.marks(0):
+            self.cache.checkpoint(sequence.cache)
+
+    def _deliver(
+        self, sequence: TokenSequence, result: StepResult, times: TokenTimes | None
+    ) -> None:
+        """Send a result to the answer that waits for it."""
+        if times is not None and isinstance(sequence.step, Decode) and sequence.step.is_timed:
+            sequence.events.append(replace(times, position=len(sequence.tokens) - 1))
+        self._advance(sequence, sequence.advance, result)
+
+    def _verify(
+        self, sequence: TokenSequence, drafts: Sequence[int], results: Sequence[StepResult]
+    ) -> tuple[int, int]:
+        """Send the results behind draft tokens for as long as the answer goes on like that.
+
+        A token whose times are wanted is computed once more, alone.
+
+        Returns:
+            How many drafts were verified, and how many of these were accepted.
+        """
+        n_right, n_checked = 0, len(drafts)
+        sequence.n_drafted += len(drafts)
+        for token, result in zip(drafts, results, strict=True):
+            step = sequence.step
+            if sequence.is_over or sequence.cache is None or sequence.n_missing != 1:
+                break
+            if not isinstance(step, Decode) or step.token != token:
+                break
+            if step.is_timed:
+                n_checked = n_right
+                break
+            sequence.cache.sequence.append([token])
+            self.cache.accept_draft(sequence.cache)
+            n_right += 1
+            sequence.n_accepted += 1
+            sequence.saved_s += sequence.saved_by_one_s
+            self._deliver(sequence, result, None)
+        if sequence.cache is not None:
+            sequence.cache.draft_slots.clear()
+        return n_checked, n_right
+
+    def _advance(
+        self, sequence: TokenSequence, act: Callable[P, None], *args: P.args, **kwargs: P.kwargs
+    ) -> None:
+        """Let an answer go on, and look at its next step; an error ends that answer."""
+        before, is_new = sequence.step, False
+        try:
+            act(*args, **kwargs)
+            is_new = not sequence.is_over and sequence.step is not before
+            if is_new and isinstance(sequence.step, Prefill):
+                self.check(sequence.step.ids, sequence.step.pictures)
+        except Exception as error:  # noqa: BLE001 bugs, too, concern nobody else
+            sequence.fail(error)
+            self._preempt(sequence, is_kept=False)
+            is_its_own = isinstance(error, PromptError | ContextOverflow | GrammarError)
+            if before is not None and not is_its_own:
+                self.cache.clear()  # it may hold what made the logits useless
+        if sequence.is_over:
+            self._finish(sequence)
+        elif is_new and sequence.cache and isinstance(sequence.step, Prefill):
+            self._rewind(sequence)
+
+    def _rewind(self, sequence: TokenSequence) -> None:
+        """Cut a sequence's cache to what its step goes on from, or have it admitted anew."""
+        self._stop_ahead()
+        cache, wanted = sequence.cache, sequence.tokens[:-1]
+        if cache and self.cache.rewind(cache, wanted):
+            n = sequence.pictures.whole(cache.n)
+            if n == cache.n or self.cache.rewind(cache, wanted[:n]):
+                sequence.note_cached()
+                return
+        if cache:
+            self._preempt(sequence, is_kept=False)
+        sequence.note_cached()
+
+    def _finish(self, sequence: TokenSequence) -> None:
+        """Forget a sequence that is over."""
+        self.drafts.forget(sequence)
+        if sequence in self.sequences:
+            self._preempt(sequence)
+            self.sequences.remove(sequence)
+
+    def _fail(self, error: Exception, failed: Sequence[TokenSequence] | None = None) -> None:
+        """End answers with an error; what is cached may be spoilt, so others are computed again.
+
+        Args:
+            failed: the answers; None for all that are computed.
+        """
+        for sequence in self._active if failed is None else failed:
+            sequence.fail(error)
+        self.forget()
+        for sequence in tuple(self.sequences):
+            if sequence.is_over:
+                self._finish(sequence)
+
+    # between two steps
+
+    def check(self, ids: Sequence[int], pictures: PlacedImages = NO_IMAGES) -> None:
+        """Check that tokens can be computed.
+
+        Args:
+            pictures: images among them.
+
+        Raises:
+            PromptError: no tokens, tokens that the model does not have, or more than fit.
+        """
+        check_prompt(ids, self._runtime.n_vocab, self.n_ctx, pictures)
+
+    def forget(self) -> None:
+        """Forget all that is cached; answers under way are computed again."""
+        with suppress(Exception):  # who has failed need not be able to stop
+            self._stop_ahead()
+        for sequence in self.running:
+            self._preempt(sequence, is_kept=False)
+        self.cache.clear()
+        self.last = ()
+
+    def settle(self) -> None:
+        """Wait until devices have computed all that was started, and sample nothing ahead.
+
+        Raises:
+            EngineError: a device has failed; all that is cached is forgotten then.
+        """
+        try:
+            self._stop_ahead()
+            self._runtime.finish()
+        except BaseException:
+            self.forget()
+            raise
+
+    @contextmanager
+    def emptied(self) -> Iterator[KVCacheManager]:
+        """Yield the cache while no sequence is running; later steps admit them again."""
+        self.settle()
+        for sequence in self.running:
+            self._preempt(sequence)
+        yield self.cache
+
+    def move(self, runtime: PagedRuntime) -> None:
+        """Go on with another runtime that has the same pages; see `emptied`."""
+        self._runtime = runtime
+        self.cache.move(runtime)
+        self.runner.move(runtime)
+
+
+def _raise_or_cancel(sequence: TokenSequence, error: Exception) -> None:
+    """End an answer because of an error, which may be that it was cancelled meanwhile."""
+    if not isinstance(error, Cancelled):
+        raise error
+    sequence.cancel()

@@ -1,0 +1,403 @@
+"""One sequence: its tokens, its status, what it needs computed next, and its unread events.
+
+The answer that it belongs to is a generator (`Steps`): it yields events, `Background` work that
+prepares it on a thread, and the steps that it needs (`Prefill`, `Decode`), whose results are sent
+to it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum, auto
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
+
+from engine.decoding.sampling.sampler import SamplingRequest
+from engine.errors import ContextOverflow, EngineError, PromptError
+from engine.generation.results import Finished, GenerationEvent, PrefillProgress, Timings, Usage
+from engine.util.progress import IsCancelled, never
+from engine.vision.images.placed import NO_IMAGES, PlacedImages, text_ids
+
+if TYPE_CHECKING:
+    from engine.decoding.grammar.matcher import Mask
+    from engine.decoding.sampling.sampler import Logits, Sampler
+    from engine.generation.cache_manager import SequenceCache
+
+EXIT_S = 4.0
+"""Longest time that the program's end waits for threads, in seconds."""
+
+T = TypeVar("T")
+
+_threads: dict[threading.Thread, Background] = {}
+"""What runs now."""
+
+
+class Background:
+    """A function that a thread runs for one answer or question, which waits for its result.
+
+    Args:
+        act: the function; what it is given returns True once nobody wants the result.
+    """
+
+    def __init__(self, act: Callable[[IsCancelled], Any]) -> None:
+        self._act = act
+        self._is_cancelled = False
+        self._result: Any = None
+        self._error: BaseException | None = None
+        self.is_done = False
+
+    def start(self, on_done: Callable[[], object]) -> None:
+        """Start the thread.
+
+        Args:
+            on_done: called on it once there is a result or an error.
+        """
+
+        def run() -> None:
+            self.run(on_done)
+            del _threads[thread]
+
+        thread = threading.Thread(target=run, name="tandem-background", daemon=True)
+        _threads[thread] = self
+        try:
+            thread.start()
+        except RuntimeError as error:  # "can't start new thread"
+            del _threads[thread]
+            self._error = EngineError(f"No thread can be started: {error}.", "Try again later.")
+            self.is_done = True
+            on_done()
+
+    def cancel(self) -> None:
+        """Ask the function to end; return at once."""
+        self._is_cancelled = True
+
+    def result(self) -> Any:
+        """Return what the function has returned, or raise what it has raised."""
+        if self._error is not None:
+            raise self._error
+        return self._result
+
+    def run(self, on_done: Callable[[], object] = never) -> None:
+        """Run the function; see `start`, which has a thread do so."""
+        try:
+            self._result = self._act(lambda: self._is_cancelled)
+        except BaseException as error:  # noqa: BLE001 raised again by `result`
+            self._error = error
+        self.is_done = True
+        on_done()
+
+
+Preparing: TypeAlias = Generator[Background, object, T]
+"""A step of an answer that waits for a thread, and returns what it has prepared."""
+
+
+def in_background(act: Callable[[IsCancelled], T]) -> Preparing[T]:
+    """Have the scheduler run a function on a thread; return its result once it is there."""
+    work = Background(act)
+    try:
+        yield work
+        result: T = work.result()
+        return result
+    finally:
+        work.cancel()
+
+
+@atexit.register
+def end_threads() -> None:
+    """End what runs: a program whose thread compiles a grammar at its end would crash."""
+    end = time.monotonic() + EXIT_S
+    running = dict(_threads)
+    for background in running.values():
+        background.cancel()
+    for thread in running:
+        thread.join(max(0.0, end - time.monotonic()))
+
+
+@dataclass(slots=True)
+class Prefill:
+    """Step that makes the cache hold `ids`, computing those that it does not hold yet.
+
+    Attributes:
+        ids: all tokens of the sequence.
+        marks: numbers of tokens behind which a later prompt may go on otherwise, so that the states
+            that cannot be cut are worth keeping there.
+        reports_progress: whether its progress is an event.
+        n_cached: number of the tokens that were cached, noted by the scheduler.
+        pictures: pictures among the tokens.
+    """
+
+    ids: Sequence[int]
+    marks: Sequence[int] = ()
+    reports_progress: bool = True
+    n_cached: int = 0
+    pictures: PlacedImages = NO_IMAGES
+
+
+@dataclass(slots=True)
+class Decode:
+    """Step that computes one token behind those computed so far.
+
+    Attributes:
+        token: id of the token.
+        sampler, never: how the next token is to be sampled, where a device can; see `TokenSource`.
+        n_left: number of tokens that may still be sampled.
+        is_timed: whether the token's times are an event.
+        wants_logits: whether the result has to be logits, so that no device may sample.
+        allowed: returns which tokens may come next, (at most n_vocab,); None for all. A device that
+            samples ahead cannot know.
+    """
+
+    token: int
+    sampler: Sampler
+    never: Sequence[int]
+    n_left: int
+    is_timed: bool = False
+    wants_logits: bool = False
+    allowed: Callable[[], Mask] | None = None
+
+    @property
+    def sampling_request(self) -> SamplingRequest | None:
+        """Settings by which a device may sample the next token; None if the host must."""
+        if self.wants_logits:
+            return None
+        return SamplingRequest(self.sampler, self.never, self.allowed)
+
+
+Step: TypeAlias = Prefill | Decode
+
+NotDone = Literal["cancelled", "context"]
+"""Reason why a step was not computed: the answer was cancelled, or the cache has no room for it."""
+
+StepResult: TypeAlias = "Logits | int | NotDone"
+"""Result of a step: logits (n_vocab,) of the last token, the next token, or why there is none."""
+
+Steps: TypeAlias = "Generator[GenerationEvent | Step | Background, StepResult | None, None]"
+"""An answer under way: the result of a step is sent to it, and None behind anything else."""
+
+
+def check_prompt(
+    ids: Sequence[int], n_vocab: int, n_ctx: int, pictures: PlacedImages = NO_IMAGES
+) -> None:
+    """Check that tokens can be computed.
+
+    Args:
+        pictures: pictures among them.
+
+    Raises:
+        PromptError: no tokens, or tokens that the model does not have.
+        ContextOverflow: more than the context holds.
+    """
+    if not ids:
+        raise PromptError("The prompt is empty.", "Write something first.")
+    texts = text_ids(ids) if pictures else ids
+    if texts and not 0 <= min(texts) <= max(texts) < n_vocab:
+        raise PromptError(f"The prompt has token ids outside 0 to {n_vocab - 1}.")
+    if len(ids) > n_ctx:
+        raise ContextOverflow(len(ids), n_ctx)
+
+
+MAX_UNREAD = 8
+"""Number of unread events at which an answer is not computed further."""
+
+
+class Status(Enum):
+    """What a sequence is doing."""
+
+    NEW = auto()
+    """It has not begun."""
+
+    PREPARING = auto()
+    """A thread prepares it (`Background`)."""
+
+    WAITING = auto()
+    """Its next step is to be computed, but it is not in the cache: not admitted, or preempted."""
+
+    RUNNING = auto()
+    """It is in the cache, and its next step is to be computed."""
+
+    FINISHED = auto()
+    """Nothing comes behind its unread events."""
+
+
+class TokenSequence:
+    """The tokens of one answer and its prompt.
+
+    Args:
+        steps: the answer; it begins when it is first advanced.
+        is_cancelled: asked before each pass; returning True ends the answer.
+        wake: called, on any thread, once the answer can go on after a `Background`.
+
+    Attributes:
+        tokens: all tokens that the cache has to hold for the next step.
+        pictures: images among them.
+        step: what is to be computed next; None before the answer has begun.
+        cache: what the cache holds of it; None unless it is running.
+        background: what a thread does for it, which it waits for instead; None for nothing.
+        events: events that nobody has read yet.
+        error: error that ended the answer, until somebody has read it; None without one.
+        is_over: whether nothing more comes behind `events`.
+        is_dropped: whether nobody will read it any more; see `drop`.
+        is_ahead: whether what is in `cache` is not what the answer goes on from.
+        n_drafted: number of draft tokens that were verified.
+        n_accepted: number of these that were accepted.
+        saved_s: seconds that drafts saved so far, less what verifying them took.
+        saved_by_one_s: seconds that an accepted draft of the present pass saves.
+    """
+
+    def __init__(
+        self, steps: Steps, is_cancelled: IsCancelled = never, wake: Callable[[], object] = never
+    ) -> None:
+        self._steps = steps
+        self.is_cancelled = is_cancelled
+        self._wake = wake
+        self.events: deque[GenerationEvent] = deque()
+        self.error: BaseException | None = None
+        self.is_over = self.is_dropped = self.is_ahead = False
+        self.step: Step | None = None
+        self.background: Background | None = None
+        self.tokens: list[int] = []
+        self.pictures = NO_IMAGES
+        self.cache: SequenceCache | None = None
+        self.n_drafted = self.n_accepted = 0
+        self.saved_s = self.saved_by_one_s = 0.0
+        self._n_cached: int | None = None
+        self._n_reported = 0
+
+    @property
+    def status(self) -> Status:
+        """What it is doing."""
+        if self.is_over:
+            return Status.FINISHED
+        if self.background is not None:
+            return Status.PREPARING
+        if self.step is None:
+            return Status.NEW
+        return Status.RUNNING if self.cache else Status.WAITING
+
+    @property
+    def has_unread(self) -> bool:
+        """Whether so many events are unread that the answer need not be computed further."""
+        return len(self.events) >= MAX_UNREAD
+
+    @property
+    def n_missing(self) -> int:
+        """Number of tokens that have to be computed until its step is done."""
+        return len(self.tokens) - (self.cache.n if self.cache else 0)
+
+    def marks(self, n_past: int) -> list[int]:
+        """Return where recurrent states are worth keeping behind the first n tokens.
+
+        That includes the last token but one, as the logits of the last are wanted.
+        """
+        if not isinstance(self.step, Prefill):
+            return []
+        marks = (*self.step.marks, len(self.step.ids) - 1)
+        return [mark for mark in marks if mark > n_past]
+
+    def advance(self, found: StepResult | None) -> None:
+        """Send the result of its step to the answer, which then needs another one or is over.
+
+        Raises:
+            BaseException: whatever the answer raises; it is over then.
+        """
+        self.background = None
+        try:
+            while True:
+                item = self._steps.send(found)
+                found = None
+                if isinstance(item, Prefill | Decode):
+                    self._take(item)
+                    return
+                if isinstance(item, Background):
+                    self.background = item
+                    item.start(self._wake)
+                    return
+                if isinstance(item, Finished):
+                    self.is_over = True
+                    drafts = {"n_drafted": self.n_drafted, "n_accepted": self.n_accepted}
+                    timings = replace(item.timings, saved_s=self.saved_s)
+                    item = replace(item, usage=replace(item.usage, **drafts), timings=timings)
+                self.events.append(item)
+        except StopIteration:
+            self.is_over = True
+        except BaseException:
+            self.is_over = True
+            raise
+
+    def refuse(self) -> None:
+        """Tell the answer that its step does not fit into the cache."""
+        if isinstance(self.step, Decode):
+            self.tokens.pop()
+        self.advance("context")
+
+    def cancel(self) -> None:
+        """End the answer as cancelled."""
+        if self.step is None and self.background is None:
+            self.advance(None)
+        if self.background is not None:
+            self.close()
+            self.events.append(Finished("cancelled", Usage(), Timings()))
+        elif not self.is_over:
+            self.advance("cancelled")
+
+    def cancel_if_asked(self) -> None:
+        """End the answer if `is_cancelled` returns True."""
+        if self.is_cancelled():
+            self.cancel()
+
+    def drop(self) -> None:
+        """Note that nobody will read the answer any more; at any time, on any thread."""
+        self.is_dropped = True
+        if (background := self.background) is not None:
+            background.cancel()
+
+    def fail(self, error: BaseException) -> None:
+        """End the answer with an error."""
+        self.background = None
+        self._steps.close()
+        self.error, self.is_over = error, True
+
+    def close(self) -> None:
+        """End the answer where it is."""
+        self.background = None
+        self._steps.close()
+        self.is_over = True
+
+    def note_cached(self) -> None:
+        """Note how many tokens of its prompt were cached, the first time that it is admitted."""
+        if isinstance(self.step, Prefill) and self._n_cached is None and self.cache:
+            self.step.n_cached = self._n_cached = self.cache.n
+
+    def report_progress(self, n_running: int) -> None:
+        """Make an event of the progress of a prompt, if there is any since the last one.
+
+        Args:
+            n_running: number of tokens that devices have not computed yet.
+        """
+        if not isinstance(self.step, Prefill) or not self.step.reports_progress:
+            return
+        assert self.cache is not None
+        assert self._n_cached is not None
+        n_done = self.cache.n - self._n_cached
+        if n_done > self._n_reported:
+            self._n_reported = n_done
+            total = len(self.tokens) - self._n_cached
+            self.events.append(PrefillProgress(max(0, n_done - n_running), total))
+
+    def note_ahead(self, ids: Sequence[int]) -> None:
+        """Note that a device has computed tokens behind those that the answer wanted."""
+        if self.cache is not None:
+            self.cache.sequence.append(ids)
+            self.is_ahead = True
+
+    def _take(self, step: Step) -> None:
+        self.step = step
+        if isinstance(step, Decode):
+            self.tokens.append(step.token)
+        else:
+            self.tokens, self.pictures = list(step.ids), step.pictures
+            self._n_cached, self._n_reported = None, 0
