@@ -152,3 +152,19 @@ def left_text(seconds: float) -> str:
     if seconds < 3600:
         return tr_n("{n} min left", "{n} min left", round(seconds / 60))
     return tr("{n} h left").format(n=decimal(f"{seconds / 3600:.1f}"))
+
+
+def drafts_text(n_right: int, n_guessed: int, gain: float) -> str:
+    """Return a text like "7 of 9 guesses right, 2.1× as fast"; "" where none was right.
+
+    Args:
+        gain: speed as a multiple of that without guesses; 1 where that is unknown.
+    """
+    if not n_right:
+        return ""
+    text = tr("{n} of {total} guesses right").format(n=n_right, total=n_guessed)
+    times = f"{gain:.1f}"
+    if times == "1.0":
+        return text
+    speed = tr("{n}× as fast").format(n=decimal(times))
+    return f"{text}, {speed}"

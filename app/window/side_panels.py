@@ -13,7 +13,7 @@ from app.cli.command import command_for
 from app.core.engine_client import EngineClient
 from app.core.translation import tr
 from app.devices.plans import PlanMenu, PlansPresenter
-from app.devices.split.picture import SplitPicture
+from app.devices.split.figures import SplitPicture
 from app.devices.split.session import SplitSession
 from app.server.page.session import ServerSession
 from app.widgets.buttons import button

@@ -42,7 +42,7 @@ def drive():
             return False
 
         def end(self):
-            setup = self.shell.engine_setup
+            setup = self.shell.__dict__.get("engine_setup")
             view = setup.page.view if setup is not None else None
             if "--engine" in sys.argv and (view is None or not view.choices.rows):
                 QTimer.singleShot(1, self.end)

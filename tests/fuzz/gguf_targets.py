@@ -9,10 +9,11 @@ from contextlib import redirect_stdout, suppress
 from pathlib import Path
 
 import numpy as np
+from PySide6.QtCore import QCoreApplication
 
 from app.cli.facts import run_inspect
-from app.devices.split.fit import find_out
-from app.devices.split.state import SplitState
+from app.devices.split.planning import find_out
+from app.devices.split.session import SplitSession
 from engine import (
     EngineError,
     Planner,
@@ -98,20 +99,21 @@ def show_plan(path: Path, draw: int) -> None:
     options = {"json": draw % 2 == 0, "metadata": True, "tensors": True}
     with redirect_stdout(io.StringIO()):
         run_inspect(argparse.Namespace(model=str(path), **options))
-    state = SplitState(Planner, fake_machine)
-    state.set_devices([*GPUS, CPU] if draw % 3 else [CPU])
+    QCoreApplication.instance() or QCoreApplication([])  # timers of the session need one
+    split = SplitSession(Planner, fake_machine)
+    split.set_devices([*GPUS, CPU] if draw % 3 else [CPU])
     info = read_model_info(path)
-    suggest = state.suggester()
+    suggest = split.suggester()
     choice = suggest(info)
-    state.set_model(info)
+    split.set_model(info)
     try:
         if choice is not None:
-            state.suggest(choice)
-        _check_sentences(filter(None, [*state.picture().problems, state.picture().chosen_because]))
-        if (question := state.fit_question()) is not None:
+            split.suggest(choice)
+        _check_sentences(filter(None, [*split.picture().problems, split.picture().chosen_because]))
+        if (question := split.fit_question()) is not None:
             find_out(question, Planner, threading.Event())
     finally:
-        state.set_model(None)
+        split.set_model(None)
 
 
 def use_tokenizer(path: Path, draw: int) -> None:

@@ -7,10 +7,11 @@ from app.setup.engine_pack.store import Pack, PackStore
 from app.setup.page.engine_view import EngineView
 from app.setup.page.page import EnginePage
 from app.setup.page.settings_part import EnginePanel
+from app.window.parts import if_made
 
 
 def page_of(shell: Shell) -> EnginePage:
-    assert shell.engine_setup is not None
+    assert if_made(shell, "engine_setup") is not None
     return shell.engine_setup.page
 
 

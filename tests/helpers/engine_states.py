@@ -13,6 +13,7 @@ from PySide6.QtWidgets import QWidget
 from app.main import Shell
 from app.setup.page.session import InstallRequest
 from app.window.engine_setup import EngineSetup
+from app.window.parts import if_made
 from engine import DeviceInfo, EngineError, leave_pack
 from tests.helpers.fake_engine_pack import PackScript, no_own_engine, write_lock
 from tests.helpers.screenshots import pause
@@ -79,7 +80,7 @@ def engine_settings(shell: Shell) -> QWidget:
 
 
 def _setup(shell: Shell) -> EngineSetup:
-    assert shell.engine_setup is not None
+    assert if_made(shell, "engine_setup") is not None
     return shell.engine_setup
 
 

@@ -26,7 +26,7 @@ from PySide6.QtWidgets import QApplication
 from app.core.paths import demo_model, settings_file
 from app.core.settings import SettingsStore
 from app.devices.map.grid import Part, with_pins
-from app.devices.split.picture import SplitPicture
+from app.devices.split.figures import SplitPicture
 from app.devices.split.settings import SplitSettings
 from app.main import Shell
 from app.window.main_window import SIDEBAR_WIDTH, SPLIT_WIDTH

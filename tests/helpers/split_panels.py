@@ -9,7 +9,7 @@ from PySide6.QtGui import QCloseEvent
 from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QApplication, QLabel, QWidget
 
-from app.devices.split.plan_source import PlannerFactory
+from app.devices.split.planning import PlannerFactory
 from app.devices.split.presenter import SplitPresenter
 from app.devices.split.session import SplitSession
 from app.devices.split.speed import MachineFactory, this_machine

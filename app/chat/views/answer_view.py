@@ -16,10 +16,9 @@ from app.chat.views.message_body import MessageBody
 from app.chat.views.message_view import MessageView
 from app.chat.views.thought_view import ThoughtView
 from app.chat.views.turn_editor import TurnEditor
-from app.core.engine_client.guesses import guesses_text
 from app.core.engine_sentences import translated
 from app.core.translation import tr, tr_later, tr_n
-from app.core.units import decimal
+from app.core.units import decimal, drafts_text
 from app.widgets.buttons import IconButton, button
 from app.widgets.text import ElidedLabel, label
 from engine import error_line
@@ -67,7 +66,7 @@ def footer_parts(stats: AnswerStats) -> list[FooterPart]:
         first = tr("{seconds} s to first token").format(seconds=seconds)
         parts.append(FooterPart(tr_n("{n} token", "{n} tokens", stats.n_tokens), 2))
         parts.append(FooterPart(first, 4))
-    if guesses := guesses_text(stats.n_accepted, stats.n_drafted, stats.draft_gain):
+    if guesses := drafts_text(stats.n_accepted, stats.n_drafted, stats.draft_gain):
         parts.append(FooterPart(guesses, 3))
     reason = tr(REASONS.get(stats.reason, stats.reason))
     parts.append(FooterPart(reason, 5 if stats.reason == "stop" else 1))

@@ -1,8 +1,7 @@
 """The engine as the window sees it: commands as methods, events as Qt signals."""
 
 from app.core.engine_client.answers import AnswerStage, RunningAnswer
-from app.core.engine_client.client import EngineClient, is_cancelled
-from app.core.engine_client.state import AsideAnswer, EngineState
+from app.core.engine_client.client import AsideAnswer, EngineClient, EngineState, is_cancelled
 
 __all__ = [
     "AnswerStage", "AsideAnswer", "EngineClient", "EngineState", "RunningAnswer", "is_cancelled",

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from enum import Enum
 
-from app.core.engine_client.signals import EngineSignals
-from app.core.engine_client.token_rate import AnswerMeter, TokenRate
+from PySide6.QtCore import QObject, Signal
+
 from engine import (
     THINK_CLOSE,
     THINK_OPEN,
@@ -21,6 +22,101 @@ from engine import (
     ToolCallBegun,
     ToolCallText,
 )
+
+
+class EngineSignals(QObject):
+    """The signals of the engine's client.
+
+    Those of answers come with their `RunningAnswer` last, as several are written at once.
+    """
+
+    ready = Signal(object)  # EngineReady
+    state_changed = Signal(object)  # EngineState
+    load_progress = Signal(float)  # 0 to 1
+    load_doing = Signal(str)  # present step of the load, "" while it only reads the file
+    loaded = Signal(object)  # ModelLoaded
+    load_failed = Signal(object)  # EngineError; Cancelled when a person stopped it
+    resplit_done = Signal(object)  # ModelResplit; `load_progress` is emitted before
+    resplit_failed = Signal(object)  # EngineError; the old split is kept unless `model` is None
+    state_progress = Signal(float)  # 0 to 1, of the state that is being saved or loaded
+    state_saved = Signal(object)  # StateSaved
+    state_loaded = Signal(object)  # StateLoaded
+    state_failed = Signal(object, object)  # EngineError, the SaveState or LoadState it ended
+    tune_started = Signal(object)  # TuneEstimate
+    tune_progress = Signal(object)  # TuneProgress
+    tuned = Signal(object)  # TuneResult; the model from before the search is loaded again
+    tune_failed = Signal(object)  # EngineError; the model is loaded again unless `model` is None
+    unloaded = Signal()
+    prefill = Signal(int, int, object)  # prompt tokens done, all prompt tokens, RunningAnswer
+    shifted = Signal(int, object)  # number of tokens dropped from a full context, RunningAnswer
+    text = Signal(str, object)  # text, RunningAnswer
+    called = Signal(object, object)  # ToolCallBegun or ToolCallText, RunningAnswer
+    paced = Signal(object)  # RunningAnswer whose tokens per second are known anew
+    rate = Signal(float, int)  # tokens per second of all answers, and how many; 0 at the end
+    token_times = Signal(object)  # TokenTimes of one token in every few
+    finished = Signal(object, object)  # Finished, RunningAnswer
+    failed = Signal(object, object)  # EngineError that ended an answer, RunningAnswer
+    counted = Signal(object)  # TokensCounted; None where they could not be counted
+    lost = Signal(object, object)  # EngineError that has ended the loaded model, its ModelLoaded
+    fallbacks_changed = Signal(object)  # tuple of Fallback: what makes the GPUs slower from now on
+
+
+RATE_WINDOW_S = 1.0
+
+
+class TokenRate:
+    """Meter of tokens per second over a short window."""
+
+    def __init__(self) -> None:
+        self._since: float | None = None
+        self._n_tokens = 0
+
+    def count(self, n_tokens: int) -> None:
+        if self._since is None:  # the first token says nothing about decoding
+            self._since = time.perf_counter()
+        else:
+            self._n_tokens += n_tokens
+
+    def due(self) -> float | None:
+        """Return the rate if the window is full, else None."""
+        if self._since is None:
+            return None
+        seconds = time.perf_counter() - self._since
+        if seconds < RATE_WINDOW_S:
+            return None
+        rate = self._n_tokens / seconds
+        self._since, self._n_tokens = time.perf_counter(), 0
+        return rate
+
+
+class AnswerMeter:
+    """Meter of one answer, for the figures of one that is cut off.
+
+    Attributes:
+        asked_at: time of the question, by `time.perf_counter`.
+        n_tokens: number of tokens so far.
+        first_token_s: seconds from the question to the first token; 0 while there is none.
+    """
+
+    def __init__(self) -> None:
+        self.asked_at = self._first = self._last = time.perf_counter()
+        self.n_tokens = self._n_later = 0
+        self.first_token_s = 0.0
+
+    def count(self, n_tokens: int) -> None:
+        """Count tokens that have arrived together."""
+        self._last = time.perf_counter()
+        if self.n_tokens:
+            self._n_later += n_tokens
+        elif n_tokens:
+            self._first, self.first_token_s = self._last, self._last - self.asked_at
+        self.n_tokens += n_tokens
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Tokens per second since the first ones arrived; 0 while that is unknown."""
+        seconds = self._last - self._first
+        return self._n_later / seconds if seconds > 0 else 0.0
 
 
 class AnswerStage(Enum):

@@ -5,16 +5,19 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
 from typing import TYPE_CHECKING
 
 from PySide6.QtCore import QObject, Slot
 
-from app.core.engine_client.answers import RunningAnswer, RunningAnswers, marker_behind
-from app.core.engine_client.inbox import EventInbox
-from app.core.engine_client.model_work import NONE, ModelWork
-from app.core.engine_client.sharing import EngineSharing
-from app.core.engine_client.signals import EngineSignals
-from app.core.engine_client.state import AsideAnswer, EngineState
+from app.core.engine_client.answers import (
+    EngineSignals,
+    RunningAnswer,
+    RunningAnswers,
+    marker_behind,
+)
+from app.core.engine_client.inbox import EngineSharing, EventInbox
 from engine import (
     Cancelled,
     ChatMessage,
@@ -28,8 +31,11 @@ from engine import (
     HostEvent,
     Load,
     LoadParams,
+    LoadProgress,
     LoadState,
     ModelLoaded,
+    ModelResplit,
+    ModelUnloaded,
     Resplit,
     SamplingParams,
     SaveState,
@@ -40,12 +46,150 @@ from engine import (
     TokenText,
     Tool,
     Tune,
+    Tuned,
+    TuneProgress,
+    TuneStarted,
     Unload,
+    model_after,
     thought_apart,
 )
 
 if TYPE_CHECKING:
     from engine import EngineHost
+
+NONE = -1
+"""Number of a command where there is none."""
+
+
+class ModelWork:
+    """Loads, changes of the split, searches and unloads; of each kind the last one is told.
+
+    Args:
+        settle: derives the engine's state anew, before a signal says what has changed.
+
+    Attributes:
+        model: the loaded model, if any; it stays while another model is being loaded.
+        load, tune, unload: numbers of the commands; `NONE` for none.
+    """
+
+    def __init__(self, signals: EngineSignals, settle: Callable[[], None]) -> None:
+        self._signals, self._settle = signals, settle
+        self.model: ModelLoaded | None = None
+        self.load = self.tune = self.unload = NONE
+        self._resplits: list[int] = []  # all that have not ended, as one does not end another
+
+    def add_resplit(self, number: int) -> None:
+        """Follow a change of the split."""
+        self._resplits.append(number)
+
+    @property
+    def stoppable(self) -> list[int]:
+        """Numbers of the commands that a person may stop."""
+        return [n for n in (self.load, self.tune) if n != NONE] + self._resplits
+
+    def on_event(self, number: int, event: Event) -> None:
+        """Emit the signals of an event, unless its command was replaced."""
+        if number == self.load or (number == 0 and self.load == NONE):
+            self._on_load(event)
+        elif number in self._resplits:
+            self._on_resplit(number, event)
+        elif number == self.tune:
+            self._on_tune(event)
+        elif number == self.unload:
+            self.unload = NONE
+            self.note(event)
+            self._settle()
+            if isinstance(event, ModelUnloaded):
+                self._signals.unloaded.emit()
+        else:
+            self.note(event)
+
+    def note(self, event: Event) -> None:
+        """Update the loaded model after any command, without a signal."""
+        self.model = model_after(event, self.model)
+
+    def on_fallbacks(self, event: FallbacksChanged) -> None:
+        """Note what makes the loaded model's GPUs slower, whichever command has led to it."""
+        if self.model is not None:
+            self.model = replace(self.model, fallbacks=event.fallbacks)
+            self._signals.fallbacks_changed.emit(event.fallbacks)
+
+    def _on_load(self, event: Event) -> None:
+        if isinstance(event, LoadProgress):
+            self._tell_progress(event)
+            return
+        self.load = NONE
+        self.note(event)
+        self._settle()
+        if isinstance(event, ModelLoaded):
+            self._signals.loaded.emit(event)
+        elif isinstance(event, Failed):
+            self._signals.load_failed.emit(event.error)
+
+    def _on_resplit(self, number: int, event: Event) -> None:
+        is_last = number == self._resplits[-1]
+        if isinstance(event, LoadProgress):
+            if is_last:
+                self._tell_progress(event)
+            return
+        self._resplits.remove(number)
+        self.note(event)
+        self._settle()
+        if is_last and isinstance(event, ModelResplit):
+            self._signals.resplit_done.emit(event)
+        elif is_last and isinstance(event, Failed):
+            self._signals.resplit_failed.emit(event.error)
+
+    def _on_tune(self, event: Event) -> None:
+        if isinstance(event, TuneStarted):
+            self._signals.tune_started.emit(event.estimate)
+        elif isinstance(event, TuneProgress):
+            self._signals.tune_progress.emit(event)
+        else:
+            self.tune = NONE
+            self.note(event)
+            self._settle()
+            if isinstance(event, Tuned):
+                self._signals.tuned.emit(event.result)
+            elif isinstance(event, Failed):
+                self._signals.tune_failed.emit(event.error)
+
+    def _tell_progress(self, event: LoadProgress) -> None:
+        self._signals.load_progress.emit(event.done_bytes / max(event.total_bytes, 1))
+        self._signals.load_doing.emit(event.doing)
+
+
+class EngineState(Enum):
+    """The engine's present activity; `EngineClient.model` is the model it holds.
+
+    LOADING includes a change of the split, in the middle of an answer or not, and a search for the
+    best split.
+    """
+
+    EMPTY = "empty"
+    LOADING = "loading"
+    READY = "ready"
+    GENERATING = "generating"
+    CLOSED = "closed"
+
+
+@dataclass(slots=True)
+class AsideAnswer:
+    """Something that is written beside the chats.
+
+    Attributes:
+        number: number of its command.
+        then: called once it has ended.
+        reason: reason why it has ended, as in `Finished`, or "failed".
+        is_ending: whether it was cancelled, which must not be done to what follows it.
+    """
+
+    number: int
+    then: Callable[[AsideAnswer], None]
+    text: str = ""
+    reason: str = ""
+    is_ending: bool = False
+
 
 log = logging.getLogger(__name__)
 

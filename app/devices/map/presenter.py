@@ -12,8 +12,7 @@ from app.core.background import LatestJob
 from app.devices.map.grid import Part, with_pins
 from app.devices.map.views.panel import PinTarget, PlacementPanel
 from app.devices.map.views.placement_table import Look
-from app.devices.split.figures import rank_labels
-from app.devices.split.picture import SplitPicture
+from app.devices.split.figures import SplitPicture, rank_labels
 from app.devices.split.session import SplitSession
 from app.devices.split.settings import RankSettings, SplitSettings
 from engine import EngineError, LoadParams

@@ -17,7 +17,7 @@ from app.core.background import LatestJob
 from app.core.notice import Notice
 from app.core.settings import Settings, SettingsStore
 from app.core.translation import tr
-from app.devices.split.plan_source import open_planner
+from app.devices.split.planning import open_planner
 from app.devices.split.session import SplitSession
 from app.devices.split.settings import default_settings
 from app.models.library.session import (

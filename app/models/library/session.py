@@ -17,8 +17,7 @@ from app.core.engine_sentences import reason_of, translated
 from app.core.settings import Settings
 from app.core.translation import tr, tr_n
 from app.core.units import context_text, decimal_size
-from app.devices.split.fit import suggestion
-from app.devices.split.plan_source import PlannerFactory
+from app.devices.split.planning import PlannerFactory, suggestion
 from app.devices.split.settings import SplitSettings
 from app.models.library.scan import FileIdentity, FoundModel, Place, file_identity, scan
 from engine import EngineError, ModelInfo

@@ -25,7 +25,7 @@ from app.server.web.running import ServerThread
 from engine import EngineError, one_line
 
 if TYPE_CHECKING:
-    from app.core.engine_client.sharing import EngineSharing
+    from app.core.engine_client.inbox import EngineSharing
     from app.server.ledger import Ledger, RequestRecord
 
 HERE, EVERYWHERE = "127.0.0.1", "0.0.0.0"

@@ -34,6 +34,7 @@ class ToolPresenter(QObject):
     @Slot()
     def open(self) -> None:
         """Show the dialog."""
+        self._session.begin()
         if self.dialog is not None:
             self.dialog.raise_()
             return

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from PySide6.QtCore import Qt, Signal, Slot
 from PySide6.QtWidgets import (
@@ -258,13 +258,17 @@ class ToolDialog(QDialog):
 class ToolPanel(QWidget):
     """Panel that says what servers of tools there are.
 
+    Args:
+        states: returns the state of each.
+
     Attributes:
         text: sentence on the servers.
         change: button that opens their dialog.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, states: Callable[[], Sequence[ToolServerState]]) -> None:
         super().__init__()
+        self._states = states
         self.text = label(role="muted")
         self.text.setWordWrap(True)
         self.change = button(tr("Tool servers…"))
@@ -272,10 +276,12 @@ class ToolPanel(QWidget):
         row.setContentsMargins(0, 6, 0, 6)
         row.addWidget(self.text, 1)
         row.addWidget(self.change)
+        self.refresh()
 
-    def show_states(self, states: Sequence[ToolServerState]) -> None:
+    @Slot()
+    def refresh(self) -> None:
         """Show how many servers and tools there are, and how many have failed."""
-        self.text.setText(summary(states))
+        self.text.setText(summary(self._states()))
 
 
 def summary(states: Sequence[ToolServerState]) -> str:

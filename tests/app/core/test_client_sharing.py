@@ -10,7 +10,7 @@ from PySide6.QtCore import QObject
 from pytestqt.qtbot import QtBot
 
 from app.core.engine_client import EngineClient
-from app.core.engine_client.sharing import EngineSharing
+from app.core.engine_client.inbox import EngineSharing
 from engine import (
     CacheCounted,
     ChatMessage,

@@ -157,11 +157,10 @@ def server(shell: Shell) -> QWidget:
 
 def tools(shell: Shell) -> QWidget:
     """Show the dialog of tool servers, with one that has failed."""
-    shell.tools.session.put(ToolServer("Files", ("no-such-program", "-y", "server-files")))
-    shell.tools.open()
-    assert shell.tools.presenter is not None
-    assert shell.tools.presenter.dialog is not None
-    return shell.tools.presenter.dialog
+    shell.tools.put(ToolServer("Files", ("no-such-program", "-y", "server-files")))
+    shell.tool_presenter.open()
+    assert shell.tool_presenter.dialog is not None
+    return shell.tool_presenter.dialog
 
 
 SCENES: dict[str, Callable[[Shell], QWidget]] = {

@@ -69,7 +69,7 @@ def test_the_window_shows_its_loads(
     make_shell: MakeShell, qtbot: QtBot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shown: list[float | None] = []
-    monkeypatch.setattr("app.window.parts.painter_for", lambda window: shown.append)
+    monkeypatch.setattr("app.main.painter_for", lambda window: shown.append)
     shell = make_shell(model=MODEL)
     shell.client.state_changed.emit(EngineState.LOADING)
     shell.client.load_progress.emit(0.5)

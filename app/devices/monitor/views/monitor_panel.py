@@ -24,9 +24,8 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from app.core.engine_client.guesses import guesses_text
 from app.core.translation import tr, tr_n
-from app.core.units import GIB, decimal
+from app.core.units import GIB, decimal, drafts_text
 from app.devices.monitor.figures import DEFAULT_GRAPHS, FIGURES, RATE
 from app.devices.monitor.record import MonitorRecord
 from app.devices.monitor.views.graph import WINDOW_S, HistoryPlot
@@ -183,7 +182,7 @@ class MonitorPanel(QWidget):
     def note_guesses(self, finished: Finished) -> None:
         """Show what guesses brought in an answer that has ended; the next snapshot draws it."""
         usage, gain = finished.usage, finished.timings.draft_gain
-        self.record.guesses = guesses_text(usage.n_accepted, usage.n_drafted, gain)
+        self.record.guesses = drafts_text(usage.n_accepted, usage.n_drafted, gain)
 
     def set_ranks(self, devices: Sequence[str]) -> None:
         """Show the ranks of the loaded model, given by their devices; none without a model."""

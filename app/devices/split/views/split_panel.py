@@ -16,14 +16,17 @@ from PySide6.QtWidgets import (
 )
 
 from app.core.translation import tr, tr_later
-from app.devices.split.figures import RowFigures, rank_labels, short_name
-from app.devices.split.picture import LoadState, SplitPicture
+from app.devices.split.figures import LoadState, RowFigures, SplitPicture, rank_labels, short_name
 from app.devices.split.settings import MAX_CPU_RANKS, MODES, Mode
 from app.devices.split.views.device_row import DeviceRow
-from app.devices.split.views.load_footer import LoadFooter, RemedyButtons
 from app.devices.split.views.load_options import LoadOptions
 from app.devices.split.views.split_bar import Segment, ShareBar
-from app.devices.split.views.split_summary import MemoryComparison, SplitSummary
+from app.devices.split.views.split_footer import (
+    LoadFooter,
+    MemoryComparison,
+    RemedyButtons,
+    SplitSummary,
+)
 from app.widgets.controls import ignore_wheel, keep_margin, line, show_number
 from app.widgets.layout import scaled
 from app.widgets.shortcuts import make_local_shortcut

@@ -11,7 +11,7 @@ from PySide6.QtWidgets import QFrame, QHBoxLayout, QMenu, QProgressBar, QToolBut
 from app.core.scale import px
 from app.core.translation import tr, tr_later, tr_n
 from app.core.units import context_text, decimal_size
-from app.devices.split.views.load_footer import named
+from app.devices.split.views.split_footer import named
 from app.remote.client.address import is_remote, model_caption, split_path
 from app.widgets.buttons import Chip, button
 from app.widgets.controls import Sheet, line

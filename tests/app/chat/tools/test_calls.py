@@ -14,6 +14,7 @@ from app.chat.tools.tool_use import CallStep
 from app.chat.views.answer_view import AnswerView
 from app.core.paths import chats_dir
 from app.main import Shell
+from app.window.parts import if_made
 from engine import EngineError, Generate
 from tests.helpers.fake_host import Script
 from tests.helpers.fake_tools import FakeToolHub
@@ -39,7 +40,7 @@ def ready(make_shell: MakeShell) -> Ready:
 
 def use(shell: Shell, hub: FakeToolHub) -> None:
     """Have a window use the tools of a hub."""
-    session = shell.tools.session
+    session = shell.tools
     session.__dict__["_hub"] = hub
     session.servers = tuple(state.server for state in hub.states())
     session.changed.emit()
@@ -461,7 +462,7 @@ def test_after_many_rounds_a_person_is_asked(
 
 def test_tools_can_be_switched_off_for_a_chat(qtbot: QtBot, ready: Ready, script: Script) -> None:
     shell, _ = ready()
-    switch = shell.tool_switch
+    switch = if_made(shell, "tool_switch")
     assert switch is not None
     assert (switch.button.text(), switch.button.isHidden()) == ("Tools: 2 ▾", False)
     switch._fill()
@@ -484,9 +485,9 @@ def test_tools_can_be_switched_off_for_a_chat(qtbot: QtBot, ready: Ready, script
 
 def test_without_servers_there_is_no_switch(make_shell: MakeShell) -> None:
     shell = make_shell(model=MODEL)
-    assert shell.tool_switch is None
+    assert if_made(shell, "tool_switch") is None
     use(shell, FakeToolHub(()))
-    assert shell.tool_switch is not None
+    assert if_made(shell, "tool_switch") is not None
     assert shell.tool_switch.button.isHidden()
 
 

@@ -47,11 +47,11 @@ def test_a_model_calls_a_tool_and_goes_on_with_its_result(qtbot: QtBot, qapp: QA
     try:
         qtbot.waitUntil(lambda: shell.start_up.is_ready, timeout=WAIT_MS)
         program = sys.executable, "-I", str(Path(town_server.__file__))
-        shell.tools.session.add([ToolServer("town", program)])
+        shell.tools.add([ToolServer("town", program)])
         shell.models.open(str(path))
         session, chat = shell.session, shell.session.current
         qtbot.waitUntil(
-            lambda: shell.client.model is not None and len(shell.tools.session.offered) == 2,
+            lambda: shell.client.model is not None and len(shell.tools.offered) == 2,
             timeout=WAIT_MS,
         )
         shell.window.sampling.set_params(SamplingParams(temperature=0, max_tokens=120))

@@ -160,13 +160,13 @@ def test_after_the_load_prediction_and_measurement_stand_side_by_side(panel: Wir
     panel.session.note_answer(answered(61.84))  # it began before the split that there is now
     settle()
     assert "61.8" not in texts(panel)
-    panel.session._state._loaded_at -= 60
+    panel.session._loaded_at -= 60
     panel.session.note_answer(answered(61.84))
     settle()
     shown_texts = texts(panel)
     assert "61.8" in shown_texts
     assert "predicted at token 150" in shown_texts
-    expected = panel.session._state.speed.expected
+    expected = panel.session.speed.expected
     off = abs(expected / 61.84 - 1)
     told = f"Before the last answer, {expected:.1f} tok/s were predicted for it"
     assert unbroken(told) in shown_texts
@@ -188,8 +188,8 @@ def test_predictions_are_compared_with_what_an_answer_took_without_guesses(
     What guesses saved is an estimate, so what is learned lies no further off than need be.
     """
     panel.session.set_loaded(loaded_as(panel.session.load_params()))
-    panel.session._state._loaded_at -= 60
-    plain, speed, learnt = answered(20.0), panel.session._state.speed, list[float]()
+    panel.session._loaded_at -= 60
+    plain, speed, learnt = answered(20.0), panel.session.speed, list[float]()
     forecaster = speed.machine.forecaster
     monkeypatch.setattr(forecaster, "learn_decode", lambda *given: learnt.append(given[3]))
     panel.session.note_answer(plain)

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from app.devices.split.figures import FigureInputs, kinds_of, row_figures
-from app.devices.split.picture import SpeedFigures, SplitPicture
+from app.devices.split.figures import (
+    FigureInputs,
+    SpeedFigures,
+    SplitPicture,
+    kinds_of,
+    row_figures,
+)
 from app.devices.split.saving import from_dict, to_dict
 from app.devices.split.settings import SplitSettings, default_settings
 from app.devices.split.views.choice_fields import EncoderDeviceField

@@ -28,8 +28,8 @@ from app.devices.split.figures import (
     short_name,
     shortages,
 )
+from app.devices.split.session import SplitSession
 from app.devices.split.settings import Mode, SplitSettings, default_settings
-from app.devices.split.state import SplitState
 from engine import (
     DeviceInfo,
     DeviceMemory,
@@ -247,17 +247,17 @@ def test_layers_are_told_as_blocks_and_bytes(tmp_path: Path, mode: Mode) -> None
     """A share of blocks and one of bytes are not the same: the head lies on the last rank."""
     path = tiny_gguf(tmp_path / "m.gguf", n_layer=5, n_head_kv=2)
     info = read_model_info(path)
-    state = SplitState(Planner)
-    state.set_devices([CPU])
-    state.set_model(info)
-    state.change(state.settings.with_cpu_ranks(2).with_mode(mode).with_weights([0.4, 0.6]))
-    state.change(state.settings.with_joined(1, False))
-    rows = state.picture().rows
+    split = SplitSession(Planner)
+    split.set_devices([CPU])
+    split.set_model(info)
+    split.change(split.settings.with_cpu_ranks(2).with_mode(mode).with_weights([0.4, 0.6]))
+    split.change(split.settings.with_joined(1, False))
+    rows = split.picture().rows
     assert [row.blocks for row in rows] == [(0, 1), (2, 3, 4)]
     weights = [row.memory.weights for row in rows]
     parts = [f"{100 * part / sum(weights):.1f}" for part in weights]
     assert [share_text(row) for row in rows] == [
         f"blocks 0-1 · {parts[0]} % of bytes", f"blocks 2-4 · {parts[1]} % of bytes",
     ]  # fmt: skip
-    state.change(state.settings.with_mode("tensor"))
-    assert share_text(state.picture().rows[0]).startswith("asked 40.0 · gets ")
+    split.change(split.settings.with_mode("tensor"))
+    assert share_text(split.picture().rows[0]).startswith("asked 40.0 · gets ")

@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 from pytestqt.qtbot import QtBot
 
-from app.devices.split.fit import FitAnswer, FitFinder, FitQuestion, suggestion
+from app.devices.split.planning import FitAnswer, FitFinder, FitQuestion, suggestion
 from app.devices.split.settings import default_settings
-from app.devices.split.views.load_footer import short_text
+from app.devices.split.views.split_footer import short_text
 from app.widgets.theme import theme
 from engine import Choice, Evaluation, LoadParams, Remedy
 from tests.app.conftest import MakePanel
@@ -207,10 +207,10 @@ def test_a_suggested_context_is_not_carried_to_another_model(make_panel: MakePan
     session = make_panel().session
     session.suggest(Choice(LoadParams(INFO.path, ("cuda:1",), n_ctx=8192), "Because."))
     assert session.settings.n_ctx == 8192
-    session._state._plans.open = lambda info: None  # type: ignore[method-assign]
-    session._state.set_model(replace(INFO, path="/m/other.gguf"))
+    session._plans.open = lambda info: None  # type: ignore[method-assign]
+    session.set_model(replace(INFO, path="/m/other.gguf"))
     assert session.settings.n_ctx is None
     session.change(replace(session.settings, n_ctx=4096))
     session.suggest(Choice(LoadParams(INFO.path, ("cuda:1",)), "Because."))
-    session._state.set_model(replace(INFO, path="/m/third.gguf"))
+    session.set_model(replace(INFO, path="/m/third.gguf"))
     assert session.settings.n_ctx == 4096

@@ -4,7 +4,7 @@ import pytest
 from PySide6.QtWidgets import QApplication, QPushButton, QScrollArea, QWidget
 from pytestqt.qtbot import QtBot
 
-from app.devices.split.views.load_footer import LoadFooter
+from app.devices.split.views.split_footer import LoadFooter
 from app.devices.split.views.split_panel import MIN_WIDTH
 from app.widgets.theme import apply_theme
 from engine import DeviceInfo, read_model_info
@@ -55,7 +55,7 @@ def test_a_summary_with_a_measured_speed_fits(qapp: QApplication, qtbot: QtBot) 
     panel.session.set_devices([CPU])
     panel.session.set_model(INFO)
     panel.session.set_loaded(loaded_as(panel.session.load_params()))
-    panel.session._state._loaded_at -= 60
+    panel.session._loaded_at -= 60
     panel.resize(MIN_WIDTH, 900)
     panel.show()
     panel.session.note_answer(answered(rate=1234.0))

@@ -9,7 +9,7 @@ import pytest
 from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
 
-from app.devices.split.picture import SplitPicture
+from app.devices.split.figures import SplitPicture
 from app.devices.split.session import SplitSession
 from engine import LoadParams
 from tests.helpers.fake_planner import CPU, GPUS, INFO, FakePlanner, fake_machine

@@ -12,11 +12,11 @@ from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
 
 from app.core.paths import settings_file
-from app.devices.split.fit import suggestion
+from app.devices.split.planning import suggestion
+from app.devices.split.session import SplitSession
 from app.devices.split.settings import default_settings
 from app.devices.split.speed import slot_texts
-from app.devices.split.state import SplitState
-from app.devices.split.views.split_summary import UNMEASURED
+from app.devices.split.views.split_footer import UNMEASURED
 from app.main import Shell
 from app.widgets.text import unbroken
 from engine import (
@@ -226,12 +226,12 @@ def test_a_selected_model_is_not_read_and_planned_anew_on_the_windows_thread() -
             super().__init__(path)
             opened.append(path)
 
-    state = SplitState(Counting, fake_machine)
-    state.set_devices([*GPUS[:2], CPU])
-    choice = state.suggester()(INFO)
+    split = SplitSession(Counting, fake_machine)
+    split.set_devices([*GPUS[:2], CPU])
+    choice = split.suggester()(INFO)
     assert choice is not None
     assert opened == [INFO.path]
-    state.set_model(INFO)
+    split.set_model(INFO)
     assert opened == [INFO.path]
-    state.set_model(INFO)
+    split.set_model(INFO)
     assert opened == [INFO.path] * 2, "what was prepared is used once"

@@ -10,7 +10,7 @@ from PySide6.QtWidgets import QFileDialog, QLabel
 from pytestqt.qtbot import QtBot
 
 from app.core.engine_client import EngineState
-from app.devices.split.picture import SplitPicture
+from app.devices.split.figures import SplitPicture
 from app.setup.engine_pack.progress import InstallProgress, InstallStage
 from app.setup.engine_pack.store import PackStore
 from app.setup.page.session import EngineSession

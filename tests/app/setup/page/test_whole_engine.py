@@ -36,7 +36,7 @@ def wait(is_done: Callable[[], bool], what: str) -> None:
             notice = shell.window.banner.notice
             sys.exit(f"it never {what}: {notice}")
 
-wait(lambda: shell.engine_setup is not None, "was there")
+wait(lambda: "engine_setup" in shell.__dict__, "was there")
 page = shell.engine_setup.page
 if sys.argv[1:]:
     wait(lambda: page.is_open, "offered an engine")

@@ -12,7 +12,7 @@ from pytestqt.qtbot import QtBot
 from app.core import paths
 from app.main import Shell
 from app.tools.page.server_form import ADDRESS, JSON, PROGRAM, ServerForm
-from app.tools.page.tool_dialog import ServerCard, ToolDialog
+from app.tools.page.tool_dialog import ServerCard, ToolDialog, ToolPanel
 from app.tools.server_store import ToolServer, join_command
 from app.tools.states import ToolResult
 from tests.helpers.mcp_server import served_over_http
@@ -25,20 +25,24 @@ WAIT_MS = 60_000
 pytestmark = pytest.mark.usefixtures("ring")
 
 
+def panel_of(shell: Shell) -> ToolPanel:
+    """Return the panel among the settings."""
+    panel = shell.window.findChild(ToolPanel)
+    assert panel is not None
+    return panel
+
+
 def dialog_of(shell: Shell) -> ToolDialog:
     """Open the dialog from the settings, and return it."""
     shell.settings_page.toggle()
-    assert shell.tools._panel is not None
-    shell.tools._panel.change.click()
-    assert shell.tools.presenter is not None
-    assert shell.tools.presenter.dialog is not None
-    return shell.tools.presenter.dialog
+    panel_of(shell).change.click()
+    assert shell.tool_presenter.dialog is not None
+    return shell.tool_presenter.dialog
 
 
 def form_of(shell: Shell) -> ServerForm:
-    assert shell.tools.presenter is not None
-    assert shell.tools.presenter.form is not None
-    return shell.tools.presenter.form
+    assert shell.tool_presenter.form is not None
+    return shell.tool_presenter.form
 
 
 def add_program(shell: Shell, dialog: ToolDialog, server: ToolServer) -> ServerCard:
@@ -75,16 +79,15 @@ def test_a_program_is_added_used_and_removed(
     card.head.click()
     assert card.tools["die"].isVisible()
     card.tools["die"].click()
-    assert "die" not in [tool.name for tool in shell.tools.session.offered]
+    assert "die" not in [tool.name for tool in shell.tools.offered]
     assert card.head.text() == "5 of 6 tools"
-    assert shell.tools._panel is not None
-    assert shell.tools._panel.text.text() == "1 server on, 5 tools"
+    assert panel_of(shell).text.text() == "1 server on, 5 tools"
     results: list[ToolResult] = []
-    shell.tools.session.call("plain__echo", {"text": "hi"}, results.append)
+    shell.tools.call("plain__echo", {"text": "hi"}, results.append)
     until(qtbot, lambda: results == [ToolResult("hi")])
     card.switch.click()
     assert card.status.text() == "Off"
-    assert shell.tools.session.offered == ()
+    assert shell.tools.offered == ()
     until(qtbot, lambda: paths.tool_servers_file().exists() and "disabled" in kept()["plain"])
     assert kept()["plain"]["hiddenTools"] == ["die"]
     yes = QMessageBox.StandardButton.Yes
@@ -100,7 +103,7 @@ def test_servers_are_there_again_after_a_restart(qtbot: QtBot, make_shell: MakeS
     paths.tool_servers_file().parent.mkdir(parents=True)
     paths.tool_servers_file().write_text(json.dumps({"mcpServers": {"plain": entry}}))
     shell = make_shell()
-    until(qtbot, lambda: len(shell.tools.session.offered) == 5)
+    until(qtbot, lambda: len(shell.tools.offered) == 5)
 
 
 def test_a_program_that_dies_is_told_and_started_again(qtbot: QtBot, make_shell: MakeShell) -> None:
@@ -108,7 +111,7 @@ def test_a_program_that_dies_is_told_and_started_again(qtbot: QtBot, make_shell:
     dialog = dialog_of(shell)
     card = add_program(shell, dialog, plain_server())
     until(qtbot, lambda: card.status.text() == "Ready")
-    shell.tools.session.call("plain__die", {}, lambda _: None)
+    shell.tools.call("plain__die", {}, lambda _: None)
     problem = "The program of plain has ended. Its last output: out of cheese"
     until(qtbot, lambda: card.status.text() == problem)
     assert not card.head.isVisible()
@@ -150,8 +153,7 @@ def test_what_will_not_do_is_said_in_the_form(qtbot: QtBot, make_shell: MakeShel
     form.json.setPlainText('{"mcpServers": {"a": {"command": "no-such-a"}}}')
     form.save.click()
     assert list(dialog.cards) == ["gone", "a"]
-    assert shell.tools.presenter is not None
-    assert shell.tools.presenter.form is None
+    assert shell.tool_presenter.form is None
 
 
 def test_values_of_headers_are_secrets_that_stay_at_an_edit(
@@ -186,7 +188,7 @@ def test_values_of_headers_are_secrets_that_stay_at_an_edit(
 def test_a_new_secret_is_used_at_once(qtbot: QtBot, make_shell: MakeShell) -> None:
     with served_over_http(has_key=True) as address:
         shell = make_shell()
-        session = shell.tools.session
+        session = shell.tools
         session.put(ToolServer("far", url=address, headers={"Authorization": "Bearer wrong"}))
         until(qtbot, lambda: [state.status for state in session.states] == ["failed"])
         right = ToolServer("far", url=address, headers={"Authorization": "Bearer open"})

@@ -1,6 +1,6 @@
-"""The longest context that fits, remedies where nothing does, and the split a model starts with.
+"""Plans of the selected model, the longest context that fits, and the split a model starts with.
 
-Each takes many plans, too many for one frame: this runs on threads.
+A plan fits into a frame and is made in place; the other two take many plans and run on threads.
 """
 
 from __future__ import annotations
@@ -9,18 +9,165 @@ import threading
 from collections.abc import Callable, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from PySide6.QtCore import QObject, QTimer, Signal, Slot
 
 import engine
 from app.core.background import LatestJob
-from app.devices.split.plan_source import PlannerFactory
 from app.devices.split.settings import SplitSettings
 from engine import EngineError, LoadParams, ModelInfo, is_cpu
 
 if TYPE_CHECKING:
-    from engine import Choice, Forecaster, Plan, Planner, Remedy
+    from engine import Choice, Evaluation, Forecaster, Plan, Planner, Positions, Remedy
+
+MAX_KNOWN: Final = 64
+"""Number of (parameters, handle) pairs whose positions are remembered."""
+FREE_STEP: Final = 256 << 20
+"""Step in bytes to which free memory is rounded, so that its flicker needs no new plans."""
+
+
+PlannerFactory = Callable[[str], "Planner"]
+"""Opens the model file at a path for planning."""
+
+
+def open_planner(path: str) -> Planner:
+    """Open a model file with the engine's planner."""
+    return engine.Planner(path)
+
+
+class PlanSource:
+    """Plans splits of one model at a time.
+
+    Args:
+        factory: opens a model file, as `engine.Planner` does.
+
+    Attributes:
+        info: the selected model.
+    """
+
+    def __init__(self, factory: PlannerFactory) -> None:
+        self._factory = factory
+        self._planner: Planner | None = None
+        self._lock = threading.Lock()
+        self._offered: tuple[str, Planner] | None = None
+        self._known: tuple[LoadParams, Evaluation] | None = None
+        self._positions: dict[tuple[LoadParams, int], Positions] = {}
+        self._free: dict[str, int] = {}
+        self.info: ModelInfo | None = None
+
+    @property
+    def free(self) -> Mapping[str, int]:
+        """Free bytes by device id that plans are made with, in steps of `FREE_STEP`."""
+        return self._free
+
+    def open(self, info: ModelInfo | None) -> None:
+        """Use another model, or none.
+
+        Raises:
+            EngineError: no plan can be made for the model.
+        """
+        if self._planner is not None:
+            self._planner.close()
+        self.info, self._planner = info, None
+        self._forget()
+        if info is not None:
+            self._planner = self._take(info.path) or self._factory(info.path)
+
+    def offer(self, path: str, planner: Planner | None) -> None:
+        """Give a planner of a file to the next `open`; for other threads, which read headers."""
+        with self._lock:
+            old, self._offered = self._offered, (path, planner) if planner else None
+        if old is not None:
+            old[1].close()
+
+    def _take(self, path: str) -> Planner | None:
+        """Return what was offered for a file, if anything."""
+        with self._lock:
+            if self._offered is None or self._offered[0] != path:
+                return None
+            (_, planner), self._offered = self._offered, None
+            return planner
+
+    def set_free(self, free: Mapping[str, int]) -> None:
+        """Set the free bytes by device id; they decide how weights are stored."""
+        rounded = {device: size // FREE_STEP * FREE_STEP for device, size in free.items()}
+        if rounded != self._free:
+            self._free = rounded
+            self._forget()
+
+    def evaluate(self, settings: SplitSettings) -> Evaluation | None:
+        """Return what the settings take; None without a model.
+
+        Raises:
+            EngineError: the split cannot be made.
+        """
+        if self._planner is None or self.info is None:
+            return None
+        params = settings.load_params(self.info.path)
+        if self._known is None or self._known[0] != params:
+            self._known = params, self._planner.evaluate(params, self._free)
+        return self._known[1]
+
+    def plan(self, settings: SplitSettings) -> Plan | None:
+        """Return the bytes on each device; see `evaluate`."""
+        evaluation = self.evaluate(settings)
+        return evaluation.plan if evaluation else None
+
+    def positions(self, settings: SplitSettings, handle: int) -> Positions | None:
+        """Return where the boundary after active rank number `handle` can be; None without a model.
+
+        The positions stay the same while the boundary moves, so they are remembered.
+
+        Raises:
+            EngineError: the present split cannot be made.
+        """
+        if self._planner is None or self.info is None:
+            return None
+        params = settings.load_params(self.info.path)
+        at_end = settings.with_boundary(handle, 1.0).shares  # the same wherever the handle is
+        key = replace(params, split=tuple(round(share, 9) for share in at_end)), handle
+        if key not in self._positions:
+            if len(self._positions) >= MAX_KNOWN:
+                self._positions.clear()
+            self._positions[key] = self._planner.positions(params, handle, self._free)
+        return self._positions[key]
+
+    def boundary(self, settings: SplitSettings, handle: int) -> float:
+        """Return where a boundary is in the plan, 0 to 1; without a model, in the settings."""
+        plan = self.plan(settings)
+        if plan is None:
+            return settings.boundary(handle)
+        return sum(device.effective for device in plan.devices[: handle + 1])
+
+    def dragged(self, settings: SplitSettings, handle: int, position: float) -> SplitSettings:
+        """Return settings with a boundary at the possible place nearest to `position`."""
+        with suppress(EngineError):  # without a plan, any place is possible
+            positions = self.positions(settings, handle)
+            if positions is not None and settings.can_move(handle):
+                return settings.with_split(positions[positions.nearest(position)].split)
+        return settings.with_boundary(handle, position)
+
+    def stepped(self, settings: SplitSettings, handle: int, notches: int) -> SplitSettings:
+        """Return settings with a boundary moved by `notches` possible places."""
+        if not settings.can_move(handle):
+            return settings
+        with suppress(EngineError):
+            positions = self.positions(settings, handle)
+            if positions is not None:
+                index = positions.nearest(self.boundary(settings, handle))
+                if abs(notches) >= len(positions):
+                    index = len(positions) - 1 if notches > 0 else 0
+                else:
+                    for _ in range(abs(notches)):
+                        index = positions.after(index) if notches > 0 else positions.before(index)
+                return settings.with_split(positions[index].split)
+        return settings.with_boundary(handle, settings.boundary(handle) + notches / 100)
+
+    def _forget(self) -> None:
+        self._known = None
+        self._positions.clear()
+
 
 Rooms = tuple[tuple[str, int, float], ...]
 """Device id, free bytes, and read speed in bytes per second of each device."""
