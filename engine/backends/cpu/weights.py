@@ -12,14 +12,14 @@ from torch.nn.functional import linear
 
 from engine.backends.cpu.kernels import compiled
 from engine.backends.cpu.kernels.language.isa import chosen
-from engine.backends.cpu.kernels.products.group_gemm import MOST_TILES
+from engine.backends.cpu.kernels.products.group_gemm import MAX_TILES
 from engine.backends.cpu.kernels.products.panels import quantised_bytes
-from engine.backends.cpu.kernels.products.quantised_gemm import LEAST_PANELS
+from engine.backends.cpu.kernels.products.quantised_gemm import MIN_PANELS
 from engine.backends.cpu.kernels.running.fastcall import Kernel
 from engine.backends.cpu.kernels.running.result_memory import result
 from engine.backends.cpu.kernels.words.combined_panels import PAIR
 from engine.backends.cpu.kernels.words.quad_products import QUAD
-from engine.backends.cpu.kernels.words.seven_products import MOST_PAIRS, MOST_QUADS, fits
+from engine.backends.cpu.kernels.words.seven_products import MAX_PAIRS, MAX_QUADS, fits
 from engine.backends.cpu.kernels.words.words import BALANCE
 from engine.backends.cpu.plain_weights import PIECE_BYTES, float_product
 from engine.backends.cpu.worker import PackedRows, Worker
@@ -43,7 +43,7 @@ from engine.model.forward.ops import ALL, Weight
 PASS_BYTES = 4 << 20
 """Bytes of quantised activations per pass over the weights; they stay in the cores' last cache."""
 
-PIECE_TILES = 2 * MOST_TILES
+PIECE_TILES = 2 * MAX_TILES
 """Number of tiles that a thread takes at a time for many tokens."""
 
 
@@ -78,7 +78,7 @@ class PlaneWeight:
         self.n_tiles_per_piece = max(1, min(PIECE_BYTES // tile_bytes, per_thread))
         self.n_tiles_for_many = max(1, min(PIECE_TILES, per_thread))
         group = chosen().tile_tokens
-        self.many_tokens = LEAST_PANELS * group
+        self.many_tokens = MIN_PANELS * group
         per_token = extent.n_blocks * self._panel_block_bytes
         self.n_tokens_per_pass = max(group, PASS_BYTES // max(1, per_token) // group * group)
 
@@ -386,7 +386,7 @@ class JoinedColumns:
         )
 
 
-LEAST_TOKENS = 32
+MIN_TOKENS = 32
 """Smallest number of tokens for which seven products are faster."""
 
 
@@ -413,7 +413,7 @@ class WordWeight(PlaneWeight):
         return WORD_PANEL_BYTES
 
     def matmul(self, x: Tensor) -> Tensor:
-        if x.shape[0] < LEAST_TOKENS or self._n_quad == 0:
+        if x.shape[0] < MIN_TOKENS or self._n_quad == 0:
             return self._own_product(x)
         return self._by_seven_products(x)
 
@@ -429,11 +429,11 @@ class WordWeight(PlaneWeight):
         y, combined = result(n_tokens, self.n_rows), self.worker.pairs.panels(x, extent)
         out, stride = y.data_ptr(), 4 * self.n_rows
         planes, tile_bytes, n_blocks, skip = self._planes
-        n_pass = -(-n_pair // MOST_PAIRS)
+        n_pass = -(-n_pair // MAX_PAIRS)
         team.wake()
         compiled.multiply_combined_words()(
             team.address, planes, tile_bytes, n_blocks, combined, n_pair, out, stride, n_quad,
-            max(1, min(MOST_QUADS, n_quad // (2 * team.n_threads))), -(-n_pair // n_pass),
+            max(1, min(MAX_QUADS, n_quad // (2 * team.n_threads))), -(-n_pair // n_pass),
         )  # fmt: skip
         n_done, n_row = n_pair * per_pair, n_quad * QUAD * TILE
         if n_row < self.n_rows:

@@ -11,7 +11,7 @@ from torch import Tensor
 from engine import LoadParams, Planner, load_model
 from engine.backends.cpu.file_packing import pack_rows
 from engine.backends.cpu.kernels.language.isa import chosen
-from engine.backends.cpu.weights import LEAST_TOKENS, JointProduct, WordWeight
+from engine.backends.cpu.weights import MIN_TOKENS, JointProduct, WordWeight
 from engine.backends.cpu.worker import Worker
 from engine.formats.quants.layout import Extent, n_tiles, word_tile_bytes
 from tests.helpers.tiny_gguf import tiny_gguf
@@ -79,8 +79,8 @@ def test_seven_products_have_the_bits_of_eight(worker: Worker, n_rows: int, n_co
         matrix[5, 3], matrix[18, 9], matrix[40] = nan, inf, 0
     weight = in_words(w, worker)
     found = weight.matmul(x)
-    for first in range(0, len(x), LEAST_TOKENS - 1):
-        few = weight.matmul(x[first : first + LEAST_TOKENS - 1])
+    for first in range(0, len(x), MIN_TOKENS - 1):
+        few = weight.matmul(x[first : first + MIN_TOKENS - 1])
         torch.testing.assert_close(
             found[first : first + len(few)], few, rtol=0, atol=0, equal_nan=True
         )

@@ -15,7 +15,7 @@ from engine.backends.cpu.kernels.running.team import add_run
 from engine.backends.cpu.kernels.words.words import (
     BALANCE,
     GROUP_BYTES,
-    MOST_LENGTH,
+    MAX_LENGTH,
     joined_numbers,
     scale_of,
     whole,
@@ -78,7 +78,7 @@ def _emit_row(
     def half(index: Value) -> Value:
         return operands.weights(code, raw + index * 32)
 
-    size, relative = scale_of(code, half, code.number(0), n_blocks * 2, MOST_LENGTH)
+    size, relative = scale_of(code, half, code.number(0), n_blocks * 2, MAX_LENGTH)
     zero, one = (code.constant(F32, number) for number in (0.0, 1.0))
     steps = ((relative / size).bitcast(I32) & EXPONENT).bitcast(F32)
     steps, factor = (

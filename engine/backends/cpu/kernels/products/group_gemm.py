@@ -44,16 +44,16 @@ VECTOR_BYTES = 4 * LANES
 BLOCK_BYTES = (N_LINES + 4) * VECTOR_BYTES
 """Room for an unpacked block: its lines, then up to four vectors of factors."""
 
-MOST_PANELS = 64
+MAX_PANELS = 64
 """Largest number of panels whose sums wait at a time."""
 
-MOST_TILES = 4
+MAX_TILES = 4
 """Largest number of tiles that are multiplied at a time."""
 
 PAIR, PAIR_TOKENS = 2, 4
 """Tiles that share a token's numbers, and tokens at a time of which the registers hold the sums."""
 
-SUMS_BYTES = MOST_TILES * VECTOR_BYTES
+SUMS_BYTES = MAX_TILES * VECTOR_BYTES
 """Room for a token's sums."""
 
 UNPACKED_BYTES = SUPER * BLOCK_BYTES
@@ -67,7 +67,7 @@ all of them compete for the same lines."""
 def add_groups(module: ir.Module, isa: Isa, layout: Layout, x_bytes: int) -> None:
     """Write `groups(planes, tile_bytes, n_tile, n_blocks, skip, panels, n_panels, out, …)`.
 
-    Multiplies up to `MOST_TILES` tiles by full panels of tokens. The other arguments are the bytes
+    Multiplies up to `MAX_TILES` tiles by full panels of tokens. The other arguments are the bytes
     between rows of the result and n, the number of rows that are written. The weights of the next
     group of blocks are prefetched meanwhile, some for each panel.
     """
@@ -80,10 +80,10 @@ def add_groups(module: ir.Module, isa: Isa, layout: Layout, x_bytes: int) -> Non
     tokens = isa.tile_tokens
     panel_bytes = n_blocks * PanelOffsets(tokens, x_bytes).n_bytes
     n_lines = code.number(-(-layout.tile_bytes(SUPER, 0) // LINE_BYTES))
-    unpacked = code.stack_buffer(LINE, MOST_TILES * UNPACKED_BYTES // VECTOR_BYTES)
-    sums = code.stack_buffer(FLOATS, MOST_PANELS * tokens * SUMS_BYTES // VECTOR_BYTES)
-    with code.loop(code.number(0), n_panels, MOST_PANELS) as begin:
-        count = code.min_signed(n_panels - begin, code.number(MOST_PANELS))
+    unpacked = code.stack_buffer(LINE, MAX_TILES * UNPACKED_BYTES // VECTOR_BYTES)
+    sums = code.stack_buffer(FLOATS, MAX_PANELS * tokens * SUMS_BYTES // VECTOR_BYTES)
+    with code.loop(code.number(0), n_panels, MAX_PANELS) as begin:
+        count = code.min_signed(n_panels - begin, code.number(MAX_PANELS))
 
         def multiply(group: BlockGroup) -> None:
             first, last = group.first, group.last

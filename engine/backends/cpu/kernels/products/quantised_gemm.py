@@ -25,7 +25,7 @@ from engine.backends.cpu.kernels.language.values import (
     function,
 )
 from engine.backends.cpu.kernels.products.block_sums import add_block, arranged
-from engine.backends.cpu.kernels.products.group_gemm import MOST_TILES, add_groups
+from engine.backends.cpu.kernels.products.group_gemm import MAX_TILES, add_groups
 from engine.backends.cpu.kernels.products.panel_packing import are_words
 from engine.backends.cpu.kernels.products.panels import PanelOffsets, panel_sizes
 from engine.backends.cpu.kernels.products.tile_reader import BlockGroup, TileReader, for_each_group
@@ -33,7 +33,7 @@ from engine.backends.cpu.kernels.running.team import add_run
 from engine.backends.cpu.kernels.words import plane_word_gemm
 from engine.formats.quants.layout import TILE, Layout, panel_block_bytes
 
-LEAST_PANELS = 2
+MIN_PANELS = 2
 """Smallest number of full panels for which weights are unpacked once for all of them."""
 
 
@@ -172,11 +172,11 @@ def _add_rows(module: ir.Module, products: TileProducts) -> None:
     )
     code.builder.function.linkage = "internal"
     n_panels = n_tokens // isa.tile_tokens
-    n_panels = code.where(n_panels < LEAST_PANELS, code.number(0), n_panels)
+    n_panels = code.where(n_panels < MIN_PANELS, code.number(0), n_panels)
     n_done = n_panels * isa.tile_tokens
     n_tile = ceil_div(n_rows, TILE)
-    with code.loop(code.number(0), n_tile, MOST_TILES) as tile:
-        n_tiles = code.min_signed(n_tile - tile, code.number(MOST_TILES))
+    with code.loop(code.number(0), n_tile, MAX_TILES) as tile:
+        n_tiles = code.min_signed(n_tile - tile, code.number(MAX_TILES))
         here, goal, left = planes + tile * tile_bytes, out + tile * (4 * TILE), n_rows - tile * TILE
         with code.when(n_panels > 0):
             code.call(

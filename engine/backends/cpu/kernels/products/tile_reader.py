@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from engine.backends.cpu.kernels.language.isa import LARGEST_ACTIVATION, Isa
+from engine.backends.cpu.kernels.language.isa import MAX_ACTIVATION, Isa
 from engine.backends.cpu.kernels.language.values import (
     FLOATS,
     I8,
@@ -178,7 +178,7 @@ class TileReader:
         else:
             most, zero = (1 << (layout.low + layout.high)) - 1, layout.zero + self.centre
             size = 128 if layout.low == 8 else max(zero, most - zero)
-        return 16 * LARGEST_ACTIVATION * size < 1 << 15
+        return 16 * MAX_ACTIVATION * size < 1 << 15
 
     @property
     def largest_weight(self) -> int:

@@ -23,7 +23,7 @@ from engine.backends.cpu.kernels.language.values import (
     Variable,
     function,
 )
-from engine.backends.cpu.kernels.products.group_gemm import AHEAD_PANELS, MOST_PANELS, MOST_TILES
+from engine.backends.cpu.kernels.products.group_gemm import AHEAD_PANELS, MAX_PANELS, MAX_TILES
 from engine.backends.cpu.kernels.products.panels import panel_sizes
 from engine.backends.cpu.kernels.products.tile_reader import BlockGroup, for_each_group
 from engine.backends.cpu.kernels.words.plane_word_reader import WordReader
@@ -131,8 +131,8 @@ def add_rows(module: ir.Module, isa: Isa, layout: Layout) -> None:
         with one, code.loop(code.number(0), n_tile) as tile:
             here, left = planes + tile * tile_bytes, n_rows - tile * TILE
             code.call("one", VOID, here, n_blocks, skip, panels, out + tile * (4 * TILE), left)
-        with several, code.loop(code.number(0), n_tile, MOST_TILES) as tile:
-            n_here = code.min_signed(n_tile - tile, code.number(MOST_TILES))
+        with several, code.loop(code.number(0), n_tile, MAX_TILES) as tile:
+            n_here = code.min_signed(n_tile - tile, code.number(MAX_TILES))
             here, left = planes + tile * tile_bytes, n_rows - tile * TILE
             code.call(
                 "groups", VOID, here, tile_bytes, n_here, n_blocks, skip, panels, n_tokens,
@@ -182,7 +182,7 @@ def _add_one(module: ir.Module, isa: Isa, layout: Layout) -> None:
 def _add_groups(module: ir.Module, isa: Isa, layout: Layout) -> None:
     """Write `groups(planes, tile_bytes, n_tile, n_blocks, skip, panels, n_tokens, out, …)`.
 
-    Multiplies up to `MOST_TILES` tiles by all tokens. The other arguments are the bytes between
+    Multiplies up to `MAX_TILES` tiles by all tokens. The other arguments are the bytes between
     rows of the result and n, the number of rows that are written. The weights of the next group of
     blocks are prefetched meanwhile, some for each panel.
     """
@@ -192,10 +192,10 @@ def _add_groups(module: ir.Module, isa: Isa, layout: Layout) -> None:
     code, values = function(module, "groups", 10)
     planes, tile_bytes, n_tile, n_blocks, skip, panels, n_tokens, out, stride, n = values
     code.builder.function.linkage = "internal"
-    most, unpacked_bytes = MOST_PANELS * isa.tile_tokens, _unpacked(code, isa, layout).n_bytes
+    most, unpacked_bytes = MAX_PANELS * isa.tile_tokens, _unpacked(code, isa, layout).n_bytes
     n_lines = code.number(-(-layout.tile_bytes(SUPER, 0) // LINE_BYTES))
-    unpacked = code.stack_buffer(LINE, MOST_TILES * unpacked_bytes // VECTOR_BYTES)
-    sums = code.stack_buffer(FLOATS, most * MOST_TILES)
+    unpacked = code.stack_buffer(LINE, MAX_TILES * unpacked_bytes // VECTOR_BYTES)
+    sums = code.stack_buffer(FLOATS, most * MAX_TILES)
     with code.loop(code.number(0), n_tokens, most) as begin:
         count = code.min_signed(n_tokens - begin, code.number(most))
         n_panels = count // isa.tile_tokens
@@ -221,7 +221,7 @@ def _add_groups(module: ir.Module, isa: Isa, layout: Layout) -> None:
                 code.call(
                     f"panel_{size}", VOID, unpacked, n_tile,
                     panels + (begin + token) * n_blocks * BLOCK_BYTES, first, last, n_blocks,
-                    sums + token * (MOST_TILES * VECTOR_BYTES), out + (begin + token) * stride,
+                    sums + token * (MAX_TILES * VECTOR_BYTES), out + (begin + token) * stride,
                     stride, n, behind, tile_bytes, *lines(token + UNPACKING, size),
                 )  # fmt: skip
 

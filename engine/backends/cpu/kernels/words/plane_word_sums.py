@@ -22,7 +22,7 @@ from engine.backends.cpu.kernels.words.plane_words import (
     sum_of,
 )
 
-LEAST_SUMS = 8
+MIN_SUMS = 8
 """Number of sums that processors add to at a time; fewer wait for each other."""
 
 
@@ -131,7 +131,7 @@ class GroupSums:
     def _parts(self, tiles: Sequence[TileGroup]) -> list[list[list[Variable]]]:
         """Return integer sums of 0 for each tile and token, several where there are few of them."""
         code, n_sums = self._code, len(tiles[0].sums)
-        n_parts = max(1, min(4, LEAST_SUMS // (len(tiles) * n_sums)))
+        n_parts = max(1, min(4, MIN_SUMS // (len(tiles) * n_sums)))
         zero = code.constant(INTS, 0)
         return [
             [[code.variable(zero) for _ in range(n_parts)] for _ in range(n_sums)] for _ in tiles

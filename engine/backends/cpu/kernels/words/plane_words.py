@@ -2,7 +2,7 @@
 
 See `kernels.products.panels` for where that is. Each 256 columns of a token that share a factor
 of the weights have a scale, numbers are multiplied by it and rounded. Weights are integers: codes,
-times the integer scale of their block where the type has one (`MOST_WEIGHT`). Scales of activations
+times the integer scale of their block where the type has one (`MAX_FINE_WEIGHT`). Scales of activations
 are such that a sum of products over 256 columns fits in 32 bits, by Cauchy and Schwarz as in
 `kernels.words.words`. So these sums are exact, and their order does not matter. What rounding
 adds is some 1e-4 of a typical product (an NMSE of 2e-8).
@@ -33,20 +33,20 @@ from engine.formats.quants.layout import BLOCK, SUPER, panel_block_bytes
 BLOCK_BYTES = panel_block_bytes(2)
 """Bytes of a token's block in a panel."""
 
-MOST_WEIGHT = 4096
+MAX_FINE_WEIGHT = 4096
 """Largest size of a weight: 32 × 128 in Q6_K."""
 
-MOST_LENGTH = 32_750
-"""Largest length of 256 activations in words: times that of as many weights, 16 × `MOST_WEIGHT`, it
+MAX_FINE_LENGTH = 32_750
+"""Largest length of 256 activations in words: times that of as many weights, 16 × `MAX_FINE_WEIGHT`, it
 is less than 2^31, also with what rounding adds."""
 
-MOST_WORD = 32_767
+MAX_FINE_WORD = 32_767
 """Largest word."""
 
 BALANCE = 2.0**21
 """What sums and factors are divided by; finished products are multiplied by it (`balanced`). So
 sums are numbers on the way for all activations: over 256 columns less than
-2^31 × 2^-21 × 2^128 / (`MOST_LENGTH` / 16). Factors of `TINY` and more keep all their bits."""
+2^31 × 2^-21 × 2^128 / (`MAX_FINE_LENGTH` / 16). Factors of `TINY` and more keep all their bits."""
 
 COLUMN_ORDER = [4 * line + column for line in range(BLOCK // 4) for column in (0, 2, 1, 3)]
 """Columns of a block in the order of a panel's words. An i32 of weights has four columns in bytes:
@@ -93,7 +93,7 @@ def add_pack_token(module: ir.Module) -> None:
 
     def pack(group: BlockGroup) -> None:
         size, relative = scale_of(
-            code, half, group.first * 2, group.last * 2, MOST_LENGTH, MOST_WORD
+            code, half, group.first * 2, group.last * 2, MAX_FINE_LENGTH, MAX_FINE_WORD
         )
         steps, factor = relative / size, size * (1 / BALANCE) / relative + (size - size)
         steps = code.where(size < TINY, code.constant(F32, 0.0), steps)
@@ -119,5 +119,5 @@ def _whole(values: Value) -> Value:
     return (values + ROUNDER).bitcast(INTS) - ROUNDER_BITS
 
 
-assert MOST_LENGTH < MOST_WORD
-assert BLOCK * SUPER * MOST_WEIGHT**2 * MOST_LENGTH**2 < 1 << 62
+assert MAX_FINE_LENGTH < MAX_FINE_WORD
+assert BLOCK * SUPER * MAX_FINE_WEIGHT**2 * MAX_FINE_LENGTH**2 < 1 << 62

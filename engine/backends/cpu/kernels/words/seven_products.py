@@ -4,7 +4,7 @@ Strassen's algorithm ("Gaussian elimination is not optimal", 1969) halves the ro
 the tokens of a product, and multiplies seven sums of the parts in place of eight parts. Sums over
 256 columns are whole numbers here, which fit in 32 bits; what overflows on the way comes out right
 in the end, as all is modulo 2^32. So the bits are those of `kernels.words.word_gemm`. Sums of
-two words fit in a word, as `words.MOST_WORD` sees to.
+two words fit in a word, as `words.MAX_WORD` sees to.
 
 Four tiles (a quad) are multiplied by two panels (a pair), see `quad_products`. Sums of the tokens'
 words are made once for a matrix, see `combined_panels`; those of weights in registers, from the
@@ -53,7 +53,7 @@ TILE_BYTES = GROUP_BYTES - LINE_BYTES
 """Bytes of a group of a tile that are prefetched: a line in each span then does for 16 pairs. The
 processor reads on by itself."""
 
-MOST_QUADS, MOST_PAIRS = 4, 16
+MAX_QUADS, MAX_PAIRS = 4, 16
 """Largest quads of a piece and pairs of a pass: their sums, and a group of columns of the tokens,
 are in the second cache."""
 
@@ -125,7 +125,7 @@ class _Piece:
         row = given["out"] + begin * self._n_token * self._stride
         self._out = row + first_quad * (4 * QUAD * TILE)
         self._n_vectors = QUAD * self._n_token
-        self._sums = code.stack_buffer(FLOATS, MOST_QUADS * MOST_PAIRS * self._n_vectors)
+        self._sums = code.stack_buffer(FLOATS, MAX_QUADS * MAX_PAIRS * self._n_vectors)
         self._nothing = code.stack_buffer(FLOATS, self._n_vectors)
         with code.loop(code.number(0), code.number(self._n_vectors)) as n:
             code.store(code.constant(FLOATS, 0.0), self._nothing + n * VECTOR_BYTES)
@@ -168,7 +168,7 @@ class _Piece:
         is_last_quad = (quad + 1).equals(self._n_quad)
         next_quad = code.where(is_last_quad, group.behind, here + self._quad_bytes)
         goal = goal + pair * self._n_token * self._stride
-        place = self._sums + (quad * MOST_PAIRS + pair) * (n_vectors * VECTOR_BYTES)
+        place = self._sums + (quad * MAX_PAIRS + pair) * (n_vectors * VECTOR_BYTES)
         prefetched = self._prefetched(group, quad, pair, next_quad, goal)
         chunk = tokens + pair * n_bytes
         facts = (

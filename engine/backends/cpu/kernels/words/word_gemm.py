@@ -28,7 +28,7 @@ from engine.backends.cpu.kernels.language.values import (
     Variable,
     function,
 )
-from engine.backends.cpu.kernels.products.group_gemm import AHEAD_PANELS, MOST_PANELS, MOST_TILES
+from engine.backends.cpu.kernels.products.group_gemm import AHEAD_PANELS, MAX_PANELS, MAX_TILES
 from engine.backends.cpu.kernels.products.quantised_gemm import TileProducts, build_products
 from engine.backends.cpu.kernels.products.tile_reader import AHEAD, FAR_AHEAD
 from engine.backends.cpu.kernels.words.words import GROUP_BYTES, panel_factor, panel_words
@@ -45,7 +45,7 @@ from engine.formats.quants.layout import (
 PAIR = 2
 """Number of tiles that are multiplied at once."""
 
-LEAST_SUMS = 8
+MIN_SUMS = 8
 """Number of sums that processors add to at a time; fewer wait for each other."""
 
 VECTOR_BYTES = 64
@@ -102,7 +102,7 @@ class _Group:
             n_blocks: number of the group's blocks.
         """
         code, tokens = self._code, range(self._n_tokens)
-        n_parts = max(1, min(4, LEAST_SUMS // (len(tiles) * self._n_tokens)))
+        n_parts = max(1, min(4, MIN_SUMS // (len(tiles) * self._n_tokens)))
         zero = code.constant(INTS, 0)
         parts = [[[code.variable(zero) for _ in range(n_parts)] for _ in tokens] for _ in tiles]
         with code.loop(code.number(0), n_blocks) as block:
@@ -149,12 +149,12 @@ def _add_groups(module: ir.Module, isa: Isa) -> None:
     tokens = isa.tile_tokens
     panel_bytes = n_blocks * (tokens * WORD_PANEL_BYTES)
     n_lines = code.number(GROUP_BYTES // LINE_BYTES)
-    sums = code.stack_buffer(FLOATS, MOST_PANELS * tokens * MOST_TILES)
+    sums = code.stack_buffer(FLOATS, MAX_PANELS * tokens * MAX_TILES)
     with (
-        code.loop(code.number(0), n_panels, MOST_PANELS) as begin,
+        code.loop(code.number(0), n_panels, MAX_PANELS) as begin,
         code.loop(code.number(0), n_blocks, SUPER) as first,
     ):
-        n_now = code.min_signed(n_panels - begin, code.number(MOST_PANELS))
+        n_now = code.min_signed(n_panels - begin, code.number(MAX_PANELS))
         n_here = code.min_signed(n_blocks - first, code.number(SUPER))
         n_left = n_blocks - first - n_here
         here = planes + first // SUPER * GROUP_BYTES
@@ -165,7 +165,7 @@ def _add_groups(module: ir.Module, isa: Isa) -> None:
             part = panels + (begin + panel) * panel_bytes
             part = part + first * (tokens * WORD_PANEL_BYTES)
             goal = out + (begin + panel) * tokens * stride
-            place = sums + panel * (tokens * MOST_TILES * VECTOR_BYTES)
+            place = sums + panel * (tokens * MAX_TILES * VECTOR_BYTES)
             code.call(
                 "panel", VOID, here, tile_bytes, n_tile, part, first, n_here, n_left, place, goal,
                 stride, n, behind, *lines,

@@ -4,7 +4,7 @@ A processor that adds up products of words (`Isa.has_word_dots`) multiplies twic
 of F32 numbers. Each 256 columns of a row of weights, and of a token, have a scale: numbers are
 multiplied by it and rounded. A sum of products over 256 columns is exact: it fits in 32 bits, as by
 Cauchy and Schwarz it is at most the product of both vectors' lengths, which scales keep within
-`MOST_LENGTH`. So the bits of a sum do not depend on its order, and all further steps are those of
+`MAX_LENGTH`. So the bits of a sum do not depend on its order, and all further steps are those of
 F32 numbers, in the order of columns.
 
 Rounding adds at most 8 to a vector's length, which is at least 8,192 unless all is 0. So whatever
@@ -53,16 +53,16 @@ from engine.formats.quants.layout import (
     WORD_PANEL_BYTES,
 )
 
-MOST_LENGTH = 46_000
+MAX_LENGTH = 46_000
 """Largest length of a vector of words: its square, with what rounding adds, is less than 2^31."""
 
-MOST_WORD = 16_383
+MAX_WORD = 16_383
 """Largest word: sums of two are words, too, as `kernels.words.seven_products` needs."""
 
 BALANCE = 2.0**21
 """Factors of weights are multiplied by this, those of activations divided. So a sum times the
 latter, the step before the former, is a number for all activations: it is less than
-2^31 × 2^-21 × 2^128 / (`MOST_LENGTH` / 16), and factors of `TINY` and more keep all their bits."""
+2^31 × 2^-21 × 2^128 / (`MAX_LENGTH` / 16), and factors of `TINY` and more keep all their bits."""
 
 GROUP_BYTES = WORD_FACTOR_BYTES + SUPER * WORD_BLOCK_BYTES
 """Bytes of a group in a tile."""
@@ -138,7 +138,7 @@ def add_pack_group(module: ir.Module) -> None:
     def half(index: Value) -> Value:
         return code.load(x + index * 64, FLOATS)
 
-    size, relative = scale_of(code, half, code.number(0), n_blocks * 2, MOST_LENGTH)
+    size, relative = scale_of(code, half, code.number(0), n_blocks * 2, MAX_LENGTH)
     steps, factor = relative / size, size * (1 / BALANCE) / relative + (size - size)
     steps = code.where(size < TINY, code.constant(F32, 0.0), steps)
     with code.loop(code.number(0), n_blocks) as block:
@@ -151,7 +151,7 @@ def add_pack_group(module: ir.Module) -> None:
 
 def scale_of(
     code: Code, half: Callable[[Value], Value], first: Value, last: Value, most_length: int,
-    most_word: int = MOST_WORD,
+    most_word: int = MAX_WORD,
 ) -> tuple[Value, Value]:  # fmt: skip
     """Return the largest size of some numbers, and the size that it may have as a word.
 
