@@ -12,15 +12,12 @@ from torch.nn.functional import linear
 
 from engine.backends.cpu.kernels import compiled
 from engine.backends.cpu.kernels.language.isa import chosen
-from engine.backends.cpu.kernels.products.group_gemm import MAX_TILES
+from engine.backends.cpu.kernels.products.gemm import MAX_TILES, MIN_PANELS
+from engine.backends.cpu.kernels.products.int16_panels import BALANCE
 from engine.backends.cpu.kernels.products.panels import quantised_bytes
-from engine.backends.cpu.kernels.products.quantised_gemm import MIN_PANELS
+from engine.backends.cpu.kernels.products.strassen import MAX_PAIRS, MAX_QUADS, PAIR, QUAD, fits
 from engine.backends.cpu.kernels.running.fastcall import Kernel
 from engine.backends.cpu.kernels.running.result_memory import result
-from engine.backends.cpu.kernels.words.combined_panels import PAIR
-from engine.backends.cpu.kernels.words.quad_products import QUAD
-from engine.backends.cpu.kernels.words.seven_products import MAX_PAIRS, MAX_QUADS, fits
-from engine.backends.cpu.kernels.words.words import BALANCE
 from engine.backends.cpu.plain_weights import PIECE_BYTES, float_product
 from engine.backends.cpu.worker import PackedRows, Worker
 from engine.backends.reference.weights import gathered_rows
@@ -138,7 +135,7 @@ class PlaneWeight:
         return -(-n_tiles(self.n_rows) // self.n_tiles_per_piece)
 
     def arguments(self, panels: int, n_tokens: int, out: int, out_stride: int) -> tuple[int, ...]:
-        """Return the arguments of the GEMM kernel (`cpu.kernels.products.quantised_gemm`).
+        """Return the arguments of the GEMM kernel (`cpu.kernels.products.gemm`).
 
         Args:
             panels: address of the quantised activations.
@@ -387,26 +384,26 @@ class JoinedColumns:
 
 
 MIN_TOKENS = 32
-"""Smallest number of tokens for which seven products are faster."""
+"""Smallest number of tokens for which Strassen's algorithm is faster."""
 
 
-class WordWeight(PlaneWeight):
-    """An F16 or BF16 matrix in tiles of words.
+class Int16Weight(PlaneWeight):
+    """An F16 or BF16 matrix in tiles of int16.
 
     Its columns are whole blocks, and `planes` has `word_tile_bytes` for each tile.
     """
 
     @property
     def rows(self) -> PackedRows:
-        return self.worker.words
+        return self.worker.int16
 
     @property
     def task(self) -> int:
-        return compiled.multiply_words_piece()
+        return compiled.multiply_int16_piece()
 
     @property
     def _product(self) -> Kernel:
-        return compiled.multiply_words()
+        return compiled.multiply_int16()
 
     @property
     def _panel_block_bytes(self) -> int:
@@ -415,15 +412,15 @@ class WordWeight(PlaneWeight):
     def matmul(self, x: Tensor) -> Tensor:
         if x.shape[0] < MIN_TOKENS or self._n_quad == 0:
             return self._own_product(x)
-        return self._by_seven_products(x)
+        return self._by_strassen(x)
 
     @cached_property
     def _n_quad(self) -> int:
-        """Number of whole quads, see `seven_products`; 0 where these do not fit."""
+        """Number of whole quads, see `kernels.products.strassen`; 0 where these do not fit."""
         return self.n_rows // (QUAD * TILE) if fits(self.extent.n_blocks) else 0
 
-    def _by_seven_products(self, x: Tensor) -> Tensor:
-        """Multiply whole quads and pairs by `seven_products`, the rest as usual: the same bits."""
+    def _by_strassen(self, x: Tensor) -> Tensor:
+        """Multiply quads and pairs by Strassen's algorithm, the rest as usual: the same bits."""
         n_tokens, team, extent, per_pair = len(x), self.worker.team, self.extent, _pair_tokens()
         n_quad, n_pair = self._n_quad, n_tokens // per_pair
         y, combined = result(n_tokens, self.n_rows), self.worker.pairs.panels(x, extent)
@@ -431,7 +428,7 @@ class WordWeight(PlaneWeight):
         planes, tile_bytes, n_blocks, skip = self._planes
         n_pass = -(-n_pair // MAX_PAIRS)
         team.wake()
-        compiled.multiply_combined_words()(
+        compiled.multiply_by_strassen()(
             team.address, planes, tile_bytes, n_blocks, combined, n_pair, out, stride, n_quad,
             max(1, min(MAX_QUADS, n_quad // (2 * team.n_threads))), -(-n_pair // n_pass),
         )  # fmt: skip
