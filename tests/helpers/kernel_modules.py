@@ -68,8 +68,12 @@ MODULES: Mapping[str, Writer] = {
         "q4_0",
     ),
     **_for_kinds("store", cache_codec.build, "f16", "q8_0", "q4_0"),
-    "panels": lambda isa: lambda module: panel_packing.build(module, isa),
-    "wide-panels": lambda isa: lambda module: panel_packing.build(module, isa, 2),
+    "panels": lambda isa: (
+        lambda module: panel_packing.build(module, isa, panel_packing.format_of(isa, 1))
+    ),
+    "wide-panels": lambda isa: (
+        lambda module: panel_packing.build(module, isa, panel_packing.format_of(isa, 2))
+    ),
     "expert-panels": lambda isa: lambda module: experts.build_quantise(module, isa),
     "team": lambda isa: team._build_work_loop,
     "meeting": lambda isa: thread_all_reduce.build,

@@ -11,10 +11,15 @@ from numpy.typing import NDArray
 
 from engine.backends.cpu.kernels.language.isa import ISAS, Isa
 from engine.backends.cpu.kernels.packing import pack
-from engine.backends.cpu.kernels.products import panel_packing, panels, quantised_gemm
+from engine.backends.cpu.kernels.products import (
+    gemm,
+    int16_panels,
+    panel_packing,
+    panels,
+    quantised_gemm,
+)
 from engine.backends.cpu.kernels.running import jit
 from engine.backends.cpu.kernels.running.team import Team
-from engine.backends.cpu.kernels.words import plane_words
 from engine.formats.quants.layout import LAYOUTS, panel_block_bytes
 
 Bytes = NDArray[np.uint8]
@@ -68,7 +73,10 @@ def _pack(kind: Kind, isa_name: str) -> Callable[..., None]:
 def _quantise(isa_name: str, x_bytes: int) -> Callable[..., None]:
     isa = isa_named(isa_name)
     found = jit.addresses_by_source(
-        f"panels-{x_bytes}", isa, ["quantise"], lambda m: panel_packing.build(m, isa, x_bytes)
+        f"panels-{x_bytes}",
+        isa,
+        ["quantise"],
+        lambda m: panel_packing.build(m, isa, panel_packing.format_of(isa, x_bytes)),
     )
     return _call(found["quantise"], 1 + len(panels.ARGUMENTS))
 
@@ -82,7 +90,7 @@ def _multiply(kind: int, isa_name: str, x_bytes: int) -> Callable[..., None]:
         ["multiply", "multiply_piece"],
         lambda m: quantised_gemm.build(m, isa, layout, x_bytes),
     )
-    return _call(found["multiply"], 1 + len(quantised_gemm.ARGUMENTS))
+    return _call(found["multiply"], 1 + len(gemm.ARGUMENTS))
 
 
 def pack_into(
@@ -179,18 +187,18 @@ def activations(
     return x.reshape(n_tokens, n_blocks * 32)
 
 
-def words_seen(panel: Bytes, n_tokens: int, n_blocks: int, isa: Isa) -> NDArray[np.float64]:
-    """Return the values of panels of words, (tokens, columns); see `plane_words`."""
+def int16_activations(panel: Bytes, n_tokens: int, n_blocks: int, isa: Isa) -> NDArray[np.float64]:
+    """Return the values of panels of int16, (tokens, columns); see `int16_panels`."""
     x = np.empty((n_tokens, n_blocks, 32))
-    token, size, per_token = 0, isa.tile_tokens, plane_words.BLOCK_BYTES
+    token, size, per_token = 0, isa.tile_tokens, int16_panels.FINE_BLOCK_BYTES
     while token < n_tokens:
         while size > n_tokens - token:
             size //= 2
         start, stop = token * n_blocks * per_token, (token + size) * n_blocks * per_token
         group = panel[start:stop].reshape(n_blocks, size * per_token)
         words = group[:, : size * 64].copy().view("<i2").reshape(n_blocks, size, 32)
-        factors = group[:, size * 76 : size * 80].copy().view("<f4") * plane_words.BALANCE
+        factors = group[:, size * 76 : size * 80].copy().view("<f4") * int16_panels.BALANCE
         numbers = (words * factors[..., None]).transpose(1, 0, 2)
-        x[token : token + size, :, plane_words.COLUMN_ORDER] = numbers
+        x[token : token + size, :, int16_panels.COLUMN_ORDER] = numbers
         token += size
     return x.reshape(n_tokens, n_blocks * 32)

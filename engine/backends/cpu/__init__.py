@@ -2,9 +2,9 @@
 
 Products read planes as they are, for any number of rows. Activations are quantised to one byte with
 a scale for every 16 columns; in models with a router to two bytes, with a scale for every 32.
-F16, BF16 and F32 matrices are multiplied in F32, or as words (`kernels.words`) where the processor
-adds up products of those. With `LoadParams.fast_prompts`, long prompts go through torch in BF16
-where that was measured to be faster.
+F16, BF16 and F32 matrices are multiplied in F32, or as int16 (`kernels.products.int16_panels`)
+where the processor adds up products of those. With `LoadParams.fast_prompts`, long prompts go
+through torch in BF16 where that was measured to be faster.
 
 Imports nothing of GPUs and no Triton.
 """

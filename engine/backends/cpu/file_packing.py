@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 READ_BYTES = 256 << 10
 """Bytes that a thread reads at a time: these and their planes fit in a core's cache."""
 
-LEAST_JOB, MOST_JOB = 4 << 20, 256 << 20
+MIN_JOB, MAX_JOB = 4 << 20, 256 << 20
 """Fewest and most bytes between two reports of progress."""
 
 JOB_S = 0.02, 0.08
@@ -57,7 +57,7 @@ class FilePacker:
         self.report = report
         self.reader = reader
         self.memory = WeightArena()
-        self._job_bytes = LEAST_JOB
+        self._job_bytes = MIN_JOB
         self._buffers = torch.empty(0, dtype=torch.uint8)
         self._progress = np.zeros(2, np.int64)
 
@@ -113,9 +113,9 @@ class FilePacker:
     def _adapt(self, seconds: float) -> None:
         """Choose the size of the next job from the time of the last."""
         if seconds < JOB_S[0]:
-            self._job_bytes = min(MOST_JOB, 2 * self._job_bytes)
+            self._job_bytes = min(MAX_JOB, 2 * self._job_bytes)
         elif seconds > JOB_S[1]:
-            self._job_bytes = max(LEAST_JOB, self._job_bytes // 2)
+            self._job_bytes = max(MIN_JOB, self._job_bytes // 2)
 
     def _pack(
         self, rows: TensorBytes, number: int, extent: Extent, planes: Tensor, goal_row: int

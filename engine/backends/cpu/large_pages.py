@@ -17,7 +17,7 @@ LARGE_PAGE = 2 << 20
 WORTHWHILE_BYTES = 2 * LARGE_PAGE
 """Smallest memory for which large pages are requested, in bytes."""
 
-MOST_LEFT_OVER = LARGE_PAGE // 4
+MAX_LEFT_OVER = LARGE_PAGE // 4
 """Most bytes of a tensor's last large page that nothing may be stored in; they take memory."""
 
 MADV_HUGEPAGE = 14
@@ -40,7 +40,7 @@ def weight_memory(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         return torch.empty(shape, dtype=dtype)
     memory = torch.empty(n_bytes + 2 * LARGE_PAGE, dtype=torch.uint8)
     begin = -memory.data_ptr() % LARGE_PAGE
-    large = (n_bytes + MOST_LEFT_OVER) // LARGE_PAGE * LARGE_PAGE
+    large = (n_bytes + MAX_LEFT_OVER) // LARGE_PAGE * LARGE_PAGE
     _advise_large(memory.data_ptr() + begin, large)
     return memory[begin : begin + n_bytes].view(dtype).view(shape)
 

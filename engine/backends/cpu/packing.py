@@ -12,7 +12,7 @@ from torch import Tensor
 
 from engine.backends.cpu.kernels.packing import word_pack
 from engine.backends.cpu.plain_weights import PlainWeight
-from engine.backends.cpu.weights import FineWeight, JoinedColumns, PlaneWeight, WordWeight
+from engine.backends.cpu.weights import FineWeight, Int16Weight, JoinedColumns, PlaneWeight
 from engine.formats.gguf.tensors import split_name
 from engine.formats.quants.layout import (
     BLOCK,
@@ -108,12 +108,12 @@ def _become_words(tensor: TensorInfo, pieces: Sequence[Slices], dim: int, worker
     """Return whether pieces of a matrix are loaded as words: one matrix of whole blocks."""
     *matrices, n_rows, n_columns = joined_shape(pieces, dim)
     is_fit = not matrices and n_rows >= TILE and n_columns % BLOCK == 0
-    return is_fit and tensor.type.number in word_pack.KINDS and worker.uses_words
+    return is_fit and tensor.type.number in word_pack.KINDS and worker.uses_int16
 
 
 def _words(
     file: GGUFFile, tensor: TensorInfo, pieces: Sequence[Slices], dim: int, packer: FilePacker
-) -> WordWeight:
+) -> Int16Weight:
     """Load pieces of an F16 or BF16 matrix, joined along `dim`, as words."""
     number, size, columns = tensor.type.number, tensor.type.type_size, pieces[0][-1]
     n_rows, n_columns = joined_shape(pieces, dim)
@@ -122,7 +122,7 @@ def _words(
     wanted = slice(columns.start * size, columns.stop * size)
     packing = _Packing(packer, number, wanted, extent, n_columns * size)
     packing.pack(stacks(file, tensor, pieces, dim), planes, n_rows)
-    return WordWeight(planes, number, n_rows, extent, packer.worker)
+    return Int16Weight(planes, number, n_rows, extent, packer.worker)
 
 
 @dataclass(frozen=True, slots=True)

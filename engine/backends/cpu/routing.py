@@ -32,11 +32,11 @@ SHORT = 8
 """Largest number of tokens for which a kernel call keeps Python's lock (GIL)."""
 
 
-MOST_ROWS = 64
+MAX_ROWS = 64
 """Largest number of rows of an expert that a thread takes at a time. What lies between their
 products is some 15 KB a row with 2048 and 768 columns, and fits in the second cache."""
 
-LEAST_EXPERTS = 8
+MIN_EXPERTS = 8
 """Least number of experts for each thread for which threads take whole experts: fewer are shared
 out unevenly."""
 
@@ -172,7 +172,7 @@ class ExpertFFN:
         self._products = array("q", [number for product in products for number in product])
         self._kept = gate.planes, up.planes, down.planes
         n_blocks = gate.extent.n_blocks, down.extent.n_blocks
-        self._place_bytes = place_bytes(MOST_ROWS, n_blocks, gate.n_rows, gate.x_bytes)
+        self._place_bytes = place_bytes(MAX_ROWS, n_blocks, gate.n_rows, gate.x_bytes)
         self._locks = array("q", bytes(LOCK_BYTES * gate.worker.n_threads))
 
     @classmethod
@@ -196,7 +196,7 @@ class ExpertFFN:
     def is_fast(self, groups: Groups) -> bool:
         """Return whether this is faster than one product after the other, for so many rows."""
         is_long = groups.row_of.shape[0] > MOST_AT_ONCE  # no recording holds its memory
-        return is_long and len(groups.table) >= LEAST_EXPERTS * self._worker.n_threads
+        return is_long and len(groups.table) >= MIN_EXPERTS * self._worker.n_threads
 
     def __call__(self, x: Tensor, groups: Groups, activation: int, limit: int) -> Tensor:
         """Return each row's result, (n_row, n_out), for tokens x (T, n_in).
@@ -213,7 +213,7 @@ class ExpertFFN:
         compiled.feed_experts(worker.x_bytes)(
             worker.team.address, tokens, groups.pair_of.data_ptr(), groups.row_of.shape[1],
             self._products.buffer_info()[0], activation, limit, groups.table.data_ptr(),
-            len(groups.table), MOST_ROWS, places, self._place_bytes,
+            len(groups.table), MAX_ROWS, places, self._place_bytes,
             self._locks.buffer_info()[0], n_threads, y.data_ptr(),
         )  # fmt: skip
         return y

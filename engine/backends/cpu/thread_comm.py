@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 SPIN_TURNS = 30_000
 """Number of times a waiting rank polls the others before it sleeps; takes about a millisecond."""
 
-MOST_ADDED = 1 << 17
+MAX_ADDED = 1 << 17
 """Largest number of elements that each rank sums with one native thread; torch uses several."""
 
 
@@ -250,7 +250,7 @@ class SpinningMeeting(Meeting):
         return self._slept_s[seat] + (self._board.called_s(seat) or 0.0)
 
     def place_for(self, x: Tensor | None) -> Tensor | None:
-        if x is None or x.numel() > MOST_ADDED or not is_plain(x):
+        if x is None or x.numel() > MAX_ADDED or not is_plain(x):
             return None
         return torch.empty_like(x)
 
@@ -414,7 +414,7 @@ class ThreadCommunicator:
             return compute()
         with recording_to(None):
             total = compute().clone()
-        if total.numel() <= MOST_ADDED and all(t is None or is_plain(t) for t in (x, total)):
+        if total.numel() <= MAX_ADDED and all(t is None or is_plain(t) for t in (x, total)):
             self._shared.meeting(group).note(log, group.index(self.rank), x, total)
         else:
             refuse_replay("ranks exchange what no kernel adds up")

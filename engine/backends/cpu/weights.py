@@ -12,15 +12,12 @@ from torch.nn.functional import linear
 
 from engine.backends.cpu.kernels import compiled
 from engine.backends.cpu.kernels.language.isa import chosen
-from engine.backends.cpu.kernels.products.group_gemm import MOST_TILES
+from engine.backends.cpu.kernels.products.gemm import MAX_TILES, MIN_PANELS
+from engine.backends.cpu.kernels.products.int16_panels import BALANCE
 from engine.backends.cpu.kernels.products.panels import quantised_bytes
-from engine.backends.cpu.kernels.products.quantised_gemm import LEAST_PANELS
+from engine.backends.cpu.kernels.products.strassen import MAX_PAIRS, MAX_QUADS, PAIR, QUAD, fits
 from engine.backends.cpu.kernels.running.fastcall import Kernel
 from engine.backends.cpu.kernels.running.result_memory import result
-from engine.backends.cpu.kernels.words.combined_panels import PAIR
-from engine.backends.cpu.kernels.words.quad_products import QUAD
-from engine.backends.cpu.kernels.words.seven_products import MOST_PAIRS, MOST_QUADS, fits
-from engine.backends.cpu.kernels.words.words import BALANCE
 from engine.backends.cpu.plain_weights import PIECE_BYTES, float_product
 from engine.backends.cpu.worker import PackedRows, Worker
 from engine.backends.reference.weights import gathered_rows
@@ -43,7 +40,7 @@ from engine.model.forward.operands import ALL, Weight
 PASS_BYTES = 4 << 20
 """Bytes of quantised activations per pass over the weights; they stay in the cores' last cache."""
 
-PIECE_TILES = 2 * MOST_TILES
+PIECE_TILES = 2 * MAX_TILES
 """Number of tiles that a thread takes at a time for many tokens."""
 
 
@@ -78,7 +75,7 @@ class PlaneWeight:
         self.n_tiles_per_piece = max(1, min(PIECE_BYTES // tile_bytes, per_thread))
         self.n_tiles_for_many = max(1, min(PIECE_TILES, per_thread))
         group = chosen().tile_tokens
-        self.many_tokens = LEAST_PANELS * group
+        self.many_tokens = MIN_PANELS * group
         per_token = extent.n_blocks * self._panel_block_bytes
         self.n_tokens_per_pass = max(group, PASS_BYTES // max(1, per_token) // group * group)
 
@@ -138,7 +135,7 @@ class PlaneWeight:
         return -(-n_tiles(self.n_rows) // self.n_tiles_per_piece)
 
     def arguments(self, panels: int, n_tokens: int, out: int, out_stride: int) -> tuple[int, ...]:
-        """Return the arguments of the GEMM kernel (`cpu.kernels.products.quantised_gemm`).
+        """Return the arguments of the GEMM kernel (`cpu.kernels.products.gemm`).
 
         Args:
             panels: address of the quantised activations.
@@ -386,54 +383,54 @@ class JoinedColumns:
         )
 
 
-LEAST_TOKENS = 32
-"""Smallest number of tokens for which seven products are faster."""
+MIN_TOKENS = 32
+"""Smallest number of tokens for which Strassen's algorithm is faster."""
 
 
-class WordWeight(PlaneWeight):
-    """An F16 or BF16 matrix in tiles of words.
+class Int16Weight(PlaneWeight):
+    """An F16 or BF16 matrix in tiles of int16.
 
     Its columns are whole blocks, and `planes` has `word_tile_bytes` for each tile.
     """
 
     @property
     def rows(self) -> PackedRows:
-        return self.worker.words
+        return self.worker.int16
 
     @property
     def task(self) -> int:
-        return compiled.multiply_words_piece()
+        return compiled.multiply_int16_piece()
 
     @property
     def _product(self) -> Kernel:
-        return compiled.multiply_words()
+        return compiled.multiply_int16()
 
     @property
     def _panel_block_bytes(self) -> int:
         return WORD_PANEL_BYTES
 
     def matmul(self, x: Tensor) -> Tensor:
-        if x.shape[0] < LEAST_TOKENS or self._n_quad == 0:
+        if x.shape[0] < MIN_TOKENS or self._n_quad == 0:
             return self._own_product(x)
-        return self._by_seven_products(x)
+        return self._by_strassen(x)
 
     @cached_property
     def _n_quad(self) -> int:
-        """Number of whole quads, see `seven_products`; 0 where these do not fit."""
+        """Number of whole quads, see `kernels.products.strassen`; 0 where these do not fit."""
         return self.n_rows // (QUAD * TILE) if fits(self.extent.n_blocks) else 0
 
-    def _by_seven_products(self, x: Tensor) -> Tensor:
-        """Multiply whole quads and pairs by `seven_products`, the rest as usual: the same bits."""
+    def _by_strassen(self, x: Tensor) -> Tensor:
+        """Multiply quads and pairs by Strassen's algorithm, the rest as usual: the same bits."""
         n_tokens, team, extent, per_pair = len(x), self.worker.team, self.extent, _pair_tokens()
         n_quad, n_pair = self._n_quad, n_tokens // per_pair
         y, combined = result(n_tokens, self.n_rows), self.worker.pairs.panels(x, extent)
         out, stride = y.data_ptr(), 4 * self.n_rows
         planes, tile_bytes, n_blocks, skip = self._planes
-        n_pass = -(-n_pair // MOST_PAIRS)
+        n_pass = -(-n_pair // MAX_PAIRS)
         team.wake()
-        compiled.multiply_combined_words()(
+        compiled.multiply_by_strassen()(
             team.address, planes, tile_bytes, n_blocks, combined, n_pair, out, stride, n_quad,
-            max(1, min(MOST_QUADS, n_quad // (2 * team.n_threads))), -(-n_pair // n_pass),
+            max(1, min(MAX_QUADS, n_quad // (2 * team.n_threads))), -(-n_pair // n_pass),
         )  # fmt: skip
         n_done, n_row = n_pair * per_pair, n_quad * QUAD * TILE
         if n_row < self.n_rows:

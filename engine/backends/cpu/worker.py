@@ -15,10 +15,10 @@ from torch.nn.functional import linear
 from engine.backends.cpu.kernels import compiled
 from engine.backends.cpu.kernels.language.isa import chosen
 from engine.backends.cpu.kernels.products.panels import ARGUMENTS, quantised_bytes
+from engine.backends.cpu.kernels.products.strassen import PAIR_BLOCK_BYTES
 from engine.backends.cpu.kernels.running.fastcall import Kernel
 from engine.backends.cpu.kernels.running.result_memory import GrowingMemory, free_results
 from engine.backends.cpu.kernels.running.team import Team
-from engine.backends.cpu.kernels.words.combined_panels import PAIR_BLOCK_BYTES
 from engine.backends.cpu.large_pages import weight_memory
 from engine.formats.quants.layout import (
     BLOCK,
@@ -57,16 +57,16 @@ def is_bf16_fast(n_threads: int) -> bool:
     x, w = torch.ones(N_TOKENS, N_COLUMNS), torch.ones(N_TILE * TILE, N_COLUMNS)
     x_bf16, w_bf16 = x.bfloat16(), w.bfloat16()
     bf16_s = _best(lambda: linear(x_bf16, w_bf16))
-    own_s = _words_s(n_threads) if chosen().has_word_dots else _best(lambda: linear(x, w))
+    own_s = _int16_s(n_threads) if chosen().has_word_dots else _best(lambda: linear(x, w))
     return bf16_s < own_s
 
 
-def _words_s(n_threads: int) -> float:
-    """Return the seconds of a product in words."""
+def _int16_s(n_threads: int) -> float:
+    """Return the seconds of a product of int16."""
     n_blocks, y = N_COLUMNS // BLOCK, torch.empty(N_TOKENS, N_TILE * TILE)
     planes = torch.zeros(N_TILE, word_tile_bytes(n_blocks), dtype=torch.uint8)
     panels = torch.zeros(N_TOKENS * n_blocks * WORD_PANEL_BYTES, dtype=torch.uint8)
-    team, multiply = Team(n_threads), compiled.multiply_words()
+    team, multiply = Team(n_threads), compiled.multiply_int16()
 
     def run() -> None:
         team.wake()
@@ -138,8 +138,8 @@ class Worker:
         team: the rank's threads.
         rows: activations for products with most quantised matrices.
         fine: those of two bytes, for matrices that need them where `x_bytes` is 1.
-        words: those for products with matrices of words.
-        pairs: those for `engine.backends.cpu.kernels.words.seven_products`.
+        int16: those for products with F16 and BF16 matrices as int16.
+        pairs: those for `engine.backends.cpu.kernels.products.strassen`.
         tokens: those for `engine.backends.cpu.kernels.products.expert_ffn`.
     """
 
@@ -148,12 +148,12 @@ class Worker:
         self.x_bytes = x_bytes
         self.rows = PanelRows(self.team, x_bytes)
         self.fine = PanelRows(self.team, 2)
-        self.words = PackedRows(self.team, compiled.quantise_words_address, WORD_PANEL_BYTES)
-        self.pairs = PackedRows(self.team, compiled.combine_words_address, PAIR_BLOCK_BYTES)
+        self.int16 = PackedRows(self.team, compiled.quantise_int16_address, WORD_PANEL_BYTES)
+        self.pairs = PackedRows(self.team, compiled.combine_address, PAIR_BLOCK_BYTES)
         self.tokens = PackedRows(
             self.team, partial(compiled.pack_each_address, x_bytes), panel_block_bytes(x_bytes)
         )
-        self._all_rows = self.rows, self.fine, self.words, self.pairs, self.tokens
+        self._all_rows = self.rows, self.fine, self.int16, self.pairs, self.tokens
         self._may_use_bf16 = fast_prompts and x_bytes == 1
         self._bytes = GrowingMemory(lambda n: weight_memory((n,), torch.uint8))
         self._bf16_numbers = GrowingMemory(lambda n: torch.empty(n, dtype=torch.bfloat16))
@@ -177,8 +177,8 @@ class Worker:
         return self._may_use_bf16 and is_bf16_fast(self.n_threads)
 
     @cached_property
-    def uses_words(self) -> bool:
-        """Whether F16 and BF16 matrices become words, see `cpu.kernels.words.words`.
+    def uses_int16(self) -> bool:
+        """Whether F16 and BF16 matrices become int16, see `cpu.kernels.products.int16_panels`.
 
         Routers are too sensitive to rounded activations.
         """
@@ -199,7 +199,7 @@ class Worker:
     @property
     def memory(self) -> Sequence[Tensor]:
         """Memory that kernels currently use for small batches."""
-        return self.rows.memory, self.fine.memory, self.words.memory, self._f32_numbers.memory
+        return self.rows.memory, self.fine.memory, self.int16.memory, self._f32_numbers.memory
 
     @property
     def n_threads(self) -> int:

@@ -18,7 +18,7 @@ from engine.backends.cpu.kernels.language.isa import chosen
 from engine.backends.cpu.large_pages import weight_memory
 from engine.backends.cpu.packing import DTYPES
 from engine.backends.cpu.plain_weights import BF16_BATCH, PlainWeight
-from engine.backends.cpu.weights import PlaneWeight, WordWeight
+from engine.backends.cpu.weights import PlaneWeight, Int16Weight
 from engine.backends.cpu.worker import Worker
 from engine.formats.gguf.tensors import TYPES
 from engine.formats.quants.layout import BLOCK, LAYOUTS, TILE, Extent, word_tile_bytes
@@ -135,7 +135,7 @@ class Probe:
         worker = self._worker
         if self.kind in NUMBERS:
             return "BF16" if n_tokens >= worker.bf16_from else "INT8"
-        if _are_words(self.kind, worker):
+        if _are_int16(self.kind, worker):
             return "INT16"
         is_short = self.kind != "F32" and n_tokens >= BF16_BATCH
         return "BF16" if is_short and worker.is_bf16_fast else "F32"
@@ -145,8 +145,8 @@ class Probe:
         self._worker.close()
 
 
-def _are_words(kind: str, worker: Worker) -> bool:
-    return kind in ("F16", "BF16") and worker.uses_words
+def _are_int16(kind: str, worker: Worker) -> bool:
+    return kind in ("F16", "BF16") and worker.uses_int16
 
 
 def _filled(kind: str, n_bytes: int, worker: Worker) -> Tensor:
@@ -156,7 +156,7 @@ def _filled(kind: str, n_bytes: int, worker: Worker) -> Tensor:
             N_ROWS // TILE,
             Extent.of(0, N_COLUMNS).tile_bytes(LAYOUTS[NUMBERS[kind]]),
         )
-    elif _are_words(kind, worker):
+    elif _are_int16(kind, worker):
         n_row, row_bytes = N_ROWS // TILE, word_tile_bytes(N_COLUMNS // BLOCK)
     else:
         n_row, row_bytes = N_ROWS, N_COLUMNS * DTYPES[kind].itemsize
@@ -167,8 +167,8 @@ def _filled(kind: str, n_bytes: int, worker: Worker) -> Tensor:
 def _weight(kind: str, part: Tensor, n_rows: int, worker: Worker) -> Weight:
     if kind in NUMBERS:
         return PlaneWeight(part, NUMBERS[kind], n_rows, Extent.of(0, N_COLUMNS), worker)
-    if _are_words(kind, worker):
-        return WordWeight(part, TYPE_NUMBERS[kind], n_rows, Extent.of(0, N_COLUMNS), worker)
+    if _are_int16(kind, worker):
+        return Int16Weight(part, TYPE_NUMBERS[kind], n_rows, Extent.of(0, N_COLUMNS), worker)
     return PlainWeight(part.view(DTYPES[kind]), worker)
 
 

@@ -18,12 +18,14 @@ from engine.backends.cpu.kernels.products import (
     experts,
     float_gemm,
     fused_gemv,
+    gemm,
+    int16_gemm,
     panel_packing,
     quantised_gemm,
+    strassen,
 )
 from engine.backends.cpu.kernels.running import jit
 from engine.backends.cpu.kernels.running.fastcall import Kernel, bind
-from engine.backends.cpu.kernels.words import seven_products, word_gemm, words
 from engine.formats.quants.layout import LAYOUTS
 
 
@@ -37,7 +39,10 @@ def quantise_address(x_bytes: int) -> int:
     """Return the address of the kernel of `panel_packing`."""
     isa = chosen()
     found = jit.addresses_by_source(
-        f"panels-{x_bytes}", isa, ["quantise"], lambda m: panel_packing.build(m, isa, x_bytes)
+        f"panels-{x_bytes}",
+        isa,
+        ["quantise"],
+        lambda m: panel_packing.build(m, isa, panel_packing.format_of(isa, x_bytes)),
     )
     return found["quantise"]
 
@@ -57,7 +62,7 @@ def _product(type_number: int, x_bytes: int) -> dict[str, int]:
 @cache
 def multiply(type_number: int, x_bytes: int) -> Kernel:
     """Return the kernel of `quantised_gemm` that multiplies by a matrix of a GGML type."""
-    return callable_at(_product(type_number, x_bytes)["multiply"], quantised_gemm.ARGUMENTS)
+    return callable_at(_product(type_number, x_bytes)["multiply"], gemm.ARGUMENTS)
 
 
 def multiply_piece(type_number: int, x_bytes: int) -> int:
@@ -192,46 +197,46 @@ def multiply_plain(kind: str, *, transposed: bool = False) -> Kernel:
 
 
 @cache
-def quantise_words_address() -> int:
-    """Return the address of the kernel of `words` that makes panels of words."""
+def quantise_int16_address() -> int:
+    """Return the address of the kernel of `panel_packing` for matrices of int16."""
     isa, name = chosen(), "quantise"
-    found = jit.addresses_by_source("word-panels", isa, [name], lambda m: words.build(m, isa))
+    found = jit.addresses_by_source(
+        "int16-panels", isa, [name], lambda m: panel_packing.build(m, isa, panel_packing.INT16)
+    )
     return found[name]
 
 
 @cache
-def _word_product() -> dict[str, int]:
-    """Compile `word_gemm` and return the addresses of its functions."""
+def _int16_product() -> dict[str, int]:
+    """Compile `int16_gemm` and return the addresses of its functions."""
     isa, names = chosen(), ["multiply", "multiply_piece"]
-    return jit.addresses_by_source("word-gemm", isa, names, lambda m: word_gemm.build(m, isa))
+    return jit.addresses_by_source("int16-gemm", isa, names, lambda m: int16_gemm.build(m, isa))
 
 
 @cache
-def multiply_words() -> Kernel:
-    """Return the kernel of `word_gemm`."""
-    return callable_at(_word_product()["multiply"], quantised_gemm.ARGUMENTS)
+def multiply_int16() -> Kernel:
+    """Return the kernel of `int16_gemm`."""
+    return callable_at(_int16_product()["multiply"], gemm.ARGUMENTS)
 
 
 @cache
-def _seven_products() -> dict[str, int]:
-    """Compile `seven_products` and return the addresses of its functions."""
+def _strassen() -> dict[str, int]:
+    """Compile `strassen` and return the addresses of its functions."""
     isa, names = chosen(), ["combine", "multiply"]
-    return jit.addresses_by_source(
-        "seven-products", isa, names, lambda m: seven_products.build(m, isa)
-    )
+    return jit.addresses_by_source("strassen", isa, names, lambda m: strassen.build(m, isa))
 
 
-def combine_words_address() -> int:
-    """Return the address of the kernel of `seven_products` that packs tokens for the other."""
-    return _seven_products()["combine"]
+def combine_address() -> int:
+    """Return the address of the kernel of `strassen` that packs tokens for the other."""
+    return _strassen()["combine"]
 
 
 @cache
-def multiply_combined_words() -> Kernel:
-    """Return the kernel of `seven_products` that multiplies."""
-    return callable_at(_seven_products()["multiply"], seven_products.ARGUMENTS)
+def multiply_by_strassen() -> Kernel:
+    """Return the kernel of `strassen` that multiplies."""
+    return callable_at(_strassen()["multiply"], strassen.ARGUMENTS)
 
 
-def multiply_words_piece() -> int:
-    """Return the address of the function of one piece of `multiply_words`."""
-    return _word_product()["multiply_piece"]
+def multiply_int16_piece() -> int:
+    """Return the address of the function of one piece of `multiply_int16`."""
+    return _int16_product()["multiply_piece"]

@@ -21,7 +21,7 @@ WHOLE = Extent.of(0, N_COLUMNS)
 N_TOKENS = 25
 """Panels of all sizes."""
 
-LARGEST_ERROR = {PlaneWeight: 1e-4, FineWeight: 1e-7}
+MAX_ERROR = {PlaneWeight: 1e-4, FineWeight: 1e-7}
 """Largest NMSE of products with activations in one byte and in two."""
 
 
@@ -58,7 +58,7 @@ def packed(number: int, worker: Worker) -> tuple[Tensor, Tensor]:
     return planes, dequantise(torch.from_numpy(raw), number)
 
 
-@pytest.mark.parametrize("form", LARGEST_ERROR)
+@pytest.mark.parametrize("form", MAX_ERROR)
 @pytest.mark.parametrize("number", swept(LAYOUTS, quick=QUICK), ids=name)
 def test_what_is_a_number_is_found(worker: Worker, number: int, form: type[PlaneWeight]) -> None:
     """No sum is infinite on the way, and none is lost where numbers are small."""
@@ -70,4 +70,4 @@ def test_what_is_a_number_is_found(worker: Worker, number: int, form: type[Plane
         assert exact.abs().max() * size < 3.4e38
         for n in (1, N_TOKENS):
             off = weight.matmul(x[:n]).double() / size - exact[:n]
-            assert off.square().sum() < LARGEST_ERROR[form] * exact[:n].square().sum(), (size, n)
+            assert off.square().sum() < MAX_ERROR[form] * exact[:n].square().sum(), (size, n)

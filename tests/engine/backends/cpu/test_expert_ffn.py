@@ -62,7 +62,7 @@ def test_the_bits_are_those_of_one_product_after_the_other(
         for kind, shape in zip(TYPES, [(N_FF, N_EMBD)] * 2 + [(N_EMBD, N_FF)], strict=True)
     )
     groups = groups_of(n_token, n_used)
-    assert groups.table[0, 2] > 2 * routing.MOST_ROWS, "an expert has several parts"
+    assert groups.table[0, 2] > 2 * routing.MAX_ROWS, "an expert has several parts"
     x = torch.randn(n_token, N_EMBD)
     found = ops.experts(act, x, gate, up, down, groups)
     joint = ops._expert_ffns[gate, up, down]

@@ -41,7 +41,7 @@ def reader() -> Iterator[FileReader]:
 def small_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have a few rows make a read, a job and a long row, as megabytes do else."""
     monkeypatch.setattr(file_packing, "READ_BYTES", 20_000)
-    monkeypatch.setattr(file_packing, "LEAST_JOB", 50_000)
+    monkeypatch.setattr(file_packing, "MIN_JOB", 50_000)
     monkeypatch.setattr(file_packing, "JOB_S", (1.0, 2.0))
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from engine.backends.cpu import worker as gemm_choice
 from engine.backends.cpu.kernels import compiled
 from engine.backends.cpu.kernels.language.isa import Isa, chosen, supported
-from engine.backends.cpu.kernels.products.group_gemm import MOST_PANELS
+from engine.backends.cpu.kernels.products.gemm import MAX_PANELS
 from engine.backends.cpu.ops import CpuOps
 from engine.backends.cpu.plain_weights import KINDS, PlainWeight
 from engine.backends.cpu.weights import JoinedColumns, JointProduct, PlaneWeight
@@ -109,7 +109,7 @@ def test_products_of_activations_of_two_bytes(isa: Isa, kind: Kind) -> None:
 
 
 def test_more_rows_than_wait_for_their_sums_at_a_time(isa: Isa, worker: Worker) -> None:
-    n_rows = MOST_PANELS * isa.tile_tokens + 20
+    n_rows = MAX_PANELS * isa.tile_tokens + 20
     check(in_planes(Kind.Q6_K, worker).matmul, numbers(n_rows, N_COLUMNS))
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from engine import LoadParams, Planner, load_model
 from engine.backends.cpu.file_packing import pack_rows
 from engine.backends.cpu.kernels.language.isa import chosen
-from engine.backends.cpu.weights import LEAST_TOKENS, JointProduct, WordWeight
+from engine.backends.cpu.weights import MIN_TOKENS, Int16Weight, JointProduct
 from engine.backends.cpu.worker import Worker
 from engine.formats.quants.layout import Extent, n_tiles, word_tile_bytes
 from tests.helpers.tiny_gguf import tiny_gguf
@@ -33,14 +33,14 @@ def worker() -> Iterator[Worker]:
     worker.close()
 
 
-def in_words(w: Tensor, worker: Worker) -> WordWeight:
+def in_words(w: Tensor, worker: Worker) -> Int16Weight:
     """Pack a matrix, whose first rows come from elsewhere, as when pieces are joined."""
     number, extent = NUMBERS[w.dtype], Extent.of(0, w.shape[1])
     planes = torch.zeros(n_tiles(len(w)), word_tile_bytes(extent.n_blocks), dtype=torch.uint8)
     raw = w.view(torch.uint8).numpy()
     for first, last in ((0, 5), (5, len(w))):
         pack_rows(raw[first:last], number, extent, planes, first, worker)
-    return WordWeight(planes, number, len(w), extent, worker)
+    return Int16Weight(planes, number, len(w), extent, worker)
 
 
 def numbers(*shape: int, seed: int = 0) -> Tensor:
@@ -79,8 +79,8 @@ def test_seven_products_have_the_bits_of_eight(worker: Worker, n_rows: int, n_co
         matrix[5, 3], matrix[18, 9], matrix[40] = nan, inf, 0
     weight = in_words(w, worker)
     found = weight.matmul(x)
-    for first in range(0, len(x), LEAST_TOKENS - 1):
-        few = weight.matmul(x[first : first + LEAST_TOKENS - 1])
+    for first in range(0, len(x), MIN_TOKENS - 1):
+        few = weight.matmul(x[first : first + MIN_TOKENS - 1])
         torch.testing.assert_close(
             found[first : first + len(few)], few, rtol=0, atol=0, equal_nan=True
         )
@@ -157,7 +157,7 @@ def test_routers_and_fast_prompts_take_no_words(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("engine.backends.cpu.worker.is_bf16_fast", lambda n_threads: True)
     for x_bytes, fast_prompts, expected in ((1, False, True), (2, False, False), (1, True, False)):
         worker = Worker(1, x_bytes, fast_prompts=fast_prompts)
-        assert worker.uses_words == expected
+        assert worker.uses_int16 == expected
         worker.close()
 
 

@@ -5,7 +5,7 @@ from unittest import mock
 import pytest
 import torch
 
-from engine.backends.cpu.kernels.products.panels import LARGEST
+from engine.backends.cpu.kernels.products.panels import MAX_NUMBER
 from engine.backends.gpu.launch.configs import KernelTarget
 from engine.backends.gpu.quantised import quantise
 from engine.formats.quants.layout import Extent
@@ -25,7 +25,7 @@ def test_bytes(extent: Extent, x_bytes: int, device: str) -> None:
     padded[:, extent.lead : extent.lead + extent.n_columns] = x
     halves = padded.view(3, extent.n_blocks, 2, 16)
     size = halves.abs().amax(-1)
-    whole = (halves * (LARGEST[x_bytes] / size)[..., None]).round()
+    whole = (halves * (MAX_NUMBER[x_bytes] / size)[..., None]).round()
     whole = torch.where(size[..., None] < 2.0**-100, 0.0, whole)
     numbers = rows.numbers.view(torch.int8).view(3, extent.n_blocks, x_bytes, 2, 16).int()
     found = numbers[:, :, 0] if x_bytes == 1 else numbers[:, :, 0] * 255 + numbers[:, :, 1]
@@ -33,7 +33,7 @@ def test_bytes(extent: Extent, x_bytes: int, device: str) -> None:
     assert numbers.abs().max() <= 127
     facts = rows.facts.view(torch.int32).view(3, extent.n_blocks, 4)
     torch.testing.assert_close(facts[..., :2].contiguous().view(torch.float32),
-                               size / LARGEST[x_bytes], rtol=1e-6, atol=0)  # fmt: skip
+                               size / MAX_NUMBER[x_bytes], rtol=1e-6, atol=0)  # fmt: skip
     assert torch.equal(facts[..., 2:], found.sum(-1, dtype=torch.int32))
     assert not rows.counters.any()
     assert (rows.n_row, rows.x_bytes) == (3, x_bytes)

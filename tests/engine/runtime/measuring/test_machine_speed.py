@@ -146,8 +146,8 @@ def test_products_are_measured_by_type(fast_prompts: bool, monkeypatch: pytest.M
     speeds = list(measure_products(kinds, 1, fast_prompts=fast_prompts, n_bytes=1 << 20))
     assert torch.get_num_threads() == before
     fast = "BF16" if fast_prompts else None
-    are_words = chosen().has_word_dots and not fast_prompts
-    f16, f16_bits = ("INT16", 16.125) if are_words else ("F32", 16)
+    are_int16 = chosen().has_word_dots and not fast_prompts
+    f16, f16_bits = ("INT16", 16.125) if are_int16 else ("F32", 16)
     assert [(s.kind, s.bits, s.n_threads, s.arithmetic) for s in speeds] == [
         ("Q4_K", 4.625, 1, fast or "INT8"), ("F16", f16_bits, 1, fast or f16),
         ("F32", 32, 1, "F32"),

@@ -13,7 +13,7 @@ from llvmlite import ir
 from engine.backends.cpu.kernels.cache.attention_softmax import (
     FACTOR,
     FRESH,
-    LARGEST,
+    MAX_NUMBER,
     MINUS_INFINITY,
     SUM,
     larger,
@@ -48,7 +48,7 @@ class _Softmax(NamedTuple):
         """Add a page by its state; return the factors on its values and on those before."""
         zero, one = code.constant(F32, 0.0), code.constant(F32, 1.0)
         least = code.constant(F32, MINUS_INFINITY)
-        before, page = self.largest.get(), code.load(state + LARGEST, F32)
+        before, page = self.largest.get(), code.load(state + MAX_NUMBER, F32)
         largest = larger(code, before, page)
         base = code.where(largest > least, largest, zero)
         is_before = before >= page
@@ -79,7 +79,7 @@ def _add_merge_all(module: ir.Module, isa: Isa) -> None:
     state, softmax = row + offset, _Softmax.begun(code, sinks, head)
     begin = code.variable(code.number(0))
     with code.when(sinks.equals(0)):  # then the first page is taken as it is
-        softmax.largest.set(code.load(state + LARGEST, F32))
+        softmax.largest.set(code.load(state + MAX_NUMBER, F32))
         softmax.total.set(page_sum(code, state))
         begin.set(code.number(1))
     start = begin.get()
@@ -113,7 +113,7 @@ def _add_begin_row(module: ir.Module) -> None:
     code, (state, sinks, head) = function(module, "begin_row", 3)
     code.builder.function.linkage = "internal"
     softmax = _Softmax.begun(code, sinks, head)
-    code.store(softmax.largest.get(), state + LARGEST)
+    code.store(softmax.largest.get(), state + MAX_NUMBER)
     code.store(softmax.total.get(), state + SUM)
     code.store(code.constant(F32, FRESH), state + FACTOR)
     code.builder.ret_void()
@@ -127,7 +127,7 @@ def _add_add_page(module: ir.Module, isa: Isa) -> None:
     code, (page, row, offset, n_units) = function(module, "add_page", 4)
     code.builder.function.linkage = "internal"
     state, page_state = row + offset, page + offset
-    largest, total = (code.variable(code.load(state + at, F32)) for at in (LARGEST, SUM))
+    largest, total = (code.variable(code.load(state + at, F32)) for at in (MAX_NUMBER, SUM))
     fresh = code.load(state + FACTOR, F32).equals(FRESH)
     softmax = _Softmax(largest, total)
     factor, past_factor = softmax.add(code, isa, page_state)
@@ -138,7 +138,7 @@ def _add_add_page(module: ir.Module, isa: Isa) -> None:
         before = code.where(fresh, zero, code.load(row + unit * 64, FLOATS))
         values = code.load(page + unit * 64, FLOATS)
         code.store(_merged(code, values, before, page_state), row + unit * 64)
-    code.store(largest.get(), state + LARGEST)
+    code.store(largest.get(), state + MAX_NUMBER)
     code.store(total.get(), state + SUM)
     code.store(code.constant(F32, 1.0), state + FACTOR)
     code.builder.ret_void()

@@ -18,7 +18,7 @@ from engine.backends.cpu.kernels.cache.attention_softmax import (
     STATE_BYTES,
     mark_fresh,
 )
-from engine.backends.cpu.kernels.cache.attention_tile import MOST_WORD_DOTS, tile_width
+from engine.backends.cpu.kernels.cache.attention_tile import MAX_INT16_HEADS, tile_width
 from engine.backends.cpu.kernels.cache.attention_words import UNIT_BYTES, add_query_words, in_words
 from engine.backends.cpu.kernels.language.isa import Isa
 from engine.backends.cpu.kernels.language.loops import Named, SimdLanes, ceil_div, for_each_vector
@@ -214,7 +214,7 @@ def _add_direct_page(module: ir.Module, inner: Sequence[str], *, has_words: bool
     position = code.load(given["positions"] + tile.row * 8, I64)
     scores = code.stack_buffer(F32, DIRECT_HEADS * BLOCK)
     panel, zero, k_units = Scratch.at(scratch, given).keys, code.number(0), n_units(dim_k)
-    most = MOST_WORD_DOTS if has_words else DIRECT_HEADS
+    most = MAX_INT16_HEADS if has_words else DIRECT_HEADS
     with code.loop(code.number(0), n) as one:
         mark_fresh(code, state + one * row_bytes)
     slopes = _slopes(given, code, head)

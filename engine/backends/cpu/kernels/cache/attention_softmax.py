@@ -29,7 +29,7 @@ from engine.backends.cpu.kernels.language.values import (  # fmt: skip
 )
 from engine.model.forward.state import ATTENTION_BLOCK as BLOCK
 
-LARGEST, SUM, FACTOR, SUMS = 0, 4, 8, 32
+MAX_NUMBER, SUM, FACTOR, SUMS = 0, 4, 8, 32
 """Byte offsets in a head's state: the largest score so far, the sum of the weights relative to it,
 the factor by which the values so far are to be rescaled, and, in a page's state, `N_SUMS` parts of
 the sum in place of the whole."""
@@ -144,7 +144,7 @@ def _add_tile_softmax(module: ir.Module, isa: Isa, size: int) -> None:
     scores = [[code.load(place, FLOATS) * spread for place in row] for row in rows]
     states = [state + row_bytes * head for head in heads]
     greater = partial(larger, code)
-    before = code.gathered([each + LARGEST for each in states], F32)
+    before = code.gathered([each + MAX_NUMBER for each in states], F32)
     largest = greater(sums_of([reduce(greater, row) for row in scores], greater), before)
     least, zero = (code.constant(before.kind, number) for number in (MINUS_INFINITY, 0.0))
     base = code.where(largest > least, largest, zero)
@@ -159,7 +159,7 @@ def _add_tile_softmax(module: ir.Module, isa: Isa, size: int) -> None:
         past = code.load(at + SUMS, vector(F32, N_SUMS))
         total = total.shuffle(low) + total.shuffle(high)
         code.store(code.fma(past, factors.shuffle([head] * N_SUMS), total), at + SUMS)
-        code.store(largest[head], at + LARGEST)
+        code.store(largest[head], at + MAX_NUMBER)
         fresh = code.load(at + SUM, F32) < 0.0
         code.store(code.constant(F32, 0.0), at + SUM)
         code.store(code.where(fresh, code.constant(F32, FRESH), factors[head]), at + FACTOR)
@@ -176,7 +176,7 @@ def larger(code: Code, a: Value, b: Value) -> Value:
 
 def mark_fresh(code: Code, state: Value) -> None:
     """Write into the state of a head and page that nothing has been added up yet."""
-    code.store(code.constant(F32, MINUS_INFINITY), state + LARGEST)
+    code.store(code.constant(F32, MINUS_INFINITY), state + MAX_NUMBER)
     code.store(code.constant(F32, FRESH), state + SUM)
     code.store(code.constant(vector(F32, N_SUMS), 0.0), state + SUMS)
 

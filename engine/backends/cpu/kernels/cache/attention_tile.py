@@ -29,7 +29,7 @@ from engine.backends.cpu.kernels.language.values import (
 from engine.load_params import KVTypes
 from engine.model.forward.state import ATTENTION_BLOCK as BLOCK
 
-MOST_WORD_DOTS = 2
+MAX_INT16_HEADS = 2
 """Largest number of heads for which keys of words are multiplied as they lie: the sums over lanes
 of more heads take longer than to transpose the keys."""
 
@@ -44,10 +44,10 @@ def add_parts(module: ir.Module, isa: Isa, types: KVTypes) -> None:
     for size in sizes(isa):
         if not has_words:
             _add_dots(module, isa, types.k, size)
-        elif size <= MOST_WORD_DOTS:
+        elif size <= MAX_INT16_HEADS:
             _add_word_dots(module, isa, types.k, size)
         add_weighted_sum(module, isa, "weighted_sum", types.v, size)
-    _add_scores(module, isa, MOST_WORD_DOTS if has_words else sizes(isa)[0])
+    _add_scores(module, isa, MAX_INT16_HEADS if has_words else sizes(isa)[0])
     _add_weighted_sum(module, isa)
 
 

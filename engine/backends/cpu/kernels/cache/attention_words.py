@@ -47,12 +47,12 @@ PAIR_BYTES = 4 * BLOCK
 PANEL_BYTES = (N_PAIRS + 1) * PAIR_BYTES
 """Bytes of a block of 32 elements of a block of positions: words, then scales."""
 
-LARGEST_WORD = 32767.0
+MAX_INT16 = 32767.0
 
 SIZE_BITS = 0x7FFFFFFF
 """Bits of an F32 without its sign; as integers they are in the order of the sizes."""
 
-LEAST_QUERY = 1e-30
+MIN_QUERY = 1e-30
 """Size below which all elements of a block of a query count as 0."""
 
 
@@ -71,13 +71,13 @@ def add_query_words(module: ir.Module) -> None:
         parts = [code.load(values + at, FLOATS) for at in (0, UNIT_BYTES)]
         sizes = [part.bitcast(INTS) & SIZE_BITS for part in parts]  # NaN has the largest
         largest = sums_of([greater(*sizes)], greater)[0].bitcast(F32)
-        is_zero, zero = largest < LEAST_QUERY, code.constant(F32, 0.0)
-        factor = code.constant(F32, LARGEST_WORD) / largest
+        is_zero, zero = largest < MIN_QUERY, code.constant(F32, 0.0)
+        factor = code.constant(F32, MAX_INT16) / largest
         spread = code.splat(code.where(is_zero, zero, factor))
         for n, part in enumerate(parts):
             words = code.unary("rint", part * spread).to(INTS).to(vector(I16))
             code.store(words, place + 2 * LANES * n)
-        scale = code.where(is_zero, zero, largest * (1 / LARGEST_WORD))
+        scale = code.where(is_zero, zero, largest * (1 / MAX_INT16))
         code.store(code.splat(scale), place + UNIT_BYTES)
     code.builder.ret_void()
 

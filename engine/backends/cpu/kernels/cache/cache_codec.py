@@ -45,7 +45,7 @@ BYTES, HALVES = vector(I8), vector(I16)
 HALF_BITS = 0x3F000000
 """Bits of the F32 0.5, whose last bit is worth as much as that of subnormal F16 numbers."""
 
-SMALLEST_NORMAL = 0x38800000
+MIN_NORMAL = 0x38800000
 """Bits of the smallest normal F16 number, as F32."""
 
 INFINITE, NO_NUMBER = 0x7C00, 0x7E00
@@ -249,7 +249,7 @@ def f32_to_f16(code: Code, x: Value) -> Value:
     size = bits & 0x7FFFFFFF
     normal = ((size + 0xFFF + ((size >> 13) & 1)) >> 13) - (112 << 10)
     tiny = (size.bitcast(x.kind) + 0.5).bitcast(ints) - HALF_BITS
-    result = code.where(size < SMALLEST_NORMAL, tiny, normal)
+    result = code.where(size < MIN_NORMAL, tiny, normal)
     result = code.where(result > INFINITE, code.constant(ints, INFINITE), result)
     result = code.where(x.equals(x), result, code.constant(ints, NO_NUMBER))
     return (result | ((bits >> 16) & 0x8000)).to(half)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from engine.model.forward.batch import Batch
     from engine.model.forward.operands import Scores
 
-MOST_POSITIONS = 1 << 31
+MAX_POSITIONS = 1 << 31
 """Number of positions that no sequence has."""
 
 Numbers = NDArray[np.int64]
@@ -123,7 +123,7 @@ class GroupTables:
             self._held.append(_Table())
         self.n_slots = row = 0
         for piece, held in zip(batch.pieces, self._held, strict=False):
-            is_sane = 0 <= piece.n_past < MOST_POSITIONS
+            is_sane = 0 <= piece.n_past < MAX_POSITIONS
             pages = piece.tables[self._group] if piece.tables else None
             n_slots = held.set(pages, piece.stop) if is_sane else maxsize
             self.n_slots = max(self.n_slots, n_slots)
@@ -182,7 +182,7 @@ def _fill(numbers: Numbers, batch: Batch, of_position: Callable[[int], int]) -> 
 DECODED_FROM = 12
 """Smallest number of rows times heads of a tile for which blocks are decoded into scratch."""
 
-LEAST_HEADS = 8
+MIN_HEADS = 8
 """Smallest number of rows times heads for which a tile has memory."""
 
 TILE_HEADS = 256
@@ -280,7 +280,7 @@ class QueryHeads:
             groups = self._direct
         else:
             tile_rows = self._tile_rows(n_first, n_threads)
-        tile_heads = max(LEAST_HEADS, tile_rows * groups.largest)
+        tile_heads = max(MIN_HEADS, tile_rows * groups.largest)
         scratch = scratch_bytes(tile_heads, *self._dims)
         n_tiles = -(-n_first // tile_rows) + n_rows - n_first
         per_result = result_bytes(self._dims[1])

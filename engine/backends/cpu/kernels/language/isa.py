@@ -33,7 +33,7 @@ from engine.backends.cpu.kernels.language.values import (
 )
 from engine.errors import EngineError
 
-LARGEST_ACTIVATION = 127
+MAX_ACTIVATION = 127
 """Largest size of a quantised activation: bytes from -127 to 127."""
 
 
@@ -195,7 +195,7 @@ class Sse4(Isa):
         starts: Sequence[Value],
         largest: int,
     ) -> list[Value]:
-        n_fit = 32767 // (2 * LARGEST_ACTIVATION * abs(largest))  # lines whose sums fit in 16 bits
+        n_fit = 32767 // (2 * MAX_ACTIVATION * abs(largest))  # lines whose sums fit in 16 bits
         groups = [
             self._short_dots(
                 code, lines[n : n + n_fit], [numbers[n : n + n_fit] for numbers in x], largest < 0

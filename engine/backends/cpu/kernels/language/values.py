@@ -419,3 +419,12 @@ def function(
     made.attributes.add("nounwind")
     code = Code(ir.IRBuilder(made.append_basic_block()))
     return code, [Value(code, argument) for argument in made.args]
+
+
+def internal(
+    module: ir.Module, name: str, n_arguments: int, result: Any = VOID
+) -> tuple[Code, list[Value]]:
+    """Begin a function that only this module calls, so that LLVM may inline it."""
+    code, values = function(module, name, n_arguments, result)
+    code.builder.function.linkage = "internal"
+    return code, values

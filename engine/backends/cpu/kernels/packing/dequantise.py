@@ -10,7 +10,16 @@ from llvmlite import ir
 
 from engine.backends.cpu.kernels.language.isa import Isa
 from engine.backends.cpu.kernels.language.loops import Named, add_kernel, piece
-from engine.backends.cpu.kernels.language.values import F32, FLOATS, I64, INTS, LANES, Value, vector
+from engine.backends.cpu.kernels.language.values import (
+    F32,
+    FLOATS,
+    I64,
+    INTS,
+    LANES,
+    Code,
+    Value,
+    vector,
+)
 from engine.backends.cpu.kernels.products.tile_reader import BlockGroup, TileReader
 from engine.backends.cpu.kernels.running.team import add_run
 from engine.formats.quants.layout import BLOCK, TILE, BlockPlaces, Layout
@@ -26,11 +35,12 @@ nearest."""
 
 def build(module: ir.Module, isa: Isa, layout: Layout) -> None:
     """Write `lookup(team, *LOOKUP)` and `bf16_rows(team, *BF16_ROWS)`."""
+    reader = TileReader(isa, layout)
     add_run(module)
     with piece(module, "lookup", LOOKUP) as (code, given, index):
-        _emit_lookup(TileReader(code, isa, layout), given, index)
+        _emit_lookup(code, reader, given, index)
     with piece(module, "bf16_rows", BF16_ROWS) as (code, given, index):
-        _emit_bf16(TileReader(code, isa, layout), given, index)
+        _emit_bf16(code, reader, given, index)
     add_kernel(module, "lookup", LOOKUP, lambda _, given: given["n_ids"])
     add_kernel(module, "bf16_rows", BF16_ROWS, lambda _, given: given["n_tile"])
 
@@ -51,9 +61,9 @@ def _columns(reader: TileReader, places: BlockPlaces) -> list[Value]:
     return columns
 
 
-def _emit_lookup(reader: TileReader, given: Named, index: Value) -> None:
+def _emit_lookup(code: Code, reader: TileReader, given: Named, index: Value) -> None:
     """Write a piece of `lookup`: one row."""
-    code, layout = reader.code, reader.layout
+    layout = reader.layout
     planes, tile_bytes, n_blocks, skip, n_rows, ids, _, out, stride = given.values()
     row = code.load(ids + index * 8, I64)
     with code.when((row < 0) | (row >= n_rows)):
@@ -72,9 +82,9 @@ def _emit_lookup(reader: TileReader, given: Named, index: Value) -> None:
             code.store(code.load(buffer + 64 * n + lane * 4, F32), goal + 4 * n)
 
 
-def _emit_bf16(reader: TileReader, given: Named, index: Value) -> None:
+def _emit_bf16(code: Code, reader: TileReader, given: Named, index: Value) -> None:
     """Write a piece of `bf16_rows`: the rows of one tile."""
-    code, layout = reader.code, reader.layout
+    layout = reader.layout
     planes, tile_bytes, n_blocks, skip, first, _, out = given.values()
     start = planes + (first + index) * tile_bytes
     row_bytes = n_blocks * (2 * BLOCK)

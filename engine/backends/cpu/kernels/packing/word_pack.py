@@ -1,4 +1,4 @@
-"""Packs F16 and BF16 rows of a file into tiles of words (`kernels.words.words`)."""
+"""Packs F16 and BF16 rows of a file into tiles of int16 (`kernels.products.int16_panels`)."""
 
 from __future__ import annotations
 
@@ -10,16 +10,14 @@ from engine.backends.cpu.kernels.language.values import F32, I32, INTS, Code, Va
 from engine.backends.cpu.kernels.packing.block_readers import transposed
 from engine.backends.cpu.kernels.packing.pack import ARGUMENTS
 from engine.backends.cpu.kernels.products.float_operands import FloatOperands
-from engine.backends.cpu.kernels.products.panels import TINY
-from engine.backends.cpu.kernels.running.team import add_run
-from engine.backends.cpu.kernels.words.words import (
+from engine.backends.cpu.kernels.products.int16_panels import (
     BALANCE,
     GROUP_BYTES,
-    MOST_LENGTH,
-    joined_numbers,
+    block_of_int16,
     scale_of,
-    whole,
 )
+from engine.backends.cpu.kernels.products.panels import TINY
+from engine.backends.cpu.kernels.running.team import add_run
 from engine.formats.quants.layout import BLOCK, SUPER, TILE, WORD_BLOCK_BYTES, WORD_FACTOR_BYTES
 
 KINDS = {1: "f16", 30: "bf16"}
@@ -78,7 +76,7 @@ def _emit_row(
     def half(index: Value) -> Value:
         return operands.weights(code, raw + index * 32)
 
-    size, relative = scale_of(code, half, code.number(0), n_blocks * 2, MOST_LENGTH)
+    size, relative = scale_of(code, half, code.number(0), n_blocks * 2)
     zero, one = (code.constant(F32, number) for number in (0.0, 1.0))
     steps = ((relative / size).bitcast(I32) & EXPONENT).bitcast(F32)
     steps, factor = (
@@ -89,8 +87,8 @@ def _emit_row(
         )  # NaN where the size is infinite
     )
     with code.loop(code.number(0), n_blocks) as block:
-        halves = [whole(half(block * 2 + k) * code.splat(steps)) for k in range(2)]
-        code.store(joined_numbers(factor, *halves), words + block * LINE_BYTES)
+        halves = [half(block * 2 + k) * code.splat(steps) for k in range(2)]
+        code.store(block_of_int16(factor, *halves), words + block * LINE_BYTES)
     return factor
 
 

@@ -22,7 +22,7 @@ from engine.backends.cpu.kernels.language.values import (
 )
 from engine.backends.cpu.kernels.products import panels
 from engine.backends.cpu.kernels.products.experts import ENTRY_BYTES, n_parts
-from engine.backends.cpu.kernels.products.panel_packing import add_pack_tokens, token_bytes
+from engine.backends.cpu.kernels.products.panel_packing import add_pack_tokens, format_of
 from engine.backends.cpu.kernels.running.team import add_run, store
 from engine.backends.cpu.kernels.small.activation import COLUMNS
 from engine.formats.quants.layout import panel_block_bytes
@@ -66,7 +66,7 @@ def place_bytes(most_rows: int, n_blocks: tuple[int, int], n_ff: int, x_bytes: i
 def build(module: ir.Module, isa: Isa, x_bytes: int) -> None:
     """Write `pack_each(team, *panels.ARGUMENTS)` and `feed(team, *ARGUMENTS)`."""
     add_run(module)
-    add_pack_tokens(module, isa, x_bytes)
+    add_pack_tokens(module, isa, format_of(isa, x_bytes))
     _add_copy_row(module, isa, x_bytes)
     _add_fill(module, isa, x_bytes)
     _add_take_place(module)
@@ -202,7 +202,7 @@ def _add_copy_row(module: ir.Module, isa: Isa, x_bytes: int) -> None:
     block_bytes = panel_block_bytes(x_bytes)
     with code.loop(code.number(0), n_blocks) as block:
         here, goal, begin = token + block * block_bytes, panel + block * n * block_bytes, 0
-        for size in token_bytes(isa, x_bytes):
+        for size in format_of(isa, x_bytes).token_bytes:
             kind = I32 if size == 4 else vector(I32, size // 4)
             code.store(code.load(here + begin, kind), goal + n * begin + t * size)
             begin += size

@@ -25,8 +25,9 @@ from llvmlite import ir
 from engine.backends.cpu.kernels.language.isa import Isa
 from engine.backends.cpu.kernels.language.loops import Named, add_kernel, ceil_div, piece
 from engine.backends.cpu.kernels.language.values import I64, VOID, Code, Value
-from engine.backends.cpu.kernels.products.panel_packing import add_pack_tokens
-from engine.backends.cpu.kernels.products.quantised_gemm import add_rows, row_count
+from engine.backends.cpu.kernels.products.gemm import add_rows, row_count
+from engine.backends.cpu.kernels.products.panel_packing import add_pack_tokens, format_of
+from engine.backends.cpu.kernels.products.quantised_gemm import operands
 from engine.backends.cpu.kernels.running.team import add_run
 from engine.formats.quants.layout import TILE, Layout, panel_block_bytes
 
@@ -51,7 +52,7 @@ def build_quantise(module: ir.Module, isa: Isa, x_bytes: int = 1) -> None:
     """Write `quantise_groups(team, *QUANTISE)`."""
     name, size = "quantise_groups", isa.tile_tokens
     add_run(module)
-    add_pack_tokens(module, isa, x_bytes)
+    add_pack_tokens(module, isa, format_of(isa, x_bytes))
     with piece(module, name, QUANTISE) as (code, given, index):
         _, first, n = _part(code, given, code.number(size), index)
         goal = given["panels"] + first * given["n_blocks"] * panel_block_bytes(x_bytes)
@@ -73,7 +74,7 @@ def build_multiply(module: ir.Module, isa: Isa, layout: Layout, x_bytes: int = 1
     """
     name = "multiply_groups"
     add_run(module)
-    add_rows(module, isa, layout, x_bytes)
+    add_rows(module, operands(isa, layout, x_bytes))
     with piece(module, name, MULTIPLY) as (code, given, index):
         _add_piece(code, given, index)
 

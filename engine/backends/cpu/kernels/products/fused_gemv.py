@@ -9,13 +9,13 @@ from __future__ import annotations
 from llvmlite import ir
 
 from engine.backends.cpu.kernels.language.values import I64, VOID, Value, function
+from engine.backends.cpu.kernels.products.gemm import ARGUMENTS as MULTIPLY
 from engine.backends.cpu.kernels.products.panels import ARGUMENTS as QUANTISE
-from engine.backends.cpu.kernels.products.quantised_gemm import ARGUMENTS as MULTIPLY
 from engine.backends.cpu.kernels.running.team import add_run
 
 JOB = ("task", "arguments", "n_piece", "form")
 """The entry of one product, 64-bit integers: address of the function of its pieces, address of its
-arguments (`kernels.products.quantised_gemm`), number of its pieces, and 1 where it multiplies the
+arguments (`kernels.products.gemm`), number of its pieces, and 1 where it multiplies the
 second form of the tokens."""
 
 JOB_BYTES = 8 * len(JOB)

@@ -5,43 +5,68 @@ Where there are fewer groups than threads, these share the columns, too.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
 from llvmlite import ir
 
 from engine.backends.cpu.kernels.language.isa import Isa
 from engine.backends.cpu.kernels.language.loops import Named, ceil_div, piece, share
-from engine.backends.cpu.kernels.language.values import I64, VOID, Code, Value, function
-from engine.backends.cpu.kernels.products import panels
+from engine.backends.cpu.kernels.language.values import I64, VOID, Code, Value, function, internal
+from engine.backends.cpu.kernels.products import int16_panels, panels
 from engine.backends.cpu.kernels.products.panels import ARGUMENTS
 from engine.backends.cpu.kernels.products.tile_reader import BlockGroup
 from engine.backends.cpu.kernels.running.team import THREADS, add_run, load
-from engine.backends.cpu.kernels.words import plane_words
-from engine.formats.quants.layout import BLOCK, SUPER, panel_block_bytes
+from engine.formats.quants.layout import BLOCK, SUPER, WORD_PANEL_BYTES, panel_block_bytes
 
 PART_BLOCKS = 48
 """Least number of blocks, of all tokens together, that are worth a thread's part: some 1.2 us."""
 
 
-def are_words(isa: Isa, x_bytes: int) -> bool:
-    """Return whether activations of two bytes are words, as in `kernels.words.plane_words`."""
+@dataclass(frozen=True, slots=True)
+class PanelFormat:
+    """A format of panels.
+
+    Attributes:
+        add_pack_token: writes `pack_token`, see `kernels.products.panels`.
+        token_bytes: parts of a block, of each the bytes that a token has of it.
+        block_bytes: bytes of a token's block, of which some may be free.
+    """
+
+    add_pack_token: Callable[[ir.Module], None]
+    token_bytes: tuple[int, ...]
+    block_bytes: int
+
+
+INT16 = PanelFormat(int16_panels.add_pack_token, (2 * BLOCK, 4), WORD_PANEL_BYTES)
+"""The format for F16 and BF16 matrices."""
+
+
+def are_int16(isa: Isa, x_bytes: int) -> bool:
+    """Return whether activations of two bytes are int16, as in `kernels.products.int16_panels`."""
     return x_bytes == 2 and isa.has_word_dots
 
 
-def token_bytes(isa: Isa, x_bytes: int) -> tuple[int, ...]:
-    """Return the parts of a block of a panel, of each the bytes that a token has of it."""
-    if are_words(isa, x_bytes):
-        return plane_words.TOKEN_BYTES
-    return (*[BLOCK] * x_bytes, *panels.TOKEN_BYTES)
+def format_of(isa: Isa, x_bytes: int) -> PanelFormat:
+    """Return the format for quantised matrices, by the bytes of an activation."""
+    n_bytes = panel_block_bytes(x_bytes)
+    if are_int16(isa, x_bytes):
+        fine = int16_panels.FINE_TOKEN_BYTES
+        return PanelFormat(int16_panels.add_pack_fine_token, fine, n_bytes)
+    add = partial(panels.add_pack_token, isa=isa, x_bytes=x_bytes)
+    return PanelFormat(add, (*[BLOCK] * x_bytes, *panels.TOKEN_BYTES), n_bytes)
 
 
-def build(module: ir.Module, isa: Isa, x_bytes: int = 1) -> None:
+def build(module: ir.Module, isa: Isa, panel: PanelFormat) -> None:
     """Write `quantise(team, *ARGUMENTS)`, see `kernels.products.panels`."""
     add_run(module)
-    add_pack_tokens(module, isa, x_bytes)
+    add_pack_tokens(module, isa, panel)
     with piece(module, "quantise", (*ARGUMENTS, "n_part")) as (code, given, index):
         n_part, stride = given["n_part"], given["x_stride"]
         first = index // n_part * isa.tile_tokens
         n = code.min_signed(given["n_tokens"] - first, code.number(isa.tile_tokens))
-        goal = given["panels"] + first * given["n_blocks"] * panel_block_bytes(x_bytes)
+        goal = given["panels"] + first * given["n_blocks"] * panel.block_bytes
         code.call(
             "pack_tokens", VOID, given["x"] + first * stride, stride, n, given["n_blocks"],
             given["skip"], goal, code.number(0), code.number(1), index % n_part, n_part,
@@ -62,20 +87,16 @@ def _n_part(code: Code, given: Named, n_group: Value, n_threads: Value) -> Value
     return code.where(n < 1, code.number(1), n)
 
 
-def add_pack_tokens(module: ir.Module, isa: Isa, x_bytes: int = 1) -> None:
+def add_pack_tokens(module: ir.Module, isa: Isa, panel: PanelFormat) -> None:
     """Write `pack_tokens(x, x_stride, n, n_blocks, skip, panels, pairs, n_used, part, n_part)`.
 
     Packs up to `isa.tile_tokens` rows: one panel for each bit set in n, the largest first. Row i is
     that of token `pairs[i] / n_used` where `pairs` is an address of 64-bit integers, and row i of x
     where it is 0. Of `n_part` parts of the columns, only one is written.
     """
-    if are_words(isa, x_bytes):
-        plane_words.add_pack_token(module)
-    else:
-        panels.add_pack_token(module, isa, x_bytes)
-    code, values = function(module, "pack_tokens", 10)
+    panel.add_pack_token(module)
+    code, values = internal(module, "pack_tokens", 10)
     x, stride, n, n_blocks, skip, goal, pairs, n_used, part, n_part = values
-    code.builder.function.linkage = "internal"
     n_group, token = ceil_div(n_blocks + skip, SUPER), code.variable(code.number(0))
     begin, end = (
         BlockGroup.at(number * n_group // n_part, n_blocks, skip).first
@@ -90,9 +111,9 @@ def add_pack_tokens(module: ir.Module, isa: Isa, x_bytes: int = 1) -> None:
             with code.when(pairs.differs(0)):
                 number.set(code.load(pairs + (first + t) * 8, I64) // n_used)
             row = x + number.get() * stride
-            panel = goal + first * n_blocks * panel_block_bytes(x_bytes)
+            place = goal + first * n_blocks * panel.block_bytes
             code.call(
-                "pack_token", VOID, row, n_blocks, skip, panel, code.number(size), t, begin, end
+                "pack_token", VOID, row, n_blocks, skip, place, code.number(size), t, begin, end
             )
         token.set(first + size)
 

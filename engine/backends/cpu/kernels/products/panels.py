@@ -43,10 +43,10 @@ from engine.formats.quants.layout import BLOCK, panel_block_bytes
 BASE = 255
 """Value of the high byte's unit, where an activation has two bytes."""
 
-LARGEST = {1: 127, 2: 127 * BASE + 127}
+MAX_NUMBER = {1: 127, 2: 127 * BASE + 127}
 """Largest quantised activation, by its number of bytes."""
 
-MOST_UNITS = 32767
+MAX_UNITS = 32767
 """Largest scale, in units."""
 
 SUM_FACTOR = 128
@@ -143,7 +143,7 @@ def add_pack_token(module: ir.Module, isa: Isa, x_bytes: int) -> None:
     code, (x, n_blocks, _, panel, n, t, first, last) = function(module, "pack_token", 8)
     code.builder.function.linkage = "internal"
     largest = _largest(code, x, n_blocks)
-    steps, unit = _steps_and_unit(code, largest, LARGEST[x_bytes])
+    steps, unit = _steps_and_unit(code, largest, MAX_NUMBER[x_bytes])
     with code.loop(first, last) as index:
         at = panel + index * n * panel_block_bytes(x_bytes)
         numbers, behind = at + t * BLOCK, at + n * (x_bytes * BLOCK)
@@ -152,7 +152,7 @@ def add_pack_token(module: ir.Module, isa: Isa, x_bytes: int) -> None:
         if x_bytes > 1:
             sizes = [code.maximum(*sizes)] * 2
         halves = [
-            _rounded(column, size, steps, LARGEST[x_bytes])
+            _rounded(column, size, steps, MAX_NUMBER[x_bytes])
             for column, size in zip(columns, sizes, strict=True)
         ]
         parts = zip(*(_bytes(whole, x_bytes) for whole, _ in halves), strict=True)
@@ -197,9 +197,9 @@ def _steps_and_unit(code: Code, size: Value, largest: int) -> tuple[Value, Value
         size: largest size of the token's activations.
         largest: largest number that an activation becomes.
     """
-    steps = code.constant(F32, float(MOST_UNITS)) / size
+    steps = code.constant(F32, float(MAX_UNITS)) / size
     steps = code.where(size < TINY, code.constant(F32, 0.0), steps)
-    return steps, size * (1 / (largest * MOST_UNITS)) + (size - size)  # NaN where size is infinite
+    return steps, size * (1 / (largest * MAX_UNITS)) + (size - size)  # NaN where size is infinite
 
 
 def _rounded(values: Value, sizes: Value, steps: Value, largest: int) -> tuple[Value, Value]:
@@ -214,7 +214,7 @@ def _rounded(values: Value, sizes: Value, steps: Value, largest: int) -> tuple[V
     """
     code = values.code
     units = _integers(_whole(code.reduce("max", sizes).bitcast(F32) * steps)) + 1
-    units = code.min_signed(units, code.constant(I32, MOST_UNITS))
+    units = code.min_signed(units, code.constant(I32, MAX_UNITS))
     units = code.where(units < 1, code.constant(I32, 1), units)  # of what is no number
     inverse = steps * float(largest) / units.to(F32)
     return _whole(values * code.splat(inverse)), units

@@ -1,225 +1,352 @@
-"""GEMV and GEMM with quantised matrices: integer dot products within blocks, F32 sums across them.
+"""Quantised weights times activations of one or two bytes: operands of `kernels.products.gemm`.
 
 Within a block of 32 columns (or a sub-block of 16), weights are small integers q on a scale, and
 activations are bytes on a scale d, so that `Σ w x = scale × d × Σ q x - minimum × Σ x`: an exact
-integer sum and few floating-point steps. All further rounding is F32's. A token's bits do not
-depend on the tokens computed with it.
+integer sum and few floating-point steps. Dot products of bytes within 16 columns are exact, and so
+is their sum, each times its scale in units (`kernels.products.panels`), where they fit in 16 bits;
+all else is added up in F32. Weights that may be negative were made positive by adding a number; the
+tokens' sums correct that. Where loads are what limits a product, two tiles are multiplied at once
+by the same numbers of a token.
+
+Activations of int16 are those of `int16_gemm`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from llvmlite import ir
 
 from engine.backends.cpu.kernels.language.isa import Isa
-from engine.backends.cpu.kernels.language.loops import Named, add_kernel, ceil_div, piece
 from engine.backends.cpu.kernels.language.values import (
     F32,
     FLOATS,
+    I32,
     I64,
-    VOID,
+    INTS,
+    LINE,
     Code,
     Value,
-    function,
+    Variable,
 )
-from engine.backends.cpu.kernels.products.block_sums import add_block, arranged
-from engine.backends.cpu.kernels.products.group_gemm import MOST_TILES, add_groups
-from engine.backends.cpu.kernels.products.panel_packing import are_words
-from engine.backends.cpu.kernels.products.panels import PanelOffsets, panel_sizes
-from engine.backends.cpu.kernels.products.tile_reader import BlockGroup, TileReader, for_each_group
-from engine.backends.cpu.kernels.running.team import add_run
-from engine.backends.cpu.kernels.words import plane_word_gemm
-from engine.formats.quants.layout import TILE, Layout, panel_block_bytes
+from engine.backends.cpu.kernels.products import gemm
+from engine.backends.cpu.kernels.products.gemm import VECTOR_BYTES, Operands, Prefetch, Products
+from engine.backends.cpu.kernels.products.int16_gemm import QuantisedInt16
+from engine.backends.cpu.kernels.products.panel_packing import are_int16
+from engine.backends.cpu.kernels.products.panels import SUM_FACTOR, PanelOffsets
+from engine.backends.cpu.kernels.products.tile_reader import BlockGroup, TileReader
+from engine.formats.quants.layout import SUPER, Layout, panel_block_bytes
 
-LEAST_PANELS = 2
-"""Smallest number of full panels for which weights are unpacked once for all of them."""
+N_LINES = 8
+"""Lines of a block, each 16 rows × 4 columns."""
 
+BLOCK_BYTES = (N_LINES + 4) * VECTOR_BYTES
+"""Room for an unpacked block: its lines, then up to four vectors of factors."""
 
-def add_tile(module: ir.Module, isa: Isa, layout: Layout, n_tokens: int, x_bytes: int = 1) -> str:
-    """Write `tile_m(planes, n_blocks, skip, panel, out, out_stride)`: 16 rows times m tokens.
+PAIR_TOKENS = 4
+"""Tokens at a time of which the registers hold the sums with two tiles."""
 
-    Token t's results go to `out + t × out_stride`, 16 F32 each. Returns the function's name.
-    """
-    name = f"tile_{n_tokens}"
-    code, (planes, n_blocks, skip, panel, out, stride) = function(module, name, 6)
-    code.builder.function.linkage = "internal"
-    reader = TileReader(code, isa, layout)
-    sums = [code.variable(code.constant(FLOATS, 0.0)) for _ in range(n_tokens)]
-    offsets = PanelOffsets(n_tokens, x_bytes)
-
-    def add(group: BlockGroup) -> None:
-        with code.loop(group.first, group.last) as block:
-            places = group.places(layout, planes, block)
-            reader.prefetch(group, planes, block, n_tokens)
-            lines = arranged(reader, reader.lines(places), x_bytes)
-            factors = reader.product_factors(places)
-            add_block(reader, lines, factors, panel + block * offsets.n_bytes, offsets, sums)
-
-    for_each_group(code, n_blocks, skip, add)
-    for token, total in enumerate(sums):
-        unit = code.load(panel + offsets.unit(token), F32)
-        code.store(total.get() * code.splat(unit), out + stride * token)
-    code.builder.ret_void()
-    return name
-
-
-ARGUMENTS = (
-    "planes", "tile_bytes", "n_blocks", "skip", "panels", "n_tokens", "out", "out_stride", "n_rows",
-    "n_tile", "tiles_per_piece", "tokens_per_pass",
-)  # fmt: skip
-"""Arguments of the kernel. `out` is (n_tokens, n_rows) F32 with rows `out_stride` bytes apart. A
-piece is `tiles_per_piece` tiles times up to `tokens_per_pass` tokens, whose panels stay in
-the cores' last cache; that number is a multiple of `Isa.tile_tokens`."""
-
-
-@dataclass(frozen=True, slots=True)
-class TileProducts:
-    """Functions that multiply tiles by panels, for one form of weights and activations.
-
-    Attributes:
-        isa: instruction set.
-        block_bytes: bytes of a token's block of 32 columns in a panel.
-        add_tile: writes `tile_m` for so many tokens, see `add_tile`.
-        add_groups: writes `groups`, see `kernels.products.group_gemm`.
-    """
-
-    isa: Isa
-    block_bytes: int
-    add_tile: Callable[[ir.Module, int], object]
-    add_groups: Callable[[ir.Module], None]
+Factors = tuple[Sequence[Value], Sequence[Value]]
+"""Scales of a block and factors of Σ x, see `TileReader.product_factors`."""
 
 
 def build(module: ir.Module, isa: Isa, layout: Layout, x_bytes: int = 1) -> None:
-    """Write `multiply(team, *ARGUMENTS)` for matrices of one layout."""
-    add_run(module)
-    add_rows(module, isa, layout, x_bytes)
-    _add_multiply(module, panel_block_bytes(x_bytes))
+    """Write `multiply(team, *gemm.ARGUMENTS)` for matrices of one layout."""
+    gemm.build(module, operands(isa, layout, x_bytes))
 
 
-def build_products(module: ir.Module, products: TileProducts) -> None:
-    """Write `multiply(team, *ARGUMENTS)`."""
-    add_run(module)
-    _add_rows(module, products)
-    _add_multiply(module, products.block_bytes)
+def operands(isa: Isa, layout: Layout, x_bytes: int = 1) -> Operands:
+    """Return the operands for quantised matrices of a layout, by the bytes of an activation."""
+    if are_int16(isa, x_bytes):
+        return QuantisedInt16(isa, layout)
+    return QuantisedBytes(isa, layout, x_bytes)
 
 
-def _add_multiply(module: ir.Module, block_bytes: int) -> None:
-    """Write the kernel, whose `rows` is in the module."""
-    with piece(module, "multiply", ARGUMENTS) as (code, given, index):
-        _emit_piece(code, given, index, block_bytes)
-    add_kernel(module, "multiply", ARGUMENTS, _n_pieces)
+class QuantisedBytes(Operands):
+    """Quantised matrices, and activations of one or two bytes.
 
-
-def _quantised(isa: Isa, layout: Layout, x_bytes: int) -> TileProducts:
-    """Return the functions for matrices of one layout."""
-    return TileProducts(
-        isa,
-        panel_block_bytes(x_bytes),
-        lambda module, n_tokens: add_tile(module, isa, layout, n_tokens, x_bytes),
-        lambda module: add_groups(module, isa, layout, x_bytes),
-    )
-
-
-def _n_runs(given: Named) -> Value:
-    return ceil_div(given["n_tile"], given["tiles_per_piece"])
-
-
-def _n_pieces(code: Code, given: Named) -> Value:
-    return _n_runs(given) * ceil_div(given["n_tokens"], given["tokens_per_pass"])
-
-
-def _emit_piece(code: Code, given: Named, index: Value, block_bytes: int) -> None:
-    """Write a piece: some tiles times some tokens."""
-    n_runs = _n_runs(given)
-    first_tile = index % n_runs * given["tiles_per_piece"]
-    last_tile = code.min_signed(first_tile + given["tiles_per_piece"], given["n_tile"])
-    first_token = index // n_runs * given["tokens_per_pass"]
-    last_token = code.min_signed(first_token + given["tokens_per_pass"], given["n_tokens"])
-    panels = given["panels"] + first_token * given["n_blocks"] * block_bytes
-    out = given["out"] + first_token * given["out_stride"] + first_tile * (4 * TILE)
-    code.call(
-        "rows", VOID, given["planes"] + first_tile * given["tile_bytes"], given["tile_bytes"],
-        given["n_blocks"], given["skip"], panels, last_token - first_token, out,
-        given["out_stride"], row_count(code, given, first_tile, last_tile),
-    )  # fmt: skip
-
-
-def row_count(code: Code, given: Named, first_tile: Value, last_tile: Value) -> Value:
-    """Return the number of rows of some tiles; the last tile of a matrix may have fewer than 16."""
-    return code.min_signed(last_tile * TILE, given["n_rows"]) - first_tile * TILE
-
-
-def add_rows(module: ir.Module, isa: Isa, layout: Layout, x_bytes: int = 1) -> None:
-    """Write `rows(planes, tile_bytes, n_blocks, skip, panels, n_tokens, out, out_stride, n_rows)`.
-
-    Computes all panels' tokens for some rows; the first of them is the first of a tile.
+    An unpacked group of a tile has `BLOCK_BYTES` for each block.
     """
-    if are_words(isa, x_bytes):
-        plane_word_gemm.add_rows(module, isa, layout)
+
+    unpacked_bytes = SUPER * BLOCK_BYTES
+
+    def __init__(self, isa: Isa, layout: Layout, x_bytes: int) -> None:
+        super().__init__(isa, panel_block_bytes(x_bytes), layout.tile_bytes(SUPER, 0))
+        self._reader, self._layout, self._x_bytes = TileReader(isa, layout), layout, x_bytes
+        self.widths = (2, 1) if shares_numbers(self._reader, x_bytes) else (1,)
+
+    @property
+    def steps(self) -> Mapping[str, Callable[[Products], None]]:
+        return {"multiply": self._multiply}
+
+    def group(self, tile: Value, group: BlockGroup) -> Value:
+        found: Value = group.places(self._layout, tile, group.first).supers
+        return found
+
+    def tokens_at_once(self, size: int, width: int) -> int:
+        return size if width == 1 else PAIR_TOKENS
+
+    def multiply_tile(self, code: Code, tile: Value, group: BlockGroup, products: Products) -> None:
+        reader, offsets = self._reader, PanelOffsets(products.size, self._x_bytes)
+        with code.loop(group.first, group.last) as block:
+            places = group.places(self._layout, tile, block)
+            reader.prefetch(group, tile, block, products.size)
+            lines = arranged(reader, reader.lines(places), self._x_bytes)
+            panel = products.panel + (block - group.first) * offsets.n_bytes
+            add_block(
+                reader, lines, reader.product_factors(places), panel, offsets, products.sums[0]
+            )
+
+    def unpack(self, tile: Value, group: BlockGroup, goal: Value, ahead: Prefetch) -> None:
+        code, reader = tile.code, self._reader
+        with code.loop(group.first, group.last) as block:
+            places = group.places(self._layout, tile, block)
+            at = goal + (block - group.first) * BLOCK_BYTES
+            scales, added = reader.product_factors(places)
+            lines = arranged(reader, reader.lines(places), self._x_bytes)
+            for n, values in enumerate([*lines, *scales, *added]):
+                code.store(values, at + VECTOR_BYTES * n)
+
+    def _multiply(self, products: Products) -> None:
+        """Write the products of unpacked groups."""
+        code, offsets = products.code, PanelOffsets(products.size, self._x_bytes)
+        with code.loop(code.number(0), products.n_blocks) as block:
+            panel = products.panel + block * offsets.n_bytes
+            parts = [
+                BlockPart(*self._loaded(tile + block * BLOCK_BYTES), sums)
+                for tile, sums in zip(products.tiles, products.sums, strict=True)
+            ]
+            if len(parts) > 1:
+                add_blocks(self._reader, parts, panel, offsets, products.tokens[0])
+            else:
+                (part,) = parts
+                add_block(self._reader, part.lines, part.factors, panel, offsets, part.sums)
+
+    def _loaded(self, start: Value) -> tuple[list[Value], Factors]:
+        """Load an unpacked block."""
+        code, (n_scales, n_added) = start.code, self._reader.n_factors
+        lines = [code.load(start + VECTOR_BYTES * i, INTS) for i in range(N_LINES)]
+        behind = start + VECTOR_BYTES * N_LINES
+        found = [code.load(behind + VECTOR_BYTES * i, FLOATS) for i in range(n_scales + n_added)]
+        return lines, (found[:n_scales], found[n_scales:])
+
+    def result(self, total: Value, panel: Value, size: int, token: int) -> Value:
+        unit = panel.code.load(panel + PanelOffsets(size, self._x_bytes).unit(token), F32)
+        return total * panel.code.splat(unit)
+
+
+def arranged(reader: TileReader, lines: list[Value], x_bytes: int) -> list[Value]:
+    """Return the lines of `TileReader.lines` as `add_block` wants them."""
+    is_joined = reader.isa.joins_halves and _adds_integers(reader, x_bytes)
+    return reader.isa.joined(lines) if is_joined else lines
+
+
+def _adds_integers(reader: TileReader, x_bytes: int) -> bool:
+    return reader.n_factors[0] == 1 and x_bytes == 1 and reader.fits_int16
+
+
+def add_block(
+    reader: TileReader,
+    lines: Sequence[Value],
+    factors: Factors,
+    panel: Value,
+    offsets: PanelOffsets,
+    sums: Sequence[Variable],
+) -> None:
+    """Add the products of one block with a panel's tokens to their sums.
+
+    Args:
+        lines: weights of the block, see `arranged`.
+    """
+    block = _Block(reader, lines, panel, offsets)
+    scales, added = factors
+    if _adds_integers(reader, offsets.x_bytes):
+        numbers = block.joined_sums() if reader.isa.joins_halves else block.scaled_sums()
+        products = [[number] for number in numbers]
     else:
-        _add_rows(module, _quantised(isa, layout, x_bytes))
+        products = block.float_sums(len(scales))
+    for token, total in enumerate(sums):
+        for scale, number in zip(scales, products[token], strict=True):
+            total.set(panel.code.fma(scale, number, total.get()))
+        for number, x_sum in zip(added, block.x_sums(token, len(added)), strict=True):
+            total.set(panel.code.fma(number, x_sum, total.get()))
 
 
-def _add_rows(module: ir.Module, products: TileProducts) -> None:
-    """Write `rows`, see `add_rows`."""
-    isa = products.isa
-    products.add_groups(module)
-    _add_panels(module, products)
-    code, (planes, tile_bytes, n_blocks, skip, panels, n_tokens, out, stride, n_rows) = function(
-        module, "rows", 9
-    )
-    code.builder.function.linkage = "internal"
-    n_panels = n_tokens // isa.tile_tokens
-    n_panels = code.where(n_panels < LEAST_PANELS, code.number(0), n_panels)
-    n_done = n_panels * isa.tile_tokens
-    n_tile = ceil_div(n_rows, TILE)
-    with code.loop(code.number(0), n_tile, MOST_TILES) as tile:
-        n_tiles = code.min_signed(n_tile - tile, code.number(MOST_TILES))
-        here, goal, left = planes + tile * tile_bytes, out + tile * (4 * TILE), n_rows - tile * TILE
-        with code.when(n_panels > 0):
-            code.call(
-                "groups", VOID, here, tile_bytes, n_tiles, n_blocks, skip, panels, n_panels, goal,
-                stride, left,
-            )  # fmt: skip
-    behind = panels + n_done * n_blocks * products.block_bytes
-    with code.when(n_done < n_tokens), code.loop(code.number(0), n_tile) as tile:
-        code.call(
-            "panels", VOID, planes + tile * tile_bytes, n_blocks, skip, behind, n_tokens - n_done,
-            out + n_done * stride + tile * (4 * TILE), stride, n_rows - tile * TILE,
-        )  # fmt: skip
-    code.builder.ret_void()
+@dataclass(frozen=True, slots=True)
+class BlockPart:
+    """A block of a tile, and where its products with a panel's tokens are added.
 
-
-def _add_panels(module: ir.Module, products: TileProducts) -> None:
-    """Write `panels(planes, n_blocks, skip, panels, n_tokens, out, out_stride, n_rows)`: one tile.
-
-    Weights are unpacked for each panel; if fewer than 16 rows are left, only those are written.
+    Attributes:
+        lines: weights, see `arranged`.
+        factors: see `add_block`.
+        sums: sums of some tokens.
     """
-    sizes = panel_sizes(products.isa)
-    for size in sizes:
-        products.add_tile(module, size)
-    code, (planes, n_blocks, skip, panels, n_tokens, out, stride, left) = function(
-        module, "panels", 8
-    )
-    code.builder.function.linkage = "internal"
-    buffer = Value(code, code.builder.ptrtoint(code.builder.alloca(FLOATS, sizes[0]), I64))
-    is_whole = left >= TILE
-    goal_stride = code.where(is_whole, stride, code.number(4 * TILE))
-    panel, done = code.variable(panels), code.variable(code.number(0))
-    for size in sizes:
-        with code.when((n_tokens & size) > 0):
-            token = done.get()
-            goal = code.where(is_whole, out + token * stride, buffer)
-            code.call(f"tile_{size}", VOID, planes, n_blocks, skip, panel.get(), goal, goal_stride)
-            n_copied = code.where(is_whole, code.number(0), left)
-            with (
-                code.loop(code.number(0), code.number(size)) as t,
-                code.loop(code.number(0), n_copied) as row,
+
+    lines: Sequence[Value]
+    factors: Factors
+    sums: Sequence[Variable]
+
+
+def shares_numbers(reader: TileReader, x_bytes: int) -> bool:
+    """Return whether `add_blocks` is faster than `add_block`.
+
+    It is where loads limit the products, with AVX-512 and both halves of a block scaled in F32.
+    """
+    return reader.isa.joins_halves and x_bytes == 1 and not _adds_integers(reader, x_bytes)
+
+
+def add_blocks(
+    reader: TileReader, parts: Sequence[BlockPart], panel: Value, offsets: PanelOffsets,
+    first_token: int,
+) -> None:  # fmt: skip
+    """Add the products of a block of several tiles with some tokens to their sums.
+
+    A token's numbers are loaded once for all tiles. The bits are those of `add_block`, for tiles
+    of which `shares_numbers` says so.
+    """
+    code, n_tokens = panel.code, len(parts[0].sums)
+    tokens = range(first_token, first_token + n_tokens)
+    blocks = [_Block(reader, part.lines, panel, offsets) for part in parts]
+    halves = [_shared_sums(reader, blocks, half, tokens) for half in range(2)]
+    for index, token in enumerate(tokens):
+        for tile, part in enumerate(parts):
+            scales, added = part.factors
+            numbers = [halves[half][tile][index].to(FLOATS) for half in range(2)]
+            total = part.sums[index]
+            for scale, number in zip(
+                scales, blocks[tile].scaled(token, numbers, len(scales)), strict=True
             ):
-                number = code.load(buffer + t * (4 * TILE) + row * 4, F32)
-                code.store(number, out + (token + t) * stride + row * 4)
-            panel.set(panel.get() + n_blocks * (size * products.block_bytes))
-            done.set(token + size)
-    code.builder.ret_void()
+                total.set(code.fma(scale, number, total.get()))
+            for factor, x_sum in zip(added, blocks[tile].x_sums(token, len(added)), strict=True):
+                total.set(code.fma(factor, x_sum, total.get()))
+
+
+def _shared_sums(
+    reader: TileReader, blocks: Sequence[_Block], half: int, tokens: Sequence[int]
+) -> list[list[Value]]:
+    """Return the integer dot products of each tile's 16 columns with each token."""
+    totals = [[block.correction(token, [half]) for token in tokens] for block in blocks]
+    for line in range(N_LINES // 2):
+        for index, token in enumerate(tokens):
+            x = blocks[0].four_numbers(token, half, line)
+            for tile, block in enumerate(blocks):
+                totals[tile][index] = block.with_line(half, line, x, totals[tile][index])
+    return totals
+
+
+class _Block:
+    """A block of weights and the part of a panel that it is multiplied by."""
+
+    def __init__(
+        self, reader: TileReader, lines: Sequence[Value], panel: Value, offsets: PanelOffsets
+    ) -> None:
+        self._code, self._reader = panel.code, reader
+        self._lines = [line.bitcast(LINE) for line in lines]
+        self._panel, self._offsets = panel, offsets
+        self._tokens = range(offsets.n_tokens)
+
+    def scaled_sums(self) -> list[Value]:
+        """Return the dot products with each token in units, F32; they are added up in integers."""
+        totals = [self._code.constant(INTS, 0) for _ in self._tokens]
+        for half in range(2):
+            for token, number in enumerate(self._sums([half])):
+                units = self._number(self._offsets.units(token, half), I32)
+                product = self._reader.isa.word_products(self._code, number, units)
+                totals[token] = totals[token] + product
+        return [total.to(FLOATS) for total in totals]
+
+    def joined_sums(self) -> list[Value]:
+        """Return what `scaled_sums` does, from lines that hold both halves."""
+        offsets, code, found = self._offsets, self._code, []
+        for token in self._tokens:
+            x = [
+                self._number(offsets.numbers(token, 0, 0, line), I64)
+                for line in range(len(self._lines) // 2)
+            ]
+            at = offsets.minus_sum(token, 0)
+            start = self._number(at, I64) if self._reader.zero_point else code.number(0)
+            units = self._number(offsets.units(token, 0), I32)
+            total = self._reader.isa.joined_products(code, self._lines, x, start, units)
+            found.append(total.to(FLOATS))
+        return found
+
+    def float_sums(self, n_scales: int) -> list[list[Value]]:
+        """Return for each token its dot products in units, F32: one, or one for each 16 columns."""
+        if n_scales == 1 and self._offsets.x_bytes > 1:
+            return [
+                [number.to(FLOATS) * self._code.splat(self._scale(token, 0))]
+                for token, number in enumerate(self._sums(range(2)))
+            ]
+        halves = [[number.to(FLOATS) for number in self._sums([half])] for half in range(2)]
+        return [
+            self.scaled(token, numbers, n_scales)
+            for token, numbers in enumerate(zip(*halves, strict=True))
+        ]
+
+    def scaled(self, token: int, halves: Sequence[Value], n_scales: int) -> list[Value]:
+        """Return a token's products with both halves, F32, in units: one sum or two."""
+        first, second = halves
+        scale = [self._code.splat(self._scale(token, half)) for half in range(2)]
+        if n_scales == 1:
+            return [self._code.fma(second, scale[1], first * scale[0])]
+        return [first * scale[0], second * scale[1]]
+
+    def four_numbers(self, token: int, half: int, line: int) -> Value:
+        """Load four numbers of a token, as i32."""
+        return self._number(self._offsets.numbers(token, 0, half, line), I32)
+
+    def with_line(self, half: int, line: int, x: Value, total: Value) -> Value:
+        """Return a total with the dot products of a line and four numbers added."""
+        reader, weights = self._reader, self._lines[4 * half + line]
+        return reader.isa.dots(self._code, [weights], [[x]], [total], reader.largest_weight)[0]
+
+    def x_sums(self, token: int, n: int) -> list[Value]:
+        """Return a token's sum over the block in units, or its sums of each 16 columns; n of them.
+
+        Each is a vector of equal numbers, F32.
+        """
+        if n < 2:
+            return [self._code.splat(self._number(self._offsets.sum(token), F32))][:n]
+        found = []
+        for half in range(n):
+            stored = self._number(self._offsets.minus_sum(token, half), I32).to(F32)
+            found.append(stored * (-1 / SUM_FACTOR) * self._scale(token, half))
+        return [self._code.splat(number) for number in found]
+
+    def _sums(self, halves: Sequence[int]) -> list[Value]:
+        """Return the integer dot products of 16 rows × one or both halves with each token."""
+        code, offsets = self._code, self._offsets
+        lines = [(half, n) for half in halves for n in range(4)]
+        weights = [self._lines[4 * half + n] for half, n in lines]
+        totals = [code.constant(INTS, 0) for _ in self._tokens]
+        for part in range(offsets.x_bytes):
+            if part == offsets.x_bytes - 1:
+                totals = [total + self.correction(t, halves) for t, total in enumerate(totals)]
+            x = [
+                [self._number(offsets.numbers(t, part, *line), I32) for line in lines]
+                for t in self._tokens
+            ]
+            totals = self._reader.isa.dots(code, weights, x, totals, self._reader.largest_weight)
+            if part < offsets.x_bytes - 1:
+                totals = [(total << 8) - total for total in totals]  # times BASE
+        return totals
+
+    def correction(self, token: int, halves: Sequence[int]) -> Value:
+        """Return what corrects a sum of products by weights that were made positive."""
+        zero_point = self._reader.zero_point
+        if not zero_point:
+            return self._code.constant(INTS, 0)
+        first, *others = [
+            self._number(self._offsets.minus_sum(token, half), I32) for half in halves
+        ]
+        stored = sum(others, first)
+        if zero_point < SUM_FACTOR:
+            stored = stored.arithmetic_shift((SUM_FACTOR // zero_point).bit_length() - 1)
+        return self._code.splat(stored)
+
+    def _scale(self, token: int, half: int) -> Value:
+        return self._number(self._offsets.scale(token, half), F32)
+
+    def _number(self, offset: int, kind: object) -> Value:
+        return self._code.load(self._panel + offset, kind)

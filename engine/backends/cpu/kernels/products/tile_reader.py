@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from engine.backends.cpu.kernels.language.isa import LARGEST_ACTIVATION, Isa
+from engine.backends.cpu.kernels.language.isa import MAX_ACTIVATION, Isa
 from engine.backends.cpu.kernels.language.values import (
     FLOATS,
     I8,
@@ -30,7 +30,7 @@ BYTES_AHEAD = 2048
 EACH_BYTE = 0x01010101
 """Factor that repeats a byte in all bytes of an i32."""
 
-BYTES, HALVES = vector(I8, TILE), vector(I16, TILE)
+BYTES, HALVES, INT16S = vector(I8, TILE), vector(I16, TILE), vector(I16, 2 * TILE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +71,7 @@ class BlockGroup:
 class TileReader:
     """Decodes one block of 16 rows from the planes."""
 
-    def __init__(self, code: Code, isa: Isa, layout: Layout) -> None:
-        self.code = code
+    def __init__(self, isa: Isa, layout: Layout) -> None:
         self.isa = isa
         self.layout = layout
 
@@ -88,7 +87,7 @@ class TileReader:
             block: block that is read now.
             n_tokens: number of tokens that are multiplied.
         """
-        layout, code = self.layout, self.code
+        layout, code = self.layout, tile.code
         if layout.low == 8 and n_tokens == 1:
             at = group.places(layout, tile, block).low + BYTES_AHEAD
             n_lines = layout.low_bytes // LINE_BYTES
@@ -102,7 +101,7 @@ class TileReader:
 
     def lines(self, places: BlockPlaces) -> list[Value]:
         """Decode the eight lines of a block: each 16 rows × 4 columns, as i32 of four bytes."""
-        layout, code = self.layout, self.code
+        layout, code = self.layout, places.low.code
         per_line = 8 // layout.low
         stored = [code.load(places.low + 64 * n, INTS) for n in range(8 // per_line)]
         step = 8 // per_line if layout.low == 4 else 1
@@ -132,7 +131,7 @@ class TileReader:
         """Put the high bits of the codes above the low bits in `lines`."""
         n_bits, low = self.layout.high, self.layout.low
         per_line = 8 // n_bits
-        stored = [self.code.load(places.high + 64 * n, INTS) for n in range(n_bits)]
+        stored = [places.high.code.load(places.high + 64 * n, INTS) for n in range(n_bits)]
         result = []
         for number, line in enumerate(lines):
             source, place = divmod(number, per_line)
@@ -146,7 +145,7 @@ class TileReader:
         """Replace codes by the values of the layout's table."""
         table = [value + self.offset for value in self.layout.table]
         table = [value - 256 if value > 127 else value for value in table]
-        return self.isa.table_lookup(self.code, table, line.bitcast(LINE)).bitcast(INTS)
+        return self.isa.table_lookup(line.code, table, line.bitcast(LINE)).bitcast(INTS)
 
     @property
     def offset(self) -> int:
@@ -170,7 +169,7 @@ class TileReader:
         return SUM_FACTOR if has_sign else 0
 
     @property
-    def fits_words(self) -> bool:
+    def fits_int16(self) -> bool:
         """Whether sums of products of 16 columns with bytes fit in 16 bits."""
         layout = self.layout
         if layout.table:
@@ -178,7 +177,7 @@ class TileReader:
         else:
             most, zero = (1 << (layout.low + layout.high)) - 1, layout.zero + self.centre
             size = 128 if layout.low == 8 else max(zero, most - zero)
-        return 16 * LARGEST_ACTIVATION * size < 1 << 15
+        return 16 * MAX_ACTIVATION * size < 1 << 15
 
     @property
     def largest_weight(self) -> int:
@@ -195,7 +194,7 @@ class TileReader:
 
         The second list is empty where nothing is.
         """
-        layout, code = self.layout, self.code
+        layout, code = self.layout, places.scales.code
         if layout.scale == "f16_min":
             scale, minimum = (
                 self.isa.f16_to_f32(code, code.load(places.scales + at, HALVES)) for at in (0, 32)
@@ -226,7 +225,7 @@ class TileReader:
 
     def _own_scale(self, places: BlockPlaces, sub: int) -> Value:
         """Load a sub-block's scale, of a type without factors: F16, F32 or an exponent."""
-        code = self.code
+        code: Code = places.scales.code
         if self.layout.scale == "f16":
             return self.isa.f16_to_f32(code, code.load(places.scales + 32 * sub, HALVES))
         if self.layout.scale == "f32":
@@ -237,7 +236,7 @@ class TileReader:
 
     def _super_scales(self, places: BlockPlaces) -> tuple[list[Value], list[Value]]:
         """Load the scales and the negated minima (if any) of the sub-blocks, times F16 factors."""
-        layout, code = self.layout, self.code
+        layout, code = self.layout, places.scales.code
         subs = range(BLOCK // layout.sub)
         factor = self.isa.f16_to_f32(code, code.load(places.supers, HALVES))
         stored = [code.load(places.scales + 16 * n, BYTES) for n in subs]
@@ -253,6 +252,92 @@ class TileReader:
             at = places.scales + 16 * len(subs)
             minima = [code.load(at + 16 * n, BYTES).to(INTS, signed=False) for n in subs]
         return [factor * s.to(FLOATS) for s in scales], [minimum * m.to(FLOATS) for m in minima]
+
+
+class Int16Reader(TileReader):
+    """Decodes one block of 16 rows from the planes to int16.
+
+    Codes are whole numbers. Where a type has integer scales and a factor for 256 columns, they are
+    multiplied by the scale, so that all of these columns add up in integers and are scaled once.
+    Else those of a scale do: 32 or 16 columns.
+    """
+
+    @property
+    def offset(self) -> int:
+        return self.layout.zero
+
+    @property
+    def centre(self) -> int:
+        return 0
+
+    @property
+    def n_subs(self) -> int:
+        """Number of sub-blocks of a block."""
+        return 1 if self.layout.scale == "f16_min" else BLOCK // self.layout.sub
+
+    @property
+    def n_scales(self) -> int:
+        """Number of vectors of scales of a block: none where they are part of the numbers."""
+        return 0 if self.layout.has_supers else self.n_subs
+
+    @property
+    def n_minima(self) -> int:
+        """Number of vectors of what is added to a block's weights."""
+        return self.n_subs if self.layout.has_minimum else 0
+
+    def numbers(self, places: BlockPlaces) -> list[Value]:
+        """Decode the numbers of a block, 16 × i32 for each of its pairs of columns.
+
+        They are in the order of `int16_panels.COLUMN_ORDER`, and multiplied by integer scales.
+        """
+        codes = self.codes(places)
+        if not self.layout.has_supers:
+            return codes
+        scales = [
+            ((scale & 0xFFFF) | (scale << 16)).bitcast(INT16S)  # for both numbers of a row
+            for scale in self.integer_scales(places)
+        ]
+        return [
+            (pair.bitcast(INT16S) * scales[n * len(scales) // len(codes)]).bitcast(INTS)
+            for n, pair in enumerate(codes)
+        ]
+
+    def codes(self, places: BlockPlaces) -> list[Value]:
+        """Decode what `numbers` does, without integer scales."""
+        lines, layout = self.lines(places), self.layout
+        is_signed = bool(layout.table) or layout.low == 8
+        found = []
+        for line in lines:
+            codes = line.bitcast(INT16S)
+            if is_signed:
+                halves = [(codes << 8).arithmetic_shift(8), codes.arithmetic_shift(8)]
+            else:
+                halves = [codes & 255, codes >> 8]
+            for numbers in halves:
+                if layout.zero:
+                    numbers = numbers - layout.zero
+                found.append(numbers.bitcast(INTS))
+        return found
+
+    def integer_scales(self, places: BlockPlaces) -> list[Value]:
+        """Load the sub-blocks' integer scales, i32 for 16 rows; only where there are some."""
+        code, layout = places.scales.code, self.layout
+        found = []
+        for n in range(BLOCK // layout.sub):
+            stored = code.load(places.scales + 16 * n, BYTES)
+            wide = stored.to(INTS, signed=layout.signed_scale)
+            found.append(wide & 15 if layout.scale == "super_nibbles" else wide)
+        return found
+
+    def group_factor(self, places: BlockPlaces) -> Value:
+        """Load the factor of 256 columns, F32 for 16 rows; only where there is one."""
+        code = places.supers.code
+        return self.isa.f16_to_f32(code, code.load(places.supers, HALVES))
+
+    def block_factors(self, places: BlockPlaces) -> Sequence[Value]:
+        """Load a block's scales, `n_scales` of them, and its `n_minima` minima; F32 for 16 rows."""
+        scales, added = self.scales(places)
+        return [*scales[: self.n_scales], *added]
 
 
 def for_each_group(

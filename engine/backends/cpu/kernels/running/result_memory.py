@@ -22,13 +22,13 @@ from engine.backends.cpu.large_pages import weight_memory
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-SMALLEST = 256 << 10
+MIN_RESULT_BYTES = 256 << 10
 """Smallest result whose memory is kept, in bytes; the C library keeps that of smaller ones."""
 
-MOST_KEPT = 256 << 20
+MAX_KEPT = 256 << 20
 """Most bytes that a thread keeps while nothing uses them."""
 
-MOST_SPARE = 2
+MAX_SPARE = 2
 """How many times as large as a result the memory may be that it gets."""
 
 Bytes = NDArray[np.uint8]
@@ -42,7 +42,7 @@ class FreeBlocks:
 
     def take(self, n_bytes: int) -> Bytes:
         """Return a block of at least `n_bytes`: the smallest that is free, or a new one."""
-        most = n_bytes * MOST_SPARE
+        most = n_bytes * MAX_SPARE
         fitting = [block for block in self._blocks if n_bytes <= block.nbytes <= most]
         if not fitting:
             return weight_memory((n_bytes,), torch.uint8).numpy()
@@ -53,7 +53,7 @@ class FreeBlocks:
     def add(self, block: Bytes) -> None:
         """Keep a block that is free again; those that were freed first go if it is too much."""
         self._blocks.append(block)
-        while sum(block.nbytes for block in self._blocks) > MOST_KEPT:
+        while sum(block.nbytes for block in self._blocks) > MAX_KEPT:
             self._blocks.pop(0)
 
     def clear(self) -> None:
@@ -92,7 +92,7 @@ def free_results() -> None:
 def result(*shape: int) -> Tensor:
     """Return an uninitialised F32 tensor; large ones are in memory that is used again."""
     n_bytes = 4 * prod(shape)
-    if n_bytes < SMALLEST:
+    if n_bytes < MIN_RESULT_BYTES:
         return torch.empty(shape)
     free = _thread.free
     block = free.take(n_bytes)

@@ -18,7 +18,7 @@ from torch import Tensor
 from engine.backends.cpu.kernels.language.isa import Isa, chosen, named
 from engine.backends.cpu.kernels.running import jit
 from engine.backends.cpu.kernels.running.fastcall import BoundKernel, Kernel, bind_both
-from engine.backends.cpu.kernels.running.result_memory import SMALLEST, result
+from engine.backends.cpu.kernels.running.result_memory import MIN_RESULT_BYTES, result
 from engine.backends.cpu.kernels.running.team import Team
 from engine.backends.cpu.kernels.small import (
     activation,
@@ -277,7 +277,7 @@ def _is_f32(x: Tensor) -> bool:
 
 def _empty(x: Tensor) -> Tensor:
     """Return an empty contiguous tensor of x's shape."""
-    if 4 * x.numel() >= SMALLEST:
+    if 4 * x.numel() >= MIN_RESULT_BYTES:
         return result(*x.shape)
     if x.is_contiguous():
         return torch.empty_like(x)

@@ -11,7 +11,13 @@ from gguf.constants import GGMLQuantizationType as Kind
 from numpy.typing import NDArray
 
 from engine.backends.cpu.kernels.language.isa import Isa, supported
-from engine.backends.cpu.kernels.products import experts, panel_packing, panels, quantised_gemm
+from engine.backends.cpu.kernels.products import (
+    experts,
+    gemm,
+    panel_packing,
+    panels,
+    quantised_gemm,
+)
 from engine.backends.cpu.kernels.products.panels import quantised_bytes
 from engine.backends.cpu.kernels.running import jit
 from engine.backends.cpu.kernels.running.team import Team
@@ -45,10 +51,10 @@ class Kernels:
         module, names, build = {  # modules as in the engine, so that each is compiled once
             "quantise": (
                 f"panels-{x_bytes}", panels.ARGUMENTS,
-                lambda m: panel_packing.build(m, isa, x_bytes),
+                lambda m: panel_packing.build(m, isa, panel_packing.format_of(isa, x_bytes)),
             ),
             "multiply": (
-                f"quantised-gemm-{of_type}", quantised_gemm.ARGUMENTS,
+                f"quantised-gemm-{of_type}", gemm.ARGUMENTS,
                 lambda m: quantised_gemm.build(m, isa, layout, x_bytes),
             ),
             "quantise_groups": (

@@ -11,8 +11,8 @@ from llvmlite import ir
 
 from engine.backends.cpu.kernels.language.isa import ISAS, Isa, Neon, chosen, supported
 from engine.backends.cpu.kernels.language.values import F16, F32, function
+from engine.backends.cpu.kernels.products import int16_gemm
 from engine.backends.cpu.kernels.running import jit
-from engine.backends.cpu.kernels.words import word_gemm
 from engine.errors import EngineError
 from tests.helpers.kernel_modules import LIKE_OTHERS, MODULES, unresolved
 from tests.helpers.kernels import isa_named
@@ -205,7 +205,7 @@ def test_products_use_the_instructions_meant(
 
 def test_products_of_words_multiply_and_add_at_once() -> None:
     isa = isa_named("avx512")
-    text = jit.assembly(isa, lambda m: word_gemm.build(m, isa), LINUX)
+    text = jit.assembly(isa, lambda m: int16_gemm.build(m, isa), LINUX)
     assert "vpdpwssd" in text
     assert "vpmaddwd" not in text
 

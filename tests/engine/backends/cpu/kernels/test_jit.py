@@ -236,7 +236,7 @@ isa, kind = chosen(), Kind.Q4_K
 builds = {
     "multiply": lambda m: quantised_gemm.build(m, isa, LAYOUTS[kind]),
     "pack": lambda m: pack.build(m, kind),
-    "quantise": lambda m: panel_packing.build(m, isa),
+    "quantise": lambda m: panel_packing.build(m, isa, panel_packing.format_of(isa, 1)),
 }
 for name, build in builds.items():
     assert jit.addresses(name, isa, [name], build)[name]

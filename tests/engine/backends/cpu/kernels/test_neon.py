@@ -142,7 +142,7 @@ def panels_of(emulator: Emulator, isa: Isa, x: NDArray[np.float32]) -> NDArray[n
     n_tokens, n_blocks = len(x), x.shape[1] // 32
     goal = np.zeros(panels.quantised_bytes(n_tokens, n_blocks), np.uint8)
     found = emulator.run(
-        isa, lambda m: panel_packing.build(m, isa), "quantise",
+        isa, lambda m: panel_packing.build(m, isa, panel_packing.format_of(isa, 1)), "quantise",
         x, x.strides[0], n_tokens, n_blocks, 0, goal,
     )  # fmt: skip
     return np.frombuffer(found[1], np.uint8)

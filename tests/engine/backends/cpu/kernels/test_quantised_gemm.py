@@ -11,19 +11,19 @@ from gguf.quants import dequantize
 from numpy.typing import NDArray
 
 from engine.backends.cpu.kernels.language.isa import Isa, supported
-from engine.backends.cpu.kernels.products.panel_packing import are_words
+from engine.backends.cpu.kernels.products.panel_packing import are_int16
 from engine.backends.cpu.kernels.running.team import Team
 from engine.formats.quants.layout import LAYOUTS
 from tests.helpers.kernels import (
     F16_OFFSETS,
     activations,
     in_columns,
+    int16_activations,
     multiplied,
     packed,
     quantised,
     random_rows,
     units_of,
-    words_seen,
 )
 from tests.helpers.planes import TYPES
 from tests.helpers.tiers import paired
@@ -169,9 +169,9 @@ def test_activations_of_two_bytes_are_finer(kind: Kind, isa: Isa, team: Team) ->
     raw, x = random_rows(kind, N_ROWS, N_COLUMNS), random_x(9)
     planes, weights = windowed(raw, kind, isa, team), dequantised(raw, kind)
     out = multiplied(planes, N_ROWS, x, kind, isa, team, skip=FIRST % 8, x_bytes=2)
-    panel, has_words = quantised(x, isa, team, 2, FIRST % 8), are_words(isa, 2)
+    panel, has_words = quantised(x, isa, team, 2, FIRST % 8), are_int16(isa, 2)
     seen = (
-        words_seen(panel, 9, N_BLOCKS, isa)
+        int16_activations(panel, 9, N_BLOCKS, isa)
         if has_words
         else activations(panel, 9, N_BLOCKS, isa, 2)
     )

@@ -7,13 +7,13 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 
 from engine.backends.cpu.kernels.running.result_memory import (
-    MOST_KEPT,
-    SMALLEST,
+    MAX_KEPT,
+    MIN_RESULT_BYTES,
     free_blocks,
     result,
 )
 
-ROWS = SMALLEST // 4 // 64
+ROWS = MIN_RESULT_BYTES // 4 // 64
 
 
 def in_new_thread(test: Callable[[], None]) -> None:
@@ -30,11 +30,11 @@ def test_freed_memory_is_used_again() -> None:
         assert first.dtype == torch.float32
         place = first.data_ptr()
         del first
-        assert free_blocks().n_bytes == 2 * SMALLEST
+        assert free_blocks().n_bytes == 2 * MIN_RESULT_BYTES
         assert result(ROWS, 2, 64).data_ptr() == place
         smaller = result(ROWS - 1, 64)
-        assert smaller.numel() * 4 < SMALLEST
-        assert free_blocks().n_bytes == 2 * SMALLEST
+        assert smaller.numel() * 4 < MIN_RESULT_BYTES
+        assert free_blocks().n_bytes == 2 * MIN_RESULT_BYTES
 
     in_new_thread(test)
 
@@ -47,7 +47,7 @@ def test_memory_in_use_is_not_lent_twice() -> None:
         del first
         second = result(ROWS, 64).fill_(1)
         assert bool((view == 7).all())
-        assert abs(second.data_ptr() - place) >= SMALLEST
+        assert abs(second.data_ptr() - place) >= MIN_RESULT_BYTES
 
     in_new_thread(test)
 
@@ -58,7 +58,7 @@ def test_memory_returns_to_the_thread_that_asked_for_it() -> None:
         other = threading.Thread(target=held.clear)
         other.start()
         other.join()
-        assert free.n_bytes == SMALLEST
+        assert free.n_bytes == MIN_RESULT_BYTES
         free.clear()
         assert free.n_bytes == 0
 
@@ -67,11 +67,11 @@ def test_memory_returns_to_the_thread_that_asked_for_it() -> None:
 
 def test_what_is_kept_is_bounded() -> None:
     def test() -> None:
-        columns = MOST_KEPT // 4 // 64 // 2
+        columns = MAX_KEPT // 4 // 64 // 2
         results = [result(columns + n, 64) for n in range(3)]
         place = results[2].data_ptr()
         del results[2], results[1], results[0]
-        assert 0 < free_blocks().n_bytes <= MOST_KEPT
+        assert 0 < free_blocks().n_bytes <= MAX_KEPT
         assert result(columns, 64).data_ptr() != place  # what was freed first went first
 
     in_new_thread(test)

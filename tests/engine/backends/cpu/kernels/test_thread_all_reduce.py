@@ -15,7 +15,7 @@ from engine.backends.cpu.kernels.running.thread_all_reduce import (
     NO_NUMBERS,
     ThreadAllReduce,
 )
-from engine.backends.cpu.thread_comm import MOST_ADDED, ThreadCommunicator, ThreadGroup
+from engine.backends.cpu.thread_comm import MAX_ADDED, ThreadCommunicator, ThreadGroup
 from engine.errors import CommError
 from engine.parallel.rank_threads import RankThreads
 
@@ -90,7 +90,7 @@ def others(n: int) -> dict[str, list[Tensor]]:
         "of another type": [torch.randn(3, 8).double() for _ in range(n)],
         "with gaps": [torch.randn(8, 3).T for _ in range(n)],
         "one with gaps": [torch.randn(8, 3).T] + [torch.randn(3, 8) for _ in range(n - 1)],
-        "large": [torch.randn(3, MOST_ADDED) for _ in range(n)],
+        "large": [torch.randn(3, MAX_ADDED) for _ in range(n)],
         "empty": [torch.randn(0, 8) for _ in range(n)],
     }
 

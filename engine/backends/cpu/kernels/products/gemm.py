@@ -1,0 +1,481 @@
+"""GEMV and GEMM with matrices in tiles: one loop nest for all types of weights and activations.
+
+Weights lie in tiles of 16 rows, activations in panels of tokens (`panels`, `int16_panels`).
+`Operands` says how both are read and multiplied, and how a sum becomes a result: `quantised_gemm`
+and `int16_gemm`. The nest is the same for all:
+
+    piece             some tiles times some tokens, which threads take in turn
+      groups          four tiles times many tokens, whose weights are unpacked once for all
+        group         256 columns: unpack them, then
+          panel         tokens of a panel, two tiles at once where that helps
+            block         32 columns, in registers
+      tile            the tokens left over, or few: weights are unpacked for each panel
+
+A core's first cache holds a group of four unpacked tiles, and the part of a panel that all of them
+multiply. Meanwhile the tokens' sums wait on the stack. Rows of the result are often so many bytes
+apart that their elements push each other out of the caches: a panel's results are written as soon
+as they are known, to places that were prefetched shortly before. Sums are made in the order of
+columns in all of these ways, so that a token's bits do not depend on the tokens computed with it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar
+
+from llvmlite import ir
+
+from engine.backends.cpu.kernels.language.isa import Isa
+from engine.backends.cpu.kernels.language.loops import Named, add_kernel, ceil_div, piece
+from engine.backends.cpu.kernels.language.values import (
+    FLOATS,
+    LANES,
+    LINE,
+    VOID,
+    Code,
+    Value,
+    Variable,
+    internal,
+)
+from engine.backends.cpu.kernels.products.panels import panel_sizes
+from engine.backends.cpu.kernels.products.tile_reader import BlockGroup, for_each_group
+from engine.backends.cpu.kernels.running.team import add_run
+from engine.formats.quants.layout import LINE_BYTES, TILE
+
+ARGUMENTS = (
+    "planes", "tile_bytes", "n_blocks", "skip", "panels", "n_tokens", "out", "out_stride", "n_rows",
+    "n_tile", "tiles_per_piece", "tokens_per_pass",
+)  # fmt: skip
+"""Arguments of the kernel. `out` is (n_tokens, n_rows) F32 with rows `out_stride` bytes apart. A
+piece is `tiles_per_piece` tiles times up to `tokens_per_pass` tokens, whose panels stay in
+the cores' last cache; that number is a multiple of `Isa.tile_tokens`."""
+
+VECTOR_BYTES = 4 * LANES
+"""Bytes of 16 sums, and of other vectors of 16 rows."""
+
+MIN_PANELS = 2
+"""Smallest number of full panels for which weights are unpacked once for all of them."""
+
+MAX_PANELS = 64
+"""Largest number of panels whose sums wait at a time."""
+
+MAX_TILES = 4
+"""Largest number of tiles that are multiplied at a time."""
+
+AHEAD_PANELS = 2
+"""Number of panels by which the places of results are prefetched. So few stay in a cache even where
+all of them compete for the same lines."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prefetch:
+    """Lines of the next weights that are prefetched meanwhile.
+
+    Attributes:
+        place: address of the next group of the first tile.
+        tile_bytes: bytes from tile to tile.
+        first: first line.
+        last: line behind the last.
+    """
+
+    place: Value
+    tile_bytes: Value
+    first: Value
+    last: Value
+
+    def emit(self, n_tiles: Value) -> None:
+        """Write the prefetch of all lines of some tiles."""
+        code = self.place.code
+        with (
+            code.loop(code.number(0), n_tiles) as tile,
+            code.loop(self.first, self.last) as line,
+        ):
+            code.prefetch(self.place + tile * self.tile_bytes + line * LINE_BYTES, cache=2)
+
+    def emit_part(self, block: Value, n_blocks: Value, n_tiles: int = 1) -> None:
+        """Write the part of a block, given its index in the group.
+
+        Caches cannot ask for very many lines at once, and would stop a processor.
+        """
+        code, step = self.place.code, ceil_div(self.last - self.first, n_blocks)
+        begin = self.first + block * step
+        with code.loop(begin, code.min_signed(begin + step, self.last)) as line:
+            for tile in range(n_tiles):
+                at = self.place + self.tile_bytes * tile
+                code.prefetch(at + line * LINE_BYTES, cache=2)
+
+
+def _nothing(_: Value) -> None:
+    """Write nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Products:
+    """Products of a group of columns of some tiles with some tokens of a panel.
+
+    Attributes:
+        code: builder of the function.
+        tiles: address of the group in each tile, unpacked where it is.
+        panel: address of the group's first block in the panel.
+        n_blocks: number of the group's blocks.
+        size: number of tokens of the panel.
+        tokens: those of them that are multiplied.
+        sums: what products are added to, for each tile and each of `tokens`.
+        each_block: writes what else is done with each block, given its index in the group.
+    """
+
+    code: Code
+    tiles: Sequence[Value]
+    panel: Value
+    n_blocks: Value
+    size: int
+    tokens: range
+    sums: Sequence[Sequence[Variable]]
+    each_block: Callable[[Value], None] = _nothing
+
+
+class Operands(ABC):
+    """Types of weights and activations: how they are read, multiplied and finished.
+
+    Attributes:
+        isa: instruction set.
+        block_bytes: bytes of a token's block of 32 columns in a panel.
+        group_bytes: bytes of a group of 256 columns of a tile, prefetched ahead.
+        unpacked_bytes: bytes of an unpacked group; 0 where groups are multiplied where they lie.
+        unpack_tokens: number of tokens whose products take as long as unpacking; the next weights
+            are prefetched beside both. Where it is 0, beside products alone.
+        panel_sizes: tokens of the panels that are multiplied by unpacked weights, largest first.
+        tile_sizes: tokens of the panels for each of which weights are unpacked, largest first.
+        widths: numbers of tiles that are multiplied at once, largest first; of the last of them,
+            what lies behind an odd tile is multiplied, too, and not written.
+        spreads_prefetch: whether prefetches go with blocks; else they come before a panel.
+    """
+
+    unpacked_bytes: int = 0
+    unpack_tokens: ClassVar[int] = 0
+    spreads_prefetch: ClassVar[bool] = False
+    widths: Sequence[int] = (2, 1)
+
+    def __init__(self, isa: Isa, block_bytes: int, group_bytes: int) -> None:
+        self.isa = isa
+        self.block_bytes = block_bytes
+        self.group_bytes = group_bytes
+        self.panel_sizes: Sequence[int] = (isa.tile_tokens,)
+        self.tile_sizes: Sequence[int] = panel_sizes(isa)
+
+    def n_grouped(self, code: Code, n_tokens: Value) -> Value:
+        """Return the number of tokens, the first ones, whose weights are unpacked once for all."""
+        n_panels = n_tokens // self.isa.tile_tokens
+        return code.where(n_panels < MIN_PANELS, code.number(0), n_panels) * self.isa.tile_tokens
+
+    @abstractmethod
+    def group(self, tile: Value, group: BlockGroup) -> Value:
+        """Return the address of a group in the tile at an address."""
+
+    def unpack(self, tile: Value, group: BlockGroup, goal: Value, ahead: Prefetch) -> None:
+        """Write the unpacking of a group to an address, where `unpacked_bytes` is not 0."""
+        raise NotImplementedError
+
+    @abstractmethod
+    def multiply_tile(self, code: Code, tile: Value, group: BlockGroup, products: Products) -> None:
+        """Write the products of a group that is read from its tile, `products.tiles[0]`."""
+
+    @property
+    @abstractmethod
+    def steps(self) -> Mapping[str, Callable[[Products], None]]:
+        """Functions that write the products of unpacked groups, by name.
+
+        Each becomes a function of its own, as registers do not hold what all of them need.
+        """
+
+    def tokens_at_once(self, size: int, width: int) -> int:
+        """Return the number of a panel's tokens whose sums registers hold, for `width` tiles."""
+        del width
+        return size
+
+    def result(self, total: Value, panel: Value, size: int, token: int) -> Value:
+        """Return the result of a token's sum; `panel` is any group of its panel."""
+        del panel, size, token
+        return total
+
+
+def build(module: ir.Module, operands: Operands) -> None:
+    """Write `multiply(team, *ARGUMENTS)`."""
+    add_run(module)
+    add_rows(module, operands)
+    with piece(module, "multiply", ARGUMENTS) as (code, given, index):
+        _emit_piece(code, given, index, operands.block_bytes)
+    add_kernel(module, "multiply", ARGUMENTS, _n_pieces)
+
+
+def _n_runs(given: Named) -> Value:
+    return ceil_div(given["n_tile"], given["tiles_per_piece"])
+
+
+def _n_pieces(code: Code, given: Named) -> Value:
+    return _n_runs(given) * ceil_div(given["n_tokens"], given["tokens_per_pass"])
+
+
+def _emit_piece(code: Code, given: Named, index: Value, block_bytes: int) -> None:
+    """Write a piece: some tiles times some tokens."""
+    n_runs = _n_runs(given)
+    first_tile = index % n_runs * given["tiles_per_piece"]
+    last_tile = code.min_signed(first_tile + given["tiles_per_piece"], given["n_tile"])
+    first_token = index // n_runs * given["tokens_per_pass"]
+    last_token = code.min_signed(first_token + given["tokens_per_pass"], given["n_tokens"])
+    panels = given["panels"] + first_token * given["n_blocks"] * block_bytes
+    out = given["out"] + first_token * given["out_stride"] + first_tile * (4 * TILE)
+    code.call(
+        "rows", VOID, given["planes"] + first_tile * given["tile_bytes"], given["tile_bytes"],
+        given["n_blocks"], given["skip"], panels, last_token - first_token, out,
+        given["out_stride"], row_count(code, given, first_tile, last_tile),
+    )  # fmt: skip
+
+
+def row_count(code: Code, given: Named, first_tile: Value, last_tile: Value) -> Value:
+    """Return the number of rows of some tiles; the last tile of a matrix may have fewer than 16."""
+    return code.min_signed(last_tile * TILE, given["n_rows"]) - first_tile * TILE
+
+
+def add_rows(module: ir.Module, operands: Operands) -> None:
+    """Write `rows(planes, tile_bytes, n_blocks, skip, panels, n_tokens, out, out_stride, n_rows)`.
+
+    Computes all panels' tokens for some rows; the first of them is the first of a tile.
+    """
+    _add_groups(module, operands)
+    _add_tiles(module, operands)
+    code, values = internal(module, "rows", 9)
+    planes, tile_bytes, n_blocks, skip, panels, n_tokens, out, stride, n_rows = values
+    n_done = operands.n_grouped(code, n_tokens)
+    n_tile = ceil_div(n_rows, TILE)
+    with code.when(n_done > 0), code.loop(code.number(0), n_tile, MAX_TILES) as tile:
+        n_tiles = code.min_signed(n_tile - tile, code.number(MAX_TILES))
+        code.call(
+            "groups", VOID, planes + tile * tile_bytes, tile_bytes, n_tiles, n_blocks, skip, panels,
+            n_done, out + tile * (4 * TILE), stride, n_rows - tile * TILE,
+        )  # fmt: skip
+    behind = panels + n_done * n_blocks * operands.block_bytes
+    with code.when(n_done < n_tokens), code.loop(code.number(0), n_tile) as tile:
+        code.call(
+            "tiles", VOID, planes + tile * tile_bytes, n_blocks, skip, behind, n_tokens - n_done,
+            out + n_done * stride + tile * (4 * TILE), stride, n_rows - tile * TILE,
+        )  # fmt: skip
+    code.builder.ret_void()
+
+
+def _add_tiles(module: ir.Module, operands: Operands) -> None:
+    """Write `tiles(planes, n_blocks, skip, panels, n_tokens, out, out_stride, n)`: one tile.
+
+    Weights are unpacked for each panel; n is the number of rows that are left.
+    """
+    for size in operands.tile_sizes:
+        _add_tile(module, operands, size)
+    code, (planes, n_blocks, skip, panels, n_tokens, out, stride, n) = internal(module, "tiles", 8)
+    panel, done = code.variable(panels), code.variable(code.number(0))
+    for size in operands.tile_sizes:
+        with code.when((n_tokens & size) > 0):
+            goal = out + done.get() * stride
+            code.call(f"tile_{size}", VOID, planes, n_blocks, skip, panel.get(), goal, stride, n)
+            panel.set(panel.get() + n_blocks * (size * operands.block_bytes))
+            done.set(done.get() + size)
+    code.builder.ret_void()
+
+
+def _add_tile(module: ir.Module, operands: Operands, size: int) -> None:
+    """Write `tile_m(planes, n_blocks, skip, panel, out, out_stride, n)`: n rows times m tokens."""
+    code, values = internal(module, f"tile_{size}", 7)
+    planes, n_blocks, skip, panel, out, stride, n = values
+    sums = [code.variable(code.constant(FLOATS, 0.0)) for _ in range(size)]
+
+    def multiply(group: BlockGroup) -> None:
+        here = panel + group.first * (size * operands.block_bytes)
+        n_here, tiles = group.last - group.first, [operands.group(planes, group)]
+        products = Products(code, tiles, here, n_here, size, range(size), [sums])
+        operands.multiply_tile(code, planes, group, products)
+
+    for_each_group(code, n_blocks, skip, multiply)
+    totals = [total.get() for total in sums]
+    _write(operands, totals, panel, out, stride, n)
+    code.builder.ret_void()
+
+
+def _write(
+    operands: Operands, totals: Sequence[Value], panel: Value, out: Value, stride: Value, n: Value
+) -> None:
+    """Write the results of a tile and a panel, n rows of them or all."""
+    code, size = panel.code, len(totals)
+    found = [operands.result(total, panel, size, token) for token, total in enumerate(totals)]
+    with code.if_else(n >= TILE) as (whole, part):
+        with whole:
+            for token, values in enumerate(found):
+                code.store(values, out + stride * token)
+        with part:
+            for token, values in enumerate(found):
+                code.store_part(values, out + stride * token, n)
+
+
+def _add_groups(module: ir.Module, operands: Operands) -> None:
+    """Write `groups(planes, tile_bytes, n_tile, n_blocks, skip, panels, n_tokens, out, …)`.
+
+    Multiplies up to `MAX_TILES` tiles by the tokens of panels. The other arguments are the bytes
+    between rows of the result and n, the number of rows that are written. The weights of the next
+    group of columns are prefetched meanwhile, some for each panel.
+    """
+    unpacked_bytes = operands.unpacked_bytes
+    if unpacked_bytes:
+        _add_unpack(module, operands)
+    for size in operands.panel_sizes:
+        _add_panel(module, operands, size)
+    code, values = internal(module, "groups", 10)
+    planes, tile_bytes, n_tile, n_blocks, skip, panels, n_tokens, out, stride, n = values
+    largest, *others = operands.panel_sizes
+    most = MAX_PANELS * largest
+    n_lines = code.number(-(-operands.group_bytes // LINE_BYTES))
+    unpacked = code.stack_buffer(LINE, MAX_TILES * unpacked_bytes // VECTOR_BYTES)
+    sums = code.stack_buffer(FLOATS, most * MAX_TILES)
+    with code.loop(code.number(0), n_tokens, most) as begin:
+        count = code.min_signed(n_tokens - begin, code.number(most))
+
+        def lines(first: Value, n: int) -> tuple[Value, Value]:
+            """Return what is prefetched beside n tokens' products; unpacking is before them all."""
+            total = count + operands.unpack_tokens
+            return first * n_lines // total, (first + n) * n_lines // total
+
+        def multiply(group: BlockGroup) -> None:
+            first, last = group.first, group.last
+            behind = code.where(
+                last.equals(n_blocks), planes + n_tile * tile_bytes,
+                operands.group(planes, BlockGroup(group.index + 1, last, last)),
+            )  # fmt: skip
+            weights = operands.group(planes, group), tile_bytes
+            if unpacked_bytes:
+                weights = unpacked, code.number(unpacked_bytes)
+                beside = lines(code.number(0), operands.unpack_tokens)
+                with code.loop(code.number(0), n_tile) as tile:
+                    at, goal = tile * tile_bytes, unpacked + tile * unpacked_bytes
+                    code.call(
+                        "unpack", VOID, planes + at, group.index, first, last, goal, behind + at,
+                        *beside,
+                    )  # fmt: skip
+
+            def add(size: int, token: Value) -> None:
+                code.call(
+                    f"panel_{size}", VOID, *weights, n_tile,
+                    panels + (begin + token) * n_blocks * operands.block_bytes, first, last,
+                    n_blocks, sums + token * (MAX_TILES * VECTOR_BYTES),
+                    out + (begin + token) * stride, stride, n, behind, tile_bytes,
+                    *lines(token + operands.unpack_tokens, size),
+                )  # fmt: skip
+
+            n_whole = count // largest * largest
+            with code.loop(code.number(0), n_whole, largest) as token:
+                add(largest, token)
+            done = code.variable(n_whole)
+            for size in others:
+                with code.when((count & size) > 0):
+                    add(size, done.get())
+                    done.set(done.get() + size)
+
+        for_each_group(code, n_blocks, skip, multiply)
+    code.builder.ret_void()
+
+
+def _add_unpack(module: ir.Module, operands: Operands) -> None:
+    """Write `unpack(tile, index, first, last, unpacked, behind, first_line, last_line)`.
+
+    Unpacks a group of a tile. The last three arguments say what is prefetched: lines of the next.
+    """
+    code, (tile, index, first, last, unpacked, behind, *lines) = internal(module, "unpack", 8)
+    ahead = Prefetch(behind, code.number(0), lines[0], lines[1])
+    operands.unpack(tile, BlockGroup(index, first, last), unpacked, ahead)
+    code.builder.ret_void()
+
+
+def _add_panel(module: ir.Module, operands: Operands, size: int) -> None:
+    """Write `panel_m(weights, weight_bytes, n_tile, panel, first, last, n_blocks, sums, out, …)`.
+
+    Multiplies the blocks from `first` to `last` of some tiles, `weight_bytes` apart, by a panel of
+    m tokens; behind the last block, results are written. The other arguments are the bytes between
+    rows of the result, the number of rows that are written, and those of `Prefetch`.
+    """
+    calls = {width: _add_products(module, operands, size, width) for width in operands.widths}
+    _add_finish(module, operands, size)
+    code, values = internal(module, f"panel_{size}", 15)
+    weights, weight_bytes, n_tile, panel, first, last, n_blocks, sums, out, stride, n, *ahead = (
+        values
+    )
+    prefetch = Prefetch(*ahead)
+    if not operands.spreads_prefetch:
+        prefetch.emit(n_tile)
+    here = panel + first * (size * operands.block_bytes)
+    with (
+        code.when(first.equals(0)),
+        code.loop(code.number(0), code.number(MAX_TILES * size)) as number,
+    ):
+        code.store(code.constant(FLOATS, 0.0), sums + number * VECTOR_BYTES)
+    begin = code.number(0)
+    for width, names in calls.items():
+        end = n_tile if width == operands.widths[-1] else n_tile // width * width
+        with code.loop(begin, end, width) as tile:
+            for name in names:
+                place = sums + tile * (size * VECTOR_BYTES)
+                code.call(
+                    name, VOID, weights + tile * weight_bytes, weight_bytes, here, last - first,
+                    place, prefetch.place + tile * prefetch.tile_bytes, *ahead[1:],
+                )  # fmt: skip
+        begin = end
+    with code.when(last.equals(n_blocks)), code.loop(code.number(0), n_tile) as tile:
+        place = sums + tile * (size * VECTOR_BYTES)
+        goal, left = out + tile * (4 * TILE), n - tile * TILE
+        code.call(f"finish_{size}", VOID, place, here, goal, stride, left)
+    code.builder.ret_void()
+
+
+def _add_products(module: ir.Module, operands: Operands, size: int, width: int) -> Sequence[str]:
+    """Write functions `(weights, weight_bytes, panel, n_blocks, sums, …)` for `Operands.steps`.
+
+    Each adds products of a group of `width` tiles with a panel of `size` tokens to their sums. The
+    other arguments are those of `Prefetch`.
+
+    Returns:
+        The functions' names, in the order of calls.
+    """
+    at_once, names = operands.tokens_at_once(size, width), []
+    for step, emit in operands.steps.items():
+        names.append(f"{step}_{width}_{size}")
+        code, values = internal(module, names[-1], 9)
+        weights, weight_bytes, panel, n_blocks, place, *ahead = values
+        beside = partial(Prefetch(*ahead).emit_part, n_blocks=n_blocks, n_tiles=width)
+        for first in range(0, size, at_once):
+            tokens = range(first, first + at_once)
+            places = [
+                [place + VECTOR_BYTES * (tile * size + token) for token in tokens]
+                for tile in range(width)
+            ]
+            sums = [[code.variable(code.load(at, FLOATS)) for at in ats] for ats in places]
+            tiles = [weights + weight_bytes * tile for tile in range(width)]
+            each_block = beside if first == 0 else _nothing
+            emit(Products(code, tiles, panel, n_blocks, size, tokens, sums, each_block))
+            for ats, totals in zip(places, sums, strict=True):
+                for at, total in zip(ats, totals, strict=True):
+                    code.store(total.get(), at)
+        code.builder.ret_void()
+    return names
+
+
+def _add_finish(module: ir.Module, operands: Operands, size: int) -> None:
+    """Write `finish_m(sums, panel, out, out_stride, n)`: the results of a panel and a tile.
+
+    Places of panels behind are prefetched: they often lie in pages of their own, whose addresses
+    have to be looked up first.
+    """
+    code, (sums, panel, out, stride, n) = internal(module, f"finish_{size}", 5)
+    if size == operands.panel_sizes[0]:
+        for token in range(size):
+            code.prefetch(out + stride * (AHEAD_PANELS * size + token), cache=2)
+    totals = [code.load(sums + VECTOR_BYTES * token, FLOATS) for token in range(size)]
+    _write(operands, totals, panel, out, stride, n)
+    code.builder.ret_void()

@@ -1,0 +1,236 @@
+"""Activations and unquantised matrices as integers of 16 bits, with a scale for 256 columns.
+
+A processor that adds up products of int16 (`Isa.has_word_dots`) multiplies twice as many of them as
+of F32 numbers, and needs them where one byte for an activation is too coarse
+(`kernels.products.panels`). Each 256 columns of a row, and of a token, have a scale: numbers are
+multiplied by it and rounded. A sum of products over 256 columns is exact: it fits in 32 bits, as by
+Cauchy and Schwarz it is at most the product of both vectors' lengths, which scales keep within
+bounds. So the bits of a sum do not depend on its order, and all further steps are those of F32
+numbers, in the order of columns.
+
+**F16 and BF16 matrices.** Both vectors are at most `MAX_LENGTH` long. Rounding adds at most 8 to a
+vector's length, which is at least 8,192 unless all is 0. So whatever the numbers are, a product is
+off by less than 2^-9 of both lengths, about what rounding both to F16 may do. A typical integer has
+a size of 1,400 to 2,900: products of two random vectors are off by 1e-4 of their size (an NMSE of
+2e-8; 3e-6 where one of them is rounded to BF16). Scales of weights are powers of two, so that most
+BF16 weights, and the larger ones of F16, stay exact. A tile of 16 rows holds for each group of 256
+columns the rows' factors, `BALANCE` / scale in F32, then the integers: 64 bytes have two columns of
+each row. For each block of 32 columns, a panel of m tokens holds m × 32 integers, then m factors in
+F32, 1 / (scale × `BALANCE`), of which products read those of a group's first block.
+
+**Quantised matrices.** Weights are integers already: codes, times the integer scale of their block
+where the type has one (`MAX_FINE_WEIGHT`). So activations may be `MAX_FINE_LENGTH` long. What
+rounding adds is some 1e-4 of a typical product (an NMSE of 2e-8). For each block of 32 columns a
+panel of m tokens holds m × 32 integers, in the order of `COLUMN_ORDER`; then, in F32, m sums of 32
+activations, m pairs of sums of 16, and m factors, 1 / scale. All of these are divided by `BALANCE`.
+The block's other bytes are free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from llvmlite import ir
+
+from engine.backends.cpu.kernels.language.values import (
+    F32,
+    FLOATS,
+    I16,
+    INTS,
+    VOID,
+    Code,
+    Value,
+    internal,
+    vector,
+)
+from engine.backends.cpu.kernels.products.panels import ROUNDER, ROUNDER_BITS, TINY, size_bits
+from engine.backends.cpu.kernels.products.tile_reader import BlockGroup
+from engine.formats.quants.layout import (
+    BLOCK,
+    SUPER,
+    WORD_BLOCK_BYTES,
+    WORD_FACTOR_BYTES,
+    WORD_PANEL_BYTES,
+    panel_block_bytes,
+)
+
+MAX_LENGTH = 46_000
+"""Largest length of a vector of int16: its square, with what rounding adds, is less than 2^31."""
+
+MAX_INT16 = 16_383
+"""Largest size of a number: sums of two fit, too, as `kernels.products.strassen` needs."""
+
+MAX_FINE_WEIGHT = 4096
+"""Largest size of a quantised weight: 32 × 128 in Q6_K."""
+
+MAX_FINE_LENGTH = 32_750
+"""Largest length of 256 activations for quantised weights: times that of as many weights,
+16 × `MAX_FINE_WEIGHT`, it is less than 2^31, also with what rounding adds."""
+
+MAX_FINE_INT16 = 32_767
+"""Largest size of such an activation."""
+
+BALANCE = 2.0**21
+"""Factors of activations are divided by this, those of weights, or finished products of quantised
+ones, multiplied. So sums are numbers on the way for all activations: over 256 columns less than
+2^31 × 2^-21 × 2^128 / (`MAX_FINE_LENGTH` / 16). Factors of `TINY` and more keep all their bits."""
+
+GROUP_BYTES = WORD_FACTOR_BYTES + SUPER * WORD_BLOCK_BYTES
+"""Bytes of a group of 256 columns in a tile of a matrix."""
+
+FINE_BLOCK_BYTES = panel_block_bytes(2)
+"""Bytes of a token's block in a panel for quantised matrices."""
+
+COLUMN_ORDER = [4 * line + column for line in range(BLOCK // 4) for column in (0, 2, 1, 3)]
+"""Columns of a block in such a panel. An i32 of weights has four columns in bytes: the even ones
+and the odd ones become two integers each where they lie."""
+
+FINE_TOKEN_BYTES = 2 * BLOCK, 4, 8, 4
+"""Bytes that a token has of each part of such a panel's block."""
+
+N_PAIRS = BLOCK // 2
+"""Pairs of columns of a block."""
+
+
+def pair_offset(token: int, pair: int) -> int:
+    """Return the offset of two numbers of a token in a block of a panel."""
+    return (token * N_PAIRS + pair) * 4
+
+
+def factor_offset(n_tokens: int, token: int) -> int:
+    """Return the offset of a token's factor in the first block of a group of a panel."""
+    return (n_tokens * N_PAIRS + token) * 4
+
+
+def fine_factor_offset(n_tokens: int, token: int) -> int:
+    """Return what `factor_offset` does, of panels for quantised matrices."""
+    return n_tokens * (2 * BLOCK + 12) + 4 * token
+
+
+def fine_sum_offset(n_tokens: int, token: int, part: int, n_parts: int) -> int:
+    """Return the offset of the sum of a block's activations, or of one of its halves."""
+    start = n_tokens * (2 * BLOCK)
+    if n_parts == 1:
+        return start + 4 * token
+    return start + n_tokens * 4 + (2 * token + part) * 4
+
+
+def add_pack_token(module: ir.Module) -> None:
+    """Write `pack_token` of panels for F16 and BF16 matrices, see `kernels.products.panels`."""
+    add_pack_group(module)
+
+    def pack(x: Value, group: BlockGroup, panel: Value, n: Value, t: Value) -> None:
+        count, here = group.last - group.first, x + group.first * (4 * BLOCK)
+        goal = panel + group.first * n * WORD_PANEL_BYTES
+        x.code.call("pack_group", VOID, here, count, goal, n, t)
+
+    _add_pack_token(module, pack)
+
+
+def add_pack_fine_token(module: ir.Module) -> None:
+    """Write `pack_token` of panels for quantised matrices, see `kernels.products.panels`."""
+
+    def pack(x: Value, group: BlockGroup, panel: Value, n: Value, t: Value) -> None:
+        code, half = x.code, _halves(x)
+        steps, factor = _steps_and_factor(
+            code, half, group.first * 2, group.last * 2, MAX_FINE_LENGTH, MAX_FINE_INT16
+        )
+        with code.loop(group.first, group.last) as block:
+            at = panel + block * n * FINE_BLOCK_BYTES
+            numbers = [integers(half(block * 2 + k) * code.splat(steps)) for k in range(2)]
+            joined = _joined(*(number.to(vector(I16)) for number in numbers))
+            code.store(joined.shuffle(COLUMN_ORDER), at + t * (2 * BLOCK))
+            sums = [code.reduce("add", number).to(F32) * factor for number in numbers]
+            behind = at + n * (2 * BLOCK)
+            code.store(sums[0] + sums[1], behind + t * 4)
+            for k in range(2):
+                code.store(sums[k], behind + n * 4 + t * 8 + 4 * k)
+            code.store(factor, behind + n * 12 + t * 4)
+
+    _add_pack_token(module, pack)
+
+
+def _add_pack_token(
+    module: ir.Module, pack: Callable[[Value, BlockGroup, Value, Value, Value], None]
+) -> None:
+    """Write `pack_token`, which packs a group of columns after the other; arguments end groups."""
+    code, values = internal(module, "pack_token", 8)
+    x, n_blocks, skip, panel, n, t, first, last = values
+    with code.loop((first + skip) // SUPER, (last + skip + (SUPER - 1)) // SUPER) as index:
+        pack(x, BlockGroup.at(index, n_blocks, skip), panel, n, t)
+    code.builder.ret_void()
+
+
+def add_pack_group(module: ir.Module) -> None:
+    """Write `pack_group(x, n_blocks, panel, n, t)`: 256 columns at most of a panel of n tokens."""
+    code, (x, n_blocks, panel, n, t) = internal(module, "pack_group", 5)
+    half = _halves(x)
+    steps, factor = _steps_and_factor(code, half, code.number(0), n_blocks * 2)
+    with code.loop(code.number(0), n_blocks) as block:
+        at = panel + block * n * WORD_PANEL_BYTES
+        numbers = [half(block * 2 + k) * code.splat(steps) for k in range(2)]
+        code.store(block_of_int16(factor, *numbers), at + t * (2 * BLOCK))
+        code.store(factor, at + n * (2 * BLOCK) + t * 4)
+    code.builder.ret_void()
+
+
+def _halves(x: Value) -> Callable[[Value], Value]:
+    """Return a function that loads the 16 activations of an index."""
+    return lambda index: x.code.load(x + index * 64, FLOATS)
+
+
+def _steps_and_factor(
+    code: Code, half: Callable[[Value], Value], first: Value, last: Value,
+    max_length: int = MAX_LENGTH, max_int16: int = MAX_INT16,
+) -> tuple[Value, Value]:  # fmt: skip
+    """Return the scale of activations, and 1 / (scale × `BALANCE`); see `scale_of`."""
+    size, relative = scale_of(code, half, first, last, max_length, max_int16)
+    steps, factor = relative / size, size * (1 / BALANCE) / relative + (size - size)
+    return code.where(size < TINY, code.constant(F32, 0.0), steps), factor
+
+
+def scale_of(
+    code: Code, half: Callable[[Value], Value], first: Value, last: Value,
+    max_length: int = MAX_LENGTH, max_int16: int = MAX_INT16,
+) -> tuple[Value, Value]:  # fmt: skip
+    """Return the largest size of some numbers, and the size that it may have as int16.
+
+    Args:
+        half: function that loads the 16 numbers of an index.
+        first: index of the first 16 numbers.
+        last: index behind the last ones.
+        max_length: largest length that the numbers may have together, as int16.
+        max_int16: largest size of each.
+    """
+    most = code.variable(code.constant(INTS, 0))
+    with code.loop(first, last) as index:
+        most.set(code.maximum(most.get(), size_bits(half(index))))
+    size = code.reduce("max", most.get()).bitcast(F32)
+    inverse = code.where(size < TINY, code.constant(F32, 0.0), code.constant(F32, 1.0) / size)
+    squares = code.variable(code.constant(FLOATS, 0.0))
+    with code.loop(first, last) as index:
+        number = half(index) * code.splat(inverse)
+        squares.set(code.fma(number, number, squares.get()))
+    length = code.unary("sqrt", code.reduce("add", squares.get()))
+    relative = code.constant(F32, float(max_length)) / length
+    return size, code.minimum(relative, code.constant(F32, float(max_int16)))
+
+
+def integers(values: Value) -> Value:
+    """Return the nearest integers, ties to even."""
+    return (values + ROUNDER).bitcast(INTS) - ROUNDER_BITS
+
+
+def block_of_int16(factor: Value, first: Value, second: Value) -> Value:
+    """Return 32 rounded numbers, all 0 where their factor is NaN: others are added to them."""
+    joined = _joined(*(integers(numbers).to(vector(I16)) for numbers in (first, second)))
+    return factor.code.where(factor.equals(factor), joined, factor.code.constant(joined.kind, 0))
+
+
+def _joined(first: Value, second: Value) -> Value:
+    """Return one vector of two of 16 elements."""
+    return first.shuffle(range(BLOCK), second)
+
+
+assert MAX_FINE_LENGTH < MAX_FINE_INT16
+assert BLOCK * SUPER * MAX_FINE_WEIGHT**2 * MAX_FINE_LENGTH**2 < 1 << 62
