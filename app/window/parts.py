@@ -11,12 +11,11 @@ from PySide6.QtWidgets import QApplication
 
 import engine
 from app.chat.cache import ChatCache
-from app.chat.listing.library import ChatLibrary
+from app.chat.library import ChatLibrary
 from app.chat.listing.page import ChatListing, ListPlaces
 from app.chat.presenter import ChatPresenter, ChatViews
 from app.chat.running.presenter import RunningPresenter
 from app.chat.sampling.presenter import SamplingPresenter
-from app.chat.search.known import peek_chats
 from app.chat.session import ChatSession
 from app.chat.store import ChatStore
 from app.chat.thinking import ThinkingSwitch
@@ -112,7 +111,7 @@ class Parts(QObject):
         self.models = ModelSession(self.client, self._load_params, self, self.split.suggester)
         store = ChatStore(paths.chats_dir())
         self.session = ChatSession(
-            ChatLibrary(store, lambda: peek_chats(paths.chat_index_file()), self),
+            ChatLibrary(store, self),
             self.client,
             sampling=lambda chat: self.sampling_presenter.params_for(chat),
             tools=self.tools.session,
@@ -170,7 +169,7 @@ class Parts(QObject):
             self.client,
             self.chat_presenter,
             window.chat_list,
-            ListPlaces(paths.chats_dir(), paths.chat_index_file(), paths.chat_folders_file()),
+            ListPlaces(paths.chat_index_file(), paths.chat_folders_file()),
             lambda: self.settings.current.auto_titles,
             self,
         )
