@@ -14,12 +14,11 @@ from PySide6.QtWidgets import QApplication, QWidget
 import engine
 from app.chat.cache import ChatCache
 from app.chat.formulas import close_formulas
-from app.chat.listing.library import ChatLibrary
+from app.chat.library import ChatLibrary
 from app.chat.listing.page import ChatListing, ListPlaces
 from app.chat.presenter import ChatPresenter, ChatViews
 from app.chat.running.presenter import RunningPresenter
 from app.chat.sampling.presenter import SamplingPresenter
-from app.chat.search.known import peek_chats
 from app.chat.session import ChatSession
 from app.chat.store import ChatStore
 from app.chat.thinking import ThinkingSwitch
@@ -186,9 +185,7 @@ class Shell(QObject):
     @part(needs=["client", "tools"])
     def session(self) -> ChatSession:
         return ChatSession(
-            ChatLibrary(
-                ChatStore(paths.chats_dir()), lambda: peek_chats(paths.chat_index_file()), self
-            ),
+            ChatLibrary(ChatStore(paths.chats_dir()), self),
             self.client,
             sampling=lambda chat: self.sampling_presenter.params_for(chat),
             tools=self.tools,
@@ -282,7 +279,7 @@ class Shell(QObject):
             self.client,
             self.chat_presenter,
             self.window.chat_list,
-            ListPlaces(paths.chats_dir(), paths.chat_index_file(), paths.chat_folders_file()),
+            ListPlaces(paths.chat_index_file(), paths.chat_folders_file()),
             lambda: self.settings.current.auto_titles,
             self,
         )

@@ -1,20 +1,15 @@
-"""The file of a chat: JSON, replaced as a whole."""
+"""The JSON of a chat, and what can be read of a damaged file."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, Final
 
 from app.chat.branches.tree import MessageTree
 from app.chat.conversation import Conversation
 from app.chat.message import Message
-from engine import atomic_write
-
-SUFFIX: Final = ".json"
 
 MESSAGES: Final = re.compile(r'"messages":\s*\[\s*')
 ENTRY: Final = re.compile(r",\s*\{")
@@ -28,29 +23,13 @@ SLICE: Final = 1 << 16
 lock: a text of 10 MB in one go would cost it 30 ms."""
 
 
-def write_chat(path: Path, chat: Conversation) -> str:
-    """Replace the file of a chat; return the hash of its content.
-
-    Raises:
-        OSError: the disk is full or the folder cannot be written; the old file is unchanged.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    digest = hashlib.sha256()
-    with atomic_write(path) as file:
-        for piece in _pieces(chat.to_json()):
-            data = piece.encode(errors="surrogatepass")
-            digest.update(data)
-            file.write(data)
-    return digest.hexdigest()
-
-
 def parse_chat(data: bytes) -> Conversation:
     """Return the chat of a file's content.
 
     Raises:
         ValueError, RecursionError: it is no chat.
     """
-    values = json.loads(data.decode(errors="surrogatepass"))
+    values = decoded(data)
     if not isinstance(values, dict):
         raise ValueError("no JSON object")
     return Conversation.from_json(values)
@@ -103,9 +82,18 @@ def _head(text: str) -> dict[str, Any]:
     return head
 
 
-def content_hash(data: bytes) -> str:
-    """Return the hash of a file's content, as `write_chat` does."""
-    return hashlib.sha256(data).hexdigest()
+def encoded(value: object) -> Iterator[bytes]:
+    """Yield the JSON of a value piece by piece; texts may have halves of characters."""
+    return (piece.encode(errors="surrogatepass") for piece in _pieces(value))
+
+
+def decoded(data: bytes) -> Any:
+    """Return the value of JSON that `encoded` has made.
+
+    Raises:
+        ValueError, RecursionError: it is none.
+    """
+    return json.loads(data.decode(errors="surrogatepass"))
 
 
 def _pieces(value: object) -> Iterator[str]:

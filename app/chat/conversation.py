@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -29,6 +30,9 @@ SCHEMA = 2
 
 OF_FILES = ("schema", "messages", "chosen")
 """Names in a chat's JSON that are not attributes of the chat."""
+
+SAFE_ID: Final = re.compile(r"[0-9A-Za-z_-]{1,64}")
+"""Ids that can be names of files on every system, as pictures are in folders named by them."""
 
 TITLE_LENGTH = 48
 LAST_SECOND = 253_000_000_000.0  # in the year 9987
@@ -285,6 +289,23 @@ class DamagedChat:
 
     path: Path
     why: str
+
+
+@dataclass(frozen=True, slots=True)
+class ChatSummary:
+    """A chat as one line of the list.
+
+    Attributes:
+        updated: when it was last changed, in seconds since the epoch.
+    """
+
+    id: str
+    title: str
+    updated: float
+
+    @classmethod
+    def of(cls, chat: Conversation) -> ChatSummary:
+        return cls(chat.id, chat.title, chat.updated)
 
 
 def in_a_row(messages: Iterable[Message]) -> list[Message]:

@@ -16,7 +16,7 @@ from PySide6.QtCore import QObject, Signal, Slot
 from app.chat.answering import AnswerWriter, CutAnswer, WrittenAnswer
 from app.chat.attachments.attachment import Attachment
 from app.chat.conversation import Conversation
-from app.chat.listing.library import ChatLibrary
+from app.chat.library import ChatLibrary
 from app.chat.message import Message
 from app.chat.pictures.picture import ChatPicture
 from app.chat.tools.flow import CallFlow

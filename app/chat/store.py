@@ -1,59 +1,52 @@
-"""The files of the chats: for each one its JSON, and beside it a journal of what changed since.
+"""The store of the chats: reads and writes them, and brings in those of older versions.
 
-A file that cannot be read is left alone and listed; it never keeps the window from opening.
 Several windows may share the folder: a chat that did not change here is not written, and one that
-another window changed meanwhile is not written over.
+another window changed meanwhile is not written over. Old files that cannot be read are left alone
+and listed; they never keep the window from opening.
 """
 
 from __future__ import annotations
 
+import json
 import logging
-import threading
-from collections.abc import Iterable, Mapping
+import sqlite3
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
-from app.chat import chat_file, journal
-from app.chat.chat_file import write_chat
-from app.chat.conversation import Conversation, DamagedChat
-from app.chat.journal import add_change, change_between, read_journal, start_journal
-from app.chat.listing.summary import ChatSummary
-from app.chat.search.known import IndexedChat
-from app.chat.stored import (
-    MOST_BYTES,
-    SAFE_ID,
-    Stamps,
-    files_of,
-    read_stored,
-    stamps_key,
-    stamps_of,
-    stamps_or_none,
-    why_unreadable,
-)
+from app.chat.conversation import SAFE_ID, ChatSummary, Conversation, DamagedChat, NewerChat
+from app.chat.database import ChatDatabase, get_chat, put_chat, remove_chat, version_of
+from app.chat.old_files import JOURNAL, SUFFIX, OldChat, Stamps, old_files, read_old, stamps_of
 from app.core.engine_sentences import reason_of
 from app.core.translation import tr
-from engine import atomic_write, has_ended, process_mark, read_file, sweep_temporaries
+from engine import sweep_temporaries
 
 if TYPE_CHECKING:
     from app.chat.pictures.folder import PictureFolder
 
 log = logging.getLogger(__name__)
 
-LONG_JOURNAL = 1 << 20
-"""Size in bytes from which a journal that is longer than its chat's file is merged with that."""
+FILE: Final = "chats.db"
+"""Name of the database in the folder."""
+
+DAMAGED: Final = "chats-damaged-*.db"
+"""Names of databases that were set aside."""
+
+OLD_FOLDER: Final = "json"
+"""Name of the folder in which the files of older versions are kept once they were read."""
 
 READ_AT_ONCE = 1 << 20
-"""Most bytes of chats that are read before the window shows, in some 10 ms."""
+"""Most bytes of old files that are read before the window shows, in some 10 ms."""
 
 UNREADABLE = OSError, ValueError, RecursionError
-"""Errors that say that a file holds no whole chat, or cannot be read."""
+"""Errors that say that there is no whole chat, or that it cannot be read."""
 
-DeletedFiles = Mapping[Path, bytes]
-"""Files of a deleted chat with their content."""
+DeletedRows = dict[str, list[tuple[Any, ...]]]
+"""Rows of a deleted chat, by table."""
 
 
 class ChatStoreError(Exception):
@@ -61,25 +54,15 @@ class ChatStoreError(Exception):
 
 
 class ChatConflict(ChatStoreError):
-    """A chat's file that another window has changed or deleted."""
+    """A chat that another window has changed or deleted."""
 
 
 @dataclass(slots=True)
 class _Known:
-    """A chat as it was last read or written.
-
-    Attributes:
-        chat: content of its file and journal together.
-        stamps: stamps of file and journal; None for one that there was not.
-        base: hash of the file; "" if nothing may be added to a journal, so that the next change
-            replaces the file.
-        owner: mark of the process that wrote the journal; "" without one.
-    """
+    """A chat as it was last read or written."""
 
     chat: Conversation
-    stamps: Stamps
-    base: str = ""
-    owner: str = ""
+    version: int
 
 
 @dataclass(slots=True)
@@ -87,233 +70,267 @@ class Survey:
     """What is in the folder.
 
     Attributes:
-        chats: whole chats.
-        summaries: summaries of chats that were not read, as they have not changed.
-        unread: ids of chats that have changed and are still to be read.
+        unread: ids of chats of older versions that are still to be read.
+        damaged: files that cannot be read.
     """
 
-    chats: list[Conversation] = field(default_factory=list)
     summaries: list[ChatSummary] = field(default_factory=list)
     unread: set[str] = field(default_factory=set)
+    damaged: list[DamagedChat] = field(default_factory=list)
 
 
 class ChatStore:
     """The chats of one folder: one thread writes, another may read those that are not written.
 
     Attributes:
-        folder: folder of the files.
-        damaged: files that could not be read when all were, or were surveyed.
+        folder: folder of the database, of pictures, and of files of older versions.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.damaged: list[DamagedChat] = []
-        self._lock = threading.RLock()
+        self.database = ChatDatabase(folder / FILE)
         self._known: dict[str, _Known] = {}
+        self._n_set_aside = 0  # databases whose chats are not in `_known`
 
     @cached_property
     def pictures(self) -> PictureFolder:
-        """Pictures of the chats, in folders beside the files."""
+        """Pictures of the chats, in folders beside the database."""
         from app.chat.pictures.folder import PictureFolder  # late: the window shows without it
 
         return PictureFolder(self.folder)
 
-    def survey(self, known: Mapping[str, IndexedChat]) -> Survey:
-        """Return what there is: whole chats, summaries of known ones, and what is still to be read.
-
-        Chats that have changed since they were known are read at once, the latest first, as far as
-        that takes no time. Nothing is written.
-
-        Args:
-            known: chats as they were read some time, by their ids.
-        """
-        found = Survey()
-        changed: list[tuple[Stamps, Path]] = []
-        for path in files_of(self.folder, chat_file.SUFFIX):
-            stamps, entry = stamps_or_none(path), known.get(path.stem)
-            if entry is not None and entry.stamps == stamps_key(stamps):
-                found.summaries.append(entry.summary)
-            else:
-                changed.append((stamps, path))
-        changed.sort(key=lambda one: one[0][0] or (0,), reverse=True)
-        sizes = accumulate(sum(s[2] for s in stamps if s is not None) for stamps, _ in changed)
+    def survey(self) -> Survey:
+        """Return what there is; bring in chats of older versions, as far as that takes no time."""
+        files = [(_stamps(path), path) for path in old_files(self.folder)]
+        files.sort(key=lambda one: one[0][0] or (0,), reverse=True)
+        sizes = accumulate(sum(s[2] for s in stamps if s is not None) for stamps, _ in files)
         n_read = sum(size <= READ_AT_ONCE for size in sizes)
-        found.chats = self.load([path for _, path in changed[:n_read]])
-        found.unread = {path.stem for _, path in changed[n_read:]}
+        found = Survey(unread={path.stem for _, path in files[n_read:]})
+        if n_read:
+            found.damaged += self.bring_in(path.stem for _, path in files[:n_read]).damaged
+        try:
+            found.summaries = self.summaries()
+        except UNREADABLE as error:
+            found.damaged.append(DamagedChat(self.database.path, why_unreadable(error)))
+        found.damaged += self.set_aside()
         return found
 
-    def load(self, paths: Iterable[Path] | None = None) -> list[Conversation]:
-        """Return the chats that can be read, newest first; write nothing.
+    def set_aside(self) -> list[DamagedChat]:
+        """Return the damaged databases that were replaced, also by earlier windows."""
+        paths = sorted(self.folder.glob(DAMAGED)) if self.folder.is_dir() else []
+        return [DamagedChat(path, tr("it holds no whole chat")) for path in paths]
 
-        Args:
-            paths: files of the chats; None for all in the folder.
+    def bring_in(self, chat_ids: Iterable[str]) -> Survey:
+        """Read files of older versions into the database, and put them into a folder of their own.
+
+        Files that cannot be read stay. Those that cannot be brought in now are read next time.
         """
-        chats, self.damaged = [], []
-        for path in files_of(self.folder, chat_file.SUFFIX) if paths is None else paths:
+        found, read = Survey(), list[OldChat]()
+        for chat_id in chat_ids:
+            path = self.folder / f"{chat_id}{SUFFIX}"
             try:
-                chats.append(self._read(path))
+                read.append(read_old(path))
+            except FileNotFoundError:
+                continue  # another window has brought it in
             except UNREADABLE as error:
-                self.damaged.append(DamagedChat(path, why_unreadable(error)))
-                log.info("chat %s is skipped: %s", path.name, error)
-        return sorted(chats, key=lambda chat: chat.updated, reverse=True)
+                found.damaged.append(DamagedChat(path, why_unreadable(error)))
+                log.info("%s is skipped: %s", path.name, error)
+        try:
+            if read:
+                found.summaries = self.database.write(lambda file: _import(file, read))
+        except (OSError, NewerChat) as error:
+            found.damaged += [DamagedChat(one.path, why_unreadable(error)) for one in read]
+            return found
+        for one in read:
+            if one.chat.origin:  # it has another id now
+                self.pictures.complete(one.chat)
+            with suppress(OSError):
+                (self.folder / OLD_FOLDER).mkdir(exist_ok=True)
+                for path in (one.path, one.path.with_suffix(JOURNAL)):
+                    if path.exists():
+                        path.replace(self.folder / OLD_FOLDER / path.name)
+        return found
+
+    def summaries(self) -> list[ChatSummary]:
+        """Return the summaries of all chats in the database.
+
+        Raises:
+            OSError, ValueError: it cannot be read.
+        """
+        query = "SELECT id, title, updated FROM chats ORDER BY updated DESC"
+        rows = self.database.read(lambda file: file.execute(query).fetchall())
+        return [ChatSummary(*row) for row in rows]
+
+    def load(self) -> list[Conversation]:
+        """Return all chats in the database that can be read, newest first."""
+        chats = []
+        for summary in self.summaries():
+            with suppress(*UNREADABLE):
+                chats.append(self.read(summary.id))
+        return chats
 
     def read(self, chat_id: str) -> Conversation:
         """Return a chat as it is on the disk now.
 
+        One of an older version need not have been brought in.
+
         Raises:
             OSError, ValueError, RecursionError: it is gone or damaged.
         """
-        return self._read(self._path(chat_id))
+        found = self.database.read(lambda file: get_chat(file, chat_id))
+        if found is None:
+            return read_old(self.folder / f"{chat_id}{SUFFIX}").chat
+        self._known[chat_id] = _Known(*found)
+        return found[0].copy()
 
-    def save(self, chat: Conversation, *, may_append: bool = False) -> None:
-        """Write one chat if it differs from its last read or written version.
-
-        Args:
-            may_append: whether to add the difference to the journal, where that is possible.
+    def save(self, chat: Conversation) -> None:
+        """Write what differs in one chat from its last read or written version.
 
         Raises:
             ChatConflict: another window has written it since then, or deleted it.
             ChatStoreError: the disk is full or the folder cannot be written.
         """
+        if not SAFE_ID.fullmatch(chat.id):
+            raise ValueError(f"no chat id: {chat.id!r}")
         known = self._known.get(chat.id)
         if known is not None and known.chat == chat:
             return
-        try:
-            self.pictures.complete(chat)
-            if known is None:
-                self._write(chat)
-                return
-            if self._stamps(chat.id) != known.stamps:
+
+        def write(file: sqlite3.Connection) -> int:
+            is_replaced = len(self.database.set_aside) > self._n_set_aside  # with less in it now
+            if known is not None and not is_replaced and version_of(file, chat.id) != known.version:
                 text = tr("“{chat}” was changed in another window.")
                 raise ChatConflict(text.format(chat=chat.shown_title))
-            if may_append and known.base and not _is_long(known):
-                self._append(known, chat)
-            else:
-                self._write(chat)
-        except OSError as error:
-            reason = reason_of(error)
+            return put_chat(file, chat, None if known is None or is_replaced else known.chat.tree)
+
+        try:
+            self.pictures.complete(chat)
+            version = self.database.write(write)
+        except (OSError, NewerChat) as error:
             raise ChatStoreError(
                 tr(
                     "The chat could not be saved ({why}); it is kept until the window closes."
-                ).format(why=reason)
+                ).format(why=reason_of(error))
             ) from error
+        if len(self.database.set_aside) > self._n_set_aside:
+            self._known.clear()
+            self._n_set_aside = len(self.database.set_aside)
+        self._known[chat.id] = _Known(chat.copy(), version)
 
-    def delete(self, chat_id: str) -> DeletedFiles:
+    def delete(self, chat_id: str) -> DeletedRows:
         """Delete one chat, if there is one, and return what `restore` needs.
 
         Raises:
-            ChatStoreError: its files cannot be removed.
+            ChatStoreError: it cannot be removed.
         """
-        paths = self._path(chat_id), self._journal(chat_id)
+        if not SAFE_ID.fullmatch(chat_id):
+            raise ValueError(f"no chat id: {chat_id!r}")
+
+        def remove(file: sqlite3.Connection) -> DeletedRows:
+            rows = {
+                table: file.execute(f"SELECT {columns} FROM {table} WHERE {key} = ?", (chat_id,))
+                .fetchall() for table, (key, columns) in COLUMNS.items()
+            }  # fmt: skip
+            remove_chat(file, chat_id)
+            return rows
+
         try:
-            contents = {path: path.read_bytes() for path in paths if path.is_file()}
-            for path in paths:
-                path.unlink(missing_ok=True)
+            rows = self.database.write(remove) if self.database.path.exists() else {}
+            for suffix in (SUFFIX, JOURNAL):
+                (self.folder / OLD_FOLDER / f"{chat_id}{suffix}").unlink(missing_ok=True)
             self.pictures.hide(chat_id)
-        except OSError as error:
+        except (OSError, NewerChat) as error:
             raise ChatStoreError(
                 tr("The chat could not be deleted ({why}).").format(why=reason_of(error))
             ) from error
+        self.database.clean()
         self._known.pop(chat_id, None)
-        return contents
+        return rows
 
-    def restore(self, deleted: DeletedFiles) -> None:
-        """Write the files of a chat that was deleted.
+    def restore(self, deleted: DeletedRows) -> None:
+        """Bring back a chat that was deleted.
 
         Raises:
             ChatStoreError: the disk is full or the folder cannot be written.
         """
+
+        def write(file: sqlite3.Connection) -> None:
+            for table, rows in deleted.items():
+                columns = COLUMNS[table][1]
+                places = ", ".join("?" * (columns.count(",") + 1))
+                file.executemany(f"INSERT INTO {table}({columns}) VALUES ({places})", rows)
+            file.executemany(
+                "INSERT INTO unindexed(chat, message) VALUES (?, ?)",
+                [(row[0], 0) for row in deleted["chats"]]
+                + [row[:2] for row in deleted["messages"]],
+            )
+
+        if not deleted:
+            return
         try:
-            for path, content in deleted.items():
-                with atomic_write(path) as file:
-                    file.write(content)
-            for chat_id in {path.stem for path in deleted}:
+            self.database.write(write)
+            for chat_id, *_ in deleted["chats"]:
                 self.pictures.bring_back(chat_id)
-        except OSError as error:
-            reason = reason_of(error)
-            text = tr("The chat could not be brought back ({why}).").format(why=reason)
-            raise ChatStoreError(text) from error
+        except (OSError, NewerChat) as error:
+            text = tr("The chat could not be brought back ({why}).")
+            raise ChatStoreError(text.format(why=reason_of(error))) from error
 
     def tidy(self) -> None:
-        """Sweep what killed windows left, and merge journals; those of other windows stay."""
+        """Sweep what killed windows left, and pictures of no chat."""
         sweep_temporaries(self.folder)
-        for path in files_of(self.folder, journal.SUFFIX):
-            try:
-                with self._lock:
-                    self._merge(path)
-            except (OSError, ValueError) as error:
-                log.info("%s stays: %s", path.name, error)
-        with self._lock:
-            settled = [
-                known.chat for chat_id, known in self._known.items()
-                if stamps_or_none(self._path(chat_id)) == known.stamps
-            ]  # fmt: skip
-        self.pictures.tidy(settled)
+        versions = self.database.read(
+            lambda file: dict(file.execute("SELECT id, version FROM chats").fetchall())
+        )
+        known = list(self._known.items())
+        settled = [one.chat for chat_id, one in known if versions.get(chat_id) == one.version]
+        self.pictures.tidy(
+            settled, versions.keys() | {path.stem for path in old_files(self.folder)}
+        )
 
-    def _merge(self, path: Path) -> None:
-        """Merge a journal with its chat, or remove one that is older than its chat's file.
 
-        Raises:
-            OSError, ValueError: that is not possible now, or it is no journal.
-        """
-        chat = path.with_suffix(chat_file.SUFFIX)
-        if path.stem not in self._known and chat.exists():
-            try:
-                self._read(chat)
-            except UNREADABLE:
-                return  # a damaged chat and its journal stay as they are
-        known = self._known.get(path.stem)
-        if known is not None and known.owner:
-            is_settled = self._stamps(path.stem) == known.stamps
-            if is_settled and (known.owner == process_mark() or has_ended(known.owner)):
-                self._write(known.chat)
-            return
-        started, _ = read_journal(read_file(path, MOST_BYTES))
-        if started is not None and has_ended(started.owner):
-            path.unlink()  # older than the chat's file, or of a chat that is gone
-            if known is not None:
-                known.stamps = known.stamps[0], None
+COLUMNS: Final = {
+    "chats": ("id", "id, version, title, updated, head"),
+    "messages": ("chat", "chat, id, data"),
+}
+"""Of each table of the chats the column with a chat's id, and those that make up a row."""
 
-    def _read(self, path: Path) -> Conversation:
-        with self._lock:  # else its journal might be merged meanwhile
-            stored = read_stored(path)
-            self._known[stored.chat.id] = _Known(stored.chat, stored.stamps, owner=stored.owner)
-        return stored.chat.copy()
 
-    def _write(self, chat: Conversation) -> None:
-        """Replace the file of a chat, and remove the journal, whose changes are in it."""
-        base = write_chat(self._path(chat.id), chat)
-        with suppress(OSError):  # it is not read any more, as it starts from another content
-            self._journal(chat.id).unlink(missing_ok=True)
-        self._known[chat.id] = _Known(chat.copy(), self._stamps(chat.id), base)
+def why_unreadable(error: Exception) -> str:
+    """Return why a chat cannot be read, as the end of a sentence."""
+    if isinstance(error, OSError):
+        return reason_of(error)
+    return str(error) if isinstance(error, NewerChat) else tr("it holds no whole chat")
 
-    def _append(self, known: _Known, chat: Conversation) -> None:
-        path, change = self._journal(chat.id), change_between(known.chat, chat)
+
+def _import(file: sqlite3.Connection, read: Iterable[OldChat]) -> list[ChatSummary]:
+    """Write chats of older versions; return the summaries of those that are new.
+
+    A file that was read before, though it could not be moved, is left out. A chat that is there
+    with another content gets an id of its own: both are kept.
+    """
+    found = []
+    for one in read:
+        stamps, chat = json.dumps(one.stamps), one.chat
+        query = "SELECT 1 FROM imported WHERE file = ? AND stamps = ?"
+        if file.execute(query, (one.path.name, stamps)).fetchone():
+            continue
+        file.execute("INSERT OR REPLACE INTO imported VALUES (?, ?)", (one.path.name, stamps))
         try:
-            if known.owner:
-                add_change(path, change)
-            else:
-                start_journal(path, known.base, change)
-        except OSError:
-            known.base = ""  # what follows half a line would not be read
-            raise
-        finally:
-            known.stamps = self._stamps(chat.id)
-        known.chat, known.owner = chat.copy(), process_mark()
-
-    def _stamps(self, chat_id: str) -> Stamps:
-        return stamps_of(self._path(chat_id))
-
-    def _journal(self, chat_id: str) -> Path:
-        return self._path(chat_id).with_suffix(journal.SUFFIX)
-
-    def _path(self, chat_id: str) -> Path:
-        if not SAFE_ID.fullmatch(chat_id):
-            raise ValueError(f"no chat id: {chat_id!r}")
-        return self.folder / f"{chat_id}{chat_file.SUFFIX}"
+            there = get_chat(file, chat.id)
+        except (ValueError, RecursionError):  # the file is whole
+            there = None
+        if there is not None:
+            if there[0] == chat:
+                continue
+            chat.renew_id()
+        put_chat(file, chat)
+        found.append(ChatSummary.of(chat))
+    return found
 
 
-def _is_long(known: _Known) -> bool:
-    file, added = known.stamps
-    n_bytes = 0 if added is None else added[2]
-    return file is None or n_bytes > max(LONG_JOURNAL, file[2])
+def _stamps(path: Path) -> Stamps:
+    """Return the stamps of a chat, or none where the system refuses them: reading says why."""
+    try:
+        return stamps_of(path)
+    except OSError:
+        return None, None

@@ -11,7 +11,7 @@ from app.chat.pictures.picture import ChatPicture, sees
 from engine import ImageFile
 
 if TYPE_CHECKING:
-    from app.chat.listing.library import ChatLibrary
+    from app.chat.library import ChatLibrary
     from app.core.engine_client import EngineClient
 
 

@@ -52,15 +52,14 @@ def write_chats(n_chats: int) -> None:
 
 def make_index() -> float:
     """Read all chats into the index; return the seconds."""
-    from app.chat.search.index import ChatIndex
-    from app.chat.stored import files_of, read_stored
+    from app.chat.search.index import index_some
+    from app.chat.store import ChatStore
     from app.core import paths
 
-    index, begin = ChatIndex(paths.chat_index_file()), time.perf_counter()
-    for path in files_of(paths.chats_dir(), ".json"):
-        stored = read_stored(path)
-        index.put(stored.chat, stored.stamps)
-    index.close()
+    store, begin = ChatStore(paths.chats_dir()), time.perf_counter()
+    while store.database.write(index_some):
+        pass
+    store.database.close()
     return time.perf_counter() - begin
 
 
@@ -84,8 +83,7 @@ def measure_list(n_chats: int) -> None:
 
     from app.chat.listing.folders import Shelf
     from app.chat.listing.rows import ListContents
-    from app.chat.search.index import ChatIndex
-    from app.chat.search.known import peek_chats
+    from app.chat.search.index import Hit, find_hits
     from app.chat.search.words import parse_words
     from app.chat.store import ChatStore
     from app.chat.views.chat_list import ChatList
@@ -95,12 +93,9 @@ def measure_list(n_chats: int) -> None:
     app = QApplication.instance() or QApplication([])
     assert isinstance(app, QApplication)
     apply_theme(app, "light")
-    known = peek_chats(paths.chat_index_file())
     store = ChatStore(paths.chats_dir())
-    timed(
-        "index and stamps of all files", lambda: store.survey(peek_chats(paths.chat_index_file()))
-    )
-    chats = [chat.summary for chat in known.values()]
+    timed("titles of all chats", store.survey)
+    chats = store.summaries()
     ids = [chat.id for chat in chats]
     view = ChatList()
     view.resize(260, 800)
@@ -116,11 +111,14 @@ def measure_list(n_chats: int) -> None:
 
     for number, name in enumerate(("by day", "open folder", "closed folder", "50 pinned")):
         timed(f"the list, {name}", lambda n=number: show(n))  # type: ignore[misc]
-    index = ChatIndex(paths.chat_index_file())
+
+    def find(typed: str) -> list[Hit]:
+        return store.database.read(lambda file: find_hits(file, parse_words(typed)))
+
     for typed in SEARCHES:
-        timed(f"search {typed}", lambda t=typed: index.find(parse_words(t)))  # type: ignore[misc]
-    view.show_hits("weights", index.find(("weights",)))
-    index.close()
+        timed(f"search {typed}", lambda t=typed: find(t))  # type: ignore[misc]
+    view.show_hits("weights", find("weights"))
+    store.database.close()
 
 
 def timed(name: str, act: Callable[[], object]) -> None:

@@ -14,8 +14,8 @@ import psutil
 from PySide6.QtCore import QCoreApplication, QObject
 
 from app.chat.conversation import Conversation
+from app.chat.library import ChatLibrary
 from app.chat.message import Message
-from app.chat.saving import ChatSaver
 from app.chat.store import ChatStore
 from tests.helpers.stall_watch import StallWatch
 
@@ -71,7 +71,7 @@ def main() -> None:
     for n_bytes in (20_000, 1_000_000, 10_000_000):
         with tempfile.TemporaryDirectory(dir=Path.home()) as folder:
             parent = QObject()
-            saver, chat = ChatSaver(ChatStore(Path(folder)), parent), chat_of(n_bytes)
+            saver, chat = ChatLibrary(ChatStore(Path(folder)), parent), chat_of(n_bytes)
             cases: list[tuple[str, Callable[[QCoreApplication, Conversation, Save], str], Save]] = [
                 ("send", sends, saver.save),
                 ("answer, not saved", streaming, lambda chat: None),

@@ -68,7 +68,7 @@ NAMES = {
         "Write a title for this conversation in at most six words, in the language of the "
         "conversation. Reply with the title only."
     },
-    "app/chat/saving.py": {"restore "},
+    "app/chat/library.py": {"restore "},
     "app/server/page/session.py": {"server of this window"},
     "app/tools/page/session.py": {"secrets of "},
     "app/tools/page/server_form.py": {

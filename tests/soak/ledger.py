@@ -58,8 +58,9 @@ class Ledger:
         """Return the chats that a window would find; each is whole."""
         store = ChatStore(self._folder)
         found = {chat.id: chat.to_json() for chat in store.load()}
-        if store.damaged:
-            raise WindowProblem(f"damaged chats: {store.damaged}")
+        if store.database.set_aside or len(found) != len(store.summaries()):
+            raise WindowProblem(f"damaged chats; {store.database.set_aside} set aside")
+        store.database.close()
         return found
 
     def _check_texts(

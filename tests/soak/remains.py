@@ -6,7 +6,6 @@ from pathlib import Path
 
 import psutil
 
-from app.chat import journal
 from engine.util.files import PREFIX, TEMPORARY, has_ended
 from tests.soak.window import MARK
 
@@ -53,8 +52,8 @@ def descendants(pid: int) -> set[int]:
 def left_files(home: Path, seconds: float = GONE_S) -> list[str]:
     """Return what is left of dead processes in a home after `seconds` at the latest.
 
-    These are temporaries and journals of chats without a living owner, sockets, pipes, locks, and
-    all other files in the home's own folder of temporaries.
+    These are temporaries without a living owner, sockets, pipes, locks, and all other files in the
+    home's own folder of temporaries.
     """
     deadline = time.monotonic() + seconds
     while (found := _left_now(home)) and time.monotonic() < deadline:
@@ -86,11 +85,6 @@ def _of_open_window(home: Path) -> set[Path]:
 
 
 def _owner(path: Path) -> str:
-    """Return the mark of the process that a temporary or a journal belongs to; "" for none."""
-    if named := TEMPORARY.fullmatch(path.name):
-        return named[1]
-    if path.suffix == journal.SUFFIX:
-        with suppress(FileNotFoundError):
-            started, _ = journal.read_journal(path.read_bytes())
-            return started.owner if started else ""
-    return ""
+    """Return the mark of the process that a temporary belongs to; "" for none."""
+    named = TEMPORARY.fullmatch(path.name)
+    return named[1] if named else ""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -30,7 +30,6 @@ from PySide6.QtGui import (
     QTextDocument,
 )
 
-from app.chat import chat_file
 from app.chat.conversation import Conversation
 from app.chat.exchange.paper import (
     FAINT_INK,
@@ -44,7 +43,7 @@ from app.chat.exchange.paper import (
 from app.chat.export import PDF, exported, file_name
 from app.chat.pictures.album import PathOf, nowhere, write_beside, write_for_others
 from app.chat.pictures.folder import PictureFolder
-from app.chat.stored import read_stored, why_unreadable
+from app.chat.store import why_unreadable
 from app.core.translation import tr, tr_later
 from engine import one_line
 
@@ -171,23 +170,25 @@ def write_chat_as(chat: Conversation, path: Path, pictures: PictureFolder) -> No
 
 
 def write_all(
-    chats: Iterable[Conversation | str], stored: Path, folder: Path, suffix: str
+    chats: Iterable[Conversation | str],
+    read: Callable[[str], Conversation],
+    pictures: PictureFolder,
+    folder: Path,
+    suffix: str,
 ) -> Written:
     """Write chats into a folder, each in a file with its title as the name; replace none.
 
     Args:
-        chats: chats, or ids of chats in the folder `stored`.
+        chats: chats, or ids of chats for `read`.
+        pictures: the pictures of all chats.
         suffix: one of `FORMATS`.
     """
     paths: list[Path] = []
     for one in chats:
         try:
-            if isinstance(one, Conversation):
-                chat = one
-            else:
-                chat = read_stored(stored / f"{one}{chat_file.SUFFIX}").chat
+            chat = one if isinstance(one, Conversation) else read(one)
             path = free_path(folder, file_name(chat), suffix)
-            write_chat_as(chat, path, PictureFolder(stored))
+            write_chat_as(chat, path, pictures)
         except (OSError, ValueError, RecursionError) as error:
             name = one if isinstance(one, str) else one.shown_title
             why = why_unreadable(error)

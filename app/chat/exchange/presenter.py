@@ -33,7 +33,6 @@ class ChatExchange(QObject):
     """Files of chats that a person asks for or brings.
 
     Args:
-        folder: folder in which the chats themselves are stored.
         over: parent of the dialogs.
         flush: stores what is typed.
     """
@@ -43,13 +42,12 @@ class ChatExchange(QObject):
     def __init__(
         self,
         session: ChatSession,
-        folder: Path,
         over: QWidget,
         flush: Callable[[], None],
         parent: QObject,
     ) -> None:
         super().__init__(parent)
-        self._session, self._folder, self._over, self._flush = session, folder, over, flush
+        self._session, self._over, self._flush = session, over, flush
         self._jobs = KeyedJobs("tandem-exchange", self)
         self._n_jobs = 0
 
@@ -116,9 +114,10 @@ class ChatExchange(QObject):
             return
         chats = [self._session.library.opened(chat_id) or chat_id for chat_id in ids]
         copies = [chat if isinstance(chat, str) else chat.copy() for chat in chats]
-        results: list[Written] = []
+        library, results = self._session.library, list[Written]()
+        where = library.read, library.pictures, Path(chosen)
         self._run(
-            lambda: results.append(write_all(copies, self._folder, Path(chosen), suffix)),
+            lambda: results.append(write_all(copies, *where, suffix)),
             lambda: self._tell_written(results[0], chosen),
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,16 +25,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ListPlaces:
-    """Where the chats are, and what belongs to their list.
+    """Files that belong to the list of chats.
 
     Attributes:
-        chats: folder of the chats.
-        index: file of their index.
-        shelf: file of their folders.
+        old_index: index of the chats that earlier versions made, which is deleted.
+        shelf: file of the folders of chats.
     """
 
-    chats: Path
-    index: Path
+    old_index: Path
     shelf: Path
 
 
@@ -75,9 +74,7 @@ class ChatListing(QObject):
         if self._exchange is None:
             from app.chat.exchange.presenter import ChatExchange
 
-            self._exchange = ChatExchange(
-                self._session, self._places.chats, self._view, self._chats.flush, self
-            )
+            self._exchange = ChatExchange(self._session, self._view, self._chats.flush, self)
             self._exchange.noticed.connect(self.noticed)
         return self._exchange
 
@@ -94,10 +91,13 @@ class ChatListing(QObject):
         self._session.answered.connect(self._titler.note_answer)
         self._session.deleted.connect(self._titler.forget)
         library = self._session.library
-        library.tidy()
-        self.finder = ChatFinder(self._places.chats, self._places.index, self)
+        library.go_on()
+        self.finder = ChatFinder(library.database, self)
         self._presenter.set_finder(self.finder)
-        self.finder.start(library.unread)
+        self.finder.start()
+        for suffix in ("", "-wal", "-shm"):
+            with suppress(OSError):
+                Path(f"{self._places.old_index}{suffix}").unlink(missing_ok=True)
 
     def close(self) -> None:
         """Write what is not written, and end all work."""

@@ -18,7 +18,7 @@ from app.widgets.text import reveal
 
 if TYPE_CHECKING:
     from app.chat.search.finder import ChatFinder
-    from app.chat.search.hits import Hit
+    from app.chat.search.index import Hit
 
 
 class ListPresenter(QObject):
@@ -52,9 +52,10 @@ class ListPresenter(QObject):
         """Search with this from now on, also for what is typed already."""
         self._finder = finder
         finder.found.connect(self._show_hits)
-        finder.read.connect(self._session.library.take_read)
-        finder.progressed.connect(self._on_progress)
-        self._session.library.written.connect(finder.note)
+        library = self._session.library
+        finder.indexed.connect(self._search_all)
+        library.all_read.connect(self._search_all)
+        library.written.connect(finder.note)
         self._search(self._view.search.text())
 
     @Slot()
@@ -165,15 +166,18 @@ class ListPresenter(QObject):
 
     @Slot(str, object)
     def _show_hits(self, typed: str, hits: list[Hit]) -> None:
-        known = {chat.id for chat in self._session.library.summaries}
-        is_final = not self._n_awaited and self._finder is not None and self._finder.is_current
-        shown = [hit for hit in hits if hit.chat_id in known]
+        library = self._session.library
+        if any(hit.chat_id not in library for hit in hits):
+            library.look_again()
+        is_current = self._finder is not None and self._finder.is_current
+        is_final = is_current and not (self._n_awaited or library.unread)
+        shown = [hit for hit in hits if hit.chat_id in library]
         self._view.show_hits(typed, shown, is_final=is_final)
 
-    @Slot(int)
-    def _on_progress(self, n_waiting: int) -> None:
-        """Search again once all chats are read."""
-        if n_waiting == 0 and self._view.search.text().strip():
+    @Slot()
+    def _search_all(self) -> None:
+        """Search again once all chats are read or indexed."""
+        if self._view.search.text().strip():
             self._search(self._view.search.text())
 
     # damaged files

@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from datetime import date, timedelta
 from enum import Enum
 
-from app.chat.conversation import DamagedChat
+from app.chat.conversation import ChatSummary, DamagedChat
 from app.chat.listing.folders import ChatFolder, Shelf
-from app.chat.listing.summary import ChatSummary
 from app.core.translation import tr
 
 

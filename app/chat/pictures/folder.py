@@ -1,4 +1,4 @@
-"""The files of pictures: for each chat a folder beside its file, with each picture once.
+"""The files of pictures: for each chat a folder beside the database, with each picture once.
 
 They are named by the hash of their content and never change. A chat that is copied gets links to
 the same files; those of a deleted chat are hidden, and go when nobody can bring the chat back.
@@ -11,7 +11,7 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -27,9 +27,6 @@ log = logging.getLogger(__name__)
 
 SUFFIX, HIDDEN = ".pictures", ".deleted-pictures"
 """Suffixes of the folder of a chat's pictures, and of a deleted chat's."""
-
-OF_CHATS: Final = ".json"
-"""Suffix of the file of a chat."""
 
 OWNER: Final = "owner"
 """Name of the file in a hidden folder with the mark of the process that has hidden it."""
@@ -122,11 +119,12 @@ class PictureFolder:
                 hidden.rename(own)
                 (own / OWNER).unlink(missing_ok=True)
 
-    def tidy(self, chats: Iterable[Conversation]) -> None:
+    def tidy(self, chats: Iterable[Conversation], chat_ids: Collection[str]) -> None:
         """Delete pictures of deleted chats, and those of no message.
 
         Args:
             chats: chats as they are on the disk, whose folders are looked at.
+            chat_ids: ids of all chats.
         """
         with suppress(OSError):
             for hidden in self._folder.glob(f"*{HIDDEN}"):
@@ -135,7 +133,9 @@ class PictureFolder:
                     shutil.rmtree(hidden, ignore_errors=True)
             for own in self._folder.glob(f"*{SUFFIX}"):
                 is_old = time.time() - own.stat().st_mtime > UNUSED_S
-                if is_old and not own.with_suffix(OF_CHATS).exists():  # no chat was ever saved
+                if (
+                    is_old and own.name.removesuffix(SUFFIX) not in chat_ids
+                ):  # no chat was ever saved
                     shutil.rmtree(own, ignore_errors=True)
         for chat in chats:
             try:

@@ -19,7 +19,7 @@ from app.widgets.text import label, set_tip
 from app.widgets.theme import theme_signals
 
 if TYPE_CHECKING:
-    from app.chat.search.hits import Hit
+    from app.chat.search.index import Hit
     from app.chat.views.hit_list import HitList
 
 SEARCH_MS = 120

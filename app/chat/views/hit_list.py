@@ -37,7 +37,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from app.chat.search.hits import MOST_HITS, Hit
+from app.chat.search.index import MAX_HITS, Hit
 from app.chat.search.words import Snippet
 from app.core.scale import px
 from app.core.translation import language, tr
@@ -104,7 +104,7 @@ class HitList(QListView):
     @property
     def is_cut(self) -> bool:
         """Whether there may be more hits than those shown."""
-        return len(self.hits) >= MOST_HITS
+        return len(self.hits) >= MAX_HITS
 
     @property
     def hits(self) -> list[Hit]:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import sqlite3
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from app.chat.message import AnswerStats, Message, Thought, split_thought, with_
 from app.chat.store import ChatConflict, ChatStore, ChatStoreError
 from engine import ChatMessage
 from tests.helpers.odd_files import make_odd_file, odd_files
+from tests.helpers.old_chats import write_chat
 
 STATS = AnswerStats("stop", 412, 61.8, 0.31, 900)
 
@@ -108,8 +110,9 @@ def test_a_file_that_is_no_chat_is_skipped_and_stays(tmp_path: Path, content: st
     (tmp_path / "x.json").write_text(content)
     store = ChatStore(tmp_path)
     store.save(good := a_chat())
-    assert store.load() == [good]
-    assert len(store.damaged) == 1
+    survey = store.survey()
+    assert [summary.id for summary in survey.summaries] == [good.id]
+    assert len(survey.damaged) == 1
     assert (tmp_path / "x.json").read_text() == content
 
 
@@ -118,12 +121,12 @@ def test_an_odd_entry_in_the_folder_is_skipped(tmp_path: Path, kind: str) -> Non
     make_odd_file(tmp_path / "x.json", kind)
     store = ChatStore(tmp_path)
     store.save(good := a_chat())
-    store.save(other := a_chat())
+    write_chat(tmp_path / f"{(other := a_chat()).id}.json", other)
     make_odd_file(tmp_path / f"{other.id}.journal", kind)
-    assert store.load() == [good]
-    assert {found.path.stem for found in store.damaged} == {"x", other.id}
-    survey = store.survey({})
-    assert good.id in {chat.id for chat in survey.chats} | survey.unread
+    survey = store.survey()
+    assert [summary.id for summary in survey.summaries] == [good.id]
+    found = {one.path.stem for one in [*survey.damaged, *store.bring_in(survey.unread).damaged]}
+    assert found == {"x", other.id}
     store.tidy()
     assert os.path.lexists(tmp_path / "x.json")
 
@@ -138,20 +141,16 @@ OLD = {
 }  # fmt: skip
 
 
-def test_an_old_chat_is_read_as_a_tree_and_written_only_once_it_changes(tmp_path: Path) -> None:
-    file = tmp_path / "old.json"
-    file.write_text(json.dumps(OLD))
+def test_an_old_chat_is_read_as_a_tree_and_its_file_kept(tmp_path: Path) -> None:
+    (tmp_path / "old.json").write_text(json.dumps(OLD))
     store = ChatStore(tmp_path)
+    store.survey()
     (chat,) = store.load()
     assert [(m.id, m.parent, m.content) for m in chat.messages] == [(1, 0, "Why?"), (2, 1, "So.")]
-    store.save(chat)
-    store.save(chat, may_append=True)
-    assert json.loads(file.read_text()) == OLD
     chat.add(Message("user", "Really?"), 0)
     store.save(chat)
-    stored = json.loads(file.read_text())
-    assert stored["schema"] == 2
-    assert [(m["id"], m["parent"]) for m in stored["messages"]] == [(1, 0), (2, 1), (3, 0)]
+    assert json.loads((tmp_path / "json" / "old.json").read_text()) == OLD
+    assert [(m.id, m.parent) for m in store.read("old").tree] == [(1, 0), (2, 1), (3, 0)]
     assert ChatStore(tmp_path).load() == [chat]
 
 
@@ -161,10 +160,11 @@ def test_what_this_version_does_not_know_is_written_again(tmp_path: Path) -> Non
     old["messages"][1]["stats"] = stats | {"context_tokens": 3, "watts": 300}
     (tmp_path / "old.json").write_text(json.dumps(old))
     store = ChatStore(tmp_path)
+    store.survey()
     (chat,) = store.load()
     chat.add(Message("user", "Really?"))
     store.save(chat)
-    stored = json.loads((tmp_path / "old.json").read_text())
+    stored = ChatStore(tmp_path).read("old").to_json()
     assert stored["colour"] == "blue"
     assert stored["messages"][1]["mood"] == "good"
     assert stored["messages"][1]["stats"]["watts"] == 300
@@ -175,8 +175,10 @@ def test_a_chat_of_a_newer_version_is_left_alone(tmp_path: Path) -> None:
     newer = json.dumps(OLD | {"schema": 99})
     (tmp_path / "old.json").write_text(newer)
     store = ChatStore(tmp_path)
+    assert [found.why for found in store.survey().damaged] == [
+        "a newer version of Tandem has written it"
+    ]
     assert store.load() == []
-    assert [found.why for found in store.damaged] == ["a newer version of Tandem has written it"]
     store.tidy()
     assert (tmp_path / "old.json").read_text() == newer
 
@@ -208,21 +210,22 @@ def test_another_answer_keeps_the_thought_before_it(content: str, after: str) ->
     assert split_thought(after).answer == "new"
 
 
-def test_a_failed_save_keeps_the_old_file_and_says_why(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_save_keeps_what_is_there_and_says_why(tmp_path: Path) -> None:
     store, chat = ChatStore(tmp_path), a_chat()
     store.save(chat)
     chat.add(Message("user", "more"))
 
-    def full(fd: int) -> None:
-        raise OSError(28, "No space left on device")
+    def limit(file: sqlite3.Connection) -> None:
+        file.execute(f"PRAGMA max_page_count = {file.execute('PRAGMA page_count').fetchone()[0]}")
 
-    monkeypatch.setattr("engine.util.files.os.fsync", full)
+    store.database.read(limit)  # a full disk
+    chat.messages[-1].content = "words " * 2000
     with pytest.raises(ChatStoreError, match="No space left on device"):
         store.save(chat)
-    assert [len(c.messages) for c in store.load()] == [2]
-    assert len(list(tmp_path.iterdir())) == 1
+    assert [len(c.messages) for c in ChatStore(tmp_path).load()] == [2]
+    store.database.read(lambda file: file.execute("PRAGMA max_page_count = 1000000"))
+    store.save(chat)
+    assert ChatStore(tmp_path).load() == [chat]
 
 
 def test_a_chat_that_did_not_change_is_not_written(tmp_path: Path) -> None:
@@ -237,7 +240,7 @@ def test_a_chat_that_did_not_change_is_not_written(tmp_path: Path) -> None:
     assert ChatStore(tmp_path).load() == [chat]
     first.delete(chat.id)
     second.save(shown)
-    assert list(tmp_path.iterdir()) == []
+    assert first.load() == []
 
 
 def test_what_another_window_wrote_is_not_written_over(tmp_path: Path) -> None:

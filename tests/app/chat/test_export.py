@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from PySide6.QtWidgets import QFileDialog, QMessageBox
 from pytestqt.qtbot import QtBot
 
-from app.chat.chat_file import write_chat
 from app.chat.conversation import Conversation
 from app.chat.export import FORMATS, PDF, NotAChat, exported, file_name, imported, with_suffix
 from app.chat.message import AnswerStats, Message
 from app.chat.pictures.album import write_for_others
-from app.chat.search.hits import texts_of
+from app.chat.search.index import searched_text
 from app.chat.tools.tool_use import ToolUse
+from tests.helpers.old_chats import write_chat
 from tests.helpers.shell_driver import MODEL, MakeShell, ask, banner, shown
 
 STATS = AnswerStats("stop", 3, 10.0, 0.1, 20)
@@ -46,7 +46,7 @@ def test_calls_are_exported_and_found_with_nothing_in_them_read_as_markup() -> N
     page = exported(made, ".html")
     assert page.count('class="speaker"') == 2
     assert "&lt;b&gt;x" in page
-    assert [text.message_id for text in texts_of(made) if "<b>x" in text.body] == [2]
+    assert [one.id for one in made.tree if "<b>x" in searched_text(one)] == [2]
 
 
 def test_markdown_has_what_was_said_without_thoughts() -> None:

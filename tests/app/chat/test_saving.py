@@ -1,6 +1,6 @@
 """What is typed and answered reaches the disk by itself, and again once a full disk has room."""
 
-import json
+import sqlite3
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +10,7 @@ from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QMenu
 from pytestqt.qtbot import QtBot
 
-from app.chat import saving, store
+from app.chat import library, store
 from app.chat.conversation import Conversation
 from app.chat.message import Message
 from app.chat.store import ChatStore
@@ -33,8 +33,7 @@ class Disk:
         self.problem: OSError | None = None
         self.gate: Callable[[], None] = lambda: None
         self._monkeypatch = monkeypatch
-        for write in (store.write_chat, store.start_journal, store.add_change):
-            self._guard(write)
+        self._guard(store.put_chat)
 
     def _guard(self, write: Callable[..., object]) -> None:
         def guarded(*args: object) -> object:
@@ -77,7 +76,7 @@ def test_a_system_prompt_is_saved_while_it_is_typed(qtbot: QtBot, make_shell: Ma
 def test_a_full_disk_is_said_once_and_everything_is_saved_later(
     qtbot: QtBot, make_shell: MakeShell, disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(saving, "RETRY_MS", 20)
+    monkeypatch.setattr(library, "RETRY_MS", 20)
     shell = make_shell(model=MODEL)
     disk.problem = OSError(28, "No space left on device")
     ask(qtbot, shell, "First")
@@ -129,7 +128,7 @@ def test_an_old_copy_is_never_written_over_a_newer_one(
     shell.session.save_all()
     shell.session.flush()
     assert [chat.draft for chat in stored()] == ["new"]
-    qtbot.wait(saving.SOON_MS + 200)
+    qtbot.wait(library.SOON_MS + 200)
     assert [chat.draft for chat in stored()] == ["new"]
 
 
@@ -179,23 +178,22 @@ def test_closing_waits_for_a_slow_disk(
     shell.session.send("Hi")
     qtbot.waitUntil(lambda: shell.session.current.messages[-1].content == "Hello fr")
     shell.window.close()
-    assert [path.suffix for path in chats_dir().iterdir()] == [".json"]
+    assert [path.name for path in chats_dir().iterdir()] == [store.FILE]
     assert stored() == [shell.session.current]
 
 
-def test_an_answer_is_added_to_a_journal_and_the_file_written_at_its_ends(
+def test_a_growing_answer_is_written_again_and_again(
     qtbot: QtBot, make_shell: MakeShell, disk: Disk, script: Script
 ) -> None:
     shell = make_shell(model=MODEL)
     script.answer, script.chunk, script.pause_s = "word " * 300, 5, 0.005
-    shell.session.library._saver._soon.setInterval(20)
+    shell.session.library._soon.setInterval(20)
     shell.session.send("Hi")
     qtbot.waitUntil(lambda: not shell.session.is_busy)
     shell.session.flush()
-    assert disk.calls.count("start_journal") == 1
-    assert disk.calls.count("add_change") > 10
-    assert disk.calls.count("write_chat") <= 2
-    assert [path.suffix for path in chats_dir().iterdir()] == [".json"]
+    assert disk.calls.count("put_chat") > 10
+    shell.window.close()
+    assert [path.name for path in chats_dir().iterdir()] == [store.FILE]
 
 
 def test_a_chat_that_cannot_be_deleted_comes_back(
@@ -204,11 +202,11 @@ def test_a_chat_that_cannot_be_deleted_comes_back(
     shell = make_shell(model=MODEL)
     ask(qtbot, shell, "Hi")
 
-    def refuse(path: Path, *, missing_ok: bool = False) -> None:
+    def refuse(file: sqlite3.Connection, chat_id: str) -> None:
         raise PermissionError(13, "Permission denied")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "unlink", refuse)
+        patch.setattr(store, "remove_chat", refuse)
         shell.session.delete([shell.session.current.id], "")
         shell.session.flush()
     assert banner(shell) == "The chat could not be deleted (Permission denied)."
@@ -238,7 +236,7 @@ def test_a_deleted_chat_does_not_come_back_with_its_draft(
     ask(qtbot, shell, "Hi")
     shell.window.composer.edit.setPlainText("typed")
     shell.chat_presenter.delete_chats([shell.session.current.id])
-    qtbot.wait(saving.SOON_MS + 200)
+    qtbot.wait(library.SOON_MS + 200)
     assert stored() == []
 
 
@@ -302,5 +300,4 @@ def test_a_home_that_cannot_be_written_is_said_and_the_chat_goes_on(
     home.unlink()
     shell.session.flush()
     assert banner(shell) == "All chats are saved again."
-    path = chats_dir() / f"{shell.session.current.id}.json"
-    assert len(json.loads(path.read_text())["messages"]) == 2
+    assert len(stored()[0].messages) == 2

@@ -1,13 +1,10 @@
 """The window with a scripted engine: asking, stopping, editing, saving."""
 
-from pathlib import Path
-
 import pytest
 from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QDoubleSpinBox
 from pytestqt.qtbot import QtBot
 
-from app.chat.conversation import Conversation
 from app.chat.store import ChatStore
 from app.chat.views.message_view import UserView
 from app.core.notice import Notice
@@ -143,10 +140,10 @@ def test_a_full_disk_is_said_once_and_the_chat_goes_on(
 ) -> None:
     shell = make_shell(model=MODEL)
 
-    def full(path: Path, chat: Conversation) -> str:
+    def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("app.chat.store.write_chat", full)
+    monkeypatch.setattr("app.chat.store.put_chat", full)
     ask(qtbot, shell, "Hi")
     assert "No space left on device" in banner(shell)
     assert shown(shell) == ["Hi", "Hello from the fake model."]
@@ -320,11 +317,11 @@ def test_a_deleted_chat_comes_back_with_undo(qtbot: QtBot, make_shell: MakeShell
     shell.chat_presenter.delete_chats([shell.session.current.id])
     assert shell.window.chat_list.shown_titles() == []
     shell.session.flush()
-    assert list(chats_dir().glob("*.json")) == []
+    assert ChatStore(chats_dir()).load() == []
     shell.window.banner._action.click()
     assert shell.window.chat_list.shown_titles() == ["TODAY", "Precious"]
     shell.session.flush()
-    assert len(list(chats_dir().glob("*.json"))) == 1
+    assert len(ChatStore(chats_dir()).load()) == 1
 
 
 def test_chats_are_renamed_and_found(qtbot: QtBot, make_shell: MakeShell) -> None:

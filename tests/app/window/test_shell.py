@@ -13,6 +13,7 @@ from PySide6.QtGui import QDragLeaveEvent, QDropEvent
 from PySide6.QtWidgets import QApplication, QLabel
 from pytestqt.qtbot import QtBot
 
+from app.chat.store import ChatStore
 from app.core.engine_client import EngineState
 from app.core.paths import chats_dir, settings_file
 from app.core.process.spare_time import SWITCH_S
@@ -134,10 +135,11 @@ def test_closing_in_the_middle_of_work_leaves_no_thread_and_saves(
     shell.window.close()
     assert shell.client.state is EngineState.CLOSED
     if phase == "answer":
-        (saved,) = chats_dir().glob("*.json")
-        last = json.loads(saved.read_text())["messages"][-1]
-        assert last["content"].startswith("Hello fr")
-        assert last["stats"]["reason"] == "cancelled"
+        (saved,) = ChatStore(chats_dir()).load()
+        last = saved.messages[-1]
+        assert last.content.startswith("Hello fr")
+        assert last.stats is not None
+        assert last.stats.reason == "cancelled"
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from app.chat.export import FORMATS
 from app.chat.formulas.pictures import MAX_LATEX
 from app.chat.message import Message
 from app.chat.pictures.folder import PictureFolder
+from app.chat.store import ChatStore
 from app.widgets.theme import apply_theme
 
 ANSWER = (
@@ -108,14 +109,16 @@ def test_every_form_can_be_written(qapp: QApplication, tmp_path: Path, suffix: s
 
 def test_chats_with_one_title_get_files_of_their_own(tmp_path: Path) -> None:
     (tmp_path / "Tables b.md").write_text("mine")
-    written = write_all([chat(), chat()], tmp_path, tmp_path, ".md")
+    store = ChatStore(tmp_path)
+    written = write_all([chat(), chat()], store.read, store.pictures, tmp_path, ".md")
     assert [path.name for path in written.paths] == ["Tables b (2).md", "Tables b (3).md"]
     assert (tmp_path / "Tables b.md").read_text() == "mine"
     assert free_path(tmp_path, "x", ".md").name == "x.md"
 
 
 def test_an_export_that_cannot_go_on_says_what_is_there(tmp_path: Path) -> None:
-    written = write_all([chat(), "gone"], tmp_path, tmp_path, ".md")
+    store = ChatStore(tmp_path)
+    written = write_all([chat(), "gone"], store.read, store.pictures, tmp_path, ".md")
     assert len(written.paths) == 1
     assert written.failure == "“gone” cannot be written: No such file or directory."
 

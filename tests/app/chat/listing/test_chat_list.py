@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import sqlite3
 import threading
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from PySide6.QtCore import QModelIndex, Qt
@@ -22,7 +22,7 @@ from pytestqt.qtbot import QtBot
 from app.chat.conversation import Conversation
 from app.chat.listing.rows import RowKind
 from app.chat.message import Message
-from app.chat.search.finder import ChatFinder
+from app.chat.search import finder as finder_module
 from app.chat.store import ChatStore
 from app.chat.views.chat_rows import ChatRowsView
 from app.core import paths
@@ -99,9 +99,9 @@ def test_a_message_is_found_while_it_is_being_written(
     shell = make_shell(model=MODEL)
     gate, save = threading.Event(), ChatStore.save
 
-    def save_late(store: ChatStore, chat: Conversation, **how: bool) -> None:
+    def save_late(store: ChatStore, chat: Conversation) -> None:
         gate.wait(10)
-        save(store, chat, **how)
+        save(store, chat)
 
     monkeypatch.setattr(ChatStore, "save", save_late)
     shell.chat_presenter.send("apples")
@@ -118,13 +118,13 @@ def test_a_search_right_after_the_start_opens_what_it_finds_once_chats_are_read(
     qtbot: QtBot, make_shell: MakeShell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wanted, _ = store_chats("Whales", "Birds")
-    gate, survey = threading.Event(), ChatFinder._survey
+    gate, index_some = threading.Event(), finder_module.index_some
 
-    def survey_late(*what: Any) -> None:
+    def index_late(file: sqlite3.Connection) -> int:
         gate.wait(10)
-        survey(*what)
+        return index_some(file)
 
-    monkeypatch.setattr(ChatFinder, "_survey", survey_late)
+    monkeypatch.setattr(finder_module, "index_some", index_late)
     shell = make_shell()
     field = shell.window.chat_list.search
     qtbot.keyClicks(field, "whales")
@@ -245,7 +245,7 @@ def test_several_chats_are_deleted_and_come_back_together(
     make_shell().window.close()  # so that they are known by their summaries
     shell = make_shell()
     rows = shell.window.chat_list.list
-    files = {path.name: path.read_bytes() for path in paths.chats_dir().iterdir()}
+    before = ChatStore(paths.chats_dir()).load()
     click_row(qtbot, rows, row_of(rows, "A"))
     click_row(qtbot, rows, row_of(rows, "C"), CTRL)
     assert [row.text for row in rows.selected_rows] == ["A", "C"]
@@ -253,11 +253,11 @@ def test_several_chats_are_deleted_and_come_back_together(
     assert titles(shell) == ["EARLIER", "B"]
     assert banner(shell) == "2 chats were deleted."
     shell.session.flush()
-    assert len(list(paths.chats_dir().iterdir())) == 1
+    assert len(ChatStore(paths.chats_dir()).load()) == 1
     shell.window.banner._action.click()
     assert titles(shell) == ["EARLIER", "A", "B", "C"]
     shell.session.flush()
-    assert {path.name: path.read_bytes() for path in paths.chats_dir().iterdir()} == files
+    assert ChatStore(paths.chats_dir()).load() == before
 
 
 def test_several_chats_are_exported_and_imported(

@@ -5,10 +5,9 @@ from __future__ import annotations
 from datetime import date, datetime, timedelta
 from pathlib import Path
 
-from app.chat.conversation import DamagedChat
+from app.chat.conversation import ChatSummary, DamagedChat
 from app.chat.listing.folders import Shelf
 from app.chat.listing.rows import ListContents, RowKind, rows_of
-from app.chat.listing.summary import ChatSummary
 
 TODAY = date(2026, 11, 22)
 

@@ -9,6 +9,7 @@ from pytestqt.qtbot import QtBot
 
 from app.chat.conversation import Conversation
 from app.chat.message import Message
+from app.chat.store import ChatStore
 from app.chat.tools.call_view import CallCard
 from app.chat.tools.tool_use import CallStep
 from app.chat.views.answer_view import AnswerView
@@ -283,10 +284,11 @@ def test_what_ran_when_the_window_was_killed_has_stopped(
     until_calls(qtbot, shell)
     press(cards(shell)[0], CallStep.RUN)
     shell.session.flush()
-    (path,) = chats_dir().glob("*.json")
-    data = json.loads(path.read_text())
-    assert data["messages"][1]["calls"][0]["state"] == "running"
-    assert states(Conversation.from_json(data).messages[1]) == ["stopped"]
+    store = ChatStore(chats_dir())
+    query = "SELECT data FROM messages WHERE id = 2"
+    (data,) = store.database.read(lambda file: file.execute(query).fetchone())
+    assert json.loads(data)["calls"][0]["state"] == "running"
+    assert states(store.load()[0].messages[1]) == ["stopped"]
 
 
 def test_a_deleted_chat_ends_its_calls_and_can_come_back(

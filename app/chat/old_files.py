@@ -1,106 +1,98 @@
-"""The journal of a chat: what has changed since its file was written, one line for each change.
+"""Chats of versions without a database: of each a JSON file, and a journal of later changes.
 
-While an answer grows or a draft is typed, a line is added here, so that the whole chat need not be
-written again each time. A line is a checksum and a JSON object. The first one tells from which
-content of the file the changes start, so that a journal is never applied to another; and who writes
-it. Reading ends at the first line that is not whole: a crash may come in the middle of one.
+A line of a journal is a checksum and a JSON object. The first one names the content of the file
+from which the changes start, so that a journal is never applied to another. Reading ends at the
+first line that is not whole: a crash may come in the middle of one.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
-import os
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from app.chat.branches.tree import MessageTree
-from app.chat.conversation import Conversation, in_a_row
+from app.chat.chat_file import parse_chat
+from app.chat.conversation import SAFE_ID, Conversation, in_a_row
 from app.chat.message import Message
-from engine import atomic_write, process_mark
+from engine import read_file
 
-SUFFIX: Final = ".journal"
+SUFFIX, JOURNAL = ".json", ".journal"
+"""Suffixes of the file of a chat and of its journal."""
+
+MAX_BYTES: Final = 256 << 20
+"""Size in bytes of the largest file and the longest journal that are read."""
+
+MAX_TRIES: Final = 3
+"""Number of times that a chat is read while an older version writes it."""
 
 TEXTS: Final = ("title", "system_prompt", "draft")
-"""Attributes of a chat that are texts and may change."""
+"""Attributes of a chat of which a journal has what was added."""
 
 WRONG: Final = (KeyError, TypeError, AttributeError, OverflowError, IndexError)
 """Errors that say of a line, besides a ValueError, that it holds no change."""
 
 Change = Mapping[str, Any]
 
+Stamp = tuple[int, int, int]
+"""Modification time, inode and size of a file: one of them changes with its content."""
+
+Stamps = tuple[Stamp | None, Stamp | None]
+"""Stamps of a chat's file and of its journal; None for one that there is not."""
+
 
 @dataclass(frozen=True, slots=True)
-class Journal:
-    """What a journal was started with.
+class OldChat:
+    """A chat as it was read; its stamps are from before that."""
 
-    Attributes:
-        base: hash of the file that the changes start from.
-        owner: mark of the process that writes it.
-    """
-
-    base: str
-    owner: str
+    path: Path
+    chat: Conversation
+    stamps: Stamps
 
 
-def start_journal(path: Path, base: str, change: Change) -> None:
-    """Make a journal with its first change.
-
-    Args:
-        base: hash of the chat's file, from which the change starts.
-
-    Raises:
-        OSError: the disk is full or the folder cannot be written; there is no journal.
-    """
-    with atomic_write(path) as file:
-        file.write(_line({"base": base, "owner": process_mark()}) + _line(change))
+def old_files(folder: Path, suffix: str = SUFFIX) -> list[Path]:
+    """Return the files with a suffix, by name; none if the folder cannot be read."""
+    try:
+        return sorted(path for path in folder.iterdir() if path.suffix == suffix)
+    except OSError:
+        return []
 
 
-def add_change(path: Path, change: Change) -> None:
-    """Add a change to a journal.
+def read_old(path: Path) -> OldChat:
+    """Return the chat of a file, with the changes of its journal.
 
     Raises:
-        OSError: the disk is full or the file cannot be written; it may end in half a line, after
-            which no other may follow.
+        OSError, ValueError, RecursionError: it cannot be read, or holds no whole chat.
     """
-    with path.open("ab") as file:
-        file.write(_line(change))
-        file.flush()
-        os.fsync(file.fileno())
+    for _ in range(MAX_TRIES - 1):
+        with suppress(FileNotFoundError):  # a journal that another window has just merged
+            found = _read_once(path)
+            if stamps_of(path) == found.stamps:
+                return found
+    return _read_once(path)
 
 
-def read_journal(data: bytes) -> tuple[Journal | None, Iterator[Change]]:
-    """Return what a journal was started with, None if that is damaged, and its whole changes."""
+def stamps_of(path: Path) -> Stamps:
+    """Return the stamps of a chat's file and its journal.
+
+    Raises:
+        OSError: one of them cannot be looked at.
+    """
+    return _stamp(path), _stamp(path.with_suffix(JOURNAL))
+
+
+def read_journal(data: bytes) -> tuple[str, Iterator[Change]]:
+    """Return the hash of the file a journal starts from, "" if damaged, and its whole changes."""
     lines = _whole_lines(data)
     try:
-        first = next(lines)
-        return Journal(str(first["base"]), str(first["owner"])), lines
+        return str(next(lines)["base"]), lines
     except (StopIteration, KeyError):
-        return None, iter(())
-
-
-def change_between(old: Conversation, new: Conversation) -> dict[str, Any]:
-    """Return what makes the chat `old` be `new`, for `changed`.
-
-    A text that has only grown is stored by its length before and what was added.
-    """
-    before, after = old.head(), new.head()
-    head = {name: value for name, value in after.items() if before.get(name) != value}
-    for name in TEXTS:
-        if name in head:
-            head[name] = _growth(before[name], after[name])
-    lost = [name for name in before if name not in after]
-    gone = [message.id for message in old.tree if message.id not in new.tree]
-    messages = []
-    for message in new.tree:
-        known = old.tree.get(message.id)
-        if known != message:
-            added = _growth(known.content if known else "", message.content)
-            messages.append(message.to_json() | {"content": added})
-    change = {"head": head, "lost": lost, "gone": gone, "messages": messages}
-    return change | {"chosen": new.tree.chosen}
+        return "", iter(())
 
 
 def changed(chat: Conversation, change: Change) -> Conversation:
@@ -149,22 +141,35 @@ def _changed_row(row: Sequence[Message], change: Change) -> MessageTree[Message]
     return MessageTree(in_a_row([*kept, *map(Message.from_json, added)]))
 
 
-def _growth(before: str, after: str) -> tuple[int, str]:
-    """Return the number of characters that stay, all or none, and what follows them."""
-    n_kept = len(before) if after.startswith(before) else 0
-    return n_kept, after[n_kept:]
-
-
 def _grown(before: str, growth: tuple[int, str]) -> str:
+    """Return a text after a change: how many characters stay, and what follows them."""
     n_kept, added = growth
     if not 0 <= n_kept <= len(before):
         raise ValueError("text is missing")
     return before[:n_kept] + added
 
 
-def _line(value: Change) -> bytes:
-    data = json.dumps(value, ensure_ascii=False).encode(errors="surrogatepass")
-    return b"%08x %b\n" % (zlib.crc32(data), data)
+def _read_once(path: Path) -> OldChat:
+    stamps = stamps_of(path)
+    data = read_file(path, MAX_BYTES)
+    chat = parse_chat(data)
+    if chat.id != path.stem or not SAFE_ID.fullmatch(path.stem):
+        raise ValueError("the id is not the file's name")
+    if stamps[1] is not None:
+        base, changes = read_journal(read_file(path.with_suffix(JOURNAL), MAX_BYTES))
+        if base == hashlib.sha256(data).hexdigest():
+            with suppress(ValueError):
+                for change in changes:
+                    chat = changed(chat, change)
+    return OldChat(path, chat, stamps)
+
+
+def _stamp(path: Path) -> Stamp | None:
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_mtime_ns, found.st_ino, found.st_size
 
 
 def _whole_lines(data: bytes) -> Iterator[Change]:

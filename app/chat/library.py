@@ -1,0 +1,380 @@
+"""All chats of one window: most are known by their summaries, whole ones once they are opened.
+
+They are written on a thread, so that no disk ever holds up the window: a step at once, growing text
+soon. What cannot be written stays in memory, and is tried again until all is written.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from PySide6.QtCore import QObject, QTimer, Signal, Slot
+
+from app.chat.conversation import ChatSummary, Conversation, DamagedChat
+from app.chat.store import (
+    UNREADABLE,
+    ChatConflict,
+    ChatStore,
+    ChatStoreError,
+    DeletedRows,
+    Survey,
+)
+from app.core.background import KeyedJobs
+from app.core.notice import Notice
+from app.core.translation import tr, tr_n
+
+if TYPE_CHECKING:
+    from app.chat.database import ChatDatabase
+    from app.chat.pictures.folder import PictureFolder
+
+log = logging.getLogger(__name__)
+
+SOON_MS = 400  # text waits this long for more; with it and the write, no text is older than 1 s
+RETRY_MS = 5000
+FLUSH_S = 30.0  # how long a disk may take at the end
+
+BATCH: Final = 8
+"""Number of chats of older versions that are read in one go; writing waits for no more."""
+
+
+@dataclass(slots=True)
+class Deletion:
+    """A chat that was deleted, with what brings it back.
+
+    Attributes:
+        chat: the whole chat; None if it was not opened.
+        rows: what the store had of it, once the thread has come to it.
+    """
+
+    summary: ChatSummary
+    chat: Conversation | None
+    rows: DeletedRows = field(default_factory=dict)
+
+
+class ChatLibrary(QObject):
+    """The chats of a store, in one window.
+
+    Attributes:
+        unread: ids of chats of older versions that are still to be read.
+        damaged: files that cannot be read.
+    """
+
+    changed = Signal()
+    all_read = Signal()  # the last chat of an older version is there now
+    written = Signal()  # chats were written, or are gone
+    noticed = Signal(object)  # Notice
+
+    def __init__(self, store: ChatStore, parent: QObject) -> None:
+        super().__init__(parent)
+        self._store = store
+        self._whole: dict[str, Conversation] = {}
+        self._summaries: dict[str, ChatSummary] = {}
+        self._deletions: dict[str, Deletion] = {}
+        self._gone: set[str] = set()  # ids of deleted chats, which a thread may still be reading
+        self._n_damaged_untold = self._n_awaited = 0
+        self._is_reading = self._is_flushing = False
+        self.unread: set[str] = set()
+        self.damaged: list[DamagedChat] = []
+        self._waiting: list[Conversation] = []
+        self._unsaved: list[Conversation] = []
+        self._soon = QTimer(self, singleShot=True, interval=SOON_MS)
+        self._soon.timeout.connect(self._save_waiting)
+        self._retry = QTimer(self, interval=RETRY_MS)
+        self._retry.timeout.connect(self._save_unsaved)
+        self._jobs = KeyedJobs("tandem-save", self)
+
+    @property
+    def database(self) -> ChatDatabase:
+        return self._store.database
+
+    @property
+    def pictures(self) -> PictureFolder:
+        """The pictures of all chats."""
+        return self._store.pictures
+
+    @property
+    def summaries(self) -> list[ChatSummary]:
+        """Summaries of all chats as they are now."""
+        whole = [ChatSummary.of(chat) for chat in self._whole.values()]
+        return whole + [s for s in self._summaries.values() if s.id not in self._whole]
+
+    def __contains__(self, chat_id: str) -> bool:
+        return chat_id in self._whole or chat_id in self._summaries
+
+    # reading
+
+    def start(self) -> None:
+        """Look at what there is."""
+        survey = self._store.survey()
+        self.unread = survey.unread
+        self._take(survey)
+
+    def go_on(self) -> None:
+        """Read what is left of older versions, and sweep what killed windows have left."""
+        self._jobs.run("tidy", self._store.tidy, _log)
+        self._read_next()
+
+    def look_again(self) -> None:
+        """Note chats that other windows have written meanwhile."""
+        with suppress(*UNREADABLE):
+            self._take(Survey(self._store.summaries()))
+
+    def opened(self, chat_id: str) -> Conversation | None:
+        """Return a chat if it is whole already."""
+        return self._whole.get(chat_id)
+
+    def find(self, chat_id: str) -> Conversation | None:
+        """Return a chat, read from the disk if need be; None if there is none that can be read."""
+        if chat_id in self.unread:
+            self.unread.discard(chat_id)
+            self._take(self._store.bring_in([chat_id]))
+        whole = self._whole.get(chat_id)
+        if whole is None and chat_id in self._summaries:
+            try:
+                whole = self._store.read(chat_id)
+            except UNREADABLE as error:
+                log.info("chat %s cannot be opened: %s", chat_id, error)
+                text = tr("This chat cannot be opened: its file is damaged or gone.")
+                self.noticed.emit(Notice(text, kind="error"))
+                return None
+            self._whole[chat_id] = whole
+        return whole
+
+    def read(self, chat_id: str) -> Conversation:
+        """Return a chat as it is on the disk; any thread may do so.
+
+        Raises:
+            OSError, ValueError, RecursionError: it is gone or damaged.
+        """
+        return self._store.read(chat_id)
+
+    def _read_next(self) -> None:
+        """Have chats of older versions read, batch by batch."""
+        self._is_reading = bool(self.unread)
+        if self._is_flushing or not self.unread:
+            return
+        batch, found = sorted(self.unread)[:BATCH], Survey()
+
+        def work() -> None:
+            survey = self._store.bring_in(batch)
+            found.summaries, found.damaged = survey.summaries, survey.damaged
+
+        def then(error: Exception | None) -> None:
+            _log(error)
+            self.unread.difference_update(batch)
+            self._take(found)
+            self.written.emit()
+            self._read_next()
+            if not self.unread:
+                self.all_read.emit()
+
+        self._jobs.run("import", work, then)
+
+    def _take(self, survey: Survey) -> None:
+        """Note what was read."""
+        for summary in survey.summaries:
+            if summary.id not in self._gone:
+                self._summaries[summary.id] = summary
+        known = {file.path for file in self.damaged}
+        damaged = [file for file in survey.damaged if file.path not in known]
+        self.damaged += damaged
+        self._n_damaged_untold += len(damaged)
+        self._tell_damaged()
+        self.changed.emit()
+
+    def _tell_damaged(self) -> None:
+        """Say how many files cannot be read, once all were tried."""
+        n = self._n_damaged_untold
+        if self.unread or not n:
+            return
+        self._n_damaged_untold = 0
+        text = tr_n(
+            "{n} chat could not be read. Its file will stay unchanged.",
+            "{n} chats could not be read. Their files will stay unchanged.",
+            n,
+        )
+        hint = tr("Import a damaged file to get its whole messages back: it is in {folder}.")
+        folder = self.damaged[-1].path.parent
+        self.noticed.emit(Notice(text, hint.format(folder=folder)))
+
+    # writing
+
+    @property
+    def is_written(self) -> bool:
+        """Whether all chats are on the disk, but those that could not be written."""
+        return not self._waiting and not self._jobs.is_busy
+
+    def when_written(self, then: Callable[[], None]) -> None:
+        """Call `then` once all that waits by now was written, as far as that is possible."""
+        self._soon.stop()
+        self._save_waiting()
+        self._n_awaited += 1  # a key of its own: a later job with the same would take its place
+        self._jobs.run(f"after-{self._n_awaited}", lambda: None, lambda _: then())
+
+    def save(self, chat: Conversation) -> None:
+        """Write a chat, a new one as well, as soon as the thread is free."""
+        self._enlist(chat)
+        self._waiting = [other for other in self._waiting if other is not chat]
+        self._write(chat)
+
+    def save_soon(self, chat: Conversation) -> None:
+        """Write what has changed in a chat within half a second."""
+        self._enlist(chat)
+        if not any(other is chat for other in self._waiting):
+            self._waiting.append(chat)
+        if not self._soon.isActive():
+            self._soon.start()
+
+    def flush(self) -> None:
+        """Wait until all is written, as far as that is possible."""
+        self._soon.stop()
+        self._save_waiting()
+        self._save_unsaved()
+        self._is_flushing = True  # what is left of older versions can wait
+        if not self._jobs.finish(FLUSH_S):
+            log.warning("the disk took more than %.0f s: chats may be lost", FLUSH_S)
+        self._is_flushing = False
+        if self._is_reading:
+            self._read_next()
+
+    def close(self) -> None:
+        """Write what is not written, and end the thread."""
+        self.unread.clear()  # the next start reads them
+        self.flush()
+        self._jobs.run("tidy", self._store.tidy, _log)
+        self._jobs.close(FLUSH_S)
+        self._soon.stop()
+        self._retry.stop()
+        self.database.close()
+
+    def _enlist(self, chat: Conversation) -> None:
+        if self._whole.get(chat.id) is not chat:
+            self._whole[chat.id] = chat
+            self._gone.discard(chat.id)
+            self.changed.emit()
+
+    def _write(self, chat: Conversation) -> None:
+        copy = chat.copy()
+        self._jobs.run(
+            copy.id, lambda: self._store.save(copy), lambda error: self._on_written(chat, error)
+        )
+
+    @Slot()
+    def _save_waiting(self) -> None:
+        chats, self._waiting = self._waiting, []
+        for chat in chats:
+            self._write(chat)
+
+    @Slot()
+    def _save_unsaved(self) -> None:
+        for chat in list(self._unsaved):
+            self.save(chat)
+
+    def _on_written(self, chat: Conversation, error: Exception | None) -> None:
+        if self.database.set_aside:
+            self._take(Survey(damaged=self._store.set_aside()))
+        if error is None:
+            self._forget_unsaved(chat)
+            self.written.emit()
+        elif isinstance(error, ChatConflict):
+            chat.renew_id()
+            kept = tr("Both versions are kept; this one is a new chat now.")
+            self.noticed.emit(Notice(f"{error} {kept}"))
+            self._whole = {one.id: one for one in self._whole.values()}
+            self.save(chat)
+            self.changed.emit()
+        else:
+            self._keep_unsaved(chat, error)
+
+    def _keep_unsaved(self, chat: Conversation, error: Exception) -> None:
+        """Try again later; say so unless a chat is waiting already."""
+        if not isinstance(error, ChatStoreError):
+            log.error("a chat could not be saved", exc_info=error)
+        if not self._unsaved:
+            self.noticed.emit(Notice(str(error), kind="error"))
+        if not any(other is chat for other in self._unsaved):
+            self._unsaved.append(chat)
+        self._retry.start()
+
+    def _forget_unsaved(self, chat: Conversation) -> None:
+        """Note that a chat is written; say so if it is the last one that could not be."""
+        if any(other is chat for other in self._unsaved):
+            self._unsaved = [other for other in self._unsaved if other is not chat]
+            if not self._unsaved:
+                self._retry.stop()
+                self.noticed.emit(Notice(tr("All chats are saved again.")))
+
+    # deleting
+
+    def delete(self, chat_ids: Iterable[str]) -> list[Deletion]:
+        """Delete chats; return what `bring_back` needs until others are deleted.
+
+        What is not written of them is forgotten.
+        """
+        self._deletions.clear()
+        for chat_id in chat_ids:
+            whole = self._whole.pop(chat_id, None)
+            summary = self._summaries.pop(chat_id, None)
+            if whole is not None:
+                summary = ChatSummary.of(whole)
+            if summary is not None:
+                self._waiting = [chat for chat in self._waiting if chat.id != chat_id]
+                self._unsaved = [chat for chat in self._unsaved if chat.id != chat_id]
+                self._deletions[chat_id] = deletion = Deletion(summary, whole)
+                self._gone.add(chat_id)
+                self._delete(deletion)
+        return list(self._deletions.values())
+
+    def bring_back(self, deletions: Iterable[Deletion]) -> None:
+        """Undo deletions."""
+        for deletion in deletions:
+            self._enlist_again(deletion)
+            if deletion.chat is not None:
+                self.save(deletion.chat)
+            else:
+                self._restore(deletion)
+        self.changed.emit()
+
+    def _delete(self, deletion: Deletion) -> None:
+        chat_id = deletion.summary.id
+
+        def work() -> None:
+            deletion.rows = self._store.delete(chat_id)
+
+        def then(error: Exception | None) -> None:
+            if error is None:
+                self.written.emit()
+                return
+            if (found := self._deletions.get(chat_id)) is not None:
+                self._enlist_again(found)
+                self.changed.emit()
+            self.noticed.emit(Notice(str(error), kind="error"))
+
+        self._jobs.run(chat_id, work, then)
+
+    def _restore(self, deletion: Deletion) -> None:
+        def then(error: Exception | None) -> None:
+            self.written.emit()
+            if error is not None:
+                self.noticed.emit(Notice(str(error), kind="error"))
+
+        # no key of a chat's: `rows` is filled by the job before, whose place it must not take
+        key = f"restore {deletion.summary.id}"
+        self._jobs.run(key, lambda: self._store.restore(deletion.rows), then)
+
+    def _enlist_again(self, deletion: Deletion) -> None:
+        chat_id = deletion.summary.id
+        self._gone.discard(chat_id)
+        if deletion.chat is not None:
+            self._whole[chat_id] = deletion.chat
+        else:
+            self._summaries[chat_id] = deletion.summary
+
+
+def _log(error: Exception | None) -> None:
+    if error is not None:
+        log.error("the folder of the chats could not be tidied", exc_info=error)
