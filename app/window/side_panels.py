@@ -9,7 +9,7 @@ from PySide6.QtCore import QObject, Signal, Slot
 from PySide6.QtWidgets import QWidget
 
 import engine
-from app.cli.command import command_for
+from app.cli.load_options import command_for
 from app.core.engine_client import EngineClient
 from app.core.translation import tr
 from app.devices.plans import PlanMenu, PlansPresenter
