@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from app.devices.map.presenter import PlacementPresenter
     from app.devices.map.views.panel import PlacementPanel
     from app.devices.tune.presenter import TunePresenter
-    from app.server.page.presenter import ServerPresenter
     from app.server.page.server_panel import ServerPanel
+    from app.server.page.server_presenter import ServerPresenter
     from engine import Prediction, Rig, Wires
 
 
@@ -134,8 +134,8 @@ class SidePanels(QObject):
         return panel
 
     def _make_server(self) -> ServerPanel:
-        from app.server.page.presenter import ServerPresenter
         from app.server.page.server_panel import ServerPanel
+        from app.server.page.server_presenter import ServerPresenter
 
         panel = ServerPanel()
         self._server = ServerPresenter(self._serving, panel, self._client, self)

@@ -15,7 +15,7 @@ from app.cli.server.machines import ServedMachines, add_machines
 from app.cli.server.serving import EVERYWHERE, KEY_VARIABLE, ServerRun, further_models
 from app.cli.split.default_split import with_comfortable_context, with_default_split
 from app.server.settings import DEFAULT_PORT, ServerHints, ServerSettings
-from app.server.web.running import listen
+from app.server.web.server import listen
 from engine import EngineError, LoadParams
 
 PARALLEL = 4

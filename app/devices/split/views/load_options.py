@@ -54,7 +54,7 @@ def context_stops(n_ctx_train: int) -> list[int]:
     return [*stops, last]
 
 
-class LoadOptions(QWidget):
+class LoadFields(QWidget):
     """Fields for the settings other than shares.
 
     Attributes:

@@ -21,7 +21,7 @@ from app.devices.split.picture import LoadState, SplitPicture
 from app.devices.split.settings import MAX_CPU_RANKS, MODES, Mode
 from app.devices.split.views.device_row import DeviceRow
 from app.devices.split.views.load_footer import LoadFooter, RemedyButtons
-from app.devices.split.views.load_options import LoadOptions
+from app.devices.split.views.load_options import LoadFields
 from app.devices.split.views.split_bar import Segment, ShareBar
 from app.devices.split.views.split_summary import MemoryComparison, SplitSummary
 from app.widgets.controls import ignore_wheel, keep_margin, line, show_number
@@ -166,7 +166,7 @@ class SplitLayout(QWidget):
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        self.header, self.options = SplitHeader(), LoadOptions()
+        self.header, self.options = SplitHeader(), LoadFields()
         self.comparison, self.summary = MemoryComparison(), SplitSummary()
         self.remedies, self.footer = RemedyButtons(), LoadFooter()
         self.unusable, self.problem = label(role="muted"), label(role="shortage")

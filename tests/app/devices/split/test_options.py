@@ -12,7 +12,7 @@ from PySide6.QtWidgets import QComboBox
 from pytestqt.qtbot import QtBot
 
 from app.devices.split.saving import from_dict, to_dict
-from app.devices.split.views.load_options import LoadOptions, context_stops
+from app.devices.split.views.load_options import LoadFields, context_stops
 from app.widgets.theme import theme
 from engine import ModelInfo
 from tests.app.conftest import MakePanel
@@ -175,7 +175,7 @@ def test_the_slider_marks_what_fits(
     qtbot: QtBot, most: int | None, mark: float | None, text: str
 ) -> None:
     """The mark can be between the stops, each of which is twice the one before."""
-    options = LoadOptions()
+    options = LoadFields()
     qtbot.addWidget(options)
     options.set_model_context(8192)
     options.set_most(most, 2048)
