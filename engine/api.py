@@ -12,7 +12,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import engine.hardware.environment  # noqa: F401 before torch, which reads it
 from engine import arguments
@@ -33,7 +33,7 @@ from engine.generation.state_file import SavedStates
 from engine.generation.stream import AnswerStream, Occupancy
 from engine.hardware.fallbacks import Fallback
 from engine.hardware.faults import has_stopped
-from engine.load_params import DEFAULT_DRAFTED, DraftKind, LoadParams, PeerMode
+from engine.load_params import LoadParams
 from engine.model.architectures.info import ModelInfo, describe
 from engine.model.architectures.mtp import draft_tokens
 from engine.planning.draft.mtp_file import draft_model_path, mtp_path, with_mtp_file
@@ -48,22 +48,9 @@ from engine.util.progress import IsCancelled, ProgressSink, ignore, never
 def load_model(
     path: str | Path, devices: Sequence[str] | str = ("cpu",), split: Sequence[float] | None = None,
     *,
-    n_ctx: int | None = None, parallel: int = 1,
-    split_mode: str = "tensor",
-    overrides: Sequence[tuple[str, str]] = (),
-    kv_type: str = "f16",
-    cpu_threads: int | None = None, n_batch: int | None = None,
-    rope_scaling: str = "", rope_factor: float = 0.0, rope_base: float = 0.0,
-    control_vectors: Sequence[tuple[str | Path, float]] = (),
-    control_layers: tuple[int, int] | None = None,
-    groups: Sequence[int] | None = None,
-    n_cpu_blocks: int = 0, n_cpu_moe: int = 0,
-    kv_on_host: bool = False, fast_prompts: bool = False,
-    reserve: Mapping[str, int] = arguments.NOTHING, p2p: PeerMode = "auto",
-    draft: DraftKind | str | Path = "auto", draft_max: int = DEFAULT_DRAFTED, draft_vocab: int = 0,
-    mmproj: str | Path = "auto", mmproj_device: str = "auto",
     on_progress: ProgressSink = ignore,
     is_cancelled: IsCancelled = never,
+    **options: Any,
 ) -> Model:  # fmt: skip
     """Load a model over one or several ranks.
 
@@ -71,39 +58,15 @@ def load_model(
         path: path of a GGUF file, or of any part of a split one.
         devices: device of each rank ("cpu", "cuda:0", …); a repeated one is a virtual device.
         split: relative share of each rank, such as [3, 1]; None is even.
-        n_ctx: context in tokens; None is 2048, or the model's own if that is less.
-        split_mode: "tensor" cuts every block, "layer" gives whole blocks to ranks, "groups" gives
-            whole blocks to groups of ranks and cuts them inside.
-        overrides: pairs of a regular expression on tensor names and a device, or a rank such as
-            "#0"; matching parts go there whole.
-        kv_type: type of stored keys and values: "f32", "f16", "bf16", "q8_0" or "q4_0"; or two with
-            a slash between, such as "q8_0/q4_0": that of keys and that of values.
-        cpu_threads: number of threads of all CPU ranks; None is one per physical core.
-        n_batch: number of prompt tokens to compute at once; None is 2048 or 1024 on GPUs with the
-            memory, else 512.
-        control_vectors: pairs of a GGUF of the architecture "controlvector" and a factor.
-        control_layers: first and last layer to steer; None is all but layer 0.
-        parallel, groups, n_cpu_…, kv_on_host, p2p, rope_…, fast_prompts, …: see `LoadParams`.
-        reserve: bytes to keep free, by device.
         on_progress: receiver of the loading's progress.
         is_cancelled: asked again and again; returning True ends the loading.
+        options: further fields of `LoadParams`. `overrides` are pairs of a pattern and a device;
+            `control_vectors` pairs of a GGUF and a factor; `reserve` is bytes by device.
 
     Raises:
         EngineError: the file, the split or a device cannot be used, or it was cancelled.
     """
-    params = LoadParams(
-        path=str(path), devices=arguments.device_names(devices),
-        split=arguments.shares(split), split_mode=split_mode, n_ctx=n_ctx, parallel=parallel,
-        overrides=arguments.override_pairs(overrides),
-        kv_type=kv_type, cpu_threads=cpu_threads, n_batch=n_batch,
-        rope_scaling=rope_scaling, rope_factor=rope_factor, rope_base=rope_base,
-        control_vectors=arguments.scaled_vectors(control_vectors), control_layers=control_layers,
-        groups=None if groups is None else tuple(groups),
-        n_cpu_blocks=n_cpu_blocks, n_cpu_moe=n_cpu_moe, kv_on_host=kv_on_host,
-        reserve=arguments.reserve_pairs(reserve), p2p=p2p, fast_prompts=fast_prompts,
-        draft=str(draft), draft_max=draft_max, draft_vocab=draft_vocab,
-        mmproj=str(mmproj), mmproj_device=mmproj_device,
-    )  # fmt: skip
+    params = arguments.params_of(path, {"devices": devices, "split": split, **options})
     return Model(params, on_progress, is_cancelled)
 
 

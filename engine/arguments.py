@@ -1,26 +1,21 @@
-"""Conversion of what callers pass to `engine.api` into `LoadParams`, and what can change there."""
+"""Load parameters from keyword arguments and from JSON, and what a loaded model can change."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
+from math import isfinite
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any
+from types import NoneType
+from typing import Any, get_args, get_origin, get_type_hints
 
-from engine.errors import SplitError
+from engine.errors import EngineError, SplitError
 from engine.hardware.devices.catalog import parse_devices, parse_target
-from engine.load_params import ControlVector, LoadParams
+from engine.load_params import LOAD_OPTIONS, ControlVector, LoadParams
 
-KEPT_BY_A_SPLIT = (
-    "path", "n_ctx", "parallel", "checkpoint_bytes", "n_batch", "kv_type", "control_vectors",
-    "control_layers", "rope_scaling", "rope_factor", "rope_base", "chat_template", "fast_prompts",
-    "draft", "draft_max", "draft_vocab", "mmproj",
-)  # fmt: skip
-"""Settings of a load that a loaded model keeps when it is split anew."""
-
-NOTHING: Mapping[str, int] = MappingProxyType({})
-"""An empty mapping that nobody can fill: the default of `reserve`."""
+MAX_ENTRIES = 4096
+"""Most entries of a list; more devices or overrides are a mistake."""
 
 
 def device_names(devices: Sequence[str] | str) -> tuple[str, ...]:
@@ -73,6 +68,33 @@ def reserve_pairs(reserve: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
     return tuple((parse_devices(device)[0], n_bytes) for device, n_bytes in reserve.items())
 
 
+CONVERTED: Mapping[str, Callable[[Any], Any]] = {
+    "devices": device_names,
+    "split": shares,
+    "overrides": override_pairs,
+    "control_vectors": scaled_vectors,
+    "groups": lambda groups: None if groups is None else tuple(groups),
+    "reserve": reserve_pairs,
+    "draft": str,
+    "mmproj": str,
+}
+"""Settings that callers may pass in other types than `LoadParams` has them."""
+
+
+def params_of(path: str | Path, options: Mapping[str, Any]) -> LoadParams:
+    """Return the parameters of a load from keyword arguments.
+
+    Raises:
+        EngineError: a value makes no sense.
+        TypeError: an argument is not known.
+    """
+    values = {
+        name: CONVERTED[name](value) if name in CONVERTED else value
+        for name, value in options.items()
+    }
+    return LoadParams(str(path), **values)
+
+
 def split_otherwise(
     params: LoadParams,
     split: Sequence[float] | None,
@@ -101,9 +123,84 @@ def check_kept(params: LoadParams, wanted: LoadParams) -> None:
     Raises:
         SplitError: a setting differs that a loaded model keeps.
     """
-    for name in KEPT_BY_A_SPLIT:
+    kept = ("path", *(name for name, option in LOAD_OPTIONS.items() if option.is_kept))
+    for name in kept:
         if getattr(wanted, name) != getattr(params, name):
             raise SplitError(
                 f"A loaded model can be split anew, but its '{name}' cannot change.",
                 "Load it again for that.",
             )
+
+
+def params_document(params: LoadParams) -> dict[str, Any]:
+    """Return all fields but the model's path as a JSON-ready dictionary."""
+    document = {name: getattr(params, name) for name in LOAD_OPTIONS}
+    document["control_vectors"] = [
+        {"path": vector.path, "scale": vector.scale} for vector in params.control_vectors
+    ]
+    return document
+
+
+def params_from(document: object, path: str) -> LoadParams:
+    """Return the parameters from their JSON; missing fields have their defaults.
+
+    Args:
+        path: path of the model.
+
+    Raises:
+        EngineError: it is something else, has a field that this version does not know, or has a
+            value that makes no sense.
+    """
+    if not isinstance(document, Mapping):
+        raise EngineError("There are no settings for loading a model.")
+    unknown = set(document) - set(LOAD_OPTIONS)
+    if unknown:
+        raise EngineError(
+            f"The setting '{str(min(unknown, key=str))[:60]}' is not known.",
+            "It may come from a newer version.",
+        )
+    values = {}
+    for name, value in document.items():
+        try:
+            read = _read(_hints()[name], value)
+            values[name] = NAMING_DEVICES[name](read) if name in NAMING_DEVICES else read
+        except (TypeError, ValueError, KeyError):
+            raise EngineError(f"The setting '{name}' cannot be {str(value)[:60]!r}.") from None
+    return LoadParams(path, **values)
+
+
+NAMING_DEVICES: Mapping[str, Callable[[Any], Any]] = {
+    "devices": lambda names: tuple(parse_devices([name])[0] for name in names),
+    "overrides": override_pairs,
+    "reserve": lambda pairs: tuple((parse_devices([name])[0], n) for name, n in pairs),
+}
+"""Settings with names of devices, which are checked as well."""
+
+
+@cache
+def _hints() -> dict[str, Any]:
+    return get_type_hints(LoadParams)
+
+
+def _read(hint: Any, value: Any) -> Any:
+    """Return a JSON value as its type is annotated: a number, text, flag, tuple or vector.
+
+    Raises:
+        TypeError, KeyError, ValueError: it is something else.
+    """
+    inner = get_args(hint)
+    if NoneType in inner:
+        return None if value is None else _read(inner[0], value)
+    if get_origin(hint) is tuple:
+        if not isinstance(value, list | tuple) or len(value) > MAX_ENTRIES:
+            raise TypeError
+        kinds = inner[:1] * len(value) if inner[-1] is ... else inner
+        return tuple(_read(kind, item) for kind, item in zip(kinds, value, strict=True))
+    if hint is ControlVector:
+        return ControlVector(_read(str, value["path"]), _read(float, value["scale"]))
+    if isinstance(value, bool) is not (hint is bool):
+        raise TypeError
+    accepted: dict[Any, Any] = {float: (int, float), int: int, bool: bool}
+    if not isinstance(value, accepted.get(hint, str)) or (hint is float and not isfinite(value)):
+        raise TypeError
+    return float(value) if hint is float else value

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from itertools import groupby
-from math import isfinite
-from typing import Literal, NamedTuple
+from math import inf, isfinite
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from engine.errors import EngineError
 from engine.util.fields import rejected
+
+T = TypeVar("T")
 
 KV_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0")
 """Types in which keys, or values, can be stored."""
@@ -52,10 +54,10 @@ SPLIT_MODES = ("tensor", "layer", "groups")
 ROPE_SCALINGS = ("", "none", "linear", "yarn")
 """Ways to stretch positions, see `LoadParams.rope_scaling`; "" is what the file says."""
 
-MOST_ROPE_FACTOR, MOST_ROPE_BASE = 1024.0, 1e12
+MAX_ROPE_FACTOR, MAX_ROPE_BASE = 1024.0, 1e12
 """Largest factor and base of RoPE that are accepted."""
 
-MOST_TEMPLATE = 128 << 10
+MAX_TEMPLATE = 128 << 10
 """Largest number of characters of a chat template."""
 
 PeerMode = Literal["auto", "off", "on"]
@@ -70,7 +72,7 @@ MachineLink = Literal["auto", "nccl", "gloo"]
 MACHINE_LINKS: tuple[MachineLink, ...] = ("auto", "nccl", "gloo")
 """All values of `MachineLink`."""
 
-MOST_PARALLEL = 16
+MAX_PARALLEL = 16
 """Largest number of requests that run at once, see `LoadParams.parallel`."""
 
 DraftKind = Literal["auto", "off", "ngram", "mtp"]
@@ -86,10 +88,10 @@ MMPROJ_KINDS: tuple[MmprojKind, ...] = ("auto", "off")
 """All values of `MmprojKind`."""
 
 DEFAULT_DRAFTED = 7
-MOST_DRAFTED = 15
+MAX_DRAFTED = 15
 """Default and largest value of `LoadParams.draft_max`."""
 
-LEAST_DRAFT_VOCAB = 256
+MIN_DRAFT_VOCAB = 256
 """Least number of tokens that can be guessed from, see `LoadParams.draft_vocab`."""
 
 DEFAULT_CONTEXT = 2048
@@ -116,8 +118,254 @@ class ControlVector:
             raise rejected("scale", "a finite number", self.scale)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadOption:
+    """How a setting of a load is read, checked and offered.
+
+    Command line, window, files and `load_model` follow from it: a new setting is a field of
+    `LoadOptions` or `LoadParams` with one of these, and what computes with it.
+
+    Attributes:
+        kind: type of its values: int, float, bool, or str; object for what needs a reader.
+        low, high: accepted range of numbers, or longest text; None for no limit.
+        soft_high: largest number that the window offers, if that is less.
+        may_be_zero: whether 0 is accepted below `low`.
+        choices: accepted texts; empty for any.
+        may_be_file: whether the path of a GGUF file is accepted, too.
+        flags: flags on the command line; empty where it has none.
+        help: help on the command line.
+        metavar: name of the value there.
+        place: where the window has its field: "common" or "rare" ones; "" for none.
+        title, tip: name and explanation of that field.
+        step, unit: step of the field, and what its number is multiplied with.
+        suffix, lowest: what stands behind its number, and in place of the smallest one.
+        is_kept: whether a loaded model keeps the value when it is split anew.
+        of_model: whether the value is of one model, so that another one begins with the default.
+    """
+
+    kind: type = str
+    low: float = 1
+    high: float | None = None
+    soft_high: float | None = None
+    may_be_zero: bool = False
+    choices: tuple[str, ...] = ()
+    may_be_file: bool = False
+    flags: tuple[str, ...] = ()
+    help: str = ""
+    metavar: str | None = None
+    place: Literal["", "common", "rare"] = ""
+    title: str = ""
+    tip: str = ""
+    step: int = 1
+    unit: int = 1
+    suffix: str = ""
+    lowest: str = ""
+    is_kept: bool = False
+    of_model: bool = False
+
+    def check(self, name: str, value: Any) -> None:
+        """Check a value other than None.
+
+        Raises:
+            EngineError: it is not accepted.
+        """
+        if self.kind in (int, float):
+            self._check_number(name, value)
+        elif self.choices:
+            if value not in self.choices and not (self.may_be_file and _names_gguf(value)):
+                file = " or the path of a GGUF file" if self.may_be_file else ""
+                raise rejected(name, " or ".join(f"'{one}'" for one in self.choices) + file, value)
+        elif self.high is not None and (not isinstance(value, str) or len(value) > self.high):
+            raise rejected(name, f"a text of at most {self.high} characters", value)
+
+    def _check_number(self, name: str, value: Any) -> None:
+        is_number = isinstance(value, (int, self.kind)) and not isinstance(value, bool)
+        if self.kind is float:
+            high = inf if self.high is None else self.high
+            if not is_number or not (value == 0 or self.low <= value <= high):
+                raise rejected(name, f"0 or a number from {self.low:g} to {high:g}", value)
+        elif not is_number or not (value >= self.low or (self.may_be_zero and value == 0)):
+            raise rejected(name, f"a whole number of at least {self.low}", value)
+        elif self.high is not None and value > self.high:
+            raise rejected(name, f"at most {self.high}", value)
+
+
+def _option(default: T, **more: Any) -> T:
+    """Return the field of a setting; see `LoadOption`."""
+    found: T = field(default=default, metadata={"option": LoadOption(**more)})
+    return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadOptions:
+    """Settings of a load that name neither the model nor the split.
+
+    Attributes:
+        n_ctx: context in tokens; None is 2048, or what the model was trained for if that is less.
+        parallel: number of requests of full context length for which the KV cache has room; up to
+            16 shorter ones share it at once.
+        checkpoint_bytes: most bytes of the host's memory for kept recurrent states, from which
+            later requests go on; None is a share of what is free.
+        kv_type: type of the stored keys and values, one of `KV_TYPES`; or two with a slash between,
+            such as "q8_0/q4_0": that of keys and that of values.
+        cpu_threads: number of threads of all CPU ranks together; None is one per physical core.
+        reserve: pairs of a device and the bytes to keep free there.
+        n_cpu_blocks: number of blocks, from the first on, that go whole to the CPU; the others are
+            split.
+        n_cpu_moe: number of blocks, from the first on, whose experts go to the CPU.
+        kv_on_host: whether GPUs keep keys and values in the host's memory and fetch them when
+            needed.
+        p2p: whether GPUs access each other's memory directly: "auto" where a trial shows that it
+            works and is faster, "off" nowhere, "on" wherever a trial shows that it works.
+        n_batch: number of prompt tokens to compute at once; None is 2048 or 1024 if GPUs compute
+            all and have the memory, else 512.
+        fast_prompts: whether CPUs with BF16 units compute long prompts in BF16, where a measurement
+            at the load finds that faster. Answers may then differ in their last digits depending
+            on what else is computed at the same time.
+        draft_vocab: number of tokens, the first of the vocabulary, from which an MTP block guesses;
+            0 for all. A vocabulary is in the order in which its tokens were learnt, the frequent
+            first, so few guesses are lost, and less of the head is read for each. These rows are
+            held once more. The answers are the same.
+        mmproj: path of the GGUF file that encodes pictures for the model; "auto" for one beside it
+            that fits, where there is memory for it, "off" for none.
+        mmproj_device: device on which it lies whole: one of the ranks', or "cpu"; "auto" for the
+            GPU with the largest share that has room for it, else for a CPU.
+        rope_scaling: how positions are stretched beyond the context that the model was trained for:
+            "none", "linear" (all frequencies) or "yarn"; "" as the file says. As in llama.cpp, it
+            holds for the layers that see the whole context.
+        rope_factor: factor by which they are stretched, 1 or more; 0 as the file says.
+        rope_base: base of RoPE's frequencies; 0 as the file says.
+        chat_template: Jinja source of the chat template to use in place of the file's; "" for that.
+        overrides: pairs of a regular expression on tensor names and a device, or a rank such as
+            "#0": matching parts go there whole, whatever else is set; later ones win.
+    """
+
+    n_ctx: int | None = _option(
+        None, kind=int, soft_high=1 << 24, flags=("--ctx",), metavar="N", is_kept=True,
+        help="context length in tokens (default: the model's own, but at most 2048, or for serve "
+        "what leaves memory for other programs)",
+        place="common", title="Context length in tokens",
+    )  # fmt: skip
+    parallel: int = _option(
+        1, kind=int, high=MAX_PARALLEL, flags=("--parallel",), metavar="N", is_kept=True,
+        help="room for N requests of the whole context length at once, or for up to 16 shorter "
+        "ones (default: 1; of serve, up to 4 as memory allows)",
+        place="rare", title="Requests at once",
+        tip="How many requests of the whole context length have room at once; up to 16 shorter "
+        "ones share it",
+    )  # fmt: skip
+    checkpoint_bytes: int | None = _option(
+        None, kind=int, low=0, soft_high=1 << 50, unit=1 << 20, step=512, lowest="auto",
+        flags=("--kept-states",), metavar="MIB", is_kept=True,
+        help="most host memory for states of recurrent layers that are kept, so that chats go on "
+        "where they ended; 0 keeps none (default: up to 4096, and an eighth of what is free)",
+        place="rare", title="Kept states",
+        tip="Most host memory for states of recurrent layers that are kept, so that chats go on "
+        "where they ended; 0 keeps none",
+    )  # fmt: skip
+    kv_type: str = _option(
+        "f16", kind=object, flags=("--kv-type", "--cache-type"), is_kept=True,
+        help="number type of the KV cache (default: f16)",
+        place="common", title="KV cache type",
+    )  # fmt: skip
+    cpu_threads: int | None = _option(
+        None, kind=int, soft_high=1024, flags=("--threads",), metavar="N", lowest="auto",
+        help="number of CPU threads, all ranks together (default: one per physical core)",
+        place="common", title="CPU threads",
+    )  # fmt: skip
+    reserve: tuple[tuple[str, int], ...] = _option(
+        (), kind=object, flags=("--reserve",), metavar="DEVICE=MIB",
+        help="keep this much memory of a device free, such as cuda:0=1024; may be repeated",
+    )  # fmt: skip
+    n_cpu_blocks: int = _option(
+        0, kind=int, low=0, soft_high=1 << 16, flags=("--n-cpu-blocks",), metavar="N",
+        of_model=True, help="place the first N blocks on the CPU",
+    )  # fmt: skip
+    n_cpu_moe: int = _option(
+        0, kind=int, low=0, soft_high=1 << 16, flags=("--n-cpu-moe",), metavar="N",
+        of_model=True, help="place the experts of the first N blocks on the CPU",
+    )  # fmt: skip
+    kv_on_host: bool = _option(
+        False, kind=bool, flags=("--kv-on-host",), of_model=True,
+        help="keep the KV cache of GPUs in host memory",
+    )  # fmt: skip
+    p2p: PeerMode = _option(  # noqa: RUF009 a field
+        "auto", choices=PEER_MODES, flags=("--p2p",),
+        help="let GPUs access each other's memory directly; auto: where a test shows that it "
+        "works and is faster; on: wherever it works; off: nowhere (default: auto)",
+        place="common", title="GPU-to-GPU transfers",
+    )  # fmt: skip
+    n_batch: int | None = _option(
+        None, kind=int, soft_high=8192, step=128, lowest="auto", flags=("--batch",), metavar="N",
+        is_kept=True, help="prompt tokens per batch (default: up to 2048 on GPUs, else 512)",
+        place="rare", title="Batch", tip="Prompt tokens that are computed at once",
+    )  # fmt: skip
+    fast_prompts: bool = _option(
+        False, kind=bool, flags=("--fast-prompts",), is_kept=True,
+        help="faster prompts on processors with BF16 units; answers may then differ in their last "
+        "digits depending on what else runs",
+        place="rare", title="Faster prompts",
+        tip="Faster prompts on processors with BF16 units; answers may then differ in their last "
+        "digits depending on what else runs",
+    )  # fmt: skip
+    draft_vocab: int = _option(
+        0, kind=int, low=MIN_DRAFT_VOCAB, may_be_zero=True, soft_high=1 << 20, step=4096,
+        lowest="all tokens", suffix=" tokens", flags=("--draft-vocab",), metavar="N", is_kept=True,
+        help="let the model's block guess from the first N tokens of the vocabulary alone, the "
+        "most frequent: less of the head is read for a guess; answers stay the same (default: all)",
+        place="rare", title="Guess from",
+        tip="How many tokens, the most frequent ones, the model's own block for guesses (MTP) "
+        "chooses from; it then reads less for each guess. Answers stay the same",
+    )  # fmt: skip
+    mmproj: MmprojKind | str = _option(  # noqa: RUF009 a field
+        "auto", choices=MMPROJ_KINDS, may_be_file=True, flags=("--mmproj",),
+        metavar="|".join((*MMPROJ_KINDS, "FILE")), is_kept=True,
+        help="GGUF file that encodes pictures for the model: auto is one beside it that fits, "
+        "where there is memory for it (default), off none",
+        place="rare", title="Pictures",
+        tip="The file, called mmproj, with which a model sees pictures: one beside it, or another "
+        "that was published with the model",
+    )  # fmt: skip
+    mmproj_device: str = _option(
+        "auto", kind=object, flags=("--mmproj-device",), metavar="DEVICE",
+        help="device that encodes pictures: one of the model's, or cpu (default: the GPU with the "
+        "largest share that has room for it)",
+        place="rare", title="Encode pictures on",
+        tip="The device whose memory holds the mmproj file and which encodes pictures. By itself, "
+        "Tandem takes the GPU with the largest share if there is room, else the CPU",
+    )  # fmt: skip
+    rope_scaling: str = _option(
+        "", choices=ROPE_SCALINGS, flags=("--rope-scaling",), is_kept=True, of_model=True,
+        help="how to stretch positions to a longer context (default: as the file says)",
+        place="rare", title="RoPE scaling", tip="How positions are stretched to a longer context",
+    )  # fmt: skip
+    rope_factor: float = _option(
+        0.0, kind=float, high=MAX_ROPE_FACTOR, flags=("--rope-scale",), metavar="X", is_kept=True,
+        of_model=True, help="factor by which positions are stretched",
+        place="rare", title="RoPE factor", tip="How many times longer the context becomes",
+        lowest="As the file says",
+    )  # fmt: skip
+    rope_base: float = _option(
+        0.0, kind=float, high=MAX_ROPE_BASE, flags=("--rope-freq-base",), metavar="X",
+        is_kept=True, of_model=True, help="base of RoPE's frequencies",
+        place="rare", title="RoPE base", tip="Base of the rotations' frequencies", step=10_000,
+        lowest="As the file says",
+    )  # fmt: skip
+    chat_template: str = _option(
+        "", high=MAX_TEMPLATE, flags=("--chat-template",), metavar="JINJA", is_kept=True,
+        of_model=True,
+        help="use this chat template in place of the file's; @FILE reads it from a file",
+        place="rare", title="Chat template", tip="How messages become the model's prompt",
+    )  # fmt: skip
+    overrides: tuple[tuple[str, str], ...] = _option(
+        (), kind=object, flags=("--override",), metavar="REGEX=DEVICE", of_model=True,
+        help="place tensors with matching names on one device, or on one rank as in 'attn=#0'; "
+        "may be repeated",
+    )  # fmt: skip
+
+
 @dataclass(frozen=True, slots=True)
-class LoadParams:
+class LoadParams(LoadOptions):
     """Settings of loading a model: which one, on which devices, and how it is split.
 
     Attributes:
@@ -129,37 +377,8 @@ class LoadParams:
         groups: sizes of the groups of consecutive ranks, such as (2, 2); None groups consecutive
             ranks on the same kind of device, or makes pairs where all are of one kind. Only for
             the mode "groups".
-        n_ctx: context in tokens; None is 2048, or what the model was trained for if that is less.
-        n_cpu_blocks: number of blocks, from the first on, that go whole to the CPU; the others are
-            split.
-        n_cpu_moe: number of blocks, from the first on, whose experts go to the CPU.
-        kv_on_host: whether GPUs keep keys and values in the host's memory and fetch them when
-            needed.
-        overrides: pairs of a regular expression on tensor names and a device, or a rank such as
-            "#0": matching parts go there whole, whatever else is set; later ones win.
-        reserve: pairs of a device and the bytes to keep free there.
-        parallel: number of requests of full context length for which the KV cache has room; up to
-            16 shorter ones share it at once.
-        checkpoint_bytes: most bytes of the host's memory for kept recurrent states, from which
-            later requests go on; None is a share of what is free.
-        kv_type: type of the stored keys and values, one of `KV_TYPES`; or two with a slash between,
-            such as "q8_0/q4_0": that of keys and that of values.
-        cpu_threads: number of threads of all CPU ranks together; None is one per physical core.
-        n_batch: number of prompt tokens to compute at once; None is 2048 or 1024 if GPUs compute
-            all and have the memory, else 512.
         control_vectors: directions that steer the model; several add up.
         control_layers: first and last layer to steer; None is all but layer 0.
-        p2p: whether GPUs access each other's memory directly: "auto" where a trial shows that it
-            works and is faster, "off" nowhere, "on" wherever a trial shows that it works.
-        rope_scaling: how positions are stretched beyond the context that the model was trained for:
-            "none", "linear" (all frequencies) or "yarn"; "" as the file says. As in llama.cpp, it
-            holds for the layers that see the whole context.
-        rope_factor: factor by which they are stretched, 1 or more; 0 as the file says.
-        rope_base: base of RoPE's frequencies; 0 as the file says.
-        chat_template: Jinja source of the chat template to use in place of the file's; "" for that.
-        fast_prompts: whether CPUs with BF16 units compute long prompts in BF16, where a measurement
-            at the load finds that faster. Answers may then differ in their last digits depending
-            on what else is computed at the same time.
         draft: where guesses of the next tokens come from, of which one pass checks several: "ngram"
             from what has followed the last tokens earlier in the text, "mtp" from the block for
             that which some files have (multi-token prediction); "auto" from both, with GPUs from
@@ -167,14 +386,6 @@ class LoadParams:
             that smaller model, the draft model, which has the same vocabulary, or from the MTP
             block that is all it holds. A file "mtp-….gguf" beside a model without such a block is
             found. They are left out where they do not pay. The answers are those without guesses.
-        draft_vocab: number of tokens, the first of the vocabulary, from which an MTP block guesses;
-            0 for all. A vocabulary is in the order in which its tokens were learnt, the frequent
-            first, so few guesses are lost, and less of the head is read for each. These rows are
-            held once more. The answers are the same.
-        mmproj: path of the GGUF file that encodes pictures for the model; "auto" for one beside it
-            that fits, where there is memory for it, "off" for none.
-        mmproj_device: device on which it lies whole: one of the ranks', or "cpu"; "auto" for the
-            GPU with the largest share that has room for it, else for a CPU.
         draft_max: largest number of guesses for an answer that a pass checks. The state behind each
             takes memory in models with recurrent layers, which have room for three where there is
             little of it.
@@ -189,74 +400,68 @@ class LoadParams:
     """
 
     path: str
-    devices: tuple[str, ...] = ("cpu",)
-    split: tuple[float, ...] | None = None
-    split_mode: str = "tensor"
-    n_ctx: int | None = None
-    overrides: tuple[tuple[str, str], ...] = ()
-    kv_type: str = "f16"
-    cpu_threads: int | None = None
-    n_batch: int | None = None
-    control_vectors: tuple[ControlVector, ...] = ()
-    control_layers: tuple[int, int] | None = None
-    groups: tuple[int, ...] | None = None
-    n_cpu_blocks: int = 0
-    n_cpu_moe: int = 0
-    kv_on_host: bool = False
-    reserve: tuple[tuple[str, int], ...] = ()
-    p2p: PeerMode = "auto"
-    rope_scaling: str = ""
-    rope_factor: float = 0.0
-    rope_base: float = 0.0
-    chat_template: str = ""
-    fast_prompts: bool = False
-    parallel: int = 1
-    checkpoint_bytes: int | None = None
-    draft: DraftKind | str = "auto"
-    draft_max: int = DEFAULT_DRAFTED
-    mmproj: MmprojKind | str = "auto"
-    mmproj_device: str = "auto"
-    draft_vocab: int = 0
-    machines: tuple[int, ...] = ()
-    machine_link: MachineLink = "auto"
+    devices: tuple[str, ...] = _option(
+        ("cpu",), kind=object, flags=("--devices",), metavar="LIST",
+        help="one device per rank, such as cuda:0,cuda:1 or cpu,cpu (default: the fastest by "
+        "prediction, unless another option chooses the split)",
+    )  # fmt: skip
+    split: tuple[float, ...] | None = _option(
+        None, kind=object, flags=("--split",), metavar="LIST",
+        help="relative share of each device, such as 3,1 (default: even)",
+    )  # fmt: skip
+    split_mode: str = _option(
+        "tensor", choices=SPLIT_MODES, flags=("--split-mode",),
+        help="tensor: cut each block over all devices; layer: give whole blocks to devices; "
+        "groups: give blocks to groups of devices and cut them inside (default: tensor)",
+    )  # fmt: skip
+    groups: tuple[int, ...] | None = _option(
+        None, kind=object, flags=("--groups",), metavar="LIST",
+        help="sizes of the groups, in the order of the devices, such as 2,2 (default: one group "
+        "per kind of device, else pairs)",
+    )  # fmt: skip
+    control_vectors: tuple[ControlVector, ...] = _option(
+        (), kind=object, flags=("--control-vector",), metavar="FILE[=SCALE]", is_kept=True,
+        help="apply a control vector, multiplied by SCALE; may be repeated",
+    )  # fmt: skip
+    control_layers: tuple[int, int] | None = _option(
+        None, kind=object, flags=("--control-layers",), metavar="FIRST-LAST", is_kept=True,
+        help="layers to apply control vectors to, such as 10-20 (default: all but layer 0)",
+    )  # fmt: skip
+    draft: DraftKind | str = _option(  # noqa: RUF009 a field
+        "auto", choices=DRAFT_KINDS, may_be_file=True, flags=("--draft",),
+        metavar="|".join((*DRAFT_KINDS, "FILE")), is_kept=True,
+        help="where guesses of the next tokens come from, of which several are checked at once: "
+        "ngram from the text so far, mtp from the block that some models have for it, auto from "
+        "both (default; with GPUs from the text alone), off from nowhere; or a GGUF of a smaller "
+        "model of the same vocabulary, or of the model's block alone (mtp-*.gguf, found beside the "
+        "model), which guesses beside the text; answers stay the same",
+    )  # fmt: skip
+    draft_max: int = _option(
+        DEFAULT_DRAFTED, kind=int, high=MAX_DRAFTED, flags=("--draft-max",), metavar="N",
+        is_kept=True,
+        help=f"most guesses that are checked at once, up to {MAX_DRAFTED} "
+        f"(default: {DEFAULT_DRAFTED})",
+    )  # fmt: skip
+    machines: tuple[int, ...] = _option((), kind=object)
+    machine_link: MachineLink = _option("auto", choices=MACHINE_LINKS)  # noqa: RUF009 a field
 
     def __post_init__(self) -> None:
         if not self.devices:
             raise EngineError("No device was chosen.", "Switch at least one device on.")
         object.__setattr__(self, "kv_type", _kv_type(self.kv_type))
-        _one_of("split_mode", self.split_mode, SPLIT_MODES)
-        _one_of("p2p", self.p2p, PEER_MODES)
-        _one_of("machine_link", self.machine_link, MACHINE_LINKS)
-        if not _names_gguf(self.draft):
-            _one_of("draft", self.draft, DRAFT_KINDS, " or the path of a GGUF file")
-        if not _names_gguf(self.mmproj):
-            _one_of("mmproj", self.mmproj, MMPROJ_KINDS, " or the path of a GGUF file")
-        _one_of("mmproj_device", self.mmproj_device, ("auto", *dict.fromkeys((*self._own, "cpu"))))
-        _count("draft_max", self.draft_max or 0)
-        if self.draft_max > MOST_DRAFTED:
-            raise rejected("draft_max", f"at most {MOST_DRAFTED}", self.draft_max)
-        _count("draft_vocab", self.draft_vocab or LEAST_DRAFT_VOCAB, least=LEAST_DRAFT_VOCAB)
-        _one_of("rope_scaling", self.rope_scaling, ROPE_SCALINGS)
-        if not isinstance(self.chat_template, str) or len(self.chat_template) > MOST_TEMPLATE:
-            most = f"a text of at most {MOST_TEMPLATE} characters"
-            raise rejected("chat_template", most, self.chat_template)
-        _number("rope_factor", self.rope_factor, MOST_ROPE_FACTOR)
-        _number("rope_base", self.rope_base, MOST_ROPE_BASE)
-        _count("n_ctx", self.n_ctx)
-        _count("checkpoint_bytes", self.checkpoint_bytes, least=0)
-        _count("parallel", self.parallel or 0)
-        if self.parallel > MOST_PARALLEL:
-            raise rejected("parallel", f"at most {MOST_PARALLEL}", self.parallel)
-        _count("cpu_threads", self.cpu_threads)
-        _count("n_batch", self.n_batch)
+        for name, option, default in _CHECKED:
+            value = getattr(self, name)
+            if value is not None or default is not None:
+                option.check(name, value)
+        devices = ("auto", *dict.fromkeys((*self._own, "cpu")))
+        LoadOption(choices=devices).check("mmproj_device", self.mmproj_device)
+        count = LoadOption(kind=int)
         for size in self.groups or ():
-            _count("groups", size or 0)
+            count.check("groups", size)
         for size in self.machines:
-            _count("machines", size or 0)
-        _count("n_cpu_blocks", self.n_cpu_blocks, least=0)
-        _count("n_cpu_moe", self.n_cpu_moe, least=0)
+            count.check("machines", size)
         for _, n_bytes in self.reserve:
-            _count("reserve", n_bytes, least=0)
+            LoadOption(kind=int, low=0).check("reserve", n_bytes)
         if self.control_layers is not None:
             first, last = self.control_layers
             if not 0 <= first <= last:
@@ -367,22 +572,37 @@ def _kv_type(value: object) -> str:
         raise rejected("kv_type", wanted, value) from None
 
 
-def _one_of(name: str, value: str, choices: tuple[str, ...], other: str = "") -> None:
-    if value not in choices:
-        raise rejected(name, " or ".join(f"'{choice}'" for choice in choices) + other, value)
-
-
 def _names_gguf(value: object) -> bool:
     return isinstance(value, str) and value.lower().endswith(".gguf")
 
 
-def _number(name: str, value: object, most: float) -> None:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not (value == 0 or 1 <= value <= most):  # type: ignore[operator]
-        raise rejected(name, f"0 or a number from 1 to {most:g}", value)
+FILE_ORDER = (
+    "devices", "split", "split_mode", "n_ctx", "overrides", "kv_type", "cpu_threads", "n_batch",
+    "control_vectors", "control_layers", "groups", "n_cpu_blocks", "n_cpu_moe", "kv_on_host",
+    "reserve", "p2p", "rope_scaling", "rope_factor", "rope_base", "chat_template", "fast_prompts",
+    "parallel", "checkpoint_bytes", "draft", "draft_max", "mmproj", "mmproj_device", "draft_vocab",
+    "machines", "machine_link",
+)  # fmt: skip
+"""Order of the settings in files and JSON; those that are not named come last."""
 
 
-def _count(name: str, value: object, least: int = 1) -> None:
-    is_count = isinstance(value, int) and not isinstance(value, bool) and value >= least
-    if value is not None and not is_count:
-        raise rejected(name, f"a whole number of at least {least}", value)
+def _options(kind: type[LoadOptions]) -> dict[str, LoadOption]:
+    found = {spec.name: spec.metadata["option"] for spec in fields(kind) if spec.metadata}
+    names = [*(name for name in FILE_ORDER if name in found), *found]
+    return {name: found[name] for name in dict.fromkeys(names)}
+
+
+LOAD_OPTIONS: Mapping[str, LoadOption] = _options(LoadParams)
+"""All settings of a load but the model's path, in the order of files."""
+
+SHARED_LOAD_OPTIONS: Mapping[str, LoadOption] = _options(LoadOptions)
+"""Those of `LoadOptions`."""
+
+LOAD_DEFAULTS: Mapping[str, Any] = {spec.name: spec.default for spec in fields(LoadParams)}
+"""Default of each setting."""
+
+_CHECKED = [
+    (name, option, LOAD_DEFAULTS[name])
+    for name, option in LOAD_OPTIONS.items()
+    if option.kind is not object
+]

@@ -31,8 +31,7 @@ SERVES = ("app.server", "app.cli.server")
 """Packages that answer those who connect to this machine, where `tandem serve` was asked for."""
 
 SERVERS_OWN = {
-    "app.server.web.running": {"asyncio", "socket"}, "app.server.web.gate": {"socket"},
-    "app.server.web.connections": {"asyncio", "socket"},
+    "app.server.web.server": {"asyncio", "socket"}, "app.server.web.access": {"socket"},
 }  # fmt: skip
 """What modules of these import beside asyncio, which only waits."""
 

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import engine  # what reads pictures is resolved when it is used
 from app.chat.message import split_thought
-from app.cli.arguments import add_json, add_load, add_sampling, sampling_params
+from app.cli.arguments import add_json, add_sampling, sampling_params
+from app.cli.load_options import add_load
 from app.cli.output import note, note_error, write, write_json
 from app.cli.talk import (
     add_images,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict
 
-from app.cli.arguments import add_json, add_load, add_model, load_params, model_path
+from app.cli.arguments import add_json, add_model
 from app.cli.links import (
     kernels_text,
     measure,
@@ -17,6 +17,7 @@ from app.cli.links import (
     ways_document,
     ways_text,
 )
+from app.cli.load_options import add_load, load_params, model_path
 from app.cli.output import percent, remedy_here, size, table, write, write_json
 from app.cli.split.default_split import choice_document, has_no_choice
 from app.cli.split.fit import RoomLeft, room_left, room_text

@@ -1,22 +1,30 @@
-"""Options of a load: types of the KV cache, threads, how CPUs compute prompts."""
+"""Options of a load: from `LoadParams` to the command line and back.
+
+What the options are is said there; here is how the texts of those are read that are no plain
+number, text or flag.
+"""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator
+import os
+import subprocess
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import engine  # what checks grammars is resolved when it is used
+import engine  # what lists devices or reads plans is resolved when it is used
+from app.core.paths import demo_model
 from app.core.units import MIB
 from engine import (
-    DEFAULT_DRAFTED,
-    DRAFT_KINDS,
     KV_TYPES,
-    MMPROJ_KINDS,
-    MOST_DRAFTED,
+    LOAD_DEFAULTS,
+    LOAD_OPTIONS,
+    ControlVector,
     EngineError,
     KVTypes,
+    LoadParams,
     kv_types,
 )
 
@@ -26,11 +34,69 @@ BOTH, OF_KEYS, OF_VALUES = (
 """Names of the options for both types, for that of keys, and for that of values."""
 
 
-def add_kv_types(group: argparse._ArgumentGroup) -> None:
-    """Add the options of a command that loads one model."""
-    group.add_argument(*BOTH, choices=KV_TYPES, help="number type of the KV cache (default: f16)")
-    group.add_argument(*OF_KEYS, choices=KV_TYPES, help="type of the keys alone")
-    group.add_argument(*OF_VALUES, choices=KV_TYPES, help="type of the values alone")
+def add_load(parser: argparse.ArgumentParser) -> None:
+    """Add the options that place and split a model; all of them default to None."""
+    group = parser.add_argument_group("split")
+    group.add_argument(
+        "--plan", metavar="NAME",
+        help="load by a saved plan, an exported plan's file, or 'auto' for the fastest plan that "
+        "fits; other options override it",
+    )  # fmt: skip
+    for name in (*HELP_ORDER, *(name for name in LOAD_OPTIONS if name not in HELP_ORDER)):
+        add_option(group, name)
+
+
+def add_option(group: argparse._ArgumentGroup, name: str) -> None:
+    """Add the option of one setting of `LoadParams`, if it has a flag; it defaults to None."""
+    option = LOAD_OPTIONS[name]
+    if not option.flags:
+        return
+    if option.kind is bool:
+        group.add_argument(*option.flags, action="store_true", default=None, help=option.help)
+        return
+    kind: Any = option.kind if option.kind in (int, float) else None
+    choices = KV_TYPES if name == "kv_type" else option.choices
+    group.add_argument(
+        *option.flags, metavar=option.metavar, type=READ.get(name, kind), help=option.help,
+        action="append" if name in REPEATED else "store",
+        choices=None if option.may_be_file else [one for one in choices if one] or None,
+    )  # fmt: skip
+    if name == "kv_type":
+        group.add_argument(*OF_KEYS, choices=KV_TYPES, help="type of the keys alone")
+        group.add_argument(*OF_VALUES, choices=KV_TYPES, help="type of the values alone")
+
+
+def given(args: argparse.Namespace, name: str) -> Any:
+    """Return what the option of a setting gives; None without it."""
+    flags = LOAD_OPTIONS[name].flags
+    return getattr(args, flags[0].lstrip("-").replace("-", "_")) if flags else None
+
+
+def load_params(args: argparse.Namespace) -> LoadParams:
+    """Return the load parameters of the common options.
+
+    Raises:
+        EngineError: the value of an option is invalid, or there is no such plan.
+    """
+    path, values = model_path(args.model), _given(args)
+    base = LoadParams(path)
+    if args.plan is not None:
+        from app.cli.split.plan_option import plan_params  # late: it imports the planner
+
+        base = plan_params(args.plan, path)
+    if "devices" in values:  # the plan's shares are of other devices
+        values = {"split": None, "groups": None} | values
+    return replace(base, **values | {"kv_type": given_kv_type(args, base.kv_type)})
+
+
+def _given(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the fields of `LoadParams` that options set."""
+    found = {name: given(args, name) for name in LOAD_OPTIONS}
+    return {
+        name: READ_LATE[name](value) if name in READ_LATE else value
+        for name, value in found.items()
+        if value is not None
+    }
 
 
 def given_kv_type(args: argparse.Namespace, base: str) -> str:
@@ -65,24 +131,6 @@ def flags_for(kv_type: str) -> Iterator[tuple[str, str]]:
         yield OF_VALUES[1], v
 
 
-def add_parallel(group: argparse._ArgumentGroup) -> None:
-    """Add the option that sets how many requests of full length have room."""
-    group.add_argument(
-        "--parallel", type=int, metavar="N",
-        help="room for N requests of the whole context length at once, or for up to 16 shorter "
-        "ones (default: 1; of serve, up to 4 as memory allows)",
-    )  # fmt: skip
-
-
-def add_kept_states(group: argparse._ArgumentGroup) -> None:
-    """Add the option that limits the kept states of recurrent layers."""
-    group.add_argument(
-        "--kept-states", type=kept_states, metavar="MIB",
-        help="most host memory for states of recurrent layers that are kept, so that chats go on "
-        "where they ended; 0 keeps none (default: up to 4096, and an eighth of what is free)",
-    )  # fmt: skip
-
-
 def kept_states(text: str) -> int:
     """Return the bytes of a number of MiB.
 
@@ -98,105 +146,84 @@ def kept_states(text: str) -> int:
     return n_bytes
 
 
-def add_threads(group: argparse._ArgumentGroup) -> None:
-    """Add the option that sets the number of threads."""
-    group.add_argument(
-        "--threads", type=int, metavar="N",
-        help="number of CPU threads, all ranks together (default: one per physical core)",
-    )  # fmt: skip
-
-
-def add_fast_prompts(group: argparse._ArgumentGroup) -> None:
-    """Add the option that lets CPUs compute long prompts in BF16."""
-    group.add_argument(
-        "--fast-prompts", action="store_true", default=None,
-        help="faster prompts on processors with BF16 units; answers may then differ in their last "
-        "digits depending on what else runs",
-    )  # fmt: skip
-
-
-def add_draft(group: argparse._ArgumentGroup) -> None:
-    """Add the options of guesses that are checked several at once."""
-    group.add_argument(
-        "--draft", metavar="|".join((*DRAFT_KINDS, "FILE")),
-        help="where guesses of the next tokens come from, of which several are checked at once: "
-        "ngram from the text so far, mtp from the block that some models have for it, auto from "
-        "both (default; with GPUs from the text alone), off from nowhere; or a GGUF of a smaller "
-        "model of the same vocabulary, or of the model's block alone (mtp-*.gguf, found beside the "
-        "model), which guesses beside the text; answers stay the same",
-    )  # fmt: skip
-    group.add_argument(
-        "--draft-max", type=int, metavar="N",
-        help=f"most guesses that are checked at once, up to {MOST_DRAFTED} "
-        f"(default: {DEFAULT_DRAFTED})",
-    )  # fmt: skip
-    group.add_argument(
-        "--draft-vocab", type=int, metavar="N",
-        help="let the model's block guess from the first N tokens of the vocabulary alone, the "
-        "most frequent: less of the head is read for a guess; answers stay the same (default: all)",
-    )  # fmt: skip
-    group.add_argument(
-        "--mmproj", metavar="|".join((*MMPROJ_KINDS, "FILE")),
-        help="GGUF file that encodes pictures for the model: auto is one beside it that fits, "
-        "where there is memory for it (default), off none",
-    )  # fmt: skip
-    group.add_argument(
-        "--mmproj-device", metavar="DEVICE",
-        help="device that encodes pictures: one of the model's, or cpu (default: the GPU with the "
-        "largest share that has room for it)",
-    )  # fmt: skip
-
-
-def add_server(parser: argparse.ArgumentParser) -> None:
-    """Add the options of a model that another machine computes."""
-    group = parser.add_argument_group("remote model")
-    group.add_argument(
-        "--url", metavar="URL",
-        help="use a model of this server in place of a file: another machine's `tandem serve`, "
-        "such as http://nas:11435, or any other with OpenAI's interface",
-    )  # fmt: skip
-    group.add_argument(
-        "--model", dest="remote_model", default="", metavar="NAME",
-        help="the server's model (default: the only one)",
-    )  # fmt: skip
-    group.add_argument(
-        "--api-key-file", metavar="FILE",
-        help="file whose first line is the server's API key (default: the key that was entered in "
-        "the window)",
-    )  # fmt: skip
-
-
-def add_form(parser: argparse.ArgumentParser) -> None:
-    """Add the options that say which form answers must have."""
-    group = parser.add_argument_group("form of the answer").add_mutually_exclusive_group()
-    group.add_argument(
-        "--json-schema", default="", metavar="TEXT|@FILE",
-        help="answer with JSON that this schema describes",
-    )  # fmt: skip
-    group.add_argument(
-        "--grammar", default="", metavar="TEXT|@FILE",
-        help="answer in the form that this grammar describes, in GBNF or Lark",
-    )  # fmt: skip
-    group.add_argument(
-        "--regex", default="", metavar="REGEX", help="answer with what this expression matches"
-    )
-
-
-def given_form(args: argparse.Namespace) -> dict[str, str]:
-    """Return the fields of `SamplingParams` that these options set.
+def split_shares(text: str) -> tuple[float, ...]:
+    """Return the shares in "3,1" or "3/1".
 
     Raises:
-        EngineError: a file cannot be read, or the form cannot be used.
+        EngineError: they are no numbers.
     """
-    found = {
-        "json_schema": text_or_file(args.json_schema, "JSON schema"),
-        "grammar": text_or_file(args.grammar, "grammar"),
-        "regex": args.regex,
-    }
-    form = engine.form_of(**found)
-    if form is not None:  # before a model is loaded for it
-        engine.check_grammar(form)
-    return found
+    try:
+        return tuple(float(part) for part in text.replace("/", ",").split(","))
+    except ValueError:
+        raise EngineError(
+            f"The split '{text}' is not a list of numbers.", "For example --split 3,1."
+        ) from None
+
+
+def override(text: str) -> tuple[str, str]:
+    """Return the two sides of REGEX=DEVICE or REGEX=#RANK.
+
+    Raises:
+        EngineError: it is something else.
+    """
+    pattern, equals, target = text.rpartition("=")
+    if not equals or not pattern or not target:
+        raise EngineError(
+            f"The override '{text}' is not REGEX=DEVICE.", "For example 'ffn_.*_exps=cpu'."
+        )
+    return pattern, engine.parse_target(target)
+
+
+def group_sizes(text: str) -> tuple[int, ...]:
+    """Return the numbers in "2,2".
+
+    Raises:
+        EngineError: they are no whole numbers.
+    """
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise EngineError(
+            f"The groups '{text}' are not a list of whole numbers.", "For example --groups 2,2."
+        ) from None
+
+
+def reserve(text: str) -> tuple[str, int]:
+    """Return the device and bytes of DEVICE=MIB.
+
+    Raises:
+        EngineError: it is something else.
+    """
+    device, _, amount = text.rpartition("=")
+    try:
+        n_bytes = round(float(amount) * MIB)
+    except (ValueError, OverflowError):
+        n_bytes = -1
+    if not device or n_bytes < 0:
+        raise EngineError(
+            f"The reserve '{text}' is not DEVICE=MIB.", "For example --reserve cuda:0=1024."
+        )
+    return engine.parse_devices(device)[0], n_bytes
+
+
+def _control_vector(text: str) -> ControlVector:
+    """Return the control vector of FILE or FILE=SCALE; FILE itself may contain an equals sign."""
+    path, equals, scale = text.rpartition("=")
+    if equals:
+        try:
+            return ControlVector(path, float(scale))
+        except ValueError:
+            pass
+    return ControlVector(text)
+
+
+def _layers(text: str) -> tuple[int, int]:
+    first, _, last = text.partition("-")
+    if not (first.isdecimal() and last.isdecimal()):
+        raise EngineError(
+            f"The layers '{text}' are not FIRST-LAST.", "For example --control-layers 10-20."
+        )
+    return int(first), int(last)
 
 
 def text_or_file(text: str, what: str) -> str:
@@ -214,3 +241,124 @@ def text_or_file(text: str, what: str) -> str:
         return Path(text[1:]).read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         raise EngineError(f"The {what} {text[1:]} cannot be read: {error}.") from None
+
+
+def model_path(name: str) -> str:
+    """Return the file that MODEL names.
+
+    Raises:
+        EngineError: it is "demo" and this installation came without it.
+    """
+    if name != "demo":
+        return name
+    path = demo_model()
+    if path is None:
+        raise EngineError("The demo model is not in this installation.", "Give a GGUF file.")
+    return str(path)
+
+
+READ: Mapping[str, Callable[[str], Any]] = {
+    "groups": group_sizes,
+    "checkpoint_bytes": kept_states,
+    "overrides": override,
+    "reserve": reserve,
+}
+"""How the texts of options become values, other than numbers."""
+
+READ_LATE: Mapping[str, Callable[[Any], Any]] = {
+    "devices": lambda text: tuple(engine.parse_devices(text)),
+    "split": split_shares,
+    "overrides": tuple,
+    "reserve": tuple,
+    "control_vectors": lambda texts: tuple(map(_control_vector, texts)),
+    "control_layers": _layers,
+    "chat_template": lambda text: text_or_file(text, "chat template"),
+}
+"""The same for what is read once all options are known."""
+
+REPEATED = ("overrides", "reserve", "control_vectors")
+"""Options that may be given several times."""
+
+HELP_ORDER = (
+    "devices", "split", "split_mode", "groups", "n_ctx", "parallel", "checkpoint_bytes",
+    "n_cpu_blocks", "n_cpu_moe", "kv_on_host", "overrides", "reserve", "rope_scaling",
+    "rope_factor", "rope_base", "chat_template", "p2p", "kv_type", "control_vectors",
+    "control_layers", "cpu_threads", "n_batch", "fast_prompts", "draft", "draft_max",
+    "draft_vocab", "mmproj", "mmproj_device",
+)  # fmt: skip
+"""Order of the options in help texts; those that are not named come last."""
+
+
+def command_for(params: LoadParams, subcommand: str = "chat") -> str:
+    """Return the command with the options of `params`, quoted for this system's shell.
+
+    Reading it with the parser of `subcommand` gives the same `params`.
+    """
+    arguments = ["tandem", subcommand, _path(params.path), *options_for(params)]
+    if os.name == "nt":
+        return subprocess.list2cmdline(arguments)
+    from shlex import join  # late: the first picture does not need it
+
+    return join(arguments)
+
+
+def options_for(params: LoadParams) -> list[str]:
+    """Return the options for all values of `params` that differ from the defaults."""
+    names = [name for name in LOAD_OPTIONS if getattr(params, name) != LOAD_DEFAULTS[name]]
+    flags = [name for name in HELP_ORDER if name in names and LOAD_OPTIONS[name].kind is bool]
+    found = [
+        f"{flag}={text}"
+        for name in sorted(names, key=_place_in_command)
+        if name not in flags
+        for flag, text in _given_as(name, getattr(params, name))
+    ]
+    return found + [LOAD_OPTIONS[name].flags[0] for name in flags]
+
+
+def _place_in_command(name: str) -> int:
+    known = [*(one for one in HELP_ORDER if one not in LAST_IN_COMMAND), *LAST_IN_COMMAND]
+    return known.index(name) if name in known else len(known)
+
+
+def _given_as(name: str, value: Any) -> Iterator[tuple[str, str]]:
+    """Yield flag and value of an option, repeated ones once per value."""
+    option = LOAD_OPTIONS[name]
+    if name == "kv_type":
+        yield from flags_for(value)
+    elif option.flags:
+        write = WRITTEN.get(name, _number if option.kind in (int, float) else str)
+        for one in value if name in REPEATED else [value]:
+            yield option.flags[0], write(one)
+
+
+def _list(numbers: tuple[float, ...] | tuple[int, ...] | None) -> str:
+    return ",".join(_number(number) for number in numbers or ())
+
+
+def _number(number: float) -> str:
+    """Return the shortest text that reads back as exactly `number`."""
+    return str(int(number)) if number == int(number) and abs(number) < 1e15 else repr(number)
+
+
+def _path(path: str) -> str:
+    """Return a path that no parser takes for an option: one with a leading dash gets its folder."""
+    return os.path.join(os.curdir, path) if path.startswith("-") else path
+
+
+WRITTEN: Mapping[str, Callable[[Any], str]] = {
+    "devices": ",".join,
+    "split": _list,
+    "groups": _list,
+    "checkpoint_bytes": lambda n_bytes: _number(n_bytes / MIB),
+    "overrides": "=".join,
+    "reserve": lambda pair: f"{pair[0]}={_number(pair[1] / MIB)}",
+    "control_vectors": lambda vector: f"{vector.path}={_number(vector.scale)}",
+    "control_layers": lambda layers: "-".join(map(str, layers)),
+}
+"""How values become texts, other than numbers."""
+
+LAST_IN_COMMAND = (
+    "p2p", "draft", "draft_max", "draft_vocab", "mmproj", "mmproj_device", "chat_template",
+    "rope_scaling", "rope_factor", "rope_base",
+)  # fmt: skip
+"""Options that come last in a command."""

@@ -8,7 +8,7 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 import engine  # names that need torch are resolved when they are used
-from app.cli.arguments import add_load, load_params
+from app.cli.load_options import add_load, load_params
 from app.cli.output import note, note_progress
 from app.cli.split.default_split import with_default_split
 from app.core.process.interruption import importing

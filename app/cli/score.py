@@ -7,7 +7,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 import engine  # what reads models is resolved when it is used
-from app.cli.arguments import add_json, add_load, add_model, model_path
+from app.cli.arguments import add_json, add_model
+from app.cli.load_options import add_load, model_path
 from app.cli.loading import load, note_warnings
 from app.cli.output import fallback_fields, note_progress, table, write, write_json
 from app.cli.talk import add_prompt, prompt_of, read_text

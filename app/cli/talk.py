@@ -12,14 +12,8 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 import engine  # what reads pictures is resolved when it is used
-from app.cli.arguments import (
-    add_json,
-    add_load,
-    add_model,
-    add_sampling,
-    sampling_params,
-)
-from app.cli.load_options import add_server
+from app.cli.arguments import add_json, add_model, add_sampling, add_server, sampling_params
+from app.cli.load_options import add_load
 from app.cli.loading import given_options, load, note_warnings
 from app.cli.output import fallback_fields, note, write, write_json
 from engine import (

@@ -9,7 +9,7 @@ from PySide6.QtCore import QObject, Signal, Slot
 from PySide6.QtWidgets import QWidget
 
 import engine
-from app.cli.command import command_for
+from app.cli.load_options import command_for
 from app.core.engine_client import EngineClient
 from app.core.translation import tr
 from app.devices.plans import PlanMenu, PlansPresenter
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from app.devices.map.presenter import PlacementPresenter
     from app.devices.map.views.panel import PlacementPanel
     from app.devices.tune.presenter import TunePresenter
-    from app.server.page.presenter import ServerPresenter
     from app.server.page.server_panel import ServerPanel
+    from app.server.page.server_presenter import ServerPresenter
     from engine import Prediction, Rig, Wires
 
 
@@ -134,8 +134,8 @@ class SidePanels(QObject):
         return panel
 
     def _make_server(self) -> ServerPanel:
-        from app.server.page.presenter import ServerPresenter
         from app.server.page.server_panel import ServerPanel
+        from app.server.page.server_presenter import ServerPresenter
 
         panel = ServerPanel()
         self._server = ServerPresenter(self._serving, panel, self._client, self)

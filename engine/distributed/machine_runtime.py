@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from engine.arguments import params_document
 from engine.backends.cpu.kernels.language.isa import chosen
 from engine.distributed.kept_cache import KeptCache
 from engine.distributed.machine_comm import FarCommunicator, MachineCommunicator
@@ -19,7 +20,6 @@ from engine.errors import EngineError, SplitError
 from engine.formats.gguf.reader import GGUFFile, model_hash
 from engine.hardware.torch_devices import kind_of, torch_device, torch_devices
 from engine.model.forward.batch import PROMPT_BATCH
-from engine.planning.saved_plans import params_document
 from engine.runtime.rank import Captures
 from engine.runtime.recording import KernelMeetings, captures_of
 from engine.runtime.thread_runtime import ThreadRuntime

@@ -22,11 +22,11 @@ from dataclasses import dataclass
 
 import httpx2
 
-from app.server.desk import Desk
-from app.server.link import EngineLink
+from app.server.async_engine import EngineLink
+from app.server.context import Desk
 from app.server.models import HeldModel
 from app.server.settings import ServerSettings
-from app.server.web.running import ServerThread
+from app.server.web.server import ServerThread
 from engine import (
     Failed,
     Finished,

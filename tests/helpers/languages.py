@@ -24,7 +24,7 @@ from babel.messages.extract import extract_from_file
 from babel.messages.mofile import read_mo, write_mo
 from babel.messages.pofile import read_po, write_po
 
-from engine import SamplingParams
+from engine import SHARED_LOAD_OPTIONS, SamplingParams
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "resources" / "languages"
@@ -73,6 +73,8 @@ def template() -> Catalog:
             made.add(text, locations=[(path.relative_to(ROOT).as_posix(), 0)], context=context)
     for text in engine_texts():
         made.add(text, locations=[("engine/sampling_params.py", 0)])
+    for text in load_texts():
+        made.add(text, locations=[("engine/load_params.py", 0)])
     return made
 
 
@@ -83,6 +85,12 @@ def engine_texts() -> Iterator[str]:
         yield from (
             spec.metadata[key] for key in ("title", "help", "lowest") if spec.metadata.get(key)
         )
+
+
+def load_texts() -> Iterator[str]:
+    """Yield the texts that the engine gives its options of a load."""
+    for option in SHARED_LOAD_OPTIONS.values():
+        yield from filter(None, (option.title, option.tip, option.suffix, option.lowest))
 
 
 def catalogs() -> dict[str, Path]:

@@ -11,11 +11,11 @@ from typing import Any, Self
 from openai import OpenAI
 
 from app.core.paths import demo_model
-from app.server.desk import Desk
-from app.server.link import EngineLink
+from app.server.async_engine import EngineLink
+from app.server.context import Desk
 from app.server.models import HeldModel
 from app.server.settings import ServerSettings
-from app.server.web.running import ServerThread
+from app.server.web.server import ServerThread
 from engine import Command, EngineHost, Failed, Generate, HostEvent, Load, LoadParams, ModelLoaded
 from engine.hosts.thread_host import ThreadHost
 

@@ -10,19 +10,18 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import engine  # names that need torch are resolved when they are used
-from app.cli.arguments import (
-    add_json,
-    add_model,
-    add_override,
-    add_reserve,
+from app.cli.arguments import add_json, add_model
+from app.cli.bench.products import add_kernels, measured_products, product_types
+from app.cli.bench.report import Report
+from app.cli.bench.row import BenchRow, LoadSpeed
+from app.cli.load_options import (
+    add_lists_of_kv_types,
+    add_option,
+    crossed_kv_types,
     group_sizes,
     model_path,
     split_shares,
 )
-from app.cli.bench.products import add_kernels, measured_products, product_types
-from app.cli.bench.report import Report
-from app.cli.bench.row import BenchRow, LoadSpeed
-from app.cli.load_options import add_fast_prompts, add_lists_of_kv_types, crossed_kv_types
 from app.cli.loading import LoadWatch, open_model
 from app.cli.output import note, note_progress, write, write_json
 from app.cli.split.default_split import with_default_split
@@ -110,13 +109,8 @@ def add_bench(parser: argparse.ArgumentParser) -> None:
     )
     peers = f"direct access of GPUs to each other: {', '.join(PEER_MODES)} (default: auto)"
     _add_list(how, ("--p2p",), _choices(PEER_MODES), peers)
-    how.add_argument(
-        "--kv-on-host", action="store_true", default=None,
-        help="keep the KV cache of GPUs in host memory",
-    )  # fmt: skip
-    add_fast_prompts(how)
-    add_override(how)
-    add_reserve(how)
+    for name in ("kv_on_host", "fast_prompts", "overrides", "reserve"):
+        add_option(how, name)
     form = parser.add_mutually_exclusive_group()
     add_json(form)
     form.add_argument("--csv", action="store_true", help="print CSV: a header and one row per test")

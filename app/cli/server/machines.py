@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import engine  # what plans is resolved when it is used
 from app.cli.output import note
 from app.devices.split.speed import this_machine
-from app.server.machine_figures import MachinesState, wires_text
+from app.server.context import MachinesState, wires_text
 from engine import EngineError, LoadParams, list_devices
 
 if TYPE_CHECKING:

@@ -9,12 +9,13 @@ import signal
 from dataclasses import replace
 from pathlib import Path
 
-from app.cli.arguments import add_load, add_model, add_sampling, load_params, sampling_params
+from app.cli.arguments import add_model, add_sampling, sampling_params
+from app.cli.load_options import add_load, load_params
 from app.cli.server.machines import ServedMachines, add_machines
 from app.cli.server.serving import EVERYWHERE, KEY_VARIABLE, ServerRun, further_models
 from app.cli.split.default_split import with_comfortable_context, with_default_split
 from app.server.settings import DEFAULT_PORT, ServerHints, ServerSettings
-from app.server.web.running import listen
+from app.server.web.server import listen
 from engine import EngineError, LoadParams
 
 PARALLEL = 4

@@ -21,14 +21,12 @@ from app.core.paths import models_dir
 from app.core.process.engine_place import chosen_host
 from app.core.process.interruption import handle, restore
 from app.models.library.scan import known_places, scan
-from app.server.desk import Desk
-from app.server.ledger import RequestRecord
-from app.server.library import LibraryModels, ModelShelf
-from app.server.link import EngineLink
-from app.server.models import SingleModel
+from app.server.async_engine import EngineLink
+from app.server.context import Desk
+from app.server.models import LibraryModels, ModelShelf, SingleModel
+from app.server.request_log import RequestRecord
 from app.server.settings import ServerSettings
-from app.server.web.connections import QuietServer
-from app.server.web.running import Listener, address_of, serve
+from app.server.web.server import Listener, QuietServer, address_of, serve
 from engine import (
     Command,
     EngineError,

@@ -8,8 +8,8 @@ from contextlib import closing, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from app.cli.arguments import add_json, add_model, model_path
-from app.cli.command import command_for, options_for
+from app.cli.arguments import add_json, add_model
+from app.cli.load_options import command_for, model_path, options_for
 from app.cli.output import table, write, write_json
 from engine import (
     DeviceInfo,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import engine  # names that need torch are resolved when they are used
-from app.cli.arguments import model_path
+from app.cli.load_options import model_path
 from app.cli.output import note_progress, percent, table, write, write_json
 from app.cli.talk import Interrupt
 from engine import parse_devices

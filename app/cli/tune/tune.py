@@ -7,8 +7,8 @@ from contextlib import closing
 from typing import Any
 
 import engine  # names that need torch are resolved when they are used
-from app.cli.arguments import add_json, add_load, add_model, load_params
-from app.cli.command import command_for
+from app.cli.arguments import add_json, add_model
+from app.cli.load_options import add_load, command_for, load_params
 from app.cli.output import fallback_fields, note, note_progress, percent, table, write, write_json
 from app.cli.split.plans import save_plan
 from app.cli.talk import Interrupt

@@ -12,7 +12,7 @@ from app.devices.split.settings import (
     SplitSettings,
     normalised,
 )
-from engine import LoadParams, is_cpu, machine_of
+from engine import SHARED_LOAD_OPTIONS, LoadParams, is_cpu, machine_of
 
 
 def is_same_load(first: LoadParams, second: LoadParams, n_ctx_train: int) -> bool:
@@ -27,11 +27,7 @@ def resplit_params(wanted: LoadParams, loaded: LoadParams, n_ctx_train: int) -> 
     """
     if wanted.context_for(n_ctx_train) != loaded.context_for(n_ctx_train):
         return None
-    of_a_load = (
-        "path", "kv_type", "n_batch", "parallel", "checkpoint_bytes", "rope", "chat_template",
-        "fast_prompts", "n_draft", "draft_vocab", "mmproj", "mmproj_device",
-    )  # fmt: skip
-    if any(getattr(wanted, name) != getattr(loaded, name) for name in of_a_load):
+    if any(getattr(wanted, name) != getattr(loaded, name) for name in NEEDING_A_LOAD):
         return None
     if _guesser(wanted) != _guesser(loaded):
         return None
@@ -55,26 +51,22 @@ def _load_key(params: LoadParams, n_ctx_train: int) -> tuple[object, ...]:
         params.group_sizes if n_ranks > 1 else (),
         tuple(round(share, 6) for share in shares),
         params.context_for(n_ctx_train),
-        params.n_cpu_blocks,
-        params.n_cpu_moe,
-        params.kv_on_host,
-        params.overrides,
-        params.reserve,
-        params.kv_type,
-        params.cpu_threads,
-        params.n_batch,
-        params.parallel,
-        params.checkpoint_bytes,
-        params.fast_prompts,
+        tuple(getattr(params, name) for name in SHARED_LOAD_OPTIONS if name not in SPECIAL),
         params.n_draft,
         _guesser(params),
-        params.draft_vocab,
-        params.mmproj,
         params.mmproj_device if params.mmproj != "off" else "",
         params.p2p if n_gpus > 1 else "",
-        params.rope,
-        params.chat_template,
     )
+
+
+SPECIAL = ("n_ctx", "mmproj_device", "p2p")
+"""Settings that matter only sometimes."""
+
+NEEDING_A_LOAD = (
+    "path", "n_draft", "mmproj_device",
+    *(name for name, one in SHARED_LOAD_OPTIONS.items() if one.is_kept and name != "n_ctx"),
+)  # fmt: skip
+"""Settings that a loaded model keeps, so that it has to be loaded again for other ones."""
 
 
 def _guesser(params: LoadParams) -> str:
@@ -112,26 +104,8 @@ def settings_for(settings: SplitSettings, params: LoadParams) -> SplitSettings:
         ranks=tuple(ranks),
         mode=mode,
         single=min(places),
-        n_ctx=params.n_ctx,
-        parallel=params.parallel,
-        checkpoint_bytes=params.checkpoint_bytes,
-        kv_type=params.kv_type,
-        cpu_threads=params.cpu_threads,
-        reserve=tuple(sorted(params.reserve)),
-        n_cpu_blocks=params.n_cpu_blocks,
-        n_cpu_moe=params.n_cpu_moe,
-        kv_on_host=params.kv_on_host,
-        overrides=params.overrides,
-        p2p=params.p2p,
-        n_batch=params.n_batch,
-        fast_prompts=params.fast_prompts,
         n_draft=params.n_draft,
         draft_path=_guesser(params),
-        draft_vocab=params.draft_vocab,
-        mmproj=params.mmproj,
-        mmproj_device=params.mmproj_device,
-        rope_scaling=params.rope_scaling,
-        rope_factor=params.rope_factor,
-        rope_base=params.rope_base,
-        chat_template=params.chat_template,
+        **{name: getattr(params, name) for name in SHARED_LOAD_OPTIONS}
+        | {"reserve": tuple(sorted(params.reserve))},
     )

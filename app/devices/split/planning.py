@@ -16,7 +16,14 @@ from PySide6.QtCore import QObject, QTimer, Signal, Slot
 import engine
 from app.core.background import LatestJob
 from app.devices.split.settings import SplitSettings
-from engine import EngineError, LoadParams, ModelInfo, is_cpu
+from engine import (
+    LOAD_DEFAULTS,
+    SHARED_LOAD_OPTIONS,
+    EngineError,
+    LoadParams,
+    ModelInfo,
+    is_cpu,
+)
 
 if TYPE_CHECKING:
     from engine import Choice, Evaluation, Forecaster, Plan, Planner, Positions, Remedy
@@ -282,24 +289,12 @@ def suggestion(
     if not settings.ranks:
         return None
     params = settings.load_params(info.path)
-    clean = LoadParams(
-        info.path,
-        params.devices,
+    own = {n: LOAD_DEFAULTS[n] for n, one in SHARED_LOAD_OPTIONS.items() if one.of_model}
+    clean = replace(
+        params, split=None, split_mode="tensor", groups=None, **own,
         n_ctx=min(params.n_ctx, info.n_ctx_train or params.n_ctx) if params.n_ctx else None,
-        parallel=params.parallel,
-        checkpoint_bytes=params.checkpoint_bytes,
-        kv_type=params.kv_type,
-        cpu_threads=params.cpu_threads,
-        reserve=params.reserve,
-        p2p=params.p2p,
-        n_batch=params.n_batch,
-        fast_prompts=params.fast_prompts,
-        draft=params.draft,
-        draft_max=params.draft_max,
-        mmproj=params.mmproj,
         mmproj_device=params.mmproj_device if is_cpu(params.mmproj_device) else "auto",
-        draft_vocab=params.draft_vocab,
-    )
+    )  # fmt: skip
     try:
         choice = engine.choose_machines(planner, clean, forecaster(), free_bytes=free_bytes)
         if params.n_ctx is not None:

@@ -67,25 +67,7 @@ class SplitPresenter(QObject):
     def _wire_options(self) -> None:
         options = self._panel.options
         self._on(self._panel.cpu_ranks.valueChanged, lambda now, n: now.with_cpu_ranks(n))
-        self._on(options.context_changed, lambda now, n_ctx: replace(now, n_ctx=n_ctx))
-        self._on(options.kv_type_changed, lambda now, kv_type: replace(now, kv_type=kv_type))
-        self._on(options.p2p_changed, lambda now, p2p: replace(now, p2p=p2p))
-        self._on(options.threads_changed, lambda now, count: replace(now, cpu_threads=count))
-        self._on(options.rare.batch_changed, lambda now, count: replace(now, n_batch=count))
-        self._on(options.rare.parallel_changed, lambda now, count: replace(now, parallel=count))
-        self._on(options.rare.states_changed, lambda now, n: replace(now, checkpoint_bytes=n))
-        self._on(options.rare.speed_changed, lambda now, is_on: replace(now, fast_prompts=is_on))
-        self._on(options.rare.draft_changed, lambda now, n: replace(now, n_draft=n))
-        self._on(options.rare.draft_vocab_changed, lambda now, n: replace(now, draft_vocab=n))
-        self._on(options.rare.draft_model.chosen, lambda now, path: replace(now, draft_path=path))
-        self._on(options.rare.mmproj.chosen, lambda now, value: replace(now, mmproj=value))
-        self._on(options.rare.encoder.chosen, lambda now, value: replace(now, mmproj_device=value))
-        self._on(
-            options.rare.rope_changed,
-            lambda now, scaling, factor, base: replace(
-                now, rope_scaling=scaling, rope_factor=factor, rope_base=base
-            ),
-        )
+        self._on(options.changed, lambda now, name, value: replace(now, **{name: value}))
         options.rare.template_requested.connect(self.edit_template)
         self._wire_gestures(options)
 

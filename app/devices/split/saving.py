@@ -2,38 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
 from app.devices.split.settings import (
     GGUF_SUFFIX,
-    MAX_BATCH,
-    MAX_DRAFT_VOCAB,
-    MAX_PARALLEL,
-    MAX_ROPE_BASE,
-    MAX_ROPE_FACTOR,
-    MAX_TEMPLATE,
-    MAX_THREADS,
     MODES,
     OWN_BLOCK,
+    WINDOW_OPTIONS,
     RankSettings,
     SplitSettings,
     default_settings,
     ensure_on,
 )
-from engine import (
-    LEAST_DRAFT_VOCAB,
-    MMPROJ_KINDS,
-    MOST_DRAFTED,
-    PEER_MODES,
-    ROPE_SCALINGS,
-    DeviceInfo,
-    kv_types,
-)
+from engine import DeviceInfo, LoadOption, kv_types
 
-MAX_CONTEXT: Final = 1 << 24
-MAX_BLOCKS: Final = 1 << 16
 MAX_BYTES: Final = 1 << 50
 MAX_OVERRIDES: Final = 4096
 
@@ -54,27 +39,9 @@ def to_dict(settings: SplitSettings) -> dict[str, Any]:
             }
             for rank in settings.ranks
         ],
-        "n_ctx": settings.n_ctx,
-        "parallel": settings.parallel,
-        "checkpoint_bytes": settings.checkpoint_bytes,
-        "kv_type": settings.kv_type,
-        "cpu_threads": settings.cpu_threads,
+        **{name: getattr(settings, name) for name in WINDOW_OPTIONS},
         "reserve": {keys.get(device, device): size for device, size in settings.reserve},
-        "n_cpu_blocks": settings.n_cpu_blocks,
-        "n_cpu_moe": settings.n_cpu_moe,
-        "kv_on_host": settings.kv_on_host,
-        "p2p": settings.p2p,
-        "n_batch": settings.n_batch,
-        "fast_prompts": settings.fast_prompts,
-        "n_draft": settings.n_draft,
-        "draft_path": settings.draft_path,
-        "draft_vocab": settings.draft_vocab,
-        "mmproj": settings.mmproj,
         "mmproj_device": keys.get(settings.mmproj_device, settings.mmproj_device),
-        "rope_scaling": settings.rope_scaling,
-        "rope_factor": settings.rope_factor,
-        "rope_base": settings.rope_base,
-        "chat_template": settings.chat_template,
         "overrides": [[parts, keys.get(place, place)] for parts, place in settings.overrides],
     }
 
@@ -92,29 +59,45 @@ def from_dict(data: Mapping[str, Any], devices: Sequence[DeviceInfo]) -> SplitSe
         settings,
         mode=mode if mode in MODES else settings.mode,
         single=_whole(single, 0, len(settings.ranks) - 1) or 0,
-        n_ctx=_whole(data.get("n_ctx"), 1, MAX_CONTEXT),
-        parallel=_whole(data.get("parallel"), 1, MAX_PARALLEL) or 1,
-        checkpoint_bytes=_whole(data.get("checkpoint_bytes"), 0, MAX_BYTES),
-        kv_type=_kv_type(data.get("kv_type")) or settings.kv_type,
-        cpu_threads=_whole(data.get("cpu_threads"), 1, MAX_THREADS),
-        reserve=tuple(sorted(_reserve(data.get("reserve"), places))),
-        n_cpu_blocks=_whole(data.get("n_cpu_blocks"), 0, MAX_BLOCKS) or 0,
-        n_cpu_moe=_whole(data.get("n_cpu_moe"), 0, MAX_BLOCKS) or 0,
-        kv_on_host=data.get("kv_on_host") is True,
-        p2p=next((mode for mode in PEER_MODES if mode == data.get("p2p")), settings.p2p),
-        n_batch=_whole(data.get("n_batch"), 1, MAX_BATCH),
-        fast_prompts=data.get("fast_prompts") is True,
-        n_draft=_n_draft(data.get("n_draft"), settings.n_draft),
-        draft_path=_draft_path(data.get("draft_path")),
-        draft_vocab=_whole(data.get("draft_vocab"), LEAST_DRAFT_VOCAB, MAX_DRAFT_VOCAB) or 0,
-        mmproj=_mmproj(data.get("mmproj")),
-        mmproj_device=_encoder_device(data.get("mmproj_device"), places),
-        rope_scaling=next((kind for kind in ROPE_SCALINGS if kind == data.get("rope_scaling")), ""),
-        rope_factor=_at_least_one(data.get("rope_factor"), MAX_ROPE_FACTOR),
-        rope_base=_at_least_one(data.get("rope_base"), MAX_ROPE_BASE),
-        chat_template=_template(data.get("chat_template")),
-        overrides=tuple(_overrides(data.get("overrides"), places))[:MAX_OVERRIDES],
+        **{
+            name: getattr(settings, name)
+            if (value := _read(name, data.get(name))) is None
+            else value
+            for name in WINDOW_OPTIONS
+        }
+        | {
+            "reserve": tuple(sorted(_reserve(data.get("reserve"), places))),
+            "mmproj_device": _encoder_device(data.get("mmproj_device"), places),
+            "overrides": tuple(_overrides(data.get("overrides"), places))[:MAX_OVERRIDES],
+        },
     )
+
+
+def _read(name: str, value: object) -> Any:
+    """Return the value of a setting; None for one that is missing or not accepted."""
+    if name == "kv_type":
+        return _kv_type(value)
+    if name == "draft_path":
+        return OWN_BLOCK if value == OWN_BLOCK else _gguf_path(value)
+    option = WINDOW_OPTIONS[name]
+    if option.kind is bool:
+        return value if isinstance(value, bool) else None
+    if option.kind in (int, float):
+        return _number(option, value)
+    if option.choices:
+        known = next((one for one in option.choices if one == value), None)
+        return known if known is not None or not option.may_be_file else _gguf_path(value)
+    is_text = isinstance(value, str) and (option.high is None or len(value) <= option.high)
+    return value if is_text else None
+
+
+def _number(option: LoadOption, value: object) -> float | None:
+    kinds = int if option.kind is int else int | float
+    if not isinstance(value, kinds) or isinstance(value, bool):
+        return None
+    high = min(one for one in (option.soft_high, option.high, math.inf) if one is not None)
+    may_be_zero = option.may_be_zero and value == 0
+    return option.kind(value) if may_be_zero or option.low <= value <= high else None
 
 
 def _with_saved_ranks(settings: SplitSettings, saved: object) -> SplitSettings:
@@ -148,25 +131,13 @@ def _rank(rank: RankSettings, entry: Mapping[str, Any]) -> RankSettings:
     )
 
 
-def _n_draft(saved: object, default: int) -> int:
-    return 0 if saved == 0 else _whole(saved, 1, MOST_DRAFTED) or default
-
-
-def _draft_path(saved: object) -> str:
-    return OWN_BLOCK if saved == OWN_BLOCK else _gguf_path(saved)
-
-
-def _mmproj(saved: object) -> str:
-    return next((kind for kind in MMPROJ_KINDS if kind == saved), "") or _gguf_path(saved) or "auto"
-
-
 def _encoder_device(saved: object, places: Mapping[str, str]) -> str:
     return places.get(saved, "auto") if isinstance(saved, str) else "auto"
 
 
-def _gguf_path(saved: object) -> str:
+def _gguf_path(saved: object) -> str | None:
     is_file = isinstance(saved, str) and saved.lower().endswith(GGUF_SUFFIX)
-    return str(saved) if is_file else ""
+    return str(saved) if is_file else None
 
 
 def _reserve(saved: object, places: Mapping[str, str]) -> Iterator[tuple[str, int]]:
@@ -195,22 +166,12 @@ def _share(value: object) -> float:
     return float(min(1.0, max(0.0, value)))  # NaN gives 0; a huge int has no float, hence min first
 
 
-def _kv_type(value: object) -> str:
-    """Return a KV type as it is always written, "" for what is none."""
+def _kv_type(value: object) -> str | None:
+    """Return a KV type as it is always written."""
     try:
-        return str(kv_types(value)) if isinstance(value, str) else ""
+        return str(kv_types(value)) if isinstance(value, str) else None
     except ValueError:
-        return ""
-
-
-def _template(value: object) -> str:
-    return value if isinstance(value, str) and len(value) <= MAX_TEMPLATE else ""
-
-
-def _at_least_one(value: object, most: float) -> float:
-    """Return a number from 1 to `most`; 0 for anything else."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if is_number and 1 <= value <= most else 0.0  # type: ignore[operator,arg-type]
+        return None
 
 
 def _whole(value: object, low: int, high: int) -> int | None:

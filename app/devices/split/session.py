@@ -377,26 +377,10 @@ class SplitSession(QObject):
             self._own_context = choice.params.n_ctx
         made = settings_for(self.settings, choice.params)
         self.settings = replace(
-            made,
-            n_ctx=self.settings.n_ctx or choice.params.n_ctx,
-            parallel=self.settings.parallel,
-            checkpoint_bytes=self.settings.checkpoint_bytes,
-            kv_type=self.settings.kv_type,
-            cpu_threads=self.settings.cpu_threads,
-            reserve=self.settings.reserve,
-            p2p=self.settings.p2p,
-            n_batch=self.settings.n_batch,
-            fast_prompts=self.settings.fast_prompts,
-            n_draft=self.settings.n_draft,
-            draft_path=self.settings.draft_path,
-            draft_vocab=self.settings.draft_vocab,
-            mmproj=self.settings.mmproj,
-            mmproj_device=self.settings.mmproj_device,
-            rope_scaling=self.settings.rope_scaling,
-            rope_factor=self.settings.rope_factor,
-            rope_base=self.settings.rope_base,
-            chat_template=self.settings.chat_template,
-        )
+            self.settings, ranks=made.ranks, mode=made.mode, single=made.single,
+            n_ctx=self.settings.n_ctx or choice.params.n_ctx, n_cpu_blocks=made.n_cpu_blocks,
+            n_cpu_moe=made.n_cpu_moe, kv_on_host=made.kv_on_host, overrides=made.overrides,
+        )  # fmt: skip
         self._suggested = self.settings, choice.reason
         self.history.clear()
         self._schedule()

@@ -9,30 +9,29 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Final, Literal
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Final, Literal, TypeVar
 
+from app.core.translation import tr_later
 from engine import (
     DEFAULT_DRAFTED,
+    LOAD_DEFAULTS,
+    MAX_DRAFTED,
     MMPROJ_KINDS,
+    SHARED_LOAD_OPTIONS,
     DeviceInfo,
+    LoadOption,
+    LoadOptions,
     LoadParams,
-    PeerMode,
     is_cpu,
     machine_of,
 )
 
+T = TypeVar("T")
+
 Mode = Literal["single", "tensor", "layer", "groups"]
 MODES: Final[tuple[Mode, ...]] = ("single", "tensor", "layer", "groups")
 MAX_CPU_RANKS: Final = 8
-MAX_THREADS: Final = 1024
-MAX_BATCH: Final = 8192
-MAX_DRAFT_VOCAB: Final = 1 << 20
-MAX_PARALLEL: Final = 16
-MAX_ROPE_FACTOR: Final = 1024.0
-MAX_ROPE_BASE: Final = 1e12
-MAX_TEMPLATE: Final = 128 << 10
-
 
 GGUF_SUFFIX = ".gguf"
 """End of the names of models' files."""
@@ -67,8 +66,14 @@ class RankSettings:
         return is_cpu(self.device)
 
 
+def _option(default: T, **more: Any) -> T:
+    """Return the field of a setting that a load has in another form; see `LoadOption`."""
+    found: T = field(default=default, metadata={"option": LoadOption(**more)})
+    return found
+
+
 @dataclass(frozen=True, slots=True)
-class SplitSettings:
+class SplitSettings(LoadOptions):
     """The split and everything else that decides where the bytes go.
 
     Attributes:
@@ -76,48 +81,30 @@ class SplitSettings:
         mode: how the model is split; "single" is one device.
         single: index of the rank that takes everything in mode "single"; the ranks keep their
             shares for the other modes.
-        n_ctx: context length in tokens; None leaves it to the engine.
-        parallel, checkpoint_bytes: as in `LoadParams`.
-        kv_type: as in `LoadParams`: one type, or those of keys and of values.
-        cpu_threads: number of CPU threads; None is one per core.
-        reserve: (device id, bytes to keep free) of each device that has a reserve.
-        n_cpu_blocks, n_cpu_moe, kv_on_host, overrides: as in `LoadParams`; specific to one model.
-        p2p, n_batch, fast_prompts: as in `LoadParams`.
         n_draft: largest number of guesses of the next tokens that are checked at once; 0 for none.
         draft_path: file of the draft model, "mtp" to load the model's own block for guesses on any
             device, "" for neither; specific to one model.
-        draft_vocab: as in `LoadParams`; specific to one model.
-        mmproj: as in `LoadParams`; a file is specific to one model.
-        mmproj_device: as in `LoadParams`, where the device takes part; else it counts as "auto".
-        rope_scaling, rope_factor, rope_base, chat_template: as in `LoadParams`; specific to one
-            model.
     """
 
     ranks: tuple[RankSettings, ...] = ()
     mode: Mode = "single"
     single: int = 0
-    n_ctx: int | None = None
-    parallel: int = 1
-    checkpoint_bytes: int | None = None
-    kv_type: str = "f16"
-    cpu_threads: int | None = None
-    reserve: tuple[tuple[str, int], ...] = ()
-    n_cpu_blocks: int = 0
-    n_cpu_moe: int = 0
-    kv_on_host: bool = False
-    overrides: tuple[tuple[str, str], ...] = ()
-    p2p: PeerMode = "auto"
-    n_batch: int | None = None
-    fast_prompts: bool = False
-    n_draft: int = DEFAULT_DRAFTED
-    draft_path: str = ""
-    draft_vocab: int = 0
-    mmproj: str = "auto"
-    mmproj_device: str = "auto"
-    rope_scaling: str = ""
-    rope_factor: float = 0.0
-    rope_base: float = 0.0
-    chat_template: str = ""
+    n_draft: int = _option(
+        DEFAULT_DRAFTED, kind=int, low=0, high=MAX_DRAFTED, place="rare",
+        title=tr_later("Guessed tokens"),
+        tip=tr_later(
+            "How many tokens are guessed and checked at once: from the text so far, and by "
+            "the model's own block for that (MTP) if its file has one. Answers stay the "
+            "same, and text that repeats comes faster. 0 guesses none"
+        ),
+    )  # fmt: skip
+    draft_path: str = _option(
+        "", place="rare", title=tr_later("Draft model"),
+        tip=tr_later(
+            "A smaller model with the same vocabulary, which guesses tokens; or the "
+            "model's own block for that, which GPUs load only if it is chosen here"
+        ),
+    )  # fmt: skip
 
     @property
     def shares(self) -> tuple[float, ...]:
@@ -188,41 +175,27 @@ class SplitSettings:
             devices=tuple(self.ranks[i].device for i in self.active),
             split=tuple(self.shares[i] for i in self.active) if len(self.active) > 1 else None,
             split_mode="tensor" if self.mode == "single" else self.mode,
-            n_ctx=self.n_ctx,
-            parallel=self.parallel,
-            checkpoint_bytes=self.checkpoint_bytes,
-            kv_type=self.kv_type,
-            cpu_threads=self.cpu_threads,
             groups=self.groups if self.mode == "groups" else None,
-            reserve=self.reserve,
-            n_cpu_blocks=self.n_cpu_blocks,
-            n_cpu_moe=self.n_cpu_moe,
-            kv_on_host=self.kv_on_host,
-            overrides=self.overrides,
-            p2p=self.p2p,
-            n_batch=self.n_batch,
-            fast_prompts=self.fast_prompts,
             draft=(self.draft_path or "auto") if self.n_draft else "off",
             draft_max=max(1, self.n_draft),
-            draft_vocab=self.draft_vocab if self.n_draft else 0,
-            mmproj=self.mmproj,
-            mmproj_device=self.encoder_device,
-            rope_scaling=self.rope_scaling,
-            rope_factor=self.rope_factor,
-            rope_base=self.rope_base,
-            chat_template=self.chat_template,
+            **self.values()
+            | {
+                "draft_vocab": self.draft_vocab if self.n_draft else 0,
+                "mmproj_device": self.encoder_device,
+            },
         )
+
+    def values(self) -> dict[str, Any]:
+        """Return the settings that a load has in the same form."""
+        return {name: getattr(self, name) for name in SHARED_LOAD_OPTIONS}
 
     # changes
 
     def for_another_model(self, n_ctx: int | None) -> SplitSettings:
         """Set the context, and leave out what names blocks and tensors of the present model."""
-        return replace(
-            self, n_ctx=n_ctx, n_cpu_blocks=0, n_cpu_moe=0, kv_on_host=False, overrides=(),
-            rope_scaling="", rope_factor=0.0, rope_base=0.0, chat_template="",
-            draft_path="", draft_vocab=0,
-            mmproj=self.mmproj if self.mmproj in MMPROJ_KINDS else "auto",
-        )  # fmt: skip
+        own = {n: LOAD_DEFAULTS[n] for n, one in SHARED_LOAD_OPTIONS.items() if one.of_model}
+        mmproj = self.mmproj if self.mmproj in MMPROJ_KINDS else "auto"
+        return replace(self, n_ctx=n_ctx, draft_path="", draft_vocab=0, mmproj=mmproj, **own)
 
     def with_mode(self, mode: Mode) -> SplitSettings:
         """Change how the model is split."""
@@ -367,6 +340,12 @@ class SplitSettings:
             movable, room = on, 1.0
         shares = normalised([weights[i] for i in movable])
         return self._with_shares({i: room * s for i, s in zip(movable, shares, strict=True)})
+
+
+WINDOW_OPTIONS: Mapping[str, LoadOption] = {
+    spec.name: spec.metadata["option"] for spec in fields(SplitSettings) if spec.metadata
+}
+"""All settings beside the split, by the name of their field."""
 
 
 def default_settings(devices: Sequence[DeviceInfo]) -> SplitSettings:

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
-from app.server.desk import MakeCommands
+from app.server.context import MakeCommands
 from app.server.refusal import Refusal, bad_value
-from app.server.requests.reading import asked, asked_like
+from app.server.request_fields import asked, asked_like
 from engine import EngineError, Generate, ModelInfo, ModelLoaded, SamplingParams
 
 MOST_CHOICES = 16

@@ -17,16 +17,16 @@ from app.core.engine_client import EngineClient
 from app.core.engine_sentences import translated
 from app.core.settings import Settings, SettingsStore
 from app.core.translation import tr
-from app.server.desk import Desk
-from app.server.link import EngineLink
+from app.server.async_engine import EngineLink
+from app.server.context import Desk
 from app.server.models import HeldModel
 from app.server.settings import ServerHints, ServerSettings
-from app.server.web.running import ServerThread
+from app.server.web.server import ServerThread
 from engine import EngineError, one_line
 
 if TYPE_CHECKING:
     from app.core.engine_client.inbox import EngineSharing
-    from app.server.ledger import Ledger, RequestRecord
+    from app.server.request_log import Ledger, RequestRecord
 
 HERE, EVERYWHERE = "127.0.0.1", "0.0.0.0"
 """Addresses to listen on: for this machine alone, and for all that can reach it."""

@@ -7,13 +7,13 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from engine.formats.quants.layout import TILE
-from engine.load_params import MOST_PARALLEL
+from engine.load_params import MAX_PARALLEL
 from engine.model.forward.pages import PAGE
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-MOST_AT_ONCE = MOST_PARALLEL
+MOST_AT_ONCE = MAX_PARALLEL
 """Largest number of sequences of which a pass computes a single token each."""
 
 KEPT_STATES = 4 * MOST_AT_ONCE

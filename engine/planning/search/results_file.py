@@ -9,10 +9,11 @@ from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from engine.arguments import params_document, params_from
 from engine.errors import EngineError
 from engine.hardware.devices.catalog import require_devices
 from engine.hardware.fallbacks import Fallback
-from engine.planning.saved_plans import model_key, params_document, params_from
+from engine.planning.saved_plans import model_key
 from engine.planning.search.results import (
     DraftTrial,
     Goal,

@@ -144,9 +144,9 @@ def test_weights_that_are_no_numbers_are_one_line(
 def test_the_demo_is_a_model_where_there_is_one(
     run: Run, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.cli.arguments.demo_model", lambda: model)
+    monkeypatch.setattr("app.cli.load_options.demo_model", lambda: model)
     assert run("inspect", "demo", "--json").document["path"] == str(model)
-    monkeypatch.setattr("app.cli.arguments.demo_model", lambda: None)
+    monkeypatch.setattr("app.cli.load_options.demo_model", lambda: None)
     assert_refused(run("generate", "demo", "-p", "hello"), "demo model is not in this installation")
 
 

@@ -11,18 +11,21 @@ from pathlib import Path
 import pytest
 
 from app.__main__ import COMMANDS
-from app.cli.arguments import load_params
-from app.cli.command import command_for
+from app.cli.load_options import command_for, load_params
 from engine import ControlVector, EngineError, LoadParams
 from tests.helpers.command_line import GREEDY, Run, assert_refused
 
 EVERYTHING = LoadParams(
-    "/some where/it's.gguf", ("cuda:0", "cpu", "cuda:0"), (3, 1 / 3, 1e-7), "groups", 8192,
-    (("ffn_.*_exps=x", "cpu"), ("-attn $HOME", "#1")), "q8_0/q4_0", 6, 256,
-    (ControlVector("/v=1.gguf", -0.5), ControlVector("w.gguf")), (3, 9), (2, 1), 2, 1, True,
-    (("cuda:1", (1 << 30) + 1), ("cpu", 5 << 20)), "off", "yarn", 2.5, 1e6,
-    "{% for m in messages %}\n'<{{ m.role }}>' {{ m.content }}{% endfor %}", True, 3, 3 << 19,
-    "ngram", 5, "eyes of it.gguf", "cpu", 4096,
+    "/some where/it's.gguf", ("cuda:0", "cpu", "cuda:0"), (3, 1 / 3, 1e-7), "groups",
+    n_ctx=8192, overrides=(("ffn_.*_exps=x", "cpu"), ("-attn $HOME", "#1")),
+    kv_type="q8_0/q4_0", cpu_threads=6, n_batch=256,
+    control_vectors=(ControlVector("/v=1.gguf", -0.5), ControlVector("w.gguf")),
+    control_layers=(3, 9), groups=(2, 1), n_cpu_blocks=2, n_cpu_moe=1, kv_on_host=True,
+    reserve=(("cuda:1", (1 << 30) + 1), ("cpu", 5 << 20)), p2p="off",
+    rope_scaling="yarn", rope_factor=2.5, rope_base=1e6,
+    chat_template="{% for m in messages %}\n'<{{ m.role }}>' {{ m.content }}{% endfor %}",
+    fast_prompts=True, parallel=3, checkpoint_bytes=3 << 19, draft="ngram", draft_max=5,
+    mmproj="eyes of it.gguf", mmproj_device="cpu", draft_vocab=4096,
 )  # fmt: skip
 
 

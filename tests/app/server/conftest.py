@@ -6,7 +6,7 @@ import httpx2
 import pytest
 from openai import OpenAI
 
-from app.server.web.body import SMALL_BODY
+from app.server.request_body import SMALL_BODY
 from tests.helpers.served import EngineOnThread, Served
 
 

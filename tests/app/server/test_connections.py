@@ -13,7 +13,7 @@ import httpx2
 import pytest
 
 from app.server.settings import ServerSettings
-from app.server.web import connections, running
+from app.server.web import server as web_server
 from tests.app.server.test_limits import ENDLESS, asking, wait_until
 from tests.helpers.served import EngineOnThread, Served
 
@@ -60,7 +60,7 @@ def is_closed(connection: socket.socket) -> bool:
 def test_the_oldest_connection_that_does_nothing_makes_room(
     demo_engine: EngineOnThread, monkeypatch: pytest.MonkeyPatch, sent: bytes, limit: str
 ) -> None:
-    monkeypatch.setattr(connections, limit, 4)
+    monkeypatch.setattr(web_server, limit, 4)
     with Served(demo_engine) as server, ExitStack() as stack, asking(server, ENDLESS) as answer:
         wait_until(lambda: server.desk.admission.n_running == 1)
         strangers = [stack.enter_context(connect(server, sent)) for _ in range(6)]
@@ -73,7 +73,7 @@ def test_the_oldest_connection_that_does_nothing_makes_room(
 def test_where_all_connections_are_of_use_a_further_one_is_told(
     demo_engine: EngineOnThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connections, "MAX_PER_ADDRESS", 1)
+    monkeypatch.setattr(web_server, "MAX_PER_ADDRESS", 1)
     with Served(demo_engine) as server, asking(server, ENDLESS):
         wait_until(lambda: server.desk.admission.n_running == 1)
         refused = ask_health(server)
@@ -86,8 +86,8 @@ def test_where_all_connections_are_of_use_a_further_one_is_told(
 def test_idle_connections_are_closed_sooner_where_there_are_many(
     demo_engine: EngineOnThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connections, "CROWDED_IDLE_S", 0.05)
-    monkeypatch.setattr(connections, "MAX_CONNECTIONS", 3)
+    monkeypatch.setattr(web_server, "CROWDED_IDLE_S", 0.05)
+    monkeypatch.setattr(web_server, "MAX_CONNECTIONS", 3)
     request = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"
     with Served(demo_engine) as server, connect(server), connect(server, request) as connection:
         while connection.recv(10_000):
@@ -97,7 +97,7 @@ def test_idle_connections_are_closed_sooner_where_there_are_many(
 def test_a_client_that_reads_no_answer_is_left(
     demo_engine: EngineOnThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connections, "UNREAD_S", 0.1)
+    monkeypatch.setattr(web_server, "UNREAD_S", 0.1)
     request = b"GET /openapi.json HTTP/1.1\r\nhost: localhost\r\n\r\n"
     with Served(demo_engine) as server, connect(server) as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -124,8 +124,8 @@ def test_without_files_connections_wait_quietly(
     demo_engine: EngineOnThread, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     made: list[FullListener] = []
-    monkeypatch.setattr(running, "listen", partial(listen_full, running.listen, made))
-    monkeypatch.setattr(connections, "NO_FILES_S", 0.01)
+    monkeypatch.setattr(web_server, "listen", partial(listen_full, web_server.listen, made))
+    monkeypatch.setattr(web_server, "NO_FILES_S", 0.01)
     request = b"GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
     with (
         caplog.at_level(logging.WARNING),

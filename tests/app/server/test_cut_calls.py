@@ -7,14 +7,13 @@ from typing import Any, Protocol
 
 import pytest
 
-from app.server.anthropic.message_answer import MessageAnswer
-from app.server.anthropic.message_request import MessageRequest
-from app.server.ollama.ollama_answer import OllamaAnswer
-from app.server.openai.call_arguments import misfit
-from app.server.openai.chat_answer import ChatAnswer
-from app.server.openai.chat_request import ChatRequest
-from app.server.openai_responses.response_answer import ResponseAnswer
-from app.server.openai_responses.response_request import ResponseRequest
+from app.server.anthropic.answer import MessageAnswer
+from app.server.anthropic.request import MessageRequest
+from app.server.ollama.answer import OllamaAnswer
+from app.server.openai.answer import ChatAnswer, misfit
+from app.server.openai.conversation import ChatRequest
+from app.server.openai_responses.answer import ResponseAnswer
+from app.server.openai_responses.request import ResponseRequest
 from engine import (
     Event,
     Finished,

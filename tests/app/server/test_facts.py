@@ -10,8 +10,7 @@ import pytest
 from openai import OpenAI
 
 from app.remote.client.answer import ServerFigures, parse_figures
-from app.server.cache_gauge import CacheGauge
-from app.server.link import EngineLink
+from app.server.async_engine import CacheGauge, EngineLink
 from app.server.models import capabilities_of
 from app.server.openai.sampling import SamplingFields, sampled
 from engine import (

@@ -7,7 +7,7 @@ import httpx2
 import pytest
 from openai import BadRequestError, OpenAI
 
-from app.server.web.openapi import STATUSES
+from app.server.web.operations import STATUSES
 
 ASKED = [{"role": "user", "content": "What is a rank?"}]
 

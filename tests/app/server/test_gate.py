@@ -7,7 +7,7 @@ import pytest
 from openai import AuthenticationError
 
 from app.server.settings import ServerSettings
-from app.server.web.gate import check_settings
+from app.server.web.access import check_settings
 from engine import EngineError
 from tests.helpers.served import EngineOnThread, Served
 

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from app.core.paths import demo_model
-from app.server.library import LibraryModels, ModelShelf
-from app.server.link import EngineLink
-from app.server.models import SingleModel, find_model
+from app.server.async_engine import EngineLink
+from app.server.models import LibraryModels, ModelShelf, SingleModel, find_model
 from app.server.refusal import Refusal
 from engine import ChatMessage, EngineError, Generate, Load, LoadParams, Unload, read_model_info
 from tests.helpers.fake_host import FakeHost, Script

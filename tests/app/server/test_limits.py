@@ -13,9 +13,8 @@ import pytest
 from openai import OpenAI, RateLimitError
 
 from app.server.refusal import Refusal, check_conversation
-from app.server.requests.body import ValueCounter
-from app.server.requests.reading import read_request
-from app.server.web.body import SMALL_BODY
+from app.server.request_body import SMALL_BODY, ValueCounter
+from app.server.request_fields import read_request
 from engine import ApplyTemplate, ChatMessage
 from tests.helpers.served import EngineOnThread, Served
 
@@ -157,7 +156,7 @@ def test_pictures_have_room_of_their_own(demo_engine: EngineOnThread) -> None:
 def test_more_values_than_can_be_read_quickly_are_refused(
     http: httpx2.Client, monkeypatch: pytest.MonkeyPatch, item: bytes
 ) -> None:
-    monkeypatch.setattr("app.server.requests.body.MAX_VALUES", 1000)
+    monkeypatch.setattr("app.server.request_body.MAX_VALUES", 1000)
 
     def ask(n: int) -> httpx2.Response:
         items = b",".join([item] * n)
@@ -173,7 +172,7 @@ def test_more_values_than_can_be_read_quickly_are_refused(
 def test_commas_of_texts_are_no_values(monkeypatch: pytest.MonkeyPatch) -> None:
     """However the body is cut into pieces."""
     body = json.dumps({"a": 'x\\",[{",' * 20, "b\\": ["y,,,,,,", {}, []]}).encode()
-    monkeypatch.setattr("app.server.requests.body.MAX_VALUES", 8.375)
+    monkeypatch.setattr("app.server.request_body.MAX_VALUES", 8.375)
     for size in range(1, len(body) + 1):
         counter = ValueCounter()
         for at in range(0, len(body), size):
@@ -192,7 +191,7 @@ def test_others_are_answered_while_a_large_body_is_parsed(
         assert may_go_on.wait(WAIT_S)
         return read_request(kind, body, most)
 
-    monkeypatch.setattr("app.server.web.site.read_request", parse)
+    monkeypatch.setattr("app.server.web.routes.read_request", parse)
     large = {"messages": [], "unknown": "x" * SMALL_BODY}
     with Served(demo_engine) as server, asking(server, large) as connection:
         assert is_parsing.wait(WAIT_S)

@@ -1,9 +1,8 @@
 """Figures of the machines that compute a model together, as Prometheus and people read them."""
 
-from app.server.admission import Admission
-from app.server.ledger import Ledger
-from app.server.machine_figures import MachinesState, wires_text
-from app.server.web.metrics import metrics_text
+from app.server.context import Admission, MachinesState, wires_text
+from app.server.request_log import Ledger
+from app.server.web.state import metrics_text
 from engine import DeviceSnapshot, JoinedMachine, WiresMeasured, WireSpeed
 
 SNAPSHOT = DeviceSnapshot("cuda:0", 1.0, 3 << 30, 24 << 30, 21 << 30, load_percent=40.0)

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any
 import httpx2
 import pytest
 
-from app.server.anthropic.message_answer import MessageAnswer
-from app.server.anthropic.message_request import MessageRequest, MessageTurn, ToolWish
-from app.server.anthropic.messages import message_command
+from app.server.anthropic.answer import MessageAnswer, message_command
+from app.server.anthropic.request import MessageRequest, MessageTurn, ToolWish
 from engine import (
     ChatMessage,
     Event,

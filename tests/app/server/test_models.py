@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from app.core.paths import demo_model
-from app.server.link import EngineLink
+from app.server.async_engine import EngineLink
 from app.server.models import SingleModel, find_model
 from app.server.refusal import Refusal
 from engine import (
@@ -144,8 +144,8 @@ def test_an_answer_keeps_the_model() -> None:
 
 def test_an_answer_that_nobody_reads_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its events do not fill the memory."""
-    monkeypatch.setattr("app.server.link.MOST_UNREAD", 50)
-    monkeypatch.setattr("app.server.link.MOST_TOGETHER", 4)
+    monkeypatch.setattr("app.server.async_engine.MOST_UNREAD", 50)
+    monkeypatch.setattr("app.server.async_engine.MOST_TOGETHER", 4)
     script = Script(answer="x" * 5000, chunk=1)
 
     async def act(models: SingleModel, link: EngineLink, host: FakeHost) -> None:

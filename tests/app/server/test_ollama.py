@@ -8,7 +8,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from app.server.ollama.ollama_answer import OllamaAnswer
+from app.server.ollama.answer import OllamaAnswer
 from engine import (
     ChatMessage,
     Event,

@@ -8,7 +8,7 @@ import httpx2
 import pytest
 from openai import APIError, APIStatusError, InternalServerError, OpenAI
 
-from app.server.openai.forms import ANY_OBJECT
+from app.server.openai.conversation import ANY_OBJECT
 from engine import (
     EngineCrashed,
     Event,

@@ -2,8 +2,8 @@
 
 import pytest
 
+from app.server.openai.conversation import ShownParts
 from app.server.refusal import Refusal
-from app.server.requests.pictures import ShownParts
 from engine import IMAGE_PLACEHOLDER
 
 

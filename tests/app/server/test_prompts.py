@@ -11,11 +11,10 @@ from openai import OpenAI
 
 from app.core.paths import demo_model
 from app.server.models import Spell
-from app.server.openai.logprobs import TokenPlaces, completion_logprobs, prompt_logprobs
-from app.server.openai.texts.completion_request import CompletionRequest
-from app.server.openai.texts.inputs import separate_inputs
+from app.server.openai.answer import TokenPlaces, completion_logprobs, prompt_logprobs
+from app.server.openai.texts import CompletionRequest, separate_inputs
 from app.server.refusal import Refusal
-from app.server.requests.reading import read_request
+from app.server.request_fields import read_request
 from engine import TokenLogprob, TokensScored, load_tokenizer
 
 TEXT = "Tensor parallelism: a rank computes its slice, über all."

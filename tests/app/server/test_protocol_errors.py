@@ -12,7 +12,7 @@ from anthropic import Anthropic
 from openai import APIError, OpenAI
 
 from app.cli.server.serve import HINTS
-from app.server.web.site import shape_of
+from app.server.web.routes import shape_of
 from engine import EngineCrashed, TokenText
 from tests.helpers.fake_host import FakeHost, Script
 from tests.helpers.served import EngineOnThread, Served
@@ -138,7 +138,7 @@ def test_limits_are_told_in_the_protocol_of_the_path(
         assert full.status_code == 429
         assert int(full.headers["retry-after"]) > 0
         assert "waiting already" in message_of(path, full.json())
-        monkeypatch.setattr("app.server.web.connections.MAX_CONNECTIONS", 1)
+        monkeypatch.setattr("app.server.web.server.MAX_CONNECTIONS", 1)
         crowded = client.post(path, json=BODIES[path])
         assert crowded.status_code == 503
         assert int(crowded.headers["retry-after"]) > 0
@@ -193,7 +193,7 @@ def test_a_crash_in_a_stream_is_an_event_of_the_protocol(
     sentence = "which is a bug in Tandem" if is_bug else "The engine has ended."
     if is_bug:
         script.extra, script.answer = [TokenText("Hel", (1,)), None], ""  # type: ignore[list-item]
-        monkeypatch.setattr("app.server.ledger.RequestRecord.note", fail_at_none)
+        monkeypatch.setattr("app.server.request_log.RequestRecord.note", fail_at_none)
     else:
         script.answer_error = EngineCrashed("The engine has ended.")
     for path, body in BODIES.items():

@@ -11,9 +11,8 @@ from openai import OpenAI
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from app.server.openai_responses.operations import response_command
-from app.server.openai_responses.response_answer import ResponseAnswer
-from app.server.openai_responses.response_request import ResponseRequest, ResponseTool
+from app.server.openai_responses.answer import ResponseAnswer, response_command
+from app.server.openai_responses.request import ResponseRequest, ResponseTool
 from engine import (
     ChatMessage,
     Event,

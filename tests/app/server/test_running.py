@@ -20,7 +20,7 @@ from app.__main__ import main
 from app.cli.output import note
 from app.cli.server import serving
 from app.server.settings import ServerSettings
-from app.server.web.running import address_of, listen
+from app.server.web.server import address_of, listen
 from engine import EngineError
 from tests.helpers.command_line import Outcome, assert_refused
 from tests.helpers.served import EngineOnThread, Served
@@ -81,7 +81,7 @@ def test_a_connection_without_a_request_is_closed(
     demo_engine: EngineOnThread, monkeypatch: pytest.MonkeyPatch, sent: bytes
 ) -> None:
     """So that nobody can hold all connections there are."""
-    monkeypatch.setattr("app.server.web.connections.HEAD_S", 0.2)
+    monkeypatch.setattr("app.server.web.server.HEAD_S", 0.2)
     with Served(demo_engine) as server:
         split = urlsplit(server.address)
         with socket.create_connection((split.hostname, split.port), WAIT_S) as connection:

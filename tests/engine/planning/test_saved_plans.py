@@ -22,16 +22,18 @@ from engine import (
     import_plan,
     model_key,
 )
-from engine.planning.saved_plans import READERS, params_document, params_from
+from engine.arguments import params_document, params_from
 from tests.helpers.tiny_gguf import tiny_gguf
 
 MODEL = ModelKey("ab" * 32, "Some Model 7B", 4_000_000_000)
 BADGE = PlanBadge(812.5, 41.25, 8192, "2026-03-01T12:00:00Z")
 EVERYTHING = LoadParams(
-    "/somewhere/m.gguf", ("cuda:0", "cuda:1", "cuda:0"), (3, 1.5, 0.1), "groups", 8192,
-    (("ffn_.*_exps=x", "cpu"), ("attn", "#1")), "q8_0", 6, 256,
-    (ControlVector("/v.gguf", -0.5),), (3, 9), (2, 1), 2, 1, True, (("cuda:1", 1 << 30),),
-    "on", "linear", 4.0, 5e5, "{{ messages }}",
+    "/somewhere/m.gguf", ("cuda:0", "cuda:1", "cuda:0"), (3, 1.5, 0.1), "groups",
+    n_ctx=8192, overrides=(("ffn_.*_exps=x", "cpu"), ("attn", "#1")), kv_type="q8_0",
+    cpu_threads=6, n_batch=256, control_vectors=(ControlVector("/v.gguf", -0.5),),
+    control_layers=(3, 9), groups=(2, 1), n_cpu_blocks=2, n_cpu_moe=1, kv_on_host=True,
+    reserve=(("cuda:1", 1 << 30),), p2p="on", rope_scaling="linear", rope_factor=4.0,
+    rope_base=5e5, chat_template="{{ messages }}",
 )  # fmt: skip
 
 
@@ -51,7 +53,7 @@ def store(tmp_path: Path) -> PlanStore:
 def test_all_fields_survive_json() -> None:
     document = json.loads(json.dumps(params_document(EVERYTHING)))
     assert params_from(document, EVERYTHING.path) == EVERYTHING
-    assert set(document) == set(READERS) == {f.name for f in fields(LoadParams)} - {"path"}
+    assert set(document) == {f.name for f in fields(LoadParams)} - {"path"}
     assert params_from({}, "m") == LoadParams("m")
     plain = LoadParams("m")
     assert params_from(json.loads(json.dumps(params_document(plain))), "m") == plain

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from functools import partial
 
 from PySide6.QtCore import QSignalBlocker, Qt, Signal
 from PySide6.QtWidgets import QGridLayout, QSpinBox, QWidget
 
 from app.core.translation import tr, tr_later
 from app.core.units import context_text, tokens_text
-from app.devices.split.settings import MAX_THREADS, SplitSettings
+from app.devices.split.settings import WINDOW_OPTIONS, SplitSettings
 from app.devices.split.views.choice_fields import ContextSlider, choice_box, kv_type_entries
-from app.devices.split.views.rare_options import RareOptions
+from app.devices.split.views.rare_options import NumberField, RareOptions
 from app.widgets.controls import ignore_wheel, show_number
 from app.widgets.layout import scaled
 from app.widgets.text import ElidedLabel, label, set_tip
@@ -53,17 +54,14 @@ def context_stops(n_ctx_train: int) -> list[int]:
     return [*stops, last]
 
 
-class LoadOptions(QWidget):
+class LoadFields(QWidget):
     """Fields for the settings other than shares.
 
     Attributes:
         rare: fields that few people need.
     """
 
-    context_changed = Signal(int)
-    kv_type_changed = Signal(str)
-    threads_changed = Signal(object)  # int, or None for one per core
-    p2p_changed = Signal(str)
+    changed = Signal(str, object)  # name and value of a setting
     gesture_began = Signal()
     gesture_ended = Signal()
 
@@ -75,19 +73,16 @@ class LoadOptions(QWidget):
         self.context_note = ElidedLabel()
         self.context_note.setProperty("role", "muted")
         self.context = QSpinBox()
-        self.context.setAccessibleName(tr("Context length in tokens"))
+        self.context.setAccessibleName(tr(WINDOW_OPTIONS["n_ctx"].title))
         self.context.setKeyboardTracking(False)
         scaled(self.context, self.context.setFixedWidth, 96)
         self.kv_type = choice_box(kv_type_entries())
-        self.kv_type.setAccessibleName(tr("KV cache type"))
+        self.kv_type.setAccessibleName(tr(WINDOW_OPTIONS["kv_type"].title))
         self.p2p = choice_box([(mode, PEER_NAMES[mode], PEER_HINTS[mode]) for mode in PEER_MODES])
-        self.p2p.setAccessibleName(tr("GPU-to-GPU transfers"))
+        self.p2p.setAccessibleName(tr(WINDOW_OPTIONS["p2p"].title))
         self.p2p_label = label(tr("GPU to GPU"), "muted")
-        self.threads = QSpinBox()
-        self.threads.setAccessibleName(tr("CPU threads"))
-        self.threads.setRange(0, MAX_THREADS)
-        self.threads.setSpecialValueText(tr("auto"))
-        self.threads.setKeyboardTracking(False)
+        self.threads = NumberField(WINDOW_OPTIONS["cpu_threads"], None)
+        self.threads.setAccessibleName(tr(WINDOW_OPTIONS["cpu_threads"].title))
         scaled(self.threads, self.threads.setFixedWidth, 96)
         self.rare = RareOptions()
         self.threads_label = label(tr("Threads"), "muted")
@@ -101,13 +96,14 @@ class LoadOptions(QWidget):
         self.context_slider.valueChanged.connect(self._on_slider)
         self.context_slider.sliderPressed.connect(self.gesture_began)
         self.context_slider.sliderReleased.connect(self.gesture_ended)
-        self.context.valueChanged.connect(self.context_changed)
+        self.context.valueChanged.connect(partial(self.changed.emit, "n_ctx"))
         self.kv_type.currentIndexChanged.connect(self._report_kv_type)
         self.rare.type_v_changed.connect(self._report_kv_type)
         self.p2p.currentIndexChanged.connect(
-            lambda _: self.p2p_changed.emit(self.p2p.currentData())
+            lambda _: self.changed.emit("p2p", self.p2p.currentData())
         )
-        self.threads.valueChanged.connect(lambda n: self.threads_changed.emit(n or None))
+        self.threads.chosen.connect(partial(self.changed.emit, "cpu_threads"))
+        self.rare.changed.connect(self.changed)
 
     def set_model_context(self, n_ctx_train: int) -> None:
         """Offer context lengths up to the one the model was trained for; 0 is unknown."""
@@ -139,7 +135,7 @@ class LoadOptions(QWidget):
             self.p2p.setCurrentIndex(self.p2p.findData(settings.p2p))
             set_tip(self.p2p, tr(PEER_HINTS[settings.p2p]))
         show_number(self.context, n_ctx)
-        show_number(self.threads, settings.cpu_threads or 0)
+        self.threads.show_value(settings.cpu_threads)
         self.rare.set_settings(settings)
         has_cpu = any(settings.ranks[i].device == "cpu" for i in settings.active)
         self.threads.setVisible(has_cpu)
@@ -167,10 +163,10 @@ class LoadOptions(QWidget):
     def _report_kv_type(self) -> None:
         """Report both types; values have that of the keys unless one is chosen for them."""
         k = self.kv_type.currentData()
-        self.kv_type_changed.emit(str(KVTypes(k, self.rare.type_v.currentData() or k)))
+        self.changed.emit("kv_type", str(KVTypes(k, self.rare.type_v.currentData() or k)))
 
     def _on_slider(self, stop: int) -> None:
-        self.context_changed.emit(self._stops[stop])
+        self.changed.emit("n_ctx", self._stops[stop])
 
     def _build(self) -> None:
         layout = QGridLayout(self)

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from functools import partial
+from typing import Any
+
 from PySide6.QtCore import QSignalBlocker, Qt, QTimer, Signal, Slot
 from PySide6.QtGui import QFontDatabase
 from PySide6.QtWidgets import (
@@ -19,15 +24,7 @@ from PySide6.QtWidgets import (
 
 from app.core.translation import tr, tr_later
 from app.core.units import MIB
-from app.devices.split.settings import (
-    MAX_BATCH,
-    MAX_DRAFT_VOCAB,
-    MAX_PARALLEL,
-    MAX_ROPE_BASE,
-    MAX_ROPE_FACTOR,
-    OWN_BLOCK,
-    SplitSettings,
-)
+from app.devices.split.settings import OWN_BLOCK, WINDOW_OPTIONS, SplitSettings
 from app.devices.split.template_preview import TemplatePreview
 from app.devices.split.views.choice_fields import (
     EncoderDeviceField,
@@ -40,10 +37,7 @@ from app.widgets.controls import ignore_wheel, show_number
 from app.widgets.layout import scaled
 from app.widgets.text import label, set_tip
 from app.widgets.theme import icon, set_role, theme, theme_signals
-from engine import DEFAULT_DRAFTED, LEAST_DRAFT_VOCAB, MOST_DRAFTED, kv_types
-
-MAX_STATES = 1 << 20
-"""Most host memory for kept states that can be chosen, in MiB."""
+from engine import LoadOption, kv_types
 
 SAME_HINT = tr_later("Keys and values have the type chosen as KV cache")
 
@@ -58,22 +52,88 @@ ROPE_HINTS = {
     "yarn": tr_later("Only slow rotations are stretched, which is more exact"),
 }
 
+ORDER = (
+    "parallel", "checkpoint_bytes", "kv_type", "n_batch", "fast_prompts", "n_draft", "draft_path",
+    "draft_vocab", "mmproj", "mmproj_device", "rope_scaling", "rope_factor", "rope_base",
+    "chat_template",
+)  # fmt: skip
+"""Fields from top to bottom, of values where it is the type of keys and values; others follow."""
+
+
+class NumberField(QSpinBox):
+    """Field of a whole number; below the smallest one stands what is meant by none."""
+
+    chosen = Signal(object)  # int, or None for the engine's choice
+
+    def __init__(self, option: LoadOption, default: int | None) -> None:
+        super().__init__()
+        self._option, self._default = option, default
+        has_none = default is None and not option.may_be_zero
+        low = 0 if option.may_be_zero else int(option.low) // option.unit - has_none
+        high = min(one for one in (option.soft_high, option.high) if one is not None)
+        self.setRange(low, int(high) // option.unit)
+        self.setSingleStep(option.step)
+        self.setKeyboardTracking(False)
+        self.setSuffix(" MiB" if option.unit == MIB else tr(option.suffix))
+        self.setSpecialValueText(tr(option.lowest))
+        self.valueChanged.connect(self._report)
+
+    def show_value(self, value: int | None) -> None:
+        """Show a value without a signal."""
+        show_number(self, self.minimum() if value is None else value // self._option.unit)
+
+    def _report(self, n: int) -> None:
+        low, unit = int(self._option.low), self._option.unit
+        if n * unit >= low:
+            self.chosen.emit(n * unit)
+        else:
+            self.chosen.emit(self._default if n == self.minimum() else low)
+
+
+class FactorField(QDoubleSpinBox):
+    """Field of a number of at least 1, or 0 for what the file says."""
+
+    chosen = Signal(object)  # float
+
+    def __init__(self, option: LoadOption) -> None:
+        super().__init__()
+        self.setDecimals(2 if option.step == 1 else 0)
+        self.setMaximum(float(option.high or 0.0))
+        self.setSingleStep(option.step)
+        self.setKeyboardTracking(False)
+        self.setSpecialValueText(tr(option.lowest))
+        self.valueChanged.connect(lambda number: self.chosen.emit(0.0 if number < 1 else number))
+
+    def show_value(self, value: float) -> None:
+        """Show a value without a signal."""
+        show_number(self, value)
+
+
+class FlagField(QCheckBox):
+    """Field of a flag."""
+
+    chosen = Signal(bool)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.toggled.connect(self.chosen)
+
+    def show_value(self, value: bool) -> None:
+        """Show a value without a signal."""
+        with QSignalBlocker(self):
+            self.setChecked(value)
+
 
 class RareOptions(QWidget):
     """Fields that few people need, below a heading that opens and closes them.
 
     Attributes:
         head: button that opens and closes the fields.
+        fields: widget of each setting, by its name; "kv_type" is the type of values.
     """
 
+    changed = Signal(str, object)  # name and value of a setting
     type_v_changed = Signal()
-    parallel_changed = Signal(int)
-    states_changed = Signal(object)  # bytes, or None for the engine's choice
-    batch_changed = Signal(object)  # int, or None for the engine's choice
-    speed_changed = Signal(bool)
-    draft_changed = Signal(int)
-    draft_vocab_changed = Signal(int)  # 0 for all tokens
-    rope_changed = Signal(str, float, float)  # scaling, factor, base
     template_requested = Signal()
 
     def __init__(self, parent: QWidget | None = None) -> None:
@@ -85,12 +145,6 @@ class RareOptions(QWidget):
         self.head.setCheckable(True)
         same = ("", tr_later("Same as keys"), SAME_HINT)
         self.type_v = choice_box([same, *kv_type_entries()])
-        self.parallel = QSpinBox(minimum=1, maximum=MAX_PARALLEL)
-        self.states = QSpinBox(minimum=-1, maximum=MAX_STATES, singleStep=512, suffix=" MiB")
-        self.batch = QSpinBox(minimum=0, maximum=MAX_BATCH, singleStep=128)
-        self.fast_prompts = QCheckBox()
-        self.draft = QSpinBox(minimum=0, maximum=MOST_DRAFTED)
-        self.draft_vocab = QSpinBox(minimum=0, maximum=MAX_DRAFT_VOCAB, singleStep=4096)
         sources = [(tr("No model"), ""), (tr("MTP block"), OWN_BLOCK)]
         self.draft_model = GgufField(tr("Draft model"), sources)
         words = [(tr("auto"), "auto"), (tr("Off"), "off")]
@@ -98,63 +152,48 @@ class RareOptions(QWidget):
         self.encoder = EncoderDeviceField()
         kinds = [(kind, name, ROPE_HINTS[kind]) for kind, name in ROPE_NAMES.items()]
         self.rope = choice_box(kinds)
-        self.factor = QDoubleSpinBox(maximum=MAX_ROPE_FACTOR, decimals=2, singleStep=1.0)
-        self.base = QDoubleSpinBox(maximum=MAX_ROPE_BASE, decimals=0, singleStep=10_000.0)
         self.template = button("")
         self.template.clicked.connect(self.template_requested)
+        self.fields: dict[str, QWidget] = {
+            "kv_type": self.type_v, "draft_path": self.draft_model, "mmproj": self.mmproj,
+            "mmproj_device": self.encoder, "rope_scaling": self.rope,
+            "chat_template": self.template,
+        }  # fmt: skip
+        rare = [name for name, option in WINDOW_OPTIONS.items() if option.place == "rare"]
+        self.fields |= {name: _field(name) for name in rare if name not in self.fields}
         self._body = QWidget()
-        self._build()
+        self._build([*ORDER, *(name for name in rare if name not in ORDER)])
         self._connect()
         self._on_toggled(False)
 
     def _connect(self) -> None:
         self.type_v.currentIndexChanged.connect(lambda _: self.type_v_changed.emit())
-        self.parallel.valueChanged.connect(self.parallel_changed)
-        self.states.valueChanged.connect(
-            lambda n: self.states_changed.emit(None if n < 0 else n * MIB)
+        self.rope.currentIndexChanged.connect(
+            lambda _: self.changed.emit("rope_scaling", self.rope.currentData())
         )
-        self.batch.valueChanged.connect(lambda n: self.batch_changed.emit(n or None))
-        self.fast_prompts.toggled.connect(self.speed_changed)
-        self.draft.valueChanged.connect(self.draft_changed)
-        self.draft_vocab.valueChanged.connect(
-            lambda n: self.draft_vocab_changed.emit(max(n, LEAST_DRAFT_VOCAB) if n else 0)
-        )
-        self.rope.currentIndexChanged.connect(self._report_rope)
-        for field in (self.factor, self.base):
-            field.valueChanged.connect(self._report_rope)
+        for name, field in self.fields.items():
+            if hasattr(field, "chosen"):
+                field.chosen.connect(partial(self.changed.emit, name))
         self.head.toggled.connect(self._on_toggled)
         theme_signals().changed.connect(self._refresh)
 
     def set_settings(self, settings: SplitSettings) -> None:
         """Show settings, and all fields if one of them is set."""
-        show_number(self.parallel, settings.parallel)
-        kept = settings.checkpoint_bytes
-        show_number(self.states, -1 if kept is None else kept // MIB)
-        show_number(self.batch, settings.n_batch or 0)
-        show_number(self.draft, settings.n_draft)
-        show_number(self.draft_vocab, settings.draft_vocab)
+        for name, field in self.fields.items():
+            if isinstance(field, NumberField | FactorField | FlagField):
+                field.show_value(getattr(settings, name))
         self.draft_model.set_value(settings.draft_path)
         self.mmproj.set_value(settings.mmproj)
         self.encoder.set_devices(settings.encoder_devices, settings.encoder_device)
         self.encoder.setEnabled(settings.mmproj != "off")
-        show_number(self.factor, settings.rope_factor)
-        show_number(self.base, settings.rope_base)
         k, v = kv_types(settings.kv_type)
-        with (
-            QSignalBlocker(self.rope), QSignalBlocker(self.type_v),
-            QSignalBlocker(self.fast_prompts),
-        ):  # fmt: skip
-            self.fast_prompts.setChecked(settings.fast_prompts)
+        with QSignalBlocker(self.rope), QSignalBlocker(self.type_v):
             self.rope.setCurrentIndex(self.rope.findData(settings.rope_scaling))
             self.type_v.setCurrentIndex(self.type_v.findData("" if v == k else v))
-        has_own = bool(settings.chat_template)
-        self.template.setText(tr("Own…") if has_own else tr("From the file…"))
-        is_set = v != k or settings.n_batch or settings.rope_scaling or settings.rope_factor
-        is_set = is_set or settings.parallel > 1 or kept is not None
-        is_set = is_set or settings.n_draft != DEFAULT_DRAFTED or settings.draft_path
-        is_set = is_set or settings.mmproj != "auto" or settings.encoder_device != "auto"
-        is_set = is_set or settings.draft_vocab
-        if is_set or settings.rope_base or settings.fast_prompts or has_own:
+        self.template.setText(tr("Own…") if settings.chat_template else tr("From the file…"))
+        shown = replace(settings, mmproj_device=settings.encoder_device)
+        names = [name for name in self.fields if name != "kv_type"]
+        if v != k or any(getattr(shown, name) != DEFAULTS[name] for name in names):
             self.head.setChecked(True)
 
     @Slot(bool)
@@ -162,10 +201,6 @@ class RareOptions(QWidget):
         """Let the model's own block for guesses be chosen, or say why it cannot."""
         why = tr("This model's file has no MTP block, and none is beside it.")
         self.draft_model.refuse({} if is_there else {OWN_BLOCK: why})
-
-    def _report_rope(self) -> None:
-        factor, base = (0.0 if f.value() < 1 else f.value() for f in (self.factor, self.base))
-        self.rope_changed.emit(self.rope.currentData(), factor, base)
 
     def _on_toggled(self, is_open: bool) -> None:
         self._body.setVisible(is_open)
@@ -175,105 +210,18 @@ class RareOptions(QWidget):
         name = "chevron-up" if self.head.isChecked() else "chevron-down"
         self.head.setIcon(icon(name, theme().muted))
 
-    def _rows(self) -> tuple[tuple[str, QWidget, str], ...]:
-        """Return name, field and tooltip of each row."""
-        return (
-            (
-                tr("Requests at once"),
-                self.parallel,
-                tr(
-                    "How many requests of the whole context length have room at once; up to 16 "
-                    "shorter ones share it"
-                ),
-            ),
-            (
-                tr("Kept states"),
-                self.states,
-                tr(
-                    "Most host memory for states of recurrent layers that are kept, so that chats "
-                    "go on where they ended; 0 keeps none"
-                ),
-            ),
-            (
-                tr("Values in KV cache"),
-                self.type_v,
-                tr("Number type of values where keys have another one"),
-            ),
-            (tr("Batch"), self.batch, tr("Prompt tokens that are computed at once")),
-            (
-                tr("Faster prompts"),
-                self.fast_prompts,
-                tr(
-                    "Faster prompts on processors with BF16 units; answers may then differ in "
-                    "their last digits depending on what else runs"
-                ),
-            ),
-            *self._rows_of_guesses(),
-            *self._rows_of_model(),
-        )
-
-    def _rows_of_guesses(self) -> tuple[tuple[str, QWidget, str], ...]:
-        """Return the rows of what guesses tokens, and how many."""
-        return (
-            (
-                tr("Guessed tokens"),
-                self.draft,
-                tr(
-                    "How many tokens are guessed and checked at once: from the text so far, and by "
-                    "the model's own block for that (MTP) if its file has one. Answers stay the "
-                    "same, and text that repeats comes faster. 0 guesses none"
-                ),
-            ),
-            (
-                tr("Draft model"),
-                self.draft_model,
-                tr(
-                    "A smaller model with the same vocabulary, which guesses tokens; or the "
-                    "model's own block for that, which GPUs load only if it is chosen here"
-                ),
-            ),
-            (
-                tr("Guess from"),
-                self.draft_vocab,
-                tr(
-                    "How many tokens, the most frequent ones, the model's own block for guesses "
-                    "(MTP) chooses from; it then reads less for each guess. Answers stay the same"
-                ),
-            ),
-        )
-
-    def _rows_of_model(self) -> tuple[tuple[str, QWidget, str], ...]:
-        return (
-            (
-                tr("Pictures"),
-                self.mmproj,
-                tr(
-                    "The file, called mmproj, with which a model sees pictures: one beside it, or "
-                    "another that was published with the model"
-                ),
-            ),
-            (
-                tr("Encode pictures on"),
-                self.encoder,
-                tr(
-                    "The device whose memory holds the mmproj file and which encodes pictures. By "
-                    "itself, Tandem takes the GPU with the largest share if there is room, else "
-                    "the CPU"
-                ),
-            ),
-            (tr("RoPE scaling"), self.rope, tr("How positions are stretched to a longer context")),
-            (tr("RoPE factor"), self.factor, tr("How many times longer the context becomes")),
-            (tr("RoPE base"), self.base, tr("Base of the rotations' frequencies")),
-            (tr("Chat template"), self.template, tr("How messages become the model's prompt")),
-        )
-
-    def _build(self) -> None:
+    def _build(self, names: Sequence[str]) -> None:
         grid = QGridLayout(self._body)
         grid.setContentsMargins(0, 0, 0, 0)
         grid.setHorizontalSpacing(10)
         grid.setVerticalSpacing(8)
         grid.setColumnStretch(0, 1)
-        for row, (title, field, tip) in enumerate(self._rows()):
+        for row, name in enumerate(names):
+            option, field = WINDOW_OPTIONS[name], self.fields[name]
+            title, tip = tr(option.title), tr(option.tip)
+            if name == "kv_type":
+                title = tr("Values in KV cache")
+                tip = tr("Number type of values where keys have another one")
             caption = label(title, "muted")
             caption.setBuddy(field)
             field.setAccessibleName(title)
@@ -283,19 +231,21 @@ class RareOptions(QWidget):
             ignore_wheel(field)
             grid.addWidget(caption, row, 0)
             grid.addWidget(field, row, 1)
-        self.batch.setSpecialValueText(tr("auto"))
-        self.states.setSpecialValueText(tr("auto"))
-        self.draft_vocab.setSpecialValueText(tr("all tokens"))
-        self.draft_vocab.setSuffix(tr(" tokens"))
-        whole = self.parallel, self.states, self.batch, self.draft_vocab
-        for number in (*whole, self.factor, self.base):
-            number.setKeyboardTracking(False)
-        for number in (self.factor, self.base):
-            number.setSpecialValueText(tr("As the file says"))
         layout = QVBoxLayout(self)
         layout.setContentsMargins(0, 0, 0, 0)
         layout.addWidget(self.head)
         layout.addWidget(self._body)
+
+
+def _field(name: str) -> NumberField | FactorField | FlagField:
+    """Return the field of a setting that needs none of its own."""
+    option = WINDOW_OPTIONS[name]
+    if option.kind is bool:
+        return FlagField()
+    return FactorField(option) if option.kind is float else NumberField(option, DEFAULTS[name])
+
+
+DEFAULTS: dict[str, Any] = {spec.name: spec.default for spec in fields(SplitSettings)}
 
 
 TYPED_MS = 400

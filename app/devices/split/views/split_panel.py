@@ -19,7 +19,7 @@ from app.core.translation import tr, tr_later
 from app.devices.split.figures import LoadState, RowFigures, SplitPicture, rank_labels, short_name
 from app.devices.split.settings import MAX_CPU_RANKS, MODES, Mode
 from app.devices.split.views.device_row import DeviceRow
-from app.devices.split.views.load_options import LoadOptions
+from app.devices.split.views.load_options import LoadFields
 from app.devices.split.views.split_bar import Segment, ShareBar
 from app.devices.split.views.split_footer import (
     LoadFooter,
@@ -169,7 +169,7 @@ class SplitLayout(QWidget):
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        self.header, self.options = SplitHeader(), LoadOptions()
+        self.header, self.options = SplitHeader(), LoadFields()
         self.comparison, self.summary = MemoryComparison(), SplitSummary()
         self.remedies, self.footer = RemedyButtons(), LoadFooter()
         self.unusable, self.problem = label(role="muted"), label(role="shortage")

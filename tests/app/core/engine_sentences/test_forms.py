@@ -16,7 +16,7 @@ from app.core.engine_sentences.forms import PROBLEM_FORMS, SYSTEM_FORMS
 from app.core.engine_sentences.translating import FORMS, SENTENCE_END, pattern
 from app.core.notice import Notice
 from app.core.translation import use_language
-from app.server.web.running import _not_listening
+from app.server.web.server import _not_listening
 from engine import GOALS, EngineError, LoadParams, Sample, Trial, TuneResult
 from engine.errors import (
     ANOTHER_TEMPLATE,

@@ -12,7 +12,7 @@ from PySide6.QtWidgets import QComboBox
 from pytestqt.qtbot import QtBot
 
 from app.devices.split.saving import from_dict, to_dict
-from app.devices.split.views.load_options import LoadOptions, context_stops
+from app.devices.split.views.load_options import LoadFields, context_stops
 from app.widgets.theme import theme
 from engine import ModelInfo
 from tests.app.conftest import MakePanel
@@ -74,18 +74,21 @@ def test_a_type_of_values_is_shown_at_once(make_panel: MakePanel) -> None:
 def test_batch_and_rope_feed_the_load_and_are_saved(make_panel: MakePanel) -> None:
     panel = make_panel([CPU])
     rare = panel.options.rare
-    assert not rare.batch.isVisible()
+    assert not rare.fields["n_batch"].isVisible()
     rare.head.click()
-    assert rare.batch.isVisible()
-    assert (rare.batch.text(), rare.factor.text()) == ("auto", "As the file says")
-    assert rare.states.text() == "auto"
-    rare.states.setValue(0)
-    rare.parallel.setValue(4)
-    rare.batch.setValue(256)
-    rare.fast_prompts.click()
+    assert rare.fields["n_batch"].isVisible()
+    assert (rare.fields["n_batch"].text(), rare.fields["rope_factor"].text()) == (
+        "auto",
+        "As the file says",
+    )
+    assert rare.fields["checkpoint_bytes"].text() == "auto"
+    rare.fields["checkpoint_bytes"].setValue(0)
+    rare.fields["parallel"].setValue(4)
+    rare.fields["n_batch"].setValue(256)
+    rare.fields["fast_prompts"].click()
     rare.rope.setCurrentIndex(rare.rope.findData("yarn"))
-    rare.factor.setValue(4)
-    rare.base.setValue(50_000)
+    rare.fields["rope_factor"].setValue(4)
+    rare.fields["rope_base"].setValue(50_000)
     settle()
     params = panel.session.load_params()
     assert (params.parallel, params.n_batch, params.fast_prompts) == (4, 256, True)
@@ -105,7 +108,7 @@ def test_batch_and_rope_feed_the_load_and_are_saved(make_panel: MakePanel) -> No
     again.session.set_model(INFO)
     settle()
     assert again.options.context.maximum() == longest
-    again.options.rare.factor.setValue(0)
+    again.options.rare.fields["rope_factor"].setValue(0)
     settle()
     assert again.session.load_params().rope_factor == 0
 
@@ -172,7 +175,7 @@ def test_the_slider_marks_what_fits(
     qtbot: QtBot, most: int | None, mark: float | None, text: str
 ) -> None:
     """The mark can be between the stops, each of which is twice the one before."""
-    options = LoadOptions()
+    options = LoadFields()
     qtbot.addWidget(options)
     options.set_model_context(8192)
     options.set_most(most, 2048)

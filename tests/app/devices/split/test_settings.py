@@ -280,7 +280,7 @@ def test_a_rank_that_is_put_elsewhere_leaves_groups_where_they_were() -> None:
     "params",
     [
         LoadParams("m", ("cuda:1",)),
-        LoadParams("m", ("cuda:2", "cuda:0"), (1, 3), "layer", 512, kv_type="q8_0"),
+        LoadParams("m", ("cuda:2", "cuda:0"), (1, 3), "layer", n_ctx=512, kv_type="q8_0"),
         LoadParams("m", ("cuda:0", "cuda:1", "cpu"), (2, 1, 1), "groups", groups=(2, 1)),
         LoadParams("m", ("cpu", "cpu"), (1, 1), reserve=(("cpu", 5),), cpu_threads=3),
         LoadParams("m", ("cpu",), fast_prompts=True),

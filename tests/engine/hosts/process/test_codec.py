@@ -45,7 +45,7 @@ from engine.hosts.process.channel import (
     SubmitMessage,
 )
 from engine.hosts.process.codec import LARGEST_BYTES, PROTOCOL, MessageError, field_hints
-from engine.load_params import MOST_ROPE_BASE, MOST_ROPE_FACTOR, ROPE_SCALINGS
+from engine.load_params import MAX_ROPE_BASE, MAX_ROPE_FACTOR, ROPE_SCALINGS
 from engine.sampling_params import SAMPLERS
 
 LETTERS = st.characters(exclude_categories=["Cs"]) | st.sampled_from("\udc80\udcff")
@@ -139,8 +139,8 @@ LOAD_PARAMS = st.builds(
         "n_cpu_moe": COUNTS,
         "reserve": st.lists(st.tuples(TEXTS, COUNTS), max_size=2).map(tuple),
         "rope_scaling": st.sampled_from(ROPE_SCALINGS),
-        "rope_factor": st.just(0.0) | st.floats(1, MOST_ROPE_FACTOR),
-        "rope_base": st.just(0.0) | st.floats(1, MOST_ROPE_BASE),
+        "rope_factor": st.just(0.0) | st.floats(1, MAX_ROPE_FACTOR),
+        "rope_base": st.just(0.0) | st.floats(1, MAX_ROPE_BASE),
         "control_layers": st.none() | st.tuples(st.integers(0, 5), st.integers(5, 9)),
     },
 )  # fmt: skip

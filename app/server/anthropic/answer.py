@@ -1,0 +1,313 @@
+"""Messages made of the events of the engine, whole or as a stream of events."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from starlette.responses import Response
+
+from app.server.anthropic.request import (
+    AskedConversation,
+    MessageRequest,
+    chat_messages,
+    field_places,
+    form_of,
+    offered_tools,
+    tool_choice,
+)
+from app.server.context import AnswerEvents, Desk
+from app.server.openai.answer import read_arguments
+from app.server.openai.routes import EFFORTS
+from app.server.openai.sampling import SamplingFields, sampled
+from app.server.refusal import Refusal, bad_value, check_conversation, placed_text
+from app.server.request_log import RequestRecord
+from app.server.web.operations import Operation
+from app.server.web.responses import EVENTS, AwaitedJson, Document, EventStream, event_bytes
+from engine import (
+    ApplyTemplate,
+    Event,
+    Finished,
+    Generate,
+    PrefillProgress,
+    TemplateApplied,
+    TokenText,
+    ToolCallBegun,
+    ToolCallEnded,
+    ToolCallText,
+    Usage,
+)
+
+REASONS = {
+    "stop": "end_turn", "length": "max_tokens", "context": "model_context_window_exceeded",
+    "cancelled": "max_tokens",
+}  # fmt: skip
+"""Anthropic's reasons for the end of an answer; what was cut off after a time has a length, too."""
+
+BlockKind = Literal["text", "thinking", "tool_use"]
+
+
+@dataclass(slots=True)
+class AnswerBlock:
+    """A part of the answer: a text, a thought, or a call of a tool.
+
+    Attributes:
+        texts: what has come of its text, or of its arguments.
+        id, name: name of the call, and of the tool.
+    """
+
+    kind: BlockKind
+    id: str = ""
+    name: str = ""
+    texts: list[str] = field(default_factory=list)
+
+    def begin(self) -> Document:
+        """Return the block while it is empty."""
+        if self.kind == "tool_use":
+            return {"type": "tool_use", "id": self.id, "name": self.name, "input": {}}
+        if self.kind == "thinking":
+            return {"type": "thinking", "thinking": "", "signature": ""}
+        return {"type": "text", "text": ""}
+
+    def delta(self, text: str) -> Document:
+        """Return more of it."""
+        if self.kind == "tool_use":
+            return {"type": "input_json_delta", "partial_json": text}
+        return {"type": f"{self.kind}_delta", self.kind: text}
+
+    def whole(self) -> Document:
+        """Return the whole block."""
+        text = "".join(self.texts)
+        if self.kind == "tool_use":
+            return self.begin() | {"input": read_arguments(text)}
+        return self.begin() | {self.kind: text}
+
+
+class MessageAnswer:
+    """The response to a request, made of the events of its answer.
+
+    A call is told once it is whole, also in a stream: clients run every block of a call that has
+    begun, whatever the reason of the end says, and their SDKs close its arguments themselves.
+
+    Args:
+        model: id of the model.
+    """
+
+    def __init__(self, request: MessageRequest, model: str) -> None:
+        self._stops = request.stop_sequences
+        self._blocks: list[AnswerBlock] = []
+        self._call = AnswerBlock("tool_use")
+        self._is_open = False
+        self._reason, self._stop = "", ""
+        self._usage = Usage()
+        self._head: Document = {
+            "id": f"msg_{uuid.uuid4().hex}", "type": "message", "role": "assistant",
+            "model": model,
+        }  # fmt: skip
+
+    async def collect(self, events: AnswerEvents) -> Document:
+        """Return the whole response."""
+        async with aclosing(events):
+            async for _, event in events:
+                for _ in self._told(event):
+                    pass  # the blocks keep what is told
+        content = [block.whole() for block in self._blocks]
+        return {**self._head, "content": content, **self._end(), "usage": self._counts()}
+
+    async def stream(self, events: AnswerEvents) -> AsyncGenerator[bytes, None]:
+        """Yield the response as events."""
+        is_begun = False
+        async with aclosing(events):
+            async for _, event in events:
+                if not is_begun:
+                    is_begun = True
+                    yield _frame("message_start", message=self._beginning(event))
+                for kind, fields in self._told(event):
+                    yield _frame(kind, **fields)
+        yield _frame("message_delta", delta=self._end(), usage=self._counts())
+        yield _frame("message_stop")
+
+    def _beginning(self, event: Event) -> Document:
+        """Return the message before anything has come; only the first event may know a number."""
+        n = event.total if isinstance(event, PrefillProgress) else 0
+        usage = {
+            "input_tokens": n, "output_tokens": 0, "cache_read_input_tokens": 0,
+            "cache_creation_input_tokens": 0,
+        }  # fmt: skip
+        empty: Document = {"content": [], "stop_reason": None, "stop_sequence": None}
+        return {**self._head, **empty, "usage": usage}
+
+    def _told(self, event: Event) -> Iterator[tuple[str, Document]]:
+        """Note an event; yield the events of a stream that tell it."""
+        if isinstance(event, Finished):
+            yield from self._close()
+            has_called = any(block.kind == "tool_use" for block in self._blocks)
+            is_called = has_called and event.reason == "stop"
+            self._stop = event.stop if event.stop in self._stops else ""
+            self._reason = "stop_sequence" if self._stop else REASONS[event.reason]
+            self._reason = "tool_use" if is_called else self._reason
+            self._usage = event.usage
+        elif isinstance(event, TokenText) and event.text:
+            kind: BlockKind = "thinking" if event.part == "reasoning" else "text"
+            if not self._is_open or self._blocks[-1].kind != kind:
+                yield from self._open(AnswerBlock(kind))
+            yield self._add(event.text)
+        elif isinstance(event, ToolCallBegun):
+            yield from self._close()
+            self._call = AnswerBlock("tool_use", event.id, event.name)
+        elif isinstance(event, ToolCallText):
+            self._call.texts.append(event.text)
+            yield "ping", {}  # clients give up on a stream without events
+        elif isinstance(event, ToolCallEnded):
+            arguments = "".join(self._call.texts)
+            if event.is_whole and read_arguments(arguments) is not None:
+                self._call.texts.clear()
+                yield from self._open(self._call)
+                yield self._add(arguments)
+                yield from self._close()
+
+    def _open(self, block: AnswerBlock) -> Iterator[tuple[str, Document]]:
+        yield from self._close()
+        self._blocks.append(block)
+        self._is_open = True
+        index = len(self._blocks) - 1
+        yield "content_block_start", {"index": index, "content_block": block.begin()}
+
+    def _add(self, text: str) -> tuple[str, Document]:
+        block = self._blocks[-1]
+        block.texts.append(text)
+        index = len(self._blocks) - 1
+        return "content_block_delta", {"index": index, "delta": block.delta(text)}
+
+    def _close(self) -> Iterator[tuple[str, Document]]:
+        if self._is_open:
+            self._is_open = False
+            yield "content_block_stop", {"index": len(self._blocks) - 1}
+
+    def _end(self) -> Document:
+        return {"stop_reason": self._reason, "stop_sequence": self._stop or None}
+
+    def _counts(self) -> Document:
+        """Return the numbers of tokens; those of the prompt are without cached ones."""
+        usage = self._usage
+        return {
+            "input_tokens": usage.prompt_tokens - usage.cached_tokens,
+            "output_tokens": usage.completion_tokens,
+            "cache_read_input_tokens": usage.cached_tokens,
+            "cache_creation_input_tokens": 0,
+        }
+
+
+def _frame(kind: str, **fields: object) -> bytes:
+    """Return an event of a stream, whose name its document repeats."""
+    return event_bytes({"type": kind, **fields}, kind)
+
+
+def error_event(document: Document) -> bytes:
+    """Return the event that tells a refusal in the middle of a stream."""
+    return event_bytes(document, "error")
+
+
+KINDS = {
+    401: "authentication_error", 403: "permission_error", 404: "not_found_error",
+    408: "timeout_error", 413: "request_too_large", 429: "rate_limit_error",
+    503: "overloaded_error",
+}  # fmt: skip
+"""Names of kinds of errors by HTTP status; others are "invalid_request_error" or "api_error"."""
+
+
+def error_document(refusal: Refusal) -> dict[str, Any]:
+    """Return the document that tells a refusal, its hint and its place included."""
+    other = "api_error" if refusal.status >= 500 else "invalid_request_error"
+    error = {"type": KINDS.get(refusal.status, other), "message": placed_text(refusal)}
+    return {"type": "error", "error": error}
+
+
+async def create_message(desk: Desk, record: RequestRecord, request: MessageRequest) -> Response:
+    """Answer a conversation.
+
+    Raises:
+        Refusal: the request cannot be answered.
+    """
+    model = desk.find(request.model, record)
+    template = message_command(request)
+    fields = SamplingFields(
+        temperature=request.temperature, top_p=request.top_p, top_k=request.top_k,
+        stop=request.stop_sequences or None,
+    )  # fmt: skip
+    make = sampled(template, fields, desk.settings.sampling, request.max_tokens)
+    events = desk.answers(record, 1, make, field_places(request))
+    answer = MessageAnswer(request, model.id)
+    if request.stream:
+        frames = answer.stream(events)
+        return EventStream(frames, error_document, desk.settings.ping_s, error_event)
+    return AwaitedJson(lambda: answer.collect(events), error_document)
+
+
+async def count_tokens(desk: Desk, record: RequestRecord, request: AskedConversation) -> Response:
+    """Return the number of tokens of a conversation's prompt.
+
+    Raises:
+        Refusal: it is too long, or the model does not take it.
+    """
+    desk.find(request.model, record)
+    asked = message_command(request)
+    command = ApplyTemplate(
+        asked.messages, asked.tools, continue_last=asked.continue_last, thinks=asked.thinks,
+        effort=asked.effort,
+    )  # fmt: skip
+    check_conversation(command)
+
+    async def make() -> Document:
+        done = await desk.run(record, command)
+        assert isinstance(done, TemplateApplied), "the closing event of this command"
+        return {"input_tokens": done.n_tokens}
+
+    return AwaitedJson(make, error_document)
+
+
+def message_command(request: AskedConversation) -> Generate:
+    """Return the command that answers a conversation, without its sampling.
+
+    A last message of the assistant is continued, as Anthropic has it.
+
+    Raises:
+        Refusal: something in it cannot be done.
+    """
+    if request.mcp_servers:
+        raise bad_value("mcp_servers", "This server does not connect to MCP servers itself.")
+    messages = chat_messages(request)
+    is_continued = messages[-1].role == "assistant"
+    if is_continued and messages[-1].tool_calls:
+        raise bad_value("messages", "The last call of a tool has no result in the conversation.")
+    effort = (request.output_config and request.output_config.effort) or ""
+    thinks = None if request.thinking is None else request.thinking.type != "disabled"
+    wish = request.tool_choice
+    return Generate(
+        messages,
+        timed_every=0,
+        continue_last=is_continued,
+        thinks=thinks,
+        effort=EFFORTS.get(effort, effort),
+        tools=offered_tools(request.tools),
+        tool_choice=tool_choice(request),
+        parallel_tool_calls=wish is None or not wish.disable_parallel_tool_use,
+        in_parts=True,
+        grammar=form_of(request),
+    )
+
+
+ANTHROPIC = (
+    Operation(
+        "/v1/messages", "Answer a conversation, as Anthropic has it.", create_message,
+        MessageRequest, streams=EVENTS, shape=error_document, has_pictures=True,
+    ),
+    Operation(
+        "/v1/messages/count_tokens", "Count the tokens of a conversation's prompt.",
+        count_tokens, AskedConversation, shape=error_document, has_pictures=True,
+    ),
+)  # fmt: skip
+"""All operations of the protocol."""

@@ -1,0 +1,392 @@
+"""The routes of Ollama's protocol that answer."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from app.server.context import AnswerEvents, Desk
+from app.server.models import OfferedModel, capabilities_of
+from app.server.ollama.request import (
+    AnyOllamaRequest,
+    OllamaChatRequest,
+    OllamaEmbedRequest,
+    OllamaGenerateRequest,
+    OllamaOptions,
+    OllamaShowRequest,
+    OllamaTurn,
+    model_of,
+)
+from app.server.openai.answer import read_arguments
+from app.server.openai.conversation import json_form, offered_tools, parameter_places
+from app.server.openai.sampling import SamplingFields, sampled
+from app.server.openai.texts import embedded, embedding_inputs
+from app.server.refusal import FieldPlaces, Refusal, bad_value, placed_text
+from app.server.request_log import RequestRecord
+from app.server.web.operations import Operation
+from app.server.web.responses import AwaitedJson, Document, EventStream, json_bytes, json_response
+from engine import (
+    ChatMessage,
+    Embed,
+    Event,
+    Finished,
+    Generate,
+    Grammar,
+    TokenText,
+    ToolCall,
+    ToolCallBegun,
+    ToolCallEnded,
+    ToolCallText,
+)
+
+REASONS = {"stop": "stop", "length": "length", "context": "length", "cancelled": "length"}
+"""Ollama's reasons for the end of an answer."""
+
+NS = 1e9
+"""Nanoseconds of a second."""
+
+
+def now() -> str:
+    """Return the time as Ollama writes it."""
+    return datetime.now(UTC).isoformat().replace("+00:00", "Z")
+
+
+def line_bytes(document: Document) -> bytes:
+    """Return a line of a stream."""
+    return json_bytes(document) + b"\n"
+
+
+@dataclass(slots=True)
+class OllamaCallMade:
+    """A call of a function, which is told when it is whole."""
+
+    name: str
+    arguments: list[str] = field(default_factory=list)
+
+    def documents(self) -> list[Document]:
+        """Return the whole call; none where its arguments cannot be read."""
+        arguments = read_arguments("".join(self.arguments))
+        if arguments is None:
+            return []
+        return [{"function": {"name": self.name, "arguments": arguments}}]
+
+
+class OllamaAnswer:
+    """The response to a request, made of the events of its answer.
+
+    Args:
+        is_chat: whether the answer is a message, and not a text.
+    """
+
+    def __init__(self, model: str, *, is_chat: bool) -> None:
+        self._model, self._is_chat = model, is_chat
+        self._texts: dict[str, list[str]] = {"content": [], "reasoning": []}
+        self._call = OllamaCallMade("")
+        self._calls: list[Document] = []
+        self._start = time.perf_counter()
+        self._end: Finished | None = None
+
+    async def collect(self, events: AnswerEvents) -> Document:
+        """Return the whole response."""
+        async with aclosing(events):
+            async for _, event in events:
+                self._note(event)
+        text, thought = ("".join(self._texts[part]) for part in ("content", "reasoning"))
+        return self._document(text, thought, self._calls) | self._last()
+
+    async def stream(self, events: AnswerEvents) -> AsyncGenerator[bytes, None]:
+        """Yield the response line by line."""
+        async with aclosing(events):
+            async for _, event in events:
+                self._note(event)
+                if isinstance(event, TokenText) and event.text:
+                    is_thought = event.part == "reasoning"
+                    text, thought = ("", event.text) if is_thought else (event.text, "")
+                    yield line_bytes(self._document(text, thought, []))
+                elif isinstance(event, ToolCallEnded) and (calls := self._whole(event)):
+                    yield line_bytes(self._document("", "", calls))
+        yield line_bytes(self._document("", "", []) | self._last())
+
+    def _note(self, event: Event) -> None:
+        if isinstance(event, TokenText):
+            self._texts[event.part].append(event.text)
+        elif isinstance(event, ToolCallBegun):
+            self._call = OllamaCallMade(event.name)
+        elif isinstance(event, ToolCallText):
+            self._call.arguments.append(event.text)
+        elif isinstance(event, ToolCallEnded):
+            self._calls += self._whole(event)
+        elif isinstance(event, Finished):
+            self._end = event
+
+    def _whole(self, event: ToolCallEnded) -> list[Document]:
+        """Return the call that has ended; none that was cut off, as its arguments are an object."""
+        return self._call.documents() if event.is_whole else []
+
+    def _document(self, text: str, thought: str, calls: list[Document]) -> Document:
+        more: Document = {"thinking": thought} if thought else {}
+        if calls:
+            more["tool_calls"] = calls
+        head: Document = {"model": self._model, "created_at": now(), "done": False}
+        if self._is_chat:
+            return head | {"message": {"role": "assistant", "content": text, **more}}
+        return head | {"response": text, **more}
+
+    def _last(self) -> Document:
+        assert self._end is not None, "the answer has ended"
+        usage, timings = self._end.usage, self._end.timings
+        return {
+            "done": True,
+            "done_reason": REASONS[self._end.reason],
+            "total_duration": int((time.perf_counter() - self._start) * NS),
+            "load_duration": 0,
+            "prompt_eval_count": usage.prompt_tokens,
+            "prompt_eval_duration": int(timings.prompt_s * NS),
+            "eval_count": usage.completion_tokens,
+            "eval_duration": int(timings.decode_s * NS),
+        }
+
+
+def error_document(refusal: Refusal) -> dict[str, Any]:
+    """Return the document that tells a refusal, its hint and its place included."""
+    return {"error": placed_text(refusal)}
+
+
+LINES = "application/x-ndjson"
+
+ROLES = ("system", "user", "assistant", "tool")
+
+
+async def chat(desk: Desk, record: RequestRecord, request: OllamaChatRequest) -> Response:
+    """Go on with a conversation; without messages, have the model loaded.
+
+    Raises:
+        Refusal: the request cannot be answered.
+    """
+    messages = tuple(_message(turn, at) for at, turn in enumerate(request.messages))
+    command = Generate(messages, tools=offered_tools(request.tools))
+    return await _answer(desk, record, request, command if messages else None, is_chat=True)
+
+
+async def generate(desk: Desk, record: RequestRecord, request: OllamaGenerateRequest) -> Response:
+    """Answer a text, or go on with it; without one, have the model loaded.
+
+    Raises:
+        Refusal: the request cannot be answered.
+    """
+    if request.images and (request.raw or request.suffix):
+        raise bad_value("images", "Images go with a chat template, not with raw or suffix.")
+    if request.template:
+        raise bad_value("template", "The chat template of a loaded model cannot be replaced.")
+    if request.raw or request.suffix:
+        command = Generate(prompt=request.prompt, suffix=request.suffix)
+    else:
+        told = [ChatMessage("system", request.system)] if request.system else []
+        command = Generate((*told, ChatMessage("user", request.prompt, pictures=request.images)))
+    is_asked = bool(request.prompt or request.suffix or request.images)
+    return await _answer(desk, record, request, command if is_asked else None, is_chat=False)
+
+
+def _message(turn: OllamaTurn, at: int) -> ChatMessage:
+    if turn.role not in ROLES:
+        place = f"messages[{at}].role"
+        raise bad_value(place, f"{place} must be one of {', '.join(ROLES)}.")
+    calls = tuple(
+        ToolCall(
+            one.function.name, json.dumps(one.function.arguments or {}, ensure_ascii=False), one.id
+        )
+        for one in turn.tool_calls
+    )
+    return ChatMessage(
+        turn.role, turn.content, turn.thinking, calls, turn.tool_call_id, turn.tool_name,
+        pictures=turn.images,
+    )  # fmt: skip
+
+
+async def _answer(
+    desk: Desk, record: RequestRecord, request: AnyOllamaRequest, command: Generate | None, *,
+    is_chat: bool,
+) -> Response:  # fmt: skip
+    """Answer a command; without one, say that the model is loaded."""
+    model = desk.find(model_of(request.model), record)
+    if command is None:
+        await desk.models.ready(model.id)
+        return json_response(_nothing_asked(model.id, is_chat=is_chat))
+    effort = request.think if isinstance(request.think, str) else ""
+    template = replace(
+        command,
+        timed_every=0,
+        in_parts=True,
+        thinks=request.think if isinstance(request.think, bool) else None,
+        effort=effort,
+        grammar=_form_of(request),
+    )
+    options = request.options or OllamaOptions()
+    fields = sampling_fields(options)
+    most = None if options.num_predict is None else max(-1, options.num_predict)
+    make = sampled(template, fields, desk.settings.sampling, most)
+    tools = request.tools if isinstance(request, OllamaChatRequest) else ()
+    places = FieldPlaces("format", parameter_places(tools))
+    events = desk.answers(record, 1, make, places=places)
+    answer = OllamaAnswer(model.id, is_chat=is_chat)
+    if request.stream:
+        return EventStream(
+            answer.stream(events), error_document, None, line_bytes, media_type=LINES
+        )
+    return AwaitedJson(lambda: answer.collect(events), error_document)
+
+
+def sampling_fields(options: OllamaOptions) -> SamplingFields:
+    """Return the options of an answer as fields of the other protocol."""
+    return SamplingFields(
+        temperature=options.temperature, top_k=options.top_k, top_p=options.top_p,
+        min_p=options.min_p, typical_p=options.typical_p, repeat_penalty=options.repeat_penalty,
+        repeat_last_n=options.repeat_last_n, presence_penalty=options.presence_penalty,
+        frequency_penalty=options.frequency_penalty, seed=options.seed, stop=options.stop,
+    )  # fmt: skip
+
+
+def _form_of(request: AnyOllamaRequest) -> Grammar | None:
+    """Return the form that the answer must have; None for any.
+
+    Raises:
+        Refusal: it is neither "json" nor a schema.
+    """
+    asked = request.format
+    if asked is None or asked == "":
+        return None
+    if isinstance(asked, dict):
+        return json_form(asked)
+    if asked != "json":
+        raise bad_value("format", 'format must be "json" or a JSON schema.')
+    return json_form(None)
+
+
+def _nothing_asked(model: str, *, is_chat: bool) -> Document:
+    text = {"message": {"role": "assistant", "content": ""}} if is_chat else {"response": ""}
+    head = {"model": model, "created_at": now()}
+    return {**head, **text, "done": True, "done_reason": "load"}
+
+
+VERSION = "0.14.0"
+"""Version of Ollama whose protocol this is; some clients refuse older ones."""
+
+FOREVER = "2318-01-01T00:00:00Z"
+"""When a model leaves that nobody unloads, as Ollama writes it."""
+
+
+async def tell_version(desk: Desk, record: RequestRecord, request: Request) -> Response:
+    """Return which version's protocol this is."""
+    return json_response({"version": VERSION})
+
+
+async def list_tags(desk: Desk, record: RequestRecord, request: Request) -> Response:
+    """Return the models that clients can ask for."""
+    return json_response({"models": [_described(one) for one in desk.models.offered()]})
+
+
+async def list_running(desk: Desk, record: RequestRecord, request: Request) -> Response:
+    """Return the models that are loaded."""
+    loaded = [one for one in desk.models.offered() if one.n_ctx is not None]
+    memory = desk.link.model.memory if desk.link.model is not None else ()
+    on_gpus = sum(one.measured.total for one in memory if not one.device.startswith("cpu"))
+    more = {"expires_at": FOREVER, "size_vram": on_gpus}
+    models = [_described(one) | more | {"context_length": one.n_ctx} for one in loaded]
+    return json_response({"models": models})
+
+
+async def show(desk: Desk, record: RequestRecord, request: OllamaShowRequest) -> Response:
+    """Return what is known of a model.
+
+    Raises:
+        Refusal: there is no such model.
+    """
+    one = desk.find(model_of(request.model or request.name), record)
+    info = one.info
+    facts = {
+        "general.architecture": info.architecture, "general.basename": info.name,
+        "general.parameter_count": info.n_params,
+        f"{info.architecture}.context_length": info.n_ctx_train,
+        f"{info.architecture}.embedding_length": info.n_embd,
+        f"{info.architecture}.block_count": info.n_layer,
+    }  # fmt: skip
+    return json_response(
+        {
+            "modelfile": "", "parameters": "", "template": "", "details": _details(one),
+            "model_info": facts, "capabilities": capabilities_of(info, sees=one.sight is not None),
+            "modified_at": _written_at(one),
+        }
+    )  # fmt: skip
+
+
+def _described(one: OfferedModel) -> Document:
+    return {
+        "name": one.id, "model": one.id, "modified_at": _written_at(one),
+        "size": one.info.n_bytes, "digest": "", "details": _details(one),
+    }  # fmt: skip
+
+
+def _written_at(one: OfferedModel) -> str:
+    return datetime.fromtimestamp(one.created, UTC).isoformat().replace("+00:00", "Z")
+
+
+def _details(one: OfferedModel) -> Document:
+    info = one.info
+    return {
+        "parent_model": "", "format": "gguf", "family": info.architecture,
+        "families": [info.architecture], "parameter_size": f"{info.n_params / 1e9:.1f}B",
+        "quantization_level": info.quant,
+    }  # fmt: skip
+
+
+async def embed(desk: Desk, record: RequestRecord, request: OllamaEmbedRequest) -> Response:
+    """Return the embeddings of texts.
+
+    Raises:
+        Refusal: the request cannot be answered.
+    """
+    begun = time.perf_counter()
+    info = desk.find(model_of(request.model), record).info
+    command = Embed(embedding_inputs(request.input, info.n_vocab))
+
+    async def make() -> Document:
+        done = await embedded(desk, record, command)
+        return {
+            "model": record.model, "embeddings": [[*vector] for vector in done.vectors],
+            "total_duration": int((time.perf_counter() - begun) * NS), "load_duration": 0,
+            "prompt_eval_count": done.n_tokens,
+        }  # fmt: skip
+
+    return AwaitedJson(make, error_document)
+
+
+_operation = partial(Operation, shape=error_document)
+
+OLLAMA = (
+    _operation(
+        "/api/chat", "Go on with a conversation, as Ollama has it.", chat, OllamaChatRequest,
+        streams=LINES, has_pictures=True,
+    ),
+    _operation(
+        "/api/generate", "Answer a text, as Ollama has it.", generate, OllamaGenerateRequest,
+        streams=LINES, has_pictures=True,
+    ),
+    _operation(
+        "/api/embed", "Return the embeddings of texts, as Ollama has it.", embed,
+        OllamaEmbedRequest,
+    ),
+    _operation("/api/tags", "List the models, as Ollama has it.", list_tags),
+    _operation("/api/ps", "List the loaded models, as Ollama has it.", list_running),
+    _operation("/api/show", "Describe a model, as Ollama has it.", show, OllamaShowRequest),
+    _operation("/api/version", "Say which version's protocol this is.", tell_version),
+)  # fmt: skip
+"""All operations of the protocol."""

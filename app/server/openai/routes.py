@@ -1,0 +1,178 @@
+"""The route of chat completions."""
+
+from __future__ import annotations
+
+import json
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from app.server.context import Desk
+from app.server.models import OfferedModel, capabilities_of, find_model
+from app.server.openai.answer import ChatAnswer
+from app.server.openai.conversation import (
+    ChatRequest,
+    chat_messages,
+    form_of,
+    form_place,
+    offered_tools,
+    parameter_places,
+    tool_choice,
+)
+from app.server.openai.sampling import sampled
+from app.server.openai.texts import (
+    CompletionRequest,
+    DetokenizeRequest,
+    EmbeddingRequest,
+    TemplateRequest,
+    TokenizeRequest,
+    apply_template,
+    completions,
+    detokenize,
+    embeddings,
+    tokenize,
+)
+from app.server.refusal import FieldPlaces, bad_value, error_document
+from app.server.request_log import RequestRecord
+from app.server.web.operations import Operation
+from app.server.web.responses import EVENTS, AwaitedJson, Document, EventStream, json_response
+from engine import Generate
+
+EFFORTS = {"minimal": "low", "xhigh": "high", "max": "high"}
+"""Efforts that the engine has under another name."""
+
+
+async def chat_completions(desk: Desk, record: RequestRecord, request: ChatRequest) -> Response:
+    """Answer a conversation.
+
+    Raises:
+        Refusal: the request cannot be answered.
+    """
+    model = desk.find(request.model, record)
+    refuse_unsupported(request)
+    template = chat_command(request)
+    limit = request.max_completion_tokens
+    most = request.max_tokens if limit is None else limit
+    make = sampled(template, request, desk.settings.sampling, most)
+    places = FieldPlaces(form_place(request), parameter_places(request.tools))
+    events = desk.answers(record, request.n, make, places)
+    spell = await desk.spelling.of(model.info.path) if request.logprobs else None
+    answer = ChatAnswer(request, model.id, spell)
+    if request.stream:
+        return EventStream(answer.stream(events), error_document, desk.settings.ping_s)
+    return AwaitedJson(lambda: answer.collect(events), error_document)
+
+
+def refuse_unsupported(request: ChatRequest) -> None:
+    """Refuse what would be answered otherwise than it is meant.
+
+    Raises:
+        Refusal: there is something of that kind.
+    """
+    if request.audio is not None or set(request.modalities) - {"text"}:
+        raise bad_value("modalities", "Only text can be written, no sounds or pictures.")
+    if request.functions or request.function_call is not None:
+        raise bad_value("functions", "functions are not known any more; offer them as tools.")
+    if request.web_search_options is not None:
+        raise bad_value("web_search_options", "The model cannot search the web.")
+    if request.continue_final_message and request.messages[-1].role != "assistant":
+        raise bad_value(
+            "continue_final_message",
+            "continue_final_message needs a message of the assistant at the end.",
+        )
+    if request.top_logprobs is not None and not request.logprobs:
+        raise bad_value("top_logprobs", "top_logprobs needs logprobs to be true.")
+
+
+def chat_command(request: ChatRequest) -> Generate:
+    """Return the command that answers a request, without its sampling.
+
+    Raises:
+        Refusal: something in it cannot be done.
+    """
+    variables = request.chat_template_kwargs or {}
+    effort = request.reasoning_effort or ""
+    thinks = variables.get("enable_thinking")
+    if effort == "none":
+        thinks, effort = False, ""
+    return Generate(
+        chat_messages(request.messages),
+        timed_every=0,
+        continue_last=request.continue_final_message,
+        thinks=thinks if isinstance(thinks, bool) else None,
+        effort=EFFORTS.get(effort, effort),
+        variables=json.dumps(variables) if variables else "",
+        tools=offered_tools(request.tools),
+        tool_choice=tool_choice(request),
+        parallel_tool_calls=request.parallel_tool_calls,
+        in_parts=True,
+        grammar=form_of(request),
+        n_logprobs=(request.top_logprobs or 0) if request.logprobs else None,
+    )
+
+
+def list_document(desk: Desk) -> Document:
+    """Return the models that clients can ask for."""
+    return {"object": "list", "data": [_document(model) for model in desk.models.offered()]}
+
+
+def model_document(desk: Desk, name: str) -> Document:
+    """Return what is said of a model.
+
+    Raises:
+        Refusal: there is no such model.
+    """
+    return _document(find_model(desk.models, name))
+
+
+def _document(model: OfferedModel) -> Document:
+    """Return a model with what programs look for that know other servers.
+
+    `meta` is llama.cpp's, `max_model_len` vLLM's, `context_length` that of hubs, and the words in
+    `capabilities` are Ollama's; by `pictures` another Tandem counts the tokens of pictures.
+    """
+    info = model.info
+    meta = {
+        "n_vocab": info.n_vocab, "n_ctx_train": info.n_ctx_train, "n_embd": info.n_embd,
+        "n_params": info.n_params, "size": info.n_bytes, "ftype": info.quant,
+    }  # fmt: skip
+    found: Document = {
+        "id": model.id, "object": "model", "created": model.created, "owned_by": "tandem",
+        "name": info.name, "architecture": info.architecture, "quantization": info.quant,
+        "n_params": info.n_params, "size_bytes": info.n_bytes, "n_vocab": info.n_vocab,
+        "n_ctx_train": info.n_ctx_train, "loaded": model.n_ctx is not None,
+        "capabilities": capabilities_of(info, sees=model.sight is not None), "meta": meta,
+    }  # fmt: skip
+    if model.n_ctx is not None:
+        meta["n_ctx"] = model.n_ctx
+        found |= dict.fromkeys(("n_ctx", "max_model_len", "context_length"), model.n_ctx)
+    if model.sight is not None:
+        found["pictures"] = model.sight.sizes()
+    return found
+
+
+async def _list_models(desk: Desk, record: RequestRecord, request: Request) -> Response:
+    return json_response(list_document(desk))
+
+
+async def _show_model(desk: Desk, record: RequestRecord, request: Request) -> Response:
+    return json_response(model_document(desk, request.path_params["model"]))
+
+
+OPENAI = (
+    Operation(
+        "/v1/chat/completions", "Answer a conversation.", chat_completions, ChatRequest, EVENTS,
+        has_pictures=True,
+    ),
+    Operation("/v1/completions", "Go on with a text.", completions, CompletionRequest, EVENTS),
+    Operation("/v1/embeddings", "Return the embeddings of texts.", embeddings, EmbeddingRequest),
+    Operation("/v1/models", "List the models.", _list_models),
+    Operation("/v1/models/{model:path}", "Describe a model.", _show_model),
+    Operation("/tokenize", "Turn a text into tokens.", tokenize, TokenizeRequest),
+    Operation("/detokenize", "Turn tokens into a text.", detokenize, DetokenizeRequest),
+    Operation(
+        "/apply-template", "Turn a conversation into a prompt.", apply_template, TemplateRequest,
+        has_pictures=True,
+    ),
+)  # fmt: skip
+"""All operations of the protocol."""

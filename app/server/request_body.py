@@ -1,0 +1,168 @@
+"""The body of a request as a JSON document that is safe to handle."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any, NoReturn
+
+from starlette.requests import ClientDisconnect, Request
+
+from app.server.refusal import BUSY_S, Refusal
+from app.server.request_log import Ledger, RequestRecord
+from app.server.settings import MIB, ServerSettings
+
+MOST_DEPTH = 64
+"""Most levels of lists and objects inside each other."""
+
+MOST_NUMBER = 1e300
+"""Largest number, which a whole number cannot exceed either."""
+
+MAX_VALUES = 200_000
+"""Maximum number of values in a body; eight numbers count as one.
+
+Python parses about two million values a second, during which no other thread runs.
+"""
+
+
+class ValueCounter:
+    """Counter of the values of a JSON document while it arrives."""
+
+    def __init__(self) -> None:
+        self._n = 0.0
+        self._is_in_text = False
+        self._rest = b""  # a backslash whose character is in the next piece
+
+    def add(self, piece: bytes) -> None:
+        """Count the lists, objects, texts and commas in a piece of the document.
+
+        Raises:
+            Refusal: there are more values than `MAX_VALUES`.
+        """
+        piece = self._rest + piece
+        n_slashes = len(piece) - len(piece.rstrip(b"\\"))
+        self._rest = b"\\" * (n_slashes % 2)
+        piece = piece[: len(piece) - len(self._rest)]
+        parts = piece.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')
+        plain = b"".join(parts[self._is_in_text :: 2])
+        n_quotes = len(parts) - 1
+        self._is_in_text ^= bool(n_quotes % 2)
+        n_commas = plain.count(b",")
+        self._n += n_quotes / 2 + plain.count(b"[") + plain.count(b"{") + n_commas / 8
+        if self._n > MAX_VALUES:
+            raise Refusal(
+                413, f"The request body has more than {MAX_VALUES} values.",
+                code="request_too_large",
+            )  # fmt: skip
+
+
+def read_json(body: bytes | bytearray) -> Any:
+    """Return the document of a body.
+
+    Halves of characters, which JavaScript leaves where it cuts a text, become question marks.
+
+    Raises:
+        Refusal: it is no JSON, a number is not finite, or it is nested too deeply.
+    """
+    try:
+        document = json.loads(body.decode("utf-8-sig"), parse_constant=_refuse_constant)
+    except RecursionError:
+        raise _too_deep() from None
+    except UnicodeDecodeError:
+        raise Refusal(400, "The request body is not UTF-8.") from None
+    except ValueError as error:
+        raise Refusal(400, f"The request body is not JSON: {error}.") from None
+    _check(document)
+    return _whole(document) if b"\\ud" in body or b"\\uD" in body else document
+
+
+def too_large(most: int) -> Refusal:
+    """Return the refusal of a body with more bytes than there may be."""
+    return Refusal(413, f"The request is larger than {most} bytes.", code="request_too_large")
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no number")
+
+
+def _too_deep() -> Refusal:
+    return Refusal(400, f"The request body has more than {MOST_DEPTH} levels.")
+
+
+def _check(document: Any) -> None:
+    level = [document]
+    for _ in range(MOST_DEPTH + 1):
+        below: list[Any] = []
+        for value in level:
+            if isinstance(value, list):
+                below += value
+            elif isinstance(value, dict):
+                below += value.values()
+            elif isinstance(value, int | float) and not -MOST_NUMBER <= value <= MOST_NUMBER:
+                raise Refusal(400, "The request body has a number that is too large.")
+        if not below:
+            return
+        level = below
+    raise _too_deep()
+
+
+def _whole(value: Any) -> Any:
+    if isinstance(value, str):
+        return whole_characters(value)
+    if isinstance(value, list):
+        return [_whole(item) for item in value]
+    if isinstance(value, dict):
+        return {whole_characters(key): _whole(item) for key, item in value.items()}
+    return value
+
+
+def whole_characters(text: str) -> str:
+    """Return a text in which a surrogate without its other half is a question mark."""
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+
+
+SMALL_BODY = 256 << 10
+"""Bytes of a body that is read however many others there are, and parsed without a thread."""
+
+
+async def read_body(
+    request: Request, settings: ServerSettings, ledger: Ledger, most: int
+) -> bytearray:
+    """Return the body of a request.
+
+    Args:
+        ledger: counts the bytes of all bodies.
+        most: largest number of bytes.
+
+    Raises:
+        Refusal: it is too large or too slow, has too many values, there are too many other bodies,
+            or the client has gone.
+    """
+    announced = request.headers.get("content-length", "")
+    if announced.isdecimal() and int(announced[:20]) > most:
+        raise too_large(most)
+    record: RequestRecord = request.state.record
+    body, values = bytearray(), ValueCounter()
+    try:
+        async with asyncio.timeout(settings.most_read_s):
+            async for piece in request.stream():
+                body += piece
+                ledger.hold(record, len(piece))
+                if len(body) > most:
+                    raise too_large(most)
+                if len(body) > SMALL_BODY and ledger.n_held > settings.most_bodies:
+                    raise _too_many(settings.most_bodies)
+                values.add(piece)
+    except TimeoutError:
+        text = f"The request has not come within {settings.most_read_s:g} seconds."
+        raise Refusal(408, text) from None
+    except ClientDisconnect:
+        raise Refusal(400, "The request ended in the middle.") from None
+    return body
+
+
+def _too_many(most: int) -> Refusal:
+    return Refusal(
+        503, f"The requests under way have more than {most / MIB:g} MiB.", "Try again later.",
+        code="too_many_bytes", retry_after_s=BUSY_S,
+    )  # fmt: skip

@@ -1,0 +1,115 @@
+"""The description of the server in OpenAPI 3.1, made of the operations and their requests."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.responses import Response
+
+from app.server.context import Desk
+from app.server.refusal import error_document
+from app.server.request_fields import Schema, schema_of
+from app.server.request_log import RequestRecord
+from app.server.web.responses import ErrorShape
+from engine import package_version
+
+Act = Callable[[Desk, RequestRecord, Any], Awaitable[Response]]
+"""What answers a request: its body as the operation's type, or the bare request if it has none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """An HTTP method of a path, with its request and its handler.
+
+    Attributes:
+        path: path as Starlette writes it.
+        summary: what it does, in a sentence.
+        takes: type of its body; None for none.
+        streams: type of its answer where it comes bit by bit; "" if it never does.
+        media_type: type of its answer where it is no JSON.
+        shape: the document in which it tells refusals.
+        has_pictures: whether its body may have pictures.
+    """
+
+    path: str
+    summary: str
+    act: Act
+    takes: type | None = None
+    streams: str = ""
+    media_type: str = "application/json"
+    shape: ErrorShape = error_document
+    has_pictures: bool = False
+
+    @property
+    def method(self) -> str:
+        """The HTTP method: POST where there is a body."""
+        return "GET" if self.takes is None else "POST"
+
+
+STATUSES = {
+    "400": "The request cannot be answered as it is.",
+    "401": "The key is missing or wrong.",
+    "403": "The host or web page may not ask.",
+    "404": "There is no such model or path.",
+    "408": "The request came too slowly.",
+    "413": "The request is too large.",
+    "429": "Too many answers are waiting.",
+    "500": "The engine has failed.",
+    "503": "The model cannot be loaded now.",
+}
+"""What operations may answer instead, by HTTP status."""
+
+ERROR: Schema = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {"error": {"type": "object", "required": ["message"]}},
+}
+"""What stands in such an answer, whatever the protocol."""
+
+
+def openapi_document(operations: Sequence[Operation]) -> dict[str, Any]:
+    """Return the description of all operations."""
+    named: dict[str, Schema] = {"Error": ERROR}
+    paths: dict[str, Any] = {}
+    for operation in operations:
+        path = re.sub(r":\w+}", "}", operation.path)
+        paths.setdefault(path, {})[operation.method.lower()] = _described(operation, path, named)
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Tandem", "version": package_version() or "0"},
+        "paths": paths,
+        "components": {
+            "schemas": named,
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+        },
+        "security": [{}, {"key": []}],
+    }
+
+
+def _described(operation: Operation, path: str, named: dict[str, Schema]) -> dict[str, Any]:
+    content: dict[str, Any] = {operation.media_type.partition(";")[0]: {}}
+    if operation.streams:
+        content[operation.streams] = {}
+    if operation.media_type == "application/json":
+        content[operation.media_type] = {"schema": {"type": "object"}}
+    error = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
+    responses = {
+        status: {"description": text, "content": error} for status, text in STATUSES.items()
+    }
+    found: dict[str, Any] = {
+        "summary": operation.summary,
+        "responses": {"200": {"description": "The answer.", "content": content}, **responses},
+    }
+    if names := re.findall(r"{(\w+)}", path):
+        found["parameters"] = [
+            {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+            for name in names
+        ]
+    if operation.takes is not None:
+        schema = schema_of(operation.takes, named)
+        body = {"application/json": {"schema": schema}}
+        found["requestBody"] = {"required": True, "content": body}
+    return found

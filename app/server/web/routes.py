@@ -1,0 +1,156 @@
+"""The ASGI application: routes, their requests, and what happens around all of them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from functools import cache, partial
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from app.server.anthropic.answer import ANTHROPIC
+from app.server.anthropic.answer import error_document as anthropic_error
+from app.server.context import Desk
+from app.server.ollama.answer import OLLAMA
+from app.server.ollama.answer import error_document as ollama_error
+from app.server.openai.routes import OPENAI
+from app.server.openai_responses.answer import RESPONSES
+from app.server.refusal import Refusal, refusal_of, server_bug
+from app.server.refusal import error_document as openai_error
+from app.server.request_body import SMALL_BODY, read_body
+from app.server.request_fields import read_request
+from app.server.request_log import RequestRecord
+from app.server.settings import ServerSettings
+from app.server.web.access import Gate
+from app.server.web.operations import Operation, openapi_document
+from app.server.web.responses import ErrorShape, json_bytes, refusal_response
+from app.server.web.state import STATE
+from engine import EngineError
+
+log = logging.getLogger(__name__)
+
+OLLAMA_PATHS = "/api"
+"""Beginning of the paths of Ollama's protocol."""
+
+OPERATIONS = (*OPENAI, *RESPONSES, *ANTHROPIC, *STATE)
+"""Operations of every server."""
+
+SHAPES: Mapping[str, ErrorShape] = {"/v1/messages": anthropic_error, OLLAMA_PATHS: ollama_error}
+"""Documents that tell refusals, by the beginning of paths; all others have OpenAI's."""
+
+
+def make_site(desk: Desk) -> Starlette:
+    """Return the application that answers for a desk."""
+    operations = OPERATIONS + (OLLAMA if desk.settings.has_ollama else ())
+
+    @cache  # many clients that ask for it would hold up all others
+    def description() -> bytes:
+        return json_bytes(openapi_document(operations))
+
+    async def describe(desk: Desk, record: RequestRecord, request: Request) -> Response:
+        return Response(description(), media_type="application/json")
+
+    page = Operation("/openapi.json", "Describe the server in OpenAPI.", describe)
+    return Starlette(
+        routes=[_route(desk, one) for one in (*operations, page)],
+        middleware=[
+            Middleware(Recorded, desk=desk),
+            Middleware(Gate, settings=desk.settings, shape_of=shape_of),
+        ],
+        exception_handlers={HTTPException: partial(_not_routed, desk.settings)},
+    )
+
+
+def shape_of(path: str) -> ErrorShape:
+    """Return the document in which the protocol of a path tells refusals."""
+    found = (shape for begin, shape in SHAPES.items() if f"{path}/".startswith(f"{begin}/"))
+    return next(found, openai_error)
+
+
+def _route(desk: Desk, operation: Operation) -> Route:
+    async def answer(request: Request) -> Response:
+        record: RequestRecord = request.state.record
+        record.route = f"{operation.method} {operation.path}"
+        try:
+            return await operation.act(desk, record, await _asked(desk, operation, request))
+        except EngineError as error:
+            # a local variable would be a cycle with the traceback, which holds the body
+            record.problem = str(refusal_of(error))
+            return refusal_response(refusal_of(error), operation.shape)
+
+    return Route(operation.path, answer, methods=[operation.method])
+
+
+async def _asked(desk: Desk, operation: Operation, request: Request) -> Any:
+    """Return what an operation takes: its checked body, or the request if it has none.
+
+    Raises:
+        Refusal: the body is too large, or something else.
+    """
+    if operation.takes is None:
+        return request
+    settings = desk.settings
+    most = settings.most_body + settings.most_pictures * operation.has_pictures
+    body = await read_body(request, settings, desk.ledger, most)
+    if len(body) <= SMALL_BODY:
+        return read_request(operation.takes, body, settings.most_body)
+    async with desk.parsing:
+        return await asyncio.to_thread(read_request, operation.takes, body, settings.most_body)
+
+
+async def _not_routed(settings: ServerSettings, request: Request, error: Exception) -> Response:
+    """Tell that there is no such route, or not with this method."""
+    assert isinstance(error, HTTPException), "the handler of this error"
+    path, shape = request.url.path, shape_of(request.url.path)
+    text, hint = f"There is no {path[:100]} here.", ""
+    if error.status_code == 405:
+        text = f"{path[:100]} does not take {request.method[:20]}."
+    elif shape is ollama_error and not settings.has_ollama:
+        text, hint = "This server does not speak Ollama's protocol.", settings.hints.ollama
+    refusal = Refusal(error.status_code, text, hint)
+    request.state.record.problem = str(refusal)
+    response = refusal_response(refusal, shape)
+    response.headers.update(error.headers or {})
+    return response
+
+
+class Recorded:
+    """Keeper of the ledger: each request is noted, with its status and its end.
+
+    What nobody has expected becomes a sentence and a line in the log.
+    """
+
+    def __init__(self, app: ASGIApp, desk: Desk) -> None:
+        self._app, self._ledger = app, desk.ledger
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        client = scope.get("client") or ("unknown", 0)
+        record = self._ledger.begin(client[0], scope["method"], scope["path"])
+        scope.setdefault("state", {})["record"] = record
+
+        async def noted(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                record.status = message["status"]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, noted)
+        except Exception as error:  # a bug must not end the connection without a word
+            log.exception("request %d has failed", record.number)
+            record.problem = f"{type(error).__name__}: {error}"
+            if not record.status:
+                shape = shape_of(scope["path"])
+                await refusal_response(server_bug(), shape)(scope, receive, noted)
+        finally:
+            self._ledger.end(record)

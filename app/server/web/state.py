@@ -1,0 +1,151 @@
+"""The server's figures in the text format of Prometheus (version 0.0.4)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from app.server.context import Admission, Desk, Labels, MachinesState
+from app.server.request_log import Ledger, RequestRecord
+from app.server.web.operations import Operation
+from app.server.web.responses import Document, json_response
+
+if TYPE_CHECKING:
+    from engine import CacheCounted, ModelLoaded
+
+MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+ALONE = MachinesState()
+"""State of a server whose engine is on one machine."""
+
+
+def metrics_text(
+    ledger: Ledger, admission: Admission, model: ModelLoaded | None, cache: CacheCounted | None,
+    machines: MachinesState = ALONE,
+) -> str:  # fmt: skip
+    """Return all figures, each with its help and type.
+
+    Args:
+        cache: how full the KV cache is; None if that is unknown.
+        machines: the other machines that compute the model.
+    """
+    sums, running = ledger.sums, list(ledger.running.values())
+    requests = (
+        ({"route": route, "status": status}, n) for (route, status), n in sums.requests.items()
+    )
+    n_cells = 0 if model is None else model.n_ctx * model.params.parallel
+    families = [
+        _family("requests_total", "counter", "Requests that have ended.", requests),
+        _sum("request_seconds_total", "Seconds that these took.", sums.seconds),
+        _sum("prompt_tokens_total", "Tokens of prompts.", sums.n_prompt),
+        _sum("cached_prompt_tokens_total", "Tokens of prompts that were cached.", sums.n_cached),
+        _sum("drafted_tokens_total", "Tokens that were guessed and checked.", sums.n_drafted),
+        _sum("accepted_tokens_total", "Guesses that were right.", sums.n_accepted),
+        _sum("decode_seconds_total", "Seconds from first tokens to last ones.", sums.decode_s),
+        _gauge("draft_saved_seconds", "Seconds of these that guesses have saved.", sums.saved_s),
+        _sum("completion_tokens_total", "Tokens of answers.", sums.n_tokens),
+        _sum("answers_total", "Requests with an answer of a token or more.", sums.n_answered),
+        _sum("first_token_seconds_total", "Seconds to their first tokens.", sums.first_token_s),
+        _gauge("answers_running", "Answers that the engine has.", admission.n_running),
+        _gauge("answers_waiting", "Answers that wait for the engine.", admission.n_waiting),
+        _gauge(
+            "completion_tokens_per_second", "Speed of all answers together.",
+            sum(record.tokens_per_s for record in running),
+        ),
+        _gauge("model_loaded", "Whether a model is loaded.", int(model is not None)),
+        _gauge("kv_cache_tokens", "Tokens for which the KV cache has room.", n_cells),
+        *_cache_use(cache, n_cells),
+        _family(
+            "client_completion_tokens_total", "counter", "Tokens of answers, by client.",
+            (({"client": client}, n) for client, n in sums.tokens.items()),
+        ),
+        _family(
+            "client_completion_tokens_per_second", "gauge", "Speed of answers, by client.",
+            (({"client": client}, speed) for client, speed in ledger.clients()),
+        ),
+        *(_family(name, "gauge", text, values) for name, text, values in machines.figures()),
+    ]  # fmt: skip
+    return "".join(families)
+
+
+def _cache_use(cache: CacheCounted | None, n_cells: int) -> list[str]:
+    """Return the figures of a cache's use, whose pages may hold a little more than its cells."""
+    if cache is None:
+        return []
+    n_used = min(cache.n_used, n_cells)
+    n_kept = min(cache.n_kept, n_cells - n_used)
+    return [
+        _gauge("kv_cache_used_tokens", "Tokens of the KV cache that answers use.", n_used),
+        _gauge("kv_cache_kept_tokens", "Tokens of it kept for later prompts.", n_kept),
+    ]
+
+
+def _sum(name: str, text: str, value: float) -> str:
+    return _family(name, "counter", text, [({}, value)])
+
+
+def _gauge(name: str, text: str, value: float) -> str:
+    return _family(name, "gauge", text, [({}, value)])
+
+
+def _family(name: str, kind: str, text: str, values: Iterable[tuple[Labels, float]]) -> str:
+    lines = [f"# HELP tandem_{name} {text}", f"# TYPE tandem_{name} {kind}"]
+    for labels, value in values:
+        inside = ",".join(f'{key}="{_escaped(str(label))}"' for key, label in labels.items())
+        lines.append(f"tandem_{name}{f'{{{inside}}}' if inside else ''} {value:.10g}")
+    return "\n".join(lines) + "\n"
+
+
+def _escaped(label: str) -> str:
+    return label.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+async def _health(desk: Desk, record: RequestRecord, request: Request) -> Response:
+    """Return whether the server can answer; it needs no key, and so tells nothing else."""
+    if problem := desk.problem():
+        headers = {"retry-after": str(desk.models.back_s)}
+        return json_response({"status": "waiting", "reason": problem}, 503, headers)
+    return json_response({"status": "ok"})
+
+
+async def _metrics(desk: Desk, record: RequestRecord, request: Request) -> Response:
+    cache = await desk.cache.read()
+    machines = desk.machines()
+    text = metrics_text(desk.ledger, desk.admission, desk.link.model, cache, machines)
+    return Response(text, media_type=MEDIA_TYPE)
+
+
+async def _slots(desk: Desk, record: RequestRecord, request: Request) -> Response:
+    """Return the requests under way, but for the one that asks."""
+    found = [_slot(one) for one in desk.ledger.running.values() if one is not record]
+    return json_response(
+        {
+            "slots": found,
+            "running": desk.admission.n_running,
+            "waiting": desk.admission.n_waiting,
+            "most_running": desk.settings.most_running,
+            "most_waiting": desk.settings.most_waiting,
+        }
+    )
+
+
+def _slot(record: RequestRecord) -> Document:
+    return {
+        "id": record.number, "client": record.client, "route": record.route,
+        "model": record.model, "state": record.phase, "n_prompt_to_read": record.n_to_read,
+        "n_prompt_read": record.n_read, "n_decoded": record.n_tokens,
+        "tokens_per_second": round(record.tokens_per_s, 2),
+        "seconds": round(time.perf_counter() - record.start, 3),
+    }  # fmt: skip
+
+
+STATE = (
+    Operation("/health", "Tell that the server is there.", _health),
+    Operation("/metrics", "Show the figures for Prometheus.", _metrics, media_type=MEDIA_TYPE),
+    Operation("/slots", "List the requests under way.", _slots),
+)
+"""All operations about the server itself."""
