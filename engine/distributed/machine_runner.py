@@ -32,9 +32,9 @@ from engine.runtime.model_runner import ModelRunner
 
 if TYPE_CHECKING:
     from engine.decoding.sampling.sampler import Logits, SamplingWish
+    from engine.runtime.pass_executor import KernelMeetings
     from engine.runtime.passes.row_sampling import Reading
     from engine.runtime.rank import Captures
-    from engine.runtime.recording import KernelMeetings
 
 INTERRUPTED = "The machines were interrupted in the middle of a step."
 """Error of whatever is asked for once an order has ended without saying why."""

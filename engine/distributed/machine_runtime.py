@@ -20,8 +20,8 @@ from engine.formats.gguf.reader import GGUFFile, model_hash
 from engine.hardware.torch_devices import kind_of, torch_device, torch_devices
 from engine.model.forward.batch import PROMPT_BATCH
 from engine.planning.saved_plans import params_document
+from engine.runtime.pass_executor import KernelMeetings, captures_of
 from engine.runtime.rank import Captures
-from engine.runtime.recording import KernelMeetings, captures_of
 from engine.runtime.thread_runtime import ThreadRuntime
 from engine.util.progress import never
 

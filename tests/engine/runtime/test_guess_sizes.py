@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 
 from engine.model.forward.batch import Batch, Piece
+from engine.runtime.pass_executor import captures_of, make_passes, padded_guesses
 from engine.runtime.rank import NO_RANKS, Captures
-from engine.runtime.recording import captures_of, may_repeat, padded_guesses
 
 
 def rank(captures: bool, elsewhere: Captures = NO_RANKS, *, is_idle: bool = False) -> Any:
-    backend = SimpleNamespace(captures=captures)
+    backend = SimpleNamespace(captures=captures, records=not captures)
     return SimpleNamespace(backend=backend, elsewhere=elsewhere, is_idle=is_idle)
 
 
@@ -36,9 +36,14 @@ def test_recurrent_states_are_padded_by_gpus_alone(
     three, four = (
         Batch(tuple(Piece(9, 1, slot=seat, seat=seat) for seat in range(n)), 0) for n in (3, 4)
     )
-    assert may_repeat(three, ranks, can_rewind=False) == pads
-    assert may_repeat(four, ranks, can_rewind=False)
-    assert may_repeat(three, ranks, can_rewind=True)
+    nothing: Any = None
+    for_states, for_keys = (
+        make_passes(nothing, ranks, nothing, nothing, nothing, can_rewind=can_rewind)
+        for can_rewind in (False, True)
+    )
+    assert for_states.may_repeat(three) == pads
+    assert for_states.may_repeat(four)
+    assert for_keys.may_repeat(three)
 
 
 def padded(n_read: int, n_guess: int) -> tuple[list[int], list[int], int] | None:
