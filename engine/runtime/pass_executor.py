@@ -1,4 +1,4 @@
-"""Passes over single tokens and over MTP blocks: computed, then recorded or captured, then replayed.
+"""Passes over single tokens and MTP blocks: computed, then recorded or captured, then replayed.
 
 Every pass of a size takes the same operations, so one is recorded and then replayed: as native
 calls if all ranks use the CPU's kernels (`RecordedPasses`), else as CUDA graphs on the ranks with
@@ -207,7 +207,7 @@ class PassExecutor:
         Returns:
             Results with logits of the rows that want some, and perhaps of further ones.
         """
-        return self._run(lambda rank: self._ranks[rank].guess(ids, batch, block))
+        return self._run(partial(_guess_on, self._ranks, ids, batch, block))
 
     def is_whole(self, size: PassSize) -> bool:
         """Return whether passes of a size are a single graph on each device."""
@@ -475,7 +475,7 @@ def has_kernels(ranks: Sequence[Rank]) -> bool:
 
 
 def _are_few_singles(batch: Batch) -> bool:
-    """Return whether a pass is of single tokens, as many as are recorded, whose logits are wanted."""
+    """Return whether all rows are single tokens with logits, as few as are recorded."""
     if batch.first_logit or batch.wants_hidden or not batch.is_of_singles:
         return False
     return len(batch.pieces) <= MOST_AT_ONCE
