@@ -32,8 +32,8 @@ from engine.runtime.model_runner import ModelRunner
 
 if TYPE_CHECKING:
     from engine.decoding.sampling.sampler import Logits, SamplingWish
+    from engine.runtime.mtp_reading import Reading
     from engine.runtime.pass_executor import KernelMeetings
-    from engine.runtime.passes.row_sampling import Reading
     from engine.runtime.rank import Captures
 
 INTERRUPTED = "The machines were interrupted in the middle of a step."

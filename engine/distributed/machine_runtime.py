@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from engine.load_params import LoadParams
     from engine.model.architectures.declare import Declaration
     from engine.model.forward.communicator import Communicator
-    from engine.runtime.builder import Prepare, RankBuilder
+    from engine.runtime.loader import Prepare, RankBuilder
     from engine.runtime.model_runner import ModelRunner
     from engine.runtime.resplit import UsedSlots
     from engine.util.progress import IsCancelled, ProgressSink

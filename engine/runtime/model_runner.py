@@ -26,14 +26,14 @@ from engine.model.forward.batch import (
     PassSize,
     Piece,
 )
+from engine.runtime import prompt_batches
 from engine.runtime.interface import page_groups
 from engine.runtime.memory import CacheMemory
+from engine.runtime.mtp_reading import MOST_AHEAD, NotedSource, UnreadTokens
 from engine.runtime.pass_executor import OneShotUse, PassExecutor, gpus_of, has_kernels, make_passes
-from engine.runtime.passes import micro_batches
-from engine.runtime.passes.guessing import MOST_AHEAD, NotedSource
-from engine.runtime.passes.prompt_batches import PromptBatches
-from engine.runtime.passes.row_sampling import RowSampling, UnreadTokens
+from engine.runtime.prompt_batches import PromptBatches
 from engine.runtime.rank import FEW_ROWS, Rank, rehearsed_rows, token_steps
+from engine.runtime.row_sampling import RowSampling
 
 if TYPE_CHECKING:
     from engine.backends.executor import RankExecutor
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from engine.model.forward.pages import AttentionWindow
     from engine.model.forward.state import CacheSize
     from engine.runtime.interface import Guard, TokenSource
-    from engine.runtime.passes.row_sampling import Reading
+    from engine.runtime.mtp_reading import Reading
 
 T = TypeVar("T")
 
@@ -156,20 +156,20 @@ class ModelRunner(CacheMemory):
                 is_done = self.rehearse(n) and n > FEW_ROWS  # no kernel of large sums waits
                 if not is_done:
                     self.compute([0] * n, Batch.of_one(0, n, n - 1))
-            self._try_micro_batches(min(most, micro_batches.TRIED_ROWS))
+            self._try_micro_batches(min(most, prompt_batches.TRIED_ROWS))
         for rank in self.ranks:
             rank.backend.prepare()
 
     def _try_micro_batches(self, n: int) -> None:
         """Measure whether batches of n tokens take less time in micro-batches; keep the answer."""
-        if n < micro_batches.LEAST_ROWS or not any(rank.micro_batches for rank in self.ranks):
+        if n < prompt_batches.MIN_MICRO_ROWS or not any(rank.micro_batches for rank in self.ranks):
             return
 
         def compute(in_micro_batches: bool) -> None:
             self.batches.in_micro_batches = in_micro_batches
             self.compute([0] * n, Batch.of_one(0, n, n - 1))
 
-        self.batches.in_micro_batches = micro_batches.micro_batches_pay(compute)
+        self.batches.in_micro_batches = prompt_batches.micro_batches_pay(compute)
 
     def rehearse(self, n: int) -> bool:
         """Compute n tokens while no kernel waits for another rank; return whether any could wait.

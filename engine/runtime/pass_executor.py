@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from engine.backends.executor import RankExecutor
     from engine.backends.gpu.decode.rank_capture import CaptureTask, OneShotControl
     from engine.hardware.fallbacks import Fallbacks
-    from engine.runtime.passes.prompt_batches import PromptBatches
+    from engine.runtime.prompt_batches import PromptBatches
     from engine.runtime.rank import GuessSize
 
 log = logging.getLogger(__name__)

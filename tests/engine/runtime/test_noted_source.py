@@ -4,8 +4,7 @@ from collections.abc import Sequence
 
 from engine.decoding.sampling.sampler import Sampler
 from engine.model.forward.batch import KEPT_STATES, Batch, Piece
-from engine.runtime.passes.guessing import MOST_AHEAD, NotedSource
-from engine.runtime.passes.row_sampling import UnreadTokens
+from engine.runtime.mtp_reading import MOST_AHEAD, NotedSource, UnreadTokens
 from engine.sampling_params import SamplingParams
 
 

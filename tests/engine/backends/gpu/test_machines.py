@@ -13,7 +13,7 @@ from engine import LoadParams, Model, SamplingParams
 from engine.backends.executor import RankExecutor
 from engine.backends.gpu.decode.rank_capture import _Capturing
 from engine.errors import CommError
-from engine.runtime import builder
+from engine.runtime import loader as builder
 from engine.runtime.model_runner import ModelRunner
 from engine.runtime.rank import Replay
 from tests.engine.backends.gpu.test_mtp import N_VOCAB, PROMPTS

@@ -13,8 +13,8 @@ from engine.backends.gpu.decode.sampling import RowSampler
 from engine.backends.gpu.launch.graph import NotRepeatable
 from engine.decoding.sampling.sampler import Sampler
 from engine.model.forward.batch import Batch, Piece
-from engine.runtime.passes.row_sampling import RowSampling
 from engine.runtime.rank import Replay
+from engine.runtime.row_sampling import RowSampling
 from tests.helpers.golden import nmse
 from tests.helpers.hf_models import FAMILIES
 from tests.helpers.sampled_rows import SETTINGS, check_rows

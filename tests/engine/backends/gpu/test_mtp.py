@@ -140,7 +140,7 @@ def test_hidden_states_are_read_before_they_are_lost(
     tmp_path: Path, split: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An answer pauses for that, where few are kept: as with many behind more than a hundred."""
-    for module in ("engine.runtime.passes.row_sampling", "engine.model.forward.context"):
+    for module in ("engine.runtime.mtp_reading", "engine.model.forward.context"):
         monkeypatch.setattr(f"{module}.KEPT_STATES", 16)
     path, devices = mtp_gguf(tmp_path / "m.gguf", n_vocab=N_VOCAB), ["cpu"] * len(split)
     with load_model(path, devices, split, n_ctx=256, kv_type="f32", draft="mtp") as model:
