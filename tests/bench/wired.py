@@ -24,11 +24,10 @@ import engine.hardware.environment  # noqa: F401 before torch, which reads it
 import torch
 
 from engine import LoadParams, Model, Planner, list_devices
-from engine.distributed.follower import follow
-from engine.distributed.machine_runtime import open_on_machines
+from engine.distributed.machine_runtime import follow, open_on_machines
 from engine.distributed.machines import END, Machines
 from engine.distributed.straight_proof import measure_wires
-from engine.distributed.wire import GlooWire
+from engine.distributed.wire import Wire
 from engine.hardware.devices.places import far_id
 from engine.planning.speed.collectives import Wires
 from engine.planning.speed.facts import DeviceFacts
@@ -58,7 +57,7 @@ def main() -> None:
     options = parser.parse_args()
     if "RANK" in os.environ:
         torch.set_num_threads(1)
-        wire = GlooWire(f"machine {os.environ['RANK']}")
+        wire = Wire(f"machine {os.environ['RANK']}")
         wires = Wires(measured=measure_wires(wire))
         machines = Machines(wire, print)
         if wire.rank:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from engine.backends.reference import attention
+from engine.model.forward import attention
 from engine.model.forward.batch import Batch
 from engine.model.forward.cache import LayerCache
 from engine.model.forward.operands import Scores
