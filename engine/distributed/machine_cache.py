@@ -125,8 +125,8 @@ class MachineCache(CacheMemory):
                 for run in runs(cut, as_one(cut), 0, range(place.layout.n_ranks)):
                     part = found[number][name][run.goal : run.goal + run.n]
                     if run.source in place.layout.local:
-                        seat = place.layout.seat(run.source)
-                        held = kept[seat * len(states) + number][name]
+                        local_rank = place.layout.local_rank(run.source)
+                        held = kept[local_rank * len(states) + number][name]
                         part.copy_(held[run.start : run.start + run.n])
                     place.machines.hand(part, place.layout.machine_of(run.source), 0)
         return found

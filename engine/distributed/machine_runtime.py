@@ -126,7 +126,7 @@ class MachineRuntime(ThreadRuntime):
 
     def _communicator(self, rank: int, device: torch.device, prepare: Prepare) -> Communicator:
         place = self._place
-        inner = prepare(self.group.communicator(place.layout.seat(rank), device))
+        inner = prepare(self.group.communicator(place.layout.local_rank(rank), device))
         way = partial(self._way, device)
         return MachineCommunicator(inner, way, place.layout, self.group.abroad)
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from engine.errors import EngineError
 from engine.generation.image_prompts import PictureReader
 from engine.hardware.devices.host import usable_cores
-from engine.model.forward.batch import MOST_AT_ONCE
+from engine.model.forward.batch import MAX_AT_ONCE
 from engine.runtime.image_encoder import ImageEncoder
 from engine.vision.encoders.base import TextModel
 from engine.vision.images.placed import PictureSight
@@ -64,7 +64,7 @@ class PictureSupport:
         text = TextModel.of(runtime.hp)
         encoder = ImageEncoder(runtime.mmproj, device, text, is_cancelled, self._n_threads)
         rule = encoder.rule
-        n_least = rule.most_tokens + MOST_AT_ONCE
+        n_least = rule.most_tokens + MAX_AT_ONCE
         if rule.is_two_way and runtime.n_batch < n_least:
             raise EngineError(
                 f"Pictures of this model need batches of at least {n_least} tokens; they have"

@@ -20,7 +20,7 @@ from engine.hardware.fallbacks import Fallbacks
 from engine.hardware.faults import call_all, stopped_error
 from engine.model.forward.batch import (
     FIRST_TOKEN,
-    MOST_AT_ONCE,
+    MAX_AT_ONCE,
     SMALL_BATCH,
     Batch,
     PassSize,
@@ -107,7 +107,7 @@ class ModelRunner(CacheMemory):
     def most_checked_rows(self) -> int:
         busy = [rank for rank in self.ranks if not rank.is_idle]
         are_alike = all(rank.backend.captures or rank.device.type == "cpu" for rank in busy)
-        return MOST_AT_ONCE if are_alike else SMALL_BATCH
+        return MAX_AT_ONCE if are_alike else SMALL_BATCH
 
     @property
     def passes(self) -> PassExecutor:
@@ -319,13 +319,13 @@ class ModelRunner(CacheMemory):
             raise
 
     @property
-    def guesser(self) -> Self | None:
+    def drafter(self) -> Self | None:
         """Itself if the model has an MTP block."""
         return self if self._n_blocks else None
 
     @property
-    def most_guesses(self) -> int:
-        """Largest number of guesses in a row: as many as there are blocks; 0 for any number."""
+    def max_drafts(self) -> int:
+        """Largest number of drafts in a row: as many as there are blocks; 0 for any number."""
         return self._n_blocks if self._n_blocks > 1 else 0
 
     @property
@@ -338,25 +338,25 @@ class ModelRunner(CacheMemory):
 
     def noted(self, source: TokenSource) -> TokenSource:
         """Return a source of tokens that the MTP blocks are going to read, if there are some."""
-        if self.guesser is None:
+        if self.drafter is None:
             return source
         me = weakref.ref(self)  # which has the source, too
         return NotedSource(source, self._unread, lambda batch: _read_due(me(), batch))
 
-    def guess(self, ids: Sequence[int], batch: Batch, number: int = 0) -> Logits:
+    def draft(self, ids: Sequence[int], batch: Batch, number: int = 0) -> Logits:
         """Return logits of what follows tokens; see `PagedRuntime`."""
         self.check_loaded()
         with self._guard("to guess the next tokens", 1):
             before, (block, rows) = self._unread.joined(ids, batch, number)
             self._read_tokens(before)
-            found = self._read(lambda: self._guessed(*rows, block), lambda x: x.cpu().numpy())
+            found = self._read(lambda: self._drafted(*rows, block), lambda x: x.cpu().numpy())
             self._unread.note_guess(batch, number)
             return found
 
     @contextmanager
     def _noted(self, ids: Sequence[int], batch: Batch) -> Iterator[None]:
         """Enter a pass over the blocks before the MTP blocks, if there are some that guess."""
-        if self.guesser is None:
+        if self.drafter is None:
             yield
             return
         self._read_tokens(self._unread.due(batch))
@@ -370,16 +370,16 @@ class ModelRunner(CacheMemory):
             with self._recovering():
                 self.executor.run(partial(_read_on, ranks, tokens, batch, block), is_watched=True)
 
-    def forget_hidden_states(self, seat: int) -> None:
+    def forget_hidden_states(self, batch_index: int) -> None:
         """Forget the hidden states of a sequence; see `PagedRuntime`."""
         ranks = self.ranks
-        self._unread.forget(seat)
+        self._unread.forget(batch_index)
         with self._guard("to begin a sequence", 1):
-            self.executor.run(lambda rank: ranks[rank].context.forget_hidden_states(seat))
+            self.executor.run(lambda rank: ranks[rank].context.forget_hidden_states(batch_index))
 
-    def _guessed(self, ids: Sequence[int], batch: Batch, block: int) -> Tensor:
+    def _drafted(self, ids: Sequence[int], batch: Batch, block: int) -> Tensor:
         """Have a block guess on all ranks; return the logits of the rows that want some."""
-        found = self.passes.guess(
+        found = self.passes.draft(
             ids, batch, block, lambda task: self._rehearsed(lambda: self._logits(task))
         )
         return self._found(found)[: len(ids) - batch.first_logit]
@@ -443,7 +443,7 @@ class ModelRunner(CacheMemory):
         self.token_source = self._row_sampling = None
         for rank in self.ranks:
             rank.recordings.clear()
-            rank.guesses.clear()
+            rank.draft_recordings.clear()
         if self._made_passes is not None:
             self._made_passes.restart()
 

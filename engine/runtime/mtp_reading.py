@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from engine.model.forward.batch import KEPT_STATES, MOST_AT_ONCE, Batch, Piece
+from engine.model.forward.batch import KEPT_STATES, MAX_AT_ONCE, Batch, Piece
 from engine.model.forward.pages import GONE, PAGE
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ Reading = tuple[int, Rows]
 
 
 class UnreadTokens:
-    """The unread tokens of all sequences, by their seats (`Piece.seat`).
+    """The unread tokens of all sequences, by their seats (`Piece.batch_index`).
 
     Args:
         n_blocks: number of MTP blocks. The k-th guess behind a sequence is the k-th block's; one
@@ -31,9 +31,9 @@ class UnreadTokens:
         self._n_blocks = n_blocks
         self._of: dict[int, _Text] = {}
 
-    def forget(self, seat: int) -> None:
+    def forget(self, batch_index: int) -> None:
         """Forget the tokens of a sequence."""
-        self._of.pop(seat, None)
+        self._of.pop(batch_index, None)
 
     def note(self, ids: Sequence[int], batch: Batch) -> None:
         """Note a pass over the model's other blocks."""
@@ -53,7 +53,7 @@ class UnreadTokens:
         Args:
             n_ahead: number of tokens behind it that may be computed along with it.
         """
-        text = self._of.get(piece.seat)
+        text = self._of.get(piece.batch_index)
         most = KEPT_STATES - self._n_blocks + 1  # guesses take places, too
         return text is not None and piece.stop + n_ahead - min(text.n_read) >= most
 
@@ -63,10 +63,10 @@ class UnreadTokens:
         Args:
             n_ahead: see `is_due`.
         """
-        firsts = {piece.seat: piece for piece in reversed(batch.pieces)}
-        lasts = {piece.seat: piece for piece in batch.pieces}
-        for seat, piece in firsts.items():
-            if piece.n == 1 and not self.is_due(lasts[seat], n_ahead):
+        firsts = {piece.batch_index: piece for piece in reversed(batch.pieces)}
+        lasts = {piece.batch_index: piece for piece in batch.pieces}
+        for batch_index, piece in firsts.items():
+            if piece.n == 1 and not self.is_due(lasts[batch_index], n_ahead):
                 continue
             text = self._text(piece)
             for block in range(self._n_blocks):
@@ -92,7 +92,7 @@ class UnreadTokens:
             self._text(piece).add(piece.n_past, token)
         found = (self._text(piece).rows(block, piece) for piece in batch.pieces)
         rests = [rest for rest in found if rest[0]]
-        if len(ids) + sum(len(tokens) for tokens, _ in rests) > MOST_AT_ONCE:
+        if len(ids) + sum(len(tokens) for tokens, _ in rests) > MAX_AT_ONCE:
             return [(block, rest) for rest in rests], (block, (ids, batch))
         unread = [token for tokens, _ in rests for token in tokens]
         places = [single for _, rest in rests for single in _singles(rest.pieces[0])]
@@ -107,9 +107,9 @@ class UnreadTokens:
 
     def _text(self, piece: Piece) -> _Text:
         """Return the tokens of a sequence."""
-        if piece.seat not in self._of:
-            self._of[piece.seat] = _Text(self._n_blocks)
-        return self._of[piece.seat]
+        if piece.batch_index not in self._of:
+            self._of[piece.batch_index] = _Text(self._n_blocks)
+        return self._of[piece.batch_index]
 
 
 class _Text:

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from engine.model.forward.batch import (
     CAPTURED_ROWS,
-    GUESSING_ROWS,
-    MOST_AT_ONCE,
-    MOST_GUESSES_CAPTURED,
-    MOST_RECORDED,
+    DRAFT_ROWS,
+    MAX_AT_ONCE,
+    MAX_DRAFTS_CAPTURED,
+    MAX_RECORDED,
     Batch,
     PassSize,
     captured_rows,
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
     from engine.backends.gpu.decode.rank_capture import CaptureTask, OneShotControl
     from engine.hardware.fallbacks import Fallbacks
     from engine.runtime.prompt_batches import PromptBatches
-    from engine.runtime.rank import GuessSize
+    from engine.runtime.rank import DraftSize
 
 log = logging.getLogger(__name__)
 
-MOST_GUESSES_RECORDED = 6
+MAX_DRAFTS_RECORDED = 6
 """Largest number of sizes of passes over an MTP block that are kept recorded."""
 
 Results = Sequence["Tensor | None"]
@@ -162,7 +162,7 @@ class PassExecutor:
     Attributes:
         n_until_recorded: number of passes of a size up to the recorded one, which is included.
         n_single: number of passes over single tokens since `restart`, by their size.
-        n_guesses: number of passes over MTP blocks since then, by their size.
+        n_drafts: number of passes over MTP blocks since then, by their size.
     """
 
     n_until_recorded: ClassVar[int] = 2
@@ -170,7 +170,7 @@ class PassExecutor:
     def __init__(self, executor: RankExecutor, ranks: Sequence[Rank]) -> None:
         self._executor, self._ranks = executor, ranks
         self.n_single = Counter[PassSize]()
-        self.n_guesses: Counter[GuessSize] = Counter()
+        self.n_drafts: Counter[DraftSize] = Counter()
         self._refused: set[PassSize] = set()
 
     def may_repeat(self, batch: Batch) -> bool:
@@ -201,13 +201,13 @@ class PassExecutor:
         """Replay the recordings for single tokens."""
         raise AssertionError("nothing is recorded")
 
-    def guess(self, ids: Sequence[int], batch: Batch, block: int, rehearse: Rehearse) -> Results:
+    def draft(self, ids: Sequence[int], batch: Batch, block: int, rehearse: Rehearse) -> Results:
         """Have an MTP block guess; as `record` and `replay` for its passes.
 
         Returns:
             Results with logits of the rows that want some, and perhaps of further ones.
         """
-        return self._run(partial(_guess_on, self._ranks, ids, batch, block))
+        return self._run(partial(_draft_on, self._ranks, ids, batch, block))
 
     def is_whole(self, size: PassSize) -> bool:
         """Return whether passes of a size are a single graph on each device."""
@@ -216,7 +216,7 @@ class PassExecutor:
     def restart(self) -> None:
         """Count anew, after recordings were dropped."""
         self.n_single.clear()
-        self.n_guesses.clear()
+        self.n_drafts.clear()
 
     def _run(self, task: Callable[[int], Tensor | None]) -> Results:
         return self._executor.run(task, is_watched=True)
@@ -253,30 +253,30 @@ class RecordedPasses(PassExecutor):
         if size == 1 or not self.has(size):
             return
         self._used = [*(used for used in self._used if used != size), size]
-        if len(self._used) > MOST_RECORDED:
+        if len(self._used) > MAX_RECORDED:
             dropped = self._used.pop(0)
             self.n_single[dropped] = 0
             for rank in self._ranks:
                 rank.recordings.pop(dropped, None)
 
-    def guess(self, ids: Sequence[int], batch: Batch, block: int, rehearse: Rehearse) -> Results:
+    def draft(self, ids: Sequence[int], batch: Batch, block: int, rehearse: Rehearse) -> Results:
         ranks, size = self._ranks, (block, len(ids), batch.first_logit)
-        if all(size in rank.guesses for rank in ranks):
-            return self._run(lambda rank: ranks[rank].replay_guess(ids, batch, block))
-        self.n_guesses[size] += 1
-        if self.n_guesses[size] == self.n_until_recorded:
-            self._make_room_for_guesses(block)
-            return self._run(lambda rank: ranks[rank].record_guess(ids, batch, block))
-        return super().guess(ids, batch, block, rehearse)
+        if all(size in rank.draft_recordings for rank in ranks):
+            return self._run(lambda rank: ranks[rank].replay_draft(ids, batch, block))
+        self.n_drafts[size] += 1
+        if self.n_drafts[size] == self.n_until_recorded:
+            self._make_room_for_drafts(block)
+            return self._run(lambda rank: ranks[rank].record_draft(ids, batch, block))
+        return super().draft(ids, batch, block, rehearse)
 
-    def _make_room_for_guesses(self, block: int) -> None:
+    def _make_room_for_drafts(self, block: int) -> None:
         """Drop a block's oldest recordings if there is to be one more than are kept."""
-        found = (size for rank in self._ranks for size in rank.guesses if size[0] == block)
+        found = (size for rank in self._ranks for size in rank.draft_recordings if size[0] == block)
         sizes = list(dict.fromkeys(found))
-        for size in sizes[: max(0, len(sizes) + 1 - MOST_GUESSES_RECORDED)]:
-            self.n_guesses[size] = 0
+        for size in sizes[: max(0, len(sizes) + 1 - MAX_DRAFTS_RECORDED)]:
+            self.n_drafts[size] = 0
             for rank in self._ranks:
-                rank.guesses.pop(size, None)
+                rank.draft_recordings.pop(size, None)
 
     def restart(self) -> None:
         super().restart()
@@ -305,7 +305,7 @@ class CapturedPasses(PassExecutor):
         super().__init__(executor, ranks)
         self._batches, self._meeting, self._fallbacks = batches, meeting, fallbacks
         self._can_rewind = can_rewind
-        self._refused_guesses: set[GuessSize] = set()
+        self._refused_drafts: set[DraftSize] = set()
 
     def may_repeat(self, batch: Batch) -> bool:
         if not has_kernels(self._ranks) or not _are_few_singles(batch):
@@ -346,42 +346,42 @@ class CapturedPasses(PassExecutor):
         kept = [rank.recordings[batch.captured_size] for rank in self._ranks]
         return self._repeated([x for x in kept if isinstance(x, Replay)], ids, batch)
 
-    def guess(self, ids: Sequence[int], batch: Batch, block: int, rehearse: Rehearse) -> Results:
-        wide = padded_guesses(ids, batch)
+    def draft(self, ids: Sequence[int], batch: Batch, block: int, rehearse: Rehearse) -> Results:
+        wide = padded_drafts(ids, batch)
         if wide is not None:
-            found = self._repeated_guess(*wide, (block, len(wide[0]), wide[1].first_logit))
+            found = self._repeated_draft(*wide, (block, len(wide[0]), wide[1].first_logit))
             if found is not None:
                 return found
         task, size = (
-            partial(_guess_on, self._ranks, ids, batch, block),
+            partial(_draft_on, self._ranks, ids, batch, block),
             (block, len(ids), batch.first_logit),
         )
-        self.n_guesses[size] += 1
-        if self.n_guesses[size] == 1:
+        self.n_drafts[size] += 1
+        if self.n_drafts[size] == 1:
             rehearse(task)
         return self._run(task)
 
-    def _repeated_guess(self, ids: Sequence[int], batch: Batch, size: GuessSize) -> Results | None:
+    def _repeated_draft(self, ids: Sequence[int], batch: Batch, size: DraftSize) -> Results | None:
         """Guess by a captured pass, or capture it; return None if that cannot be."""
         ranks, block = self._ranks, size[0]
-        known = {found for rank in ranks for found in rank.guesses if found[0] == block}
-        has_room = size in known or len(known) < MOST_GUESSES_CAPTURED
-        if not has_room or size in self._refused_guesses:
+        known = {found for rank in ranks for found in rank.draft_recordings if found[0] == block}
+        has_room = size in known or len(known) < MAX_DRAFTS_CAPTURED
+        if not has_room or size in self._refused_drafts:
             return None
-        found = [rank.guesses.get(size) for rank in ranks]
+        found = [rank.draft_recordings.get(size) for rank in ranks]
         replays = [replay for replay in found if isinstance(replay, Replay)]
         if len(replays) == len(ranks):
             return self._repeated(replays, ids, batch)
         from engine.backends.gpu.launch.graph import NotRepeatable
 
         try:
-            made, results = self._captured(lambda rank: rank.guess_capture_task(ids, batch, block))
+            made, results = self._captured(lambda rank: rank.draft_capture_task(ids, batch, block))
         except NotRepeatable as error:
             log.warning("guesses from %d tokens are computed step by step: %s", len(ids), error)
-            self._refused_guesses.add(size)
+            self._refused_drafts.add(size)
             return None
         for rank, replay in zip(ranks, made, strict=True):
-            rank.guesses[size] = replay
+            rank.draft_recordings[size] = replay
         return results
 
     def _captured(self, task: Callable[[Rank], CaptureTask]) -> tuple[Sequence[Replay], Results]:
@@ -478,17 +478,17 @@ def _are_few_singles(batch: Batch) -> bool:
     """Return whether all rows are single tokens with logits, as few as are recorded."""
     if batch.first_logit or batch.wants_hidden or not batch.is_of_singles:
         return False
-    return len(batch.pieces) <= MOST_AT_ONCE
+    return len(batch.pieces) <= MAX_AT_ONCE
 
 
-def _guess_on(
+def _draft_on(
     ranks: Sequence[Rank], ids: Sequence[int], batch: Batch, block: int, rank: int
 ) -> Tensor | None:
     """Have a rank, given its number, guess step by step."""
-    return ranks[rank].guess(ids, batch, block)
+    return ranks[rank].draft(ids, batch, block)
 
 
-def padded_guesses(ids: Sequence[int], batch: Batch) -> tuple[Sequence[int], Batch] | None:
+def padded_drafts(ids: Sequence[int], batch: Batch) -> tuple[Sequence[int], Batch] | None:
     """Return tokens of a pass over an MTP block as a size that is captured; None if there is none.
 
     The first token that is only read, and the last one, are computed repeatedly: their keys and
@@ -497,7 +497,7 @@ def padded_guesses(ids: Sequence[int], batch: Batch) -> tuple[Sequence[int], Bat
     n_read, wanted = batch.first_logit, captured_rows(len(ids) - batch.first_logit)
     n = wanted
     if n_read:
-        n = next((size for size in GUESSING_ROWS if size >= n_read + wanted), 0)
+        n = next((size for size in DRAFT_ROWS if size >= n_read + wanted), 0)
     if not n:
         return None
     before, behind = n - n_read - wanted, n_read + wanted - len(ids)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from engine.decoding.drafting.ngram import Guess, GuessSource, Kind, NgramSource
 from engine.generation.kv_cache import OutOfPages
 from engine.generation.scheduling.drafts import Drafts
-from engine.model.forward.batch import MOST_AT_ONCE, Batch, Piece
+from engine.model.forward.batch import MAX_AT_ONCE, Batch, Piece
 
 if TYPE_CHECKING:
     from engine.generation.scheduling.requests import Request
@@ -44,13 +44,13 @@ class MTPSource:
     @property
     def can_guess(self) -> bool:
         """Whether the model has an MTP block that guesses."""
-        return self._runtime.guesser is not None
+        return self._runtime.drafter is not None
 
     @property
     def most(self) -> int:
         """Largest number of guesses for a text: as many as there are blocks; 0 for any number."""
-        guesser = self._runtime.guesser
-        return 0 if guesser is None else guesser.most_guesses
+        drafter = self._runtime.drafter
+        return 0 if drafter is None else drafter.max_drafts
 
     def move(self, runtime: PagedRuntime) -> None:
         """Go on with another runtime."""
@@ -58,17 +58,17 @@ class MTPSource:
 
     def guess(self, texts: Mapping[Request, Sequence[int]], most: int) -> Mapping[Request, Guess]:
         """Return up to `most` tokens that may follow each text, see `GuessSource`."""
-        guesser, source = self._runtime.guesser, self._runtime.token_source
-        if guesser is None or (source is not None and not source.hold(N_HELD)):
+        drafter, source = self._runtime.drafter, self._runtime.token_source
+        if drafter is None or (source is not None and not source.hold(N_HELD)):
             return {}
         most = min(most, self.most or most)
         requests = [request for request in texts if _is_ready(request, most)]
-        if not requests or len(requests) > MOST_AT_ONCE:
+        if not requests or len(requests) > MAX_AT_ONCE:
             return {}
         found = [[request.wanted[-1]] for request in requests]
         for n in range(most):
             batch = Batch(tuple(_piece(request, n) for request in requests), 0)
-            logits = guesser.guess([tokens[-1] for tokens in found], batch, n)
+            logits = drafter.draft([tokens[-1] for tokens in found], batch, n)
             for tokens, row in zip(found, logits.argmax(-1).tolist(), strict=True):
                 tokens.append(self._tokens[row] if self._tokens else row)
         return {

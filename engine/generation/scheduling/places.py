@@ -14,7 +14,7 @@ from engine.generation.kv_cache import (
     PagePool,
     Sequences,
 )
-from engine.model.forward.batch import MOST_AT_ONCE, Tables
+from engine.model.forward.batch import MAX_AT_ONCE, Tables
 from engine.model.forward.pages import GONE, PAGE, n_alike
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class Places:
     @property
     def most(self) -> int:
         """Largest number of sequences that have a place at once."""
-        most = min(MOST_AT_ONCE, self._runtime.n_batch)
+        most = min(MAX_AT_ONCE, self._runtime.n_batch)
         return min(most, self._runtime.n_slots) if self._has_states else most
 
     @property
@@ -138,8 +138,8 @@ class Places:
         """Give a place a number that no other one has, and return it."""
         place.seat = next(seat for seat in range(len(self._seats) + 1) if seat not in self._seats)
         self._seats.add(place.seat)
-        if place.n and (guesser := self._runtime.guesser) is not None:
-            guesser.forget_hidden_states(place.seat)  # those of its last token are gone
+        if place.n and (drafter := self._runtime.drafter) is not None:
+            drafter.forget_hidden_states(place.seat)  # those of its last token are gone
         return place
 
     def close(self, place: CachePlace, *, is_kept: bool = True) -> None:
@@ -202,7 +202,7 @@ class Places:
     def most_guesses(self, n: int) -> int:
         """Return for how many guesses of each of n sequences there is a slot."""
         if not self._has_states:
-            return MOST_AT_ONCE
+            return MAX_AT_ONCE
         return len(self._free) // max(1, n)
 
     def set_apart(self, place: CachePlace, n: int) -> None:

@@ -91,8 +91,8 @@ def test_mtp_blocks_guess_in_captured_passes(
         check_guesses(model, PlainMTP(path), 8, 3, n_before=3)
         check_guesses(model, PlainMTP(path), 6, 1, 2, PROMPTS[:2])
         for rank in model.runtime.ranks:
-            assert {(0, 1, 0), (0, 2, 0)} <= set(rank.guesses)
-            assert all(isinstance(found, Replay) for found in rank.guesses.values())
+            assert {(0, 1, 0), (0, 2, 0)} <= set(rank.draft_recordings)
+            assert all(isinstance(found, Replay) for found in rank.draft_recordings.values())
     assert not there.failures
 
 

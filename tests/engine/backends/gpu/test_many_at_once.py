@@ -47,7 +47,7 @@ class Sequences:
 
     def piece(self, one: int, n: int) -> Piece:
         tables = (TABLES[one],) * len(self._runner.groups)
-        return Piece(len(self.logits[one]), n, tables, one, seat=one)
+        return Piece(len(self.logits[one]), n, tables, one, batch_index=one)
 
     def step(self, *parts: tuple[int, int]) -> None:
         """Compute the next tokens of some sequences: pairs of a sequence and how many."""

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from engine.model.forward.batch import Batch, Piece
-from engine.runtime.pass_executor import captures_of, make_passes, padded_guesses
+from engine.runtime.pass_executor import captures_of, make_passes, padded_drafts
 from engine.runtime.rank import NO_RANKS, Captures
 
 
@@ -34,7 +34,8 @@ def test_recurrent_states_are_padded_by_gpus_alone(
     """Others compute passes of four as they are, and of three step by step; CPUs record both."""
     assert captures_of(ranks) == captures
     three, four = (
-        Batch(tuple(Piece(9, 1, slot=seat, seat=seat) for seat in range(n)), 0) for n in (3, 4)
+        Batch(tuple(Piece(9, 1, slot=seat, batch_index=seat) for seat in range(n)), 0)
+        for n in (3, 4)
     )
     nothing: Any = None
     for_states, for_keys = (
@@ -49,9 +50,9 @@ def test_recurrent_states_are_padded_by_gpus_alone(
 def padded(n_read: int, n_guess: int) -> tuple[list[int], list[int], int] | None:
     """Return the tokens, their positions and the first wanted row of a padded pass."""
     pieces = [Piece(10 + k, 1) for k in range(n_read)]
-    pieces += [Piece(10 + n_read, 1, seat=seat) for seat in range(n_guess)]
+    pieces += [Piece(10 + n_read, 1, batch_index=seat) for seat in range(n_guess)]
     ids = list(range(n_read + n_guess))
-    found = padded_guesses(ids, Batch(tuple(pieces), n_read))
+    found = padded_drafts(ids, Batch(tuple(pieces), n_read))
     if found is None:
         return None
     return list(found[0]), [piece.n_past for piece in found[1].pieces], found[1].first_logit
