@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import tempfile
 import weakref
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from engine.model.forward.state import RecurrentState
+from engine.formats.gguf.tensors import row_bytes
+from engine.model.forward.state import KV_INFO, KVState, RecurrentState, windows_of
 from engine.model.sharding.split import as_one, runs
 from engine.runtime.memory import CachedRows, CacheMemory
 
 if TYPE_CHECKING:
+    from types import TracebackType
+    from typing import Self
+
     from engine.distributed.machines import ModelPlace
+    from engine.model.sharding.split import Segments
     from engine.runtime.interface import SlotState
+    from engine.runtime.resplit import UsedSlots
 
 
 class MachineCache(CacheMemory):
@@ -118,8 +125,8 @@ class MachineCache(CacheMemory):
                 for run in runs(cut, as_one(cut), 0, range(place.layout.n_ranks)):
                     part = found[number][name][run.goal : run.goal + run.n]
                     if run.source in place.layout.local:
-                        seat = place.layout.seat(run.source)
-                        held = kept[seat * len(states) + number][name]
+                        local_rank = place.layout.local_rank(run.source)
+                        held = kept[local_rank * len(states) + number][name]
                         part.copy_(held[run.start : run.start + run.n])
                     place.machines.hand(part, place.layout.machine_of(run.source), 0)
         return found
@@ -194,3 +201,96 @@ class PartsElsewhere(list["Mapping[str, Tensor]"]):
     def __init__(self, key: int) -> None:
         super().__init__()
         self.key = key
+
+
+class _CachedTensor(NamedTuple):
+    """Keys or values of a layer in the file: all heads, and of each the slots in use.
+
+    Attributes:
+        layer: index of the layer in `Rank.states`.
+        name: name of the tensor within the layer.
+        cut: which rank has which heads.
+        begin: where the tensor begins in the file.
+        unit_bytes: bytes of a head.
+        rows: the rows of the first head, on any rank.
+    """
+
+    layer: int
+    name: str
+    cut: Segments
+    begin: int
+    unit_bytes: int
+    rows: CachedRows
+
+    def of_unit(self, rank: int, unit: int) -> CachedRows:
+        """Return the rows of a head of a rank."""
+        return self.rows._replace(rank=rank, units=(unit, unit + 1))
+
+
+class KeptCache:
+    """Keys and values of a model in a temporary file on machine 0, as a context.
+
+    The machines keep their parts of recurrent states no longer: machine 0 has all of them.
+
+    Args:
+        runner: runner of the model, which no answer uses.
+        kv_type: type of its keys and values.
+        used: slots with what is to be kept.
+
+    Raises:
+        CommError: a machine is gone.
+        OSError: the disk is full.
+    """
+
+    def __init__(self, runner: MachineCache, kv_type: str, used: UsedSlots) -> None:
+        self._kv_type, self._used = kv_type, used
+        self._n_ranks = runner.n_ranks
+        self._file = tempfile.TemporaryFile()  # noqa: SIM115 it is closed with the context
+        try:
+            for tensor in self._tensors(runner):
+                for run in runs(tensor.cut, as_one(tensor.cut), 0, range(self._n_ranks)):
+                    for at in range(run.n):
+                        rows = tensor.of_unit(run.source, run.start + at)
+                        self._file.write(runner.read_rows(rows).numpy().data)
+            runner.gather_states()
+        except BaseException:
+            self._file.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:  # fmt: skip
+        self._file.close()
+
+    def restore(self, runner: MachineCache) -> None:
+        """Copy everything to the same model with another split."""
+        for tensor in self._tensors(runner):
+            for rank in range(self._n_ranks):
+                for run in runs(as_one(tensor.cut), tensor.cut, rank, [0]):
+                    self._file.seek(tensor.begin + run.start * tensor.unit_bytes)
+                    for at in range(run.n):
+                        rows = tensor.of_unit(rank, run.goal + at)
+                        found = rows.room()
+                        self._file.readinto(found.numpy().data)
+                        runner.write_rows(rows, found)
+
+    def _tensors(self, runner: MachineCache) -> Iterator[_CachedTensor]:
+        """Yield the tensors in the order of the file, as a split cuts them."""
+        states, begin = runner.ranks[0].states, 0
+        windows = windows_of(states)
+        for layer, state in enumerate(states):
+            if not isinstance(state, KVState):
+                continue
+            slots = [(part.start, part.stop) for part in self._used[windows.index(state.window)]]
+            types = state.held_types(self._kv_type)
+            held = {"k": (types.k, state.head_dim_k), "v": (types.v, state.head_dim_v)}
+            for name, cut in state.cuts().items() if slots else ():
+                kind, dim = held[name]
+                rows = CachedRows(0, layer, name, (0, 1), slots, row_bytes(KV_INFO[kind], dim))
+                unit_bytes = rows.room().nbytes
+                yield _CachedTensor(layer, name, cut, begin, unit_bytes, rows)
+                begin += unit_bytes * sum(segment.total for segment in cut)

@@ -43,7 +43,7 @@ class RankLayout:
         """Return the machine of a rank."""
         return self._machine_of[rank]
 
-    def seat(self, rank: int) -> int:
+    def local_rank(self, rank: int) -> int:
         """Return the number of a rank among those of its machine."""
         return rank - self.local.start
 
@@ -64,10 +64,10 @@ class RankLayout:
         return max(map(machines.count, machines))
 
     def parts(self, group: Group) -> tuple[Group, Group]:
-        """Return the seats of a group's members that are here, and the machines of all members."""
+        """Return the local ranks of a group's members here, and the machines of all members."""
         found = self._known.get(group)
         if found is None:
-            here = tuple(self.seat(rank) for rank in group if rank in self.local)
+            here = tuple(self.local_rank(rank) for rank in group if rank in self.local)
             machines = tuple(sorted({self._machine_of[rank] for rank in group}))
             found = self._known[group] = here, machines
         return found
@@ -120,10 +120,10 @@ class MachineCommunicator:
     """Communicator of a rank beside which others are on other machines; see `Communicator`.
 
     Args:
-        inner: communicator with the ranks of this machine, which go by their seats.
+        inner: communicator with the ranks of this machine, which go by their numbers here.
         way: returns communicators with the other machines.
         layout: numbers of the machines' ranks.
-        abroad: seats of the ranks that wait for another machine, kept up here.
+        abroad: local ranks that wait for another machine, kept up here.
 
     Attributes:
         rank: number of the rank.
@@ -136,7 +136,7 @@ class MachineCommunicator:
         layout: RankLayout,
         abroad: set[int],
     ) -> None:
-        self._seat = inner.rank
+        self._local_rank = inner.rank
         self.rank = layout.local[inner.rank]
         self._inner, self._layout, self._abroad = inner, layout, abroad
         self._way = way
@@ -177,7 +177,7 @@ class MachineCommunicator:
         """Return the sum over all machines' ranks, in the order of the ranks."""
         joined = self._inner.gather(x, here)
         total = None
-        if self._seat == here[0]:
+        if self._local_rank == here[0]:
             parts = () if joined is None else torch.split(joined, shape[-1], -1)
             total = far.sum_of_several(parts, machines, shape, most)
         return self._inner.broadcast(total, here[0], here, shape)
@@ -194,10 +194,10 @@ class MachineCommunicator:
     ) -> Tensor:
         here, machines = self._layout.parts(group)
         if len(machines) == 1:
-            return self._inner.broadcast(x, self._layout.seat(source), here, shape)
+            return self._inner.broadcast(x, self._layout.local_rank(source), here, shape)
         origin = self._layout.machine_of(source)
-        port = self._layout.seat(source) if origin == self._layout.number else here[0]
-        if self._seat == port:
+        port = self._layout.local_rank(source) if origin == self._layout.number else here[0]
+        if self._local_rank == port:
             far = self._far(shape, group, source)
             x = self._crossed(x, far, origin, machines, shape)
         return (
@@ -229,11 +229,11 @@ class MachineCommunicator:
         rooms: list[Tensor] = []
 
         def step() -> None:
-            self._abroad.add(self._seat)
+            self._abroad.add(self._local_rank)
             try:
                 found = compute()
             finally:
-                self._abroad.discard(self._seat)
+                self._abroad.discard(self._local_rank)
             if rooms:
                 rooms[0].copy_(found)
             else:

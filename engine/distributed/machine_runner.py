@@ -32,9 +32,9 @@ from engine.runtime.model_runner import ModelRunner
 
 if TYPE_CHECKING:
     from engine.decoding.sampling.sampler import Logits, SamplingRequest
-    from engine.runtime.passes.row_sampling import Reading
+    from engine.runtime.mtp_reading import Reading
+    from engine.runtime.pass_executor import KernelMeetings
     from engine.runtime.rank import Captures
-    from engine.runtime.recording import KernelMeetings
 
 INTERRUPTED = "The machines were interrupted in the middle of a step."
 """Error of whatever is asked for once an order has ended without saying why."""
@@ -295,7 +295,7 @@ class MachineRunner(MachineCache, ModelRunner):
 
     # guesses of MTP blocks
 
-    def guess(self, ids: Sequence[int], batch: Batch, number: int = 0) -> Logits:
+    def draft(self, ids: Sequence[int], batch: Batch, number: int = 0) -> Logits:
         """Return logits of what follows tokens; see `Guesser`."""
         before, (block, (rows, places)) = self._unread.joined(ids, batch, number)
         self._read_tokens(before)
@@ -309,7 +309,7 @@ class MachineRunner(MachineCache, ModelRunner):
         batch = batch_of(pieces, first_logit)
         self._n_rows = len(ids) - first_logit
         with self._guard("to guess the next tokens", 1):
-            guessed = partial(self._guessed, ids, batch, block)
+            guessed = partial(self._drafted, ids, batch, block)
             mine = self._read(guessed, lambda x: x.cpu().numpy())
             return self._collected(mine, ())
 
@@ -322,11 +322,11 @@ class MachineRunner(MachineCache, ModelRunner):
     ) -> None:
         super()._read_tokens([(block, (ids, batch_of(pieces, first_logit)))])
 
-    def forget_hidden_states(self, seat: int) -> None:
-        self._together("forget_hidden_states", seat)
+    def forget_hidden_states(self, batch_index: int) -> None:
+        self._together("forget_hidden_states", batch_index)
 
-    def _do_forget_hidden_states(self, seat: int) -> None:
-        super().forget_hidden_states(seat)
+    def _do_forget_hidden_states(self, batch_index: int) -> None:
+        super().forget_hidden_states(batch_index)
 
     def sample_on_device(self, token: int = 0, piece: Piece = FIRST_TOKEN) -> None:
         """Do nothing: no device has the candidates of all machines."""

@@ -23,7 +23,7 @@ from engine.parallel.transfers import check_fit, check_same
 if TYPE_CHECKING:
     from engine.model.forward.communicator import FusedAllReduce, Group
 
-MOST_AT_ONCE = 1 << 14
+MAX_AT_ONCE = 1 << 14
 """Largest number of elements that is sent without first asking which ranks have a value."""
 
 LEAST_SLICED = 1 << 16
@@ -77,7 +77,7 @@ class ProcessCommunicator:
             assert x is not None, "a group of one has nobody else to give a value"
             return x
         held = None if x is None else _on_host(x)
-        if shape is not None and prod(shape) <= MOST_AT_ONCE:
+        if shape is not None and prod(shape) <= MAX_AT_ONCE:
             total = _sum(self._shown_at_once(held, group, shape))
         else:
             total = self._large_sum(held, group)

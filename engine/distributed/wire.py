@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -48,44 +48,10 @@ class Peer(NamedTuple):
     kind: str
 
 
-class Wire(Protocol):
-    """Connections to the processes of the other machines, for tensors in host memory.
+class Wire:
+    """Connections to the processes of the other machines, by gloo, for tensors in host memory.
 
-    Attributes:
-        rank: number of this machine.
-        peers: descriptions of all machines' processes, by number.
-    """
-
-    rank: int
-    peers: Sequence[Peer]
-
-    def swap(self, out: Sequence[Parcel], into: Sequence[Parcel], tag: int = 0) -> None:
-        """Send contiguous tensors and receive others, each to or from one machine.
-
-        Tensors with one tag arrive in the order in which they are sent.
-
-        Args:
-            out: tensors to send, and the machines to send to.
-            into: memory for the received tensors, and the machines that send them.
-            tag: number of what they belong to; threads that may be at different places use
-                different ones.
-
-        Raises:
-            CommError: a process is gone; names its machine.
-        """
-        ...
-
-    def expect(self, machine: int, room: Tensor, tag: int = 0) -> Callable[[], None]:
-        """Begin to receive a tensor of a machine, which need not wait for this one to send it.
-
-        Returns:
-            Function that waits until it is there, with the errors of `swap`.
-        """
-        ...
-
-
-class GlooWire:
-    """Connections by gloo of one of the processes that torchrun's agents have started.
+    Torchrun's agents have started the processes.
 
     The agent sets the environment variables RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
 
@@ -117,7 +83,19 @@ class GlooWire:
         self._group = dist.group.WORLD
 
     def swap(self, out: Sequence[Parcel], into: Sequence[Parcel], tag: int = 0) -> None:
-        """Send and receive tensors, see `Wire.swap`."""
+        """Send contiguous tensors and receive others, each to or from one machine.
+
+        Tensors with one tag arrive in the order in which they are sent.
+
+        Args:
+            out: tensors to send, and the machines to send to.
+            into: memory for the received tensors, and the machines that send them.
+            tag: number of what they belong to; threads that may be at different places use
+                different ones.
+
+        Raises:
+            CommError: a process is gone; names its machine.
+        """
         assert self._group is not None, "it is made with the connections"
         works = [(peer, self._begun(self._group.recv, tensor, peer, tag)) for peer, tensor in into]
         works += [(peer, self._begun(self._group.send, tensor, peer, tag)) for peer, tensor in out]
@@ -125,7 +103,11 @@ class GlooWire:
             self._wait(peer, work)
 
     def expect(self, machine: int, room: Tensor, tag: int = 0) -> Callable[[], None]:
-        """Begin to receive a tensor, see `Wire.expect`."""
+        """Begin to receive a tensor of a machine, which need not wait for this one to send it.
+
+        Returns:
+            Function that waits until it is there, with the errors of `swap`.
+        """
         assert self._group is not None, "it is made with the connections"
         return partial(self._wait, machine, self._begun(self._group.recv, room, machine, tag))
 

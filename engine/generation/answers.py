@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-MOST_AT_ONCE = 1 << 14
+MAX_AT_ONCE = 1 << 14
 """Number of characters up to which a text is tokenised where answers are computed: it takes them no
 longer than a step, and a thread would take longer to start on it."""
 
@@ -256,6 +256,6 @@ class Answers:
 
 def _made(given: object, make: Callable[[], T]) -> Preparing[T]:
     """Return what is made of texts, on a thread if they are long."""
-    if text_size(given) <= MOST_AT_ONCE:
+    if text_size(given) <= MAX_AT_ONCE:
         return make()
     return (yield from in_background(lambda _: make()))

@@ -14,7 +14,7 @@ from engine.generation.kv_cache import (
     PagePool,
     Sequences,
 )
-from engine.model.forward.batch import MOST_AT_ONCE, Piece, Tables
+from engine.model.forward.batch import MAX_AT_ONCE, Piece, Tables
 from engine.model.forward.pages import GONE, PAGE, n_alike
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class KVCacheManager:
     @property
     def max_sequences(self) -> int:
         """Largest number of running sequences."""
-        most = min(MOST_AT_ONCE, self._runtime.n_batch)
+        most = min(MAX_AT_ONCE, self._runtime.n_batch)
         return min(most, self._runtime.n_slots) if self._has_states else most
 
     @property
@@ -144,8 +144,8 @@ class KVCacheManager:
         taken = self._batch_indices
         cache.batch_index = next(n for n in range(len(taken) + 1) if n not in taken)
         self._batch_indices.add(cache.batch_index)
-        if cache.n and (guesser := self._runtime.guesser) is not None:
-            guesser.forget_hidden_states(cache.batch_index)  # those of its last token are gone
+        if cache.n and (drafter := self._runtime.drafter) is not None:
+            drafter.forget_hidden_states(cache.batch_index)  # those of its last token are gone
         return cache
 
     def free(self, cache: SequenceCache, *, is_kept: bool = True) -> None:
@@ -209,7 +209,7 @@ class KVCacheManager:
     def max_drafts(self, n: int) -> int:
         """Return for how many drafts of each of n sequences there is a slot."""
         if not self._has_states:
-            return MOST_AT_ONCE
+            return MAX_AT_ONCE
         return len(self._free_slots) // max(1, n)
 
     def reserve_draft_slots(self, cache: SequenceCache, n: int) -> None:

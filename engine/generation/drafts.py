@@ -17,7 +17,7 @@ from engine.decoding.drafting.control import LENGTHS, DraftControl, Proposal
 from engine.decoding.drafting.ngram import DraftSource, DraftTokens, Kind, NgramSource
 from engine.generation.kv_cache import OutOfPages
 from engine.generation.sequence import Decode
-from engine.model.forward.batch import MOST_AT_ONCE, Batch, Piece
+from engine.model.forward.batch import MAX_AT_ONCE, Batch, Piece
 from engine.vision.images.placed import n_before_image, text_ids
 
 if TYPE_CHECKING:
@@ -255,13 +255,13 @@ class MTPSource:
     @property
     def can_draft(self) -> bool:
         """Whether the model has an MTP block that drafts."""
-        return self._runtime.guesser is not None
+        return self._runtime.drafter is not None
 
     @property
     def most(self) -> int:
         """Largest number of drafts for a text: as many as there are blocks; 0 for any number."""
-        guesser = self._runtime.guesser
-        return 0 if guesser is None else guesser.most_guesses
+        drafter = self._runtime.drafter
+        return 0 if drafter is None else drafter.max_drafts
 
     def move(self, runtime: PagedRuntime) -> None:
         """Go on with another runtime."""
@@ -269,17 +269,17 @@ class MTPSource:
 
     def draft(self, texts: Texts, most: int) -> Mapping[TokenSequence, DraftTokens]:
         """Return up to `most` tokens that may follow each text, see `DraftSource`."""
-        guesser, source = self._runtime.guesser, self._runtime.token_source
-        if guesser is None or (source is not None and not source.hold(N_HELD)):
+        drafter, source = self._runtime.drafter, self._runtime.token_source
+        if drafter is None or (source is not None and not source.hold(N_HELD)):
             return {}
         most = min(most, self.most or most)
         sequences = [sequence for sequence in texts if _is_ready(sequence, most)]
-        if not sequences or len(sequences) > MOST_AT_ONCE:
+        if not sequences or len(sequences) > MAX_AT_ONCE:
             return {}
         found = [[sequence.tokens[-1]] for sequence in sequences]
         for n in range(most):
             batch = Batch(tuple(_piece(sequence, n) for sequence in sequences), 0)
-            logits = guesser.guess([tokens[-1] for tokens in found], batch, n)
+            logits = drafter.draft([tokens[-1] for tokens in found], batch, n)
             for tokens, row in zip(found, logits.argmax(-1).tolist(), strict=True):
                 tokens.append(self._tokens[row] if self._tokens else row)
         return {

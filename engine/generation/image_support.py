@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from engine.errors import EngineError
 from engine.generation.image_prompts import PictureReader
 from engine.hardware.devices.host import usable_cores
-from engine.model.forward.batch import MOST_AT_ONCE
-from engine.runtime.picture_encoder import PictureEncoder
+from engine.model.forward.batch import MAX_AT_ONCE
+from engine.runtime.image_encoder import ImageEncoder
 from engine.vision.encoders.base import TextModel
 from engine.vision.images.placed import VisionInfo
 
@@ -45,7 +45,7 @@ class PictureSupport:
     ) -> None:  # fmt: skip
         self._prompts, self._scheduler = prompts, scheduler
         self._n_threads = params.cpu_threads or usable_cores()
-        self.encoder: PictureEncoder | None = None
+        self.encoder: ImageEncoder | None = None
         self.warnings: tuple[str, ...] = ()
         if runtime.left_pictures:
             self.warnings = ("There is no memory left for pictures, so the model reads text only.",)
@@ -62,9 +62,9 @@ class PictureSupport:
         if not device:
             return
         text = TextModel.of(runtime.hp)
-        encoder = PictureEncoder(runtime.mmproj, device, text, is_cancelled, self._n_threads)
+        encoder = ImageEncoder(runtime.mmproj, device, text, is_cancelled, self._n_threads)
         rule = encoder.rule
-        n_least = rule.most_tokens + MOST_AT_ONCE
+        n_least = rule.most_tokens + MAX_AT_ONCE
         if rule.is_two_way and runtime.n_batch < n_least:
             raise EngineError(
                 f"Pictures of this model need batches of at least {n_least} tokens; they have"

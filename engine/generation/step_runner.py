@@ -23,8 +23,8 @@ from engine.vision.images.placed import FIRST_ID
 if TYPE_CHECKING:
     from engine.decoding.sampling.sampler import Logits, SamplingRequest
     from engine.generation.sequence import TokenSequence
+    from engine.runtime.image_encoder import ImageEncoder
     from engine.runtime.interface import PagedRuntime
-    from engine.runtime.picture_encoder import PictureEncoder
     from engine.runtime.timeline import TokenTimes
 
 T = TypeVar("T")
@@ -197,7 +197,7 @@ class StepRunner:
     def __init__(self, runtime: PagedRuntime) -> None:
         self._runtime = runtime
         self.async_decode = AsyncDecode(runtime)
-        self.encoder: PictureEncoder | None = None
+        self.encoder: ImageEncoder | None = None
 
     def move(self, runtime: PagedRuntime) -> None:
         """Go on with another runtime."""

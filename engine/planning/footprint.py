@@ -23,7 +23,7 @@ from engine.hardware.devices.types import is_cpu
 from engine.model.forward.batch import (
     BF16_BATCH,
     KEPT_STATES,
-    MOST_AT_ONCE,
+    MAX_AT_ONCE,
     SMALL_BATCH,
     captured_rows,
     captured_sizes,
@@ -65,7 +65,7 @@ WORD_TYPES = ("F16", "BF16")
 F32_BYTES = 4
 BF16_BYTES = 2
 
-HELD_ROWS = MOST_AT_ONCE * KEPT_STATES
+HELD_ROWS = MAX_AT_ONCE * KEPT_STATES
 """Number of hidden states that are kept for each MTP block, see `forward.hidden_states`."""
 
 MTP_ROWS = 4

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 
 from engine.hardware.backend_choice import kernels_for
 from engine.hardware.devices.types import is_cpu
-from engine.model.forward.batch import MOST_AT_ONCE
+from engine.model.forward.batch import MAX_AT_ONCE
 from engine.model.forward.pages import NO_WINDOW, AttentionWindow
 from engine.model.forward.state import F32_BYTES, CacheSize, KVState, State
 from engine.planning.footprint import (
@@ -183,7 +183,7 @@ def rank_memory(
     compute = compute_bytes(
         size.working, hp, min(n_batch, hp.n_ctx), hp.n_ctx, device, storage,
         is_kv_on_host=is_on_host, fast_prompts=params.fast_prompts,
-        n_parallel=params.parallel, n_checked=min(n_checked, MOST_AT_ONCE) if params.n_draft else 0,
+        n_parallel=params.parallel, n_checked=min(n_checked, MAX_AT_ONCE) if params.n_draft else 0,
     )  # fmt: skip
     cache = cache_bytes(size.layers, CacheSize.asked(params, hp.n_ctx, n_batch, n_guessed))
     # what this processor can multiply is known only where it computes, so the larger size counts

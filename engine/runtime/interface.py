@@ -124,11 +124,11 @@ class Guesser(Protocol):
     """
 
     @property
-    def most_guesses(self) -> int:
-        """Largest number of guesses in a row; 0 for any number."""
+    def max_drafts(self) -> int:
+        """Largest number of drafts in a row; 0 for any number."""
         ...
 
-    def guess(self, ids: Sequence[int], batch: Batch, number: int = 0) -> Logits:
+    def draft(self, ids: Sequence[int], batch: Batch, number: int = 0) -> Logits:
         """Return logits of what follows tokens, (n, n_vocab), as a block sees it.
 
         Args:
@@ -181,7 +181,7 @@ class PagedRuntime(Protocol):
         ...
 
     @property
-    def guesser(self) -> Guesser | None:
+    def drafter(self) -> Guesser | None:
         """MTP block of the model; None without one."""
         ...
 

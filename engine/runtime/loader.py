@@ -1,30 +1,52 @@
-"""Loader of one rank's tensors from a file; reads only the rank's own slices."""
+"""Loading of ranks: their slices of the file, their caches and backends."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from engine.backends.cpu.backend import CpuBackend
+from engine.backends.cpu.thread_comm import ThreadGroup
+from engine.backends.reference.backend import Backend
 from engine.backends.reference.weights import DenseWeight, PackedWeight, chunks
-from engine.errors import Cancelled, UnsupportedQuant
+from engine.errors import Cancelled, EngineError, KernelError, UnsupportedQuant
 from engine.formats.quants.dequantise import QUANTS, dequantise
+from engine.hardware.backend_choice import kernels_for, use_interpreter
+from engine.hardware.faults import call_all
+from engine.hardware.torch_devices import is_out_of_memory
+from engine.model.architectures.declare import Declaration, declare
+from engine.model.forward.cache import Cache
+from engine.model.forward.context import Context
 from engine.model.forward.operands import Weight
+from engine.model.forward.state import windows_of
 from engine.model.layers.module import Slot
 from engine.model.sharding.placement import Shard, Slices
-from engine.planning.footprint import slot_pieces
+from engine.planning.footprint import slot_pieces, x_bytes
+from engine.planning.plan import Plan
+from engine.planning.rank_size import keeps_kv_on_host
+from engine.runtime.interconnect.proof import find_routes
+from engine.runtime.prompt_batches import MicroBatches, TakesTurns
+from engine.runtime.rank import Rank, warm_rows
 from engine.util.progress import LoadProgress
 
 if TYPE_CHECKING:
-    from engine.backends.reference.backend import Backend, WeightLoader
+    from engine.backends.reference.backend import WeightLoader
     from engine.formats.gguf.reader import GGUFFile
     from engine.formats.gguf.tensor_bytes import TensorBytes
     from engine.formats.gguf.tensors import TensorInfo
+    from engine.hardware.fallbacks import Fallbacks
+    from engine.load_params import LoadParams
+    from engine.model.forward.communicator import Communicator
+    from engine.model.forward.state import State
+    from engine.model.layers.hparams import HParams
 
 PROGRESS_INTERVAL_S = 0.04
 """Smallest time between two reports of progress, in seconds."""
@@ -197,3 +219,184 @@ def _blocks(file: GGUFFile, tensor: TensorInfo, slices: Slices) -> tuple[TensorB
     raw = file.raw(tensor)[(*slices[:-1], slice(first * kind.type_size, last * kind.type_size))]
     start = slices[-1].start - first * kind.block_size
     return raw, slice(start, start + slices[-1].stop - slices[-1].start)
+
+
+Prepare = Callable[["Communicator"], "Communicator"]
+"""Prepares a communicator for captured tokens, see `Backend.captured_collectives`."""
+
+
+@dataclass(frozen=True, slots=True)
+class RankSetup:
+    """Facts that the builders of all ranks of a model share.
+
+    Attributes:
+        devices: device of each rank.
+        kinds: kind of each rank's device; ranks of one kind compute the same bits.
+        plan: placement and memory of the model.
+        hp: hyperparameters of the model.
+        n_batch: largest number of prompt tokens in a pass.
+        threads_per_rank: CPU threads of each rank.
+        communicator: returns the communicator of a rank, given its number, its device, and what
+            prepares one between ranks of this process for captured tokens.
+        fallbacks: list of what makes the model's GPUs slower.
+    """
+
+    devices: Sequence[torch.device]
+    kinds: Sequence[str]
+    plan: Plan
+    hp: HParams
+    n_batch: int
+    threads_per_rank: int
+    communicator: Callable[[int, torch.device, Prepare], Communicator]
+    fallbacks: Fallbacks
+
+
+class RankBuilder:
+    """Builder of a model's ranks, called on each rank's own thread or in its own process.
+
+    Args:
+        setup: facts that all ranks share.
+        file: file of the model.
+        params: parameters of the load.
+        declaration: declaration whose modules the first rank of this process uses.
+        first: number of that rank.
+    """
+
+    def __init__(
+        self, setup: RankSetup, file: GGUFFile, params: LoadParams, declaration: Declaration,
+        first: int = 0,
+    ) -> None:  # fmt: skip
+        self.file = file
+        self._setup, self._params, self._declaration = setup, params, declaration
+        self._first = first
+
+    def empty(self, number: int) -> Rank:
+        """Return a rank without weights and with a cache that has no layers."""
+        return self._made(number, self._own_declaration(number), ())
+
+    def loaded(self, number: int, progress: ByteProgress) -> Rank:
+        """Return a rank with its weights and its cache.
+
+        Args:
+            number: number of the rank.
+            progress: progress of all ranks' loads.
+        """
+        mine = self._own_declaration(number)
+        rank = self._made(number, mine, mine.states)
+        try:
+            with self._compiled(rank, progress):
+                load_rank(
+                    self.file, rank.slots, number, rank.device, rank.storage, rank.backend, progress
+                )
+            with _explained(self._setup.plan.devices[number].device):
+                rank.backend.check(self.file, rank.slots, rank.context.cache)
+        except BaseException:
+            call_all(rank.close)
+            raise
+        return rank
+
+    def _own_declaration(self, number: int) -> Declaration:
+        return self._declaration if number == self._first else declare(self.file, self._params)
+
+    @contextmanager
+    def _compiled(self, rank: Rank, progress: ByteProgress) -> Iterator[None]:
+        """Compile a rank's kernels in the background; they are ready when the context ends."""
+        setup = self._setup
+        name = setup.plan.devices[rank.number].device
+        with _explained(name):
+            compiling = rank.backend.compile_ahead(
+                lambda: declare(self.file, self._params), rank.number, self._params,
+                warm_rows(min(setup.plan.n_ctx, setup.n_batch)),
+                lambda doing: progress.note(rank.number, doing),
+            )  # fmt: skip
+        try:
+            yield
+            with _explained(name):
+                compiling.wait(progress.is_cancelled)
+        finally:
+            compiling.cancel()
+
+    def _made(self, number: int, declaration: Declaration, states: Sequence[State]) -> Rank:
+        """Return a rank without weights, whose cache holds `states`."""
+        setup = self._setup
+        device, storage = setup.devices[number], setup.plan.devices[number].storage
+        cache = Cache(
+            states, number, setup.plan.cache_size, device, windows_of(declaration.states),
+            kv_on_host=keeps_kv_on_host(self._params, device.type),
+        )  # fmt: skip
+        backend = self._backend(number, storage == "kernels")
+        comm = setup.communicator(number, device, backend.captured_collectives)
+        kinds = setup.kinds
+
+        guessing = declaration.split.blocks[setup.hp.n_trunk :]
+
+        def make_context() -> Context:
+            context = Context(comm, backend.make_ops(), cache, device, kinds)
+            if any(number in block.group for block in guessing):
+                context.keep_hidden_states(setup.hp.n_embd, setup.hp.n_mtp)
+            return context
+
+        micro_batches = None
+        if backend.captures and isinstance(comm, TakesTurns) and not guessing:
+            micro_batches = MicroBatches(comm, make_context)
+        return Rank(declaration, storage, make_context(), backend, micro_batches)
+
+    def _backend(self, number: int, has_kernels: bool) -> Backend:
+        """Return a rank's backend; an idle one's can record tokens, too."""
+        setup, device = self._setup, self._setup.devices[number]
+        is_idle = number not in self._declaration.split.holders
+        name = "cpu" if is_idle else setup.plan.devices[number].device
+        kernels = kernels_for(name) if has_kernels or is_idle else ""
+        n_bytes = x_bytes(setup.hp)
+        if kernels == "cpu":
+            n_threads = 1 if is_idle else setup.threads_per_rank
+            return CpuBackend(n_threads, n_bytes, fast_prompts=self._params.fast_prompts)
+        if kernels == "gpu" and not is_idle:
+            if device.type == "cpu":
+                use_interpreter()
+            from engine.backends.gpu.backend import GpuBackend  # needs Triton
+
+            return GpuBackend(device, n_bytes, setup.plan.n_ctx, setup.fallbacks)
+        return Backend()
+
+
+def make_group(
+    plan: Plan, devices: Sequence[torch.device], params: LoadParams, fallbacks: Fallbacks
+) -> ThreadGroup:
+    """Return the group in which the ranks of a model exchange values.
+
+    If all of them use the GPU's kernels, collectives run on the devices, without the host waiting.
+
+    Args:
+        plan: plan of the model.
+        devices: device of each rank.
+        params: parameters of the load.
+        fallbacks: list of what makes the model's GPUs slower.
+    """
+    used = [d for d in plan.devices if d.memory.total]
+    has_kernels = all(d.storage == "kernels" for d in used)
+    if len(used) < 2 or not has_kernels or {kernels_for(d.device) for d in used} != {"gpu"}:
+        return ThreadGroup(spins=sum(d.storage == "kernels" for d in plan.devices) > 1)
+    if "cpu" in {d.device for d in used}:
+        use_interpreter()
+    from engine.backends.gpu.comm.communicator import device_group
+
+    routes = find_routes([d.device for d in used], params.p2p)
+    return device_group(devices, routes, fallbacks)
+
+
+@contextmanager
+def _explained(device: str) -> Iterator[None]:
+    """Turn errors into a `KernelError` that names the device, whose kernels are then not used.
+
+    Raises:
+        KernelError: any error of the engine but `Cancelled` and a lack of memory.
+    """
+    try:
+        yield
+    except Cancelled:
+        raise
+    except EngineError as error:
+        if is_out_of_memory(error):
+            raise
+        raise KernelError(device, str(error).rstrip(".")) from error

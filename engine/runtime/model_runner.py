@@ -4,50 +4,45 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING, TypeVar
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Self, TypeVar
 
 import numpy as np
+import torch
 from torch import Tensor
 
-from engine.errors import EngineError
+from engine.errors import CommError, EngineError
 from engine.hardware.backend_choice import captures_tokens
 from engine.hardware.fallbacks import Fallbacks
 from engine.hardware.faults import call_all, stopped_error
 from engine.model.forward.batch import (
     FIRST_TOKEN,
-    MOST_AT_ONCE,
+    MAX_AT_ONCE,
     SMALL_BATCH,
     Batch,
     PassSize,
     Piece,
 )
+from engine.runtime import prompt_batches
 from engine.runtime.interface import page_groups
 from engine.runtime.memory import CacheMemory
-from engine.runtime.passes.guessing import GuessPasses
-from engine.runtime.passes.prompt_batches import PromptBatches
-from engine.runtime.passes.row_sampling import RowSampling
-from engine.runtime.rank import Rank, Replay, token_steps
-from engine.runtime.recording import (
-    OneShotUse,
-    RecordedSizes,
-    are_captured,
-    captured_on,
-    may_repeat,
-    padded,
-    repeated_on,
-    size_of,
-    warm_up,
-)
+from engine.runtime.mtp_reading import MOST_AHEAD, NotedSource, UnreadTokens
+from engine.runtime.pass_executor import OneShotUse, PassExecutor, gpus_of, has_kernels, make_passes
+from engine.runtime.prompt_batches import PromptBatches
+from engine.runtime.rank import FEW_ROWS, Rank, rehearsed_rows, token_steps
+from engine.runtime.row_sampling import RowSampling
 
 if TYPE_CHECKING:
     from engine.backends.executor import RankExecutor
-    from engine.backends.gpu.decode.rank_capture import CaptureTask, OneShotControl
+    from engine.backends.gpu.decode.rank_capture import OneShotControl
     from engine.decoding.sampling.sampler import Logits, SamplingRequest
     from engine.model.forward.pages import AttentionWindow
     from engine.model.forward.state import CacheSize
     from engine.runtime.interface import Guard, TokenSource
+    from engine.runtime.mtp_reading import Reading
 
 T = TypeVar("T")
 
@@ -57,13 +52,14 @@ NO_CANDIDATES = "its kernels cannot compare the likeliest tokens of all devices"
 """Reason for sampling on the host where ranks have no kernels that meet."""
 
 
-class ModelRunner(CacheMemory, GuessPasses):
+class ModelRunner(CacheMemory):
     """Runner of forward passes on all ranks of one model.
 
-    Every single token takes the same operations, so one is recorded and then replayed: as native
-    calls if all ranks use the CPU's kernels (`cpu.recorder`), else as CUDA graphs on the
-    ranks with GPUs, in several parts if the hosts make the collectives
-    (`engine.backends.gpu.decode.rank_capture`).
+    Passes over single tokens are recorded and then replayed, see `engine.runtime.pass_executor`.
+    MTP blocks guess what follows tokens: a pass of guesses first reads the tokens that were
+    computed one by one since the last one. A device that samples ahead comes to a stop before a
+    guess, and prompts are not computed in micro-batches on GPUs, so `--draft auto` loads the blocks
+    on CPUs alone.
 
     Args:
         executor: executor of the ranks.
@@ -80,8 +76,6 @@ class ModelRunner(CacheMemory, GuessPasses):
         meeting: use of the one-shot all-reduces of the ranks' kernels.
         groups: see `PagedRuntime`.
         n_slots: number of places for the recurrent states of sequences.
-        n_single: number of passes over single tokens since the recordings were last dropped, by
-            their size.
     """
 
     def __init__(
@@ -93,8 +87,7 @@ class ModelRunner(CacheMemory, GuessPasses):
         self.token_source: TokenSource | None = None
         one_shots = getattr(executor.group, "one_shots", None)
         self.meeting = OneShotUse(one_shots, has_gpus=executor.has_gpus)
-        self._sizes = RecordedSizes()
-        self.n_single = self._sizes.n_single
+        self._made_passes: PassExecutor | None = None
         self.executor = executor
         self.n_vocab, self.n_ctx, self.n_batch = n_vocab, size.n_ctx, size.n_batch
         self.groups = page_groups(size, windows)
@@ -114,16 +107,69 @@ class ModelRunner(CacheMemory, GuessPasses):
     def most_checked_rows(self) -> int:
         busy = [rank for rank in self.ranks if not rank.is_idle]
         are_alike = all(rank.backend.captures or rank.device.type == "cpu" for rank in busy)
-        return MOST_AT_ONCE if are_alike else SMALL_BATCH
+        return MAX_AT_ONCE if are_alike else SMALL_BATCH
 
     @property
-    def has_kernels(self) -> bool:
-        """Whether any rank has kernels whose calls can be recorded or captured."""
-        return any(rank.backend.records or rank.backend.captures for rank in self.ranks)
+    def passes(self) -> PassExecutor:
+        """Executor of passes over single tokens, for the ranks that are loaded by the first one."""
+        if self._made_passes is None:
+            self._made_passes = make_passes(
+                self.executor, self.ranks, self.batches, self.meeting, self.fallbacks,
+                can_rewind=self.can_rewind,
+            )  # fmt: skip
+        return self._made_passes
+
+    @property
+    def n_single(self) -> Counter[PassSize]:
+        """Number of passes over single tokens since the recordings were last dropped, by size."""
+        return self.passes.n_single
 
     def warm_up(self) -> None:
-        """Compile, record and measure now, so that the first answer does not wait for it."""
-        warm_up(self)
+        """Compile, record and measure now, so that the first prompt and token do not wait for it.
+
+        If the ranks' kernels wait for each other in vain, all is computed once more, then without
+        one-shot all-reduces.
+
+        Raises:
+            EngineError: a pass failed otherwise.
+        """
+        if not has_kernels(self.ranks):
+            return
+        while True:
+            try:
+                self._compute_once()
+            except CommError as error:
+                if self.executor.lost or not self.meeting.may_try_again(str(error)):
+                    raise
+            else:
+                self.meeting.note_success()
+                return
+
+    def _compute_once(self) -> None:
+        """Compute the passes of `warm_up` once."""
+        for _ in range(self.passes.n_until_recorded):
+            self.compute([0], Batch.of_one(0, 1, 0))
+        compiles = any(rank.backend.compiles for rank in self.ranks)
+        if compiles or self.meeting.meetings.wait:  # perhaps on other machines alone
+            most = min(self.n_ctx, self.n_batch)
+            for n in rehearsed_rows(most):
+                is_done = self.rehearse(n) and n > FEW_ROWS  # no kernel of large sums waits
+                if not is_done:
+                    self.compute([0] * n, Batch.of_one(0, n, n - 1))
+            self._try_micro_batches(min(most, prompt_batches.TRIED_ROWS))
+        for rank in self.ranks:
+            rank.backend.prepare()
+
+    def _try_micro_batches(self, n: int) -> None:
+        """Measure whether batches of n tokens take less time in micro-batches; keep the answer."""
+        if n < prompt_batches.MIN_MICRO_ROWS or not any(rank.micro_batches for rank in self.ranks):
+            return
+
+        def compute(in_micro_batches: bool) -> None:
+            self.batches.in_micro_batches = in_micro_batches
+            self.compute([0] * n, Batch.of_one(0, n, n - 1))
+
+        self.batches.in_micro_batches = prompt_batches.micro_batches_pay(compute)
 
     def rehearse(self, n: int) -> bool:
         """Compute n tokens while no kernel waits for another rank; return whether any could wait.
@@ -196,29 +242,32 @@ class ModelRunner(CacheMemory, GuessPasses):
 
     def _computed_rows(self, ids: Sequence[int], batch: Batch, read: Callable[[Tensor], T]) -> T:
         """Run the rows of a batch; return what `read` makes of their logits."""
-        ranks = self.ranks
-        if not self.has_kernels or not may_repeat(batch, ranks, can_rewind=self.can_rewind):
+        passes = self.passes
+        if not passes.may_repeat(batch):
             return self._read(lambda: self._computed(ids, batch), read)
-        wide_ids, wide = padded(ids, batch, ranks)
-        size = size_of(wide, ranks)
-        self.n_single[size] += captures_tokens()
-        if self._sizes.has(size, ranks):
-            self._sizes.note(size, ranks)
-            return self._read(lambda: self._replayed(wide_ids, wide)[: len(ids)], read)
-        if self._sizes.is_due(size, ranks):
-            slot, has_states = batch.pieces[0].slot, size == 1 and not self.can_rewind
-            before = self.copied_states(slot) if has_states else ()
-            found = self._read(lambda: self._record(wide_ids, wide)[: len(ids)], read)
-            self._sizes.note(size, ranks)
-            if has_states:  # from others than those before it, it would cache other keys and values
-                behind = self.copied_states(slot)
-                self.put_states(slot, before)
-                self.sample_on_device(ids[0], batch.pieces[0])
-                self.put_states(slot, behind)
-            elif size == 1:
-                self.sample_on_device(ids[0], batch.pieces[0])
-            return found
-        return self._read(lambda: self._computed(ids, batch), read)
+        wide_ids, wide = passes.padded(ids, batch)
+        size = passes.size_of(wide)
+        passes.n_single[size] += captures_tokens()
+        if passes.has(size):
+            return self._read(lambda: self._found(passes.replay(wide_ids, wide))[: len(ids)], read)
+        if not passes.is_due(size):
+            return self._read(lambda: self._computed(ids, batch), read)
+        slot, has_states = batch.pieces[0].slot, size == 1 and not self.can_rewind
+        before = self.copied_states(slot) if has_states else ()
+        found = self._read(lambda: self._recorded(wide_ids, wide)[: len(ids)], read)
+        if has_states:  # from others than those before it, it would cache other keys and values
+            behind = self.copied_states(slot)
+            self.put_states(slot, before)
+            self.sample_on_device(ids[0], batch.pieces[0])
+            self.put_states(slot, behind)
+        elif size == 1:
+            self.sample_on_device(ids[0], batch.pieces[0])
+        return found
+
+    def _recorded(self, ids: Sequence[int], batch: Batch) -> Tensor:
+        """Compute single tokens and record that, step by step where that is impossible."""
+        found = self.passes.record(ids, batch)
+        return self._computed(ids, batch) if found is None else self._found(found)
 
     def _computed(self, ids: Sequence[int], batch: Batch) -> Tensor:
         """Compute tokens on all ranks, without recordings; return the logits."""
@@ -233,31 +282,10 @@ class ModelRunner(CacheMemory, GuessPasses):
         (logits,) = (x for x in found if x is not None)
         return logits
 
-    def _replayed(self, ids: Sequence[int], batch: Batch) -> Tensor:
-        """Replay the recordings for single tokens; return the logits."""
-        self.batches.finish()  # the limit of a token's time is not meant for them
-        ranks, size = self.ranks, size_of(batch, self.ranks)
-        # a lost rank may still read others' memory
-        kept = [rank.recordings[size] for rank in ranks]
-        replays = [x for x in kept if isinstance(x, Replay)]
-        if len(replays) < len(ranks):
-            return self._logits(lambda rank: ranks[rank].replay(ids, batch) if kept else None)
-        return self._repeated(replays, ids, batch)
-
-    def _repeated(self, replays: Sequence[Replay], ids: Sequence[int], batch: Batch) -> Tensor:
-        """Replay what each rank has captured, for other tokens; return the logits."""
-        self.batches.finish()  # the limit of a token's time is not meant for them
-        return self._found(repeated_on(self.executor, self.ranks, replays, ids, batch))
-
     @property
     def is_captured_whole(self) -> bool:
         """Whether a token is a single graph on each device, without work of the host between."""
-        return self._is_whole(1)
-
-    def _is_whole(self, size: PassSize) -> bool:
-        """Return whether passes of a size are a single graph on each device."""
-        found = [rank.recordings.get(size) for rank in self.ranks]
-        return bool(found) and all(isinstance(x, Replay) and x.is_whole for x in found)
+        return self.passes.is_whole(1)
 
     def start(self, ids: Sequence[int], batch: Batch) -> None:
         """Start tokens on all devices from the calling thread; if each has one graph."""
@@ -290,59 +318,71 @@ class ModelRunner(CacheMemory, GuessPasses):
             self.recover()
             raise
 
-    def _record(self, ids: Sequence[int], batch: Batch) -> Tensor:
-        """Compute single tokens and record or capture that; return the logits.
-
-        If that is not possible, tokens are computed step by step from now on.
-        """
-        ranks = self.ranks
-        self.batches.finish()
-        if not are_captured(ranks):
-            return self._logits(lambda rank: ranks[rank].record(ids, batch))
-        from engine.backends.gpu.launch.graph import NotRepeatable
-
-        try:
-            replays, logits = self._captured(lambda rank: rank.capture_task(ids, batch))
-        except NotRepeatable as error:
-            self._refuse(batch.captured_size, str(error))
-            return self._computed(ids, batch)
-        for rank, replay in zip(ranks, replays, strict=True):
-            rank.recordings[batch.captured_size], rank.refusal = replay, ""
-        self._note_parts(batch.captured_size)
-        return logits
-
-    def _captured(self, task: Callable[[Rank], CaptureTask]) -> tuple[Sequence[Replay], Tensor]:
-        """Compute each rank's task and capture it; return the captures, and the logits."""
-        self.batches.finish()
-        found, results = captured_on(self.executor, self.meeting, self.ranks, task)
-        return found, self._found(results)
+    @property
+    def drafter(self) -> Self | None:
+        """Itself if the model has an MTP block."""
+        return self if self._n_blocks else None
 
     @property
-    def _gpus(self) -> list[str]:
-        """Names of the devices on which tokens are captured."""
-        busy = (rank for rank in self.ranks if not rank.is_idle)
-        return [str(rank.device) for rank in busy if rank.backend.captures]
+    def max_drafts(self) -> int:
+        """Largest number of drafts in a row: as many as there are blocks; 0 for any number."""
+        return self._n_blocks if self._n_blocks > 1 else 0
 
-    def _note_parts(self, size: PassSize) -> None:
-        """Report whether hosts take part in passes of a size though all ranks are on GPUs."""
-        if self._is_whole(size):
-            self.fallbacks.withdraw("exchange")
-            return
-        busy = [rank for rank in self.ranks if not rank.is_idle]
-        is_for_gpus = all(rank.backend.captures and rank.backend.compiles for rank in busy)
-        is_known = any(found.kind == "exchange" for found in self.fallbacks.current)
-        if is_for_gpus and not is_known:
-            self.fallbacks.report("exchange", self._gpus, "its kernels cannot do all of them")
+    @property
+    def _n_blocks(self) -> int:
+        return self.ranks[0].model.hp.n_mtp if self.ranks else 0
 
-    def _refuse(self, size: PassSize, why: str) -> None:
-        """Give up recording passes of a size, for good."""
-        log.warning("passes of size %s are computed step by step: %s", size, why)
-        self._sizes.refuse(size)
-        if size != 1:
+    @cached_property
+    def _unread(self) -> UnreadTokens:
+        return UnreadTokens(self._n_blocks)
+
+    def noted(self, source: TokenSource) -> TokenSource:
+        """Return a source of tokens that the MTP blocks are going to read, if there are some."""
+        if self.drafter is None:
+            return source
+        me = weakref.ref(self)  # which has the source, too
+        return NotedSource(source, self._unread, lambda batch: _read_due(me(), batch))
+
+    def draft(self, ids: Sequence[int], batch: Batch, number: int = 0) -> Logits:
+        """Return logits of what follows tokens; see `PagedRuntime`."""
+        self.check_loaded()
+        with self._guard("to guess the next tokens", 1):
+            before, (block, rows) = self._unread.joined(ids, batch, number)
+            self._read_tokens(before)
+            found = self._read(lambda: self._drafted(*rows, block), lambda x: x.cpu().numpy())
+            self._unread.note_guess(batch, number)
+            return found
+
+    @contextmanager
+    def _noted(self, ids: Sequence[int], batch: Batch) -> Iterator[None]:
+        """Enter a pass over the blocks before the MTP blocks, if there are some that guess."""
+        if self.drafter is None:
+            yield
             return
-        self.fallbacks.report("graph", self._gpus, why)
-        for rank in self.ranks:
-            rank.refusal = why
+        self._read_tokens(self._unread.due(batch))
+        yield
+        self._unread.note(ids, batch)
+
+    def _read_tokens(self, passes: Iterable[Reading]) -> None:
+        ranks = self.ranks
+        for block, (ids, batch) in passes:
+            tokens = torch.tensor(ids)
+            with self._recovering():
+                self.executor.run(partial(_read_on, ranks, tokens, batch, block), is_watched=True)
+
+    def forget_hidden_states(self, batch_index: int) -> None:
+        """Forget the hidden states of a sequence; see `PagedRuntime`."""
+        ranks = self.ranks
+        self._unread.forget(batch_index)
+        with self._guard("to begin a sequence", 1):
+            self.executor.run(lambda rank: ranks[rank].context.forget_hidden_states(batch_index))
+
+    def _drafted(self, ids: Sequence[int], batch: Batch, block: int) -> Tensor:
+        """Have a block guess on all ranks; return the logits of the rows that want some."""
+        found = self.passes.draft(
+            ids, batch, block, lambda task: self._rehearsed(lambda: self._logits(task))
+        )
+        return self._found(found)[: len(ids) - batch.first_logit]
 
     def sample_on_device(self, token: int = 0, piece: Piece = FIRST_TOKEN) -> None:
         """Set up the sampling of tokens on the devices, if GPUs hold the whole model.
@@ -365,7 +405,7 @@ class ModelRunner(CacheMemory, GuessPasses):
         steps = token_steps(self.ranks, self.one_shots, self.n_vocab, can_rewind=self.can_rewind)
         me = weakref.ref(self)
         if not steps:
-            self.fallbacks.report("sampling", self._gpus, NO_CANDIDATES)
+            self.fallbacks.report("sampling", gpus_of(self.ranks), NO_CANDIDATES)
             return
         try:
             stream = TokenStream(
@@ -381,7 +421,7 @@ class ModelRunner(CacheMemory, GuessPasses):
                     raise stopped from None
                 raise
             log.warning("tokens are sampled by the host: %s", error)
-            self.fallbacks.report("sampling", self._gpus, str(error))
+            self.fallbacks.report("sampling", gpus_of(self.ranks), str(error))
         else:
             self.fallbacks.withdraw("sampling")
             self.token_source = self.noted(stream)
@@ -401,7 +441,11 @@ class ModelRunner(CacheMemory, GuessPasses):
     def drop_recordings(self) -> None:
         """Drop the ranks' recordings and the token source."""
         self.token_source = self._row_sampling = None
-        self._sizes.clear(self.ranks)
+        for rank in self.ranks:
+            rank.recordings.clear()
+            rank.draft_recordings.clear()
+        if self._made_passes is not None:
+            self._made_passes.restart()
 
     def close(self) -> None:
         """Free everything, and raise nothing; safe to call twice.
@@ -430,3 +474,15 @@ def _fail(runner: ModelRunner | None, error: Exception) -> None:
         runner.recover()
         with runner._guard("to compute the next tokens", 1):
             raise error
+
+
+def _read_due(runner: ModelRunner | None, batch: Batch) -> None:
+    """Have MTP blocks read what tokens that a device samples ahead would take the places of."""
+    if runner is not None:
+        with runner._guard("to compute the next tokens", 1):
+            runner._read_tokens(runner._unread.due(batch, MOST_AHEAD))
+
+
+def _read_on(ranks: Sequence[Rank], tokens: Tensor, batch: Batch, block: int, rank: int) -> None:
+    """Have a rank, given its number, read tokens."""
+    ranks[rank].read(tokens, batch, block)

@@ -10,7 +10,7 @@ from torch import Tensor
 from engine.backends.cpu.backend import CpuBackend
 from engine.formats.gguf.tensors import split_name
 from engine.model.forward.attention import computing
-from engine.model.forward.batch import MOST_AT_ONCE, Batch, PassSize, Piece
+from engine.model.forward.batch import MAX_AT_ONCE, Batch, PassSize, Piece
 from engine.model.layers.linear import CopiedHead
 from engine.planning.memory import MemoryUse
 
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from engine.model.forward.recording import Captured
     from engine.model.forward.state import State
     from engine.model.layers.module import Slot
-    from engine.runtime.passes.micro_batches import MicroBatches
+    from engine.runtime.prompt_batches import MicroBatches
 
-GuessSize = tuple[int, int, int]
+DraftSize = tuple[int, int, int]
 """Index of an MTP block, number of tokens of a pass over it, and of those that are only read."""
 
 
@@ -66,7 +66,7 @@ class Rank:
         slots: tensors of the model and the attributes that hold the rank's parts of them.
         states: keys, values and recurrent states of the layers.
         is_idle: whether the rank has no part of the model.
-        tokens: ids of the tokens that a pass over single tokens computes, int64 (MOST_AT_ONCE,).
+        tokens: ids of the tokens that a pass over single tokens computes, int64 (MAX_AT_ONCE,).
         recordings: recordings of such passes, by their size.
         guesses: recordings of passes over MTP blocks.
         refusal: reason why tokens cannot be recorded; "" if they may be.
@@ -86,14 +86,14 @@ class Rank:
         self.micro_batches = micro_batches
         self.is_idle = context.rank not in declaration.split.holders
         self.recordings: dict[PassSize, Recording | Replay] = {}
-        self.guesses: dict[GuessSize, Recording | Replay] = {}
+        self.draft_recordings: dict[DraftSize, Recording | Replay] = {}
         self.refusal = (
             ""
             if backend.records or backend.captures
             else "its device has no kernels that can be repeated"
         )
         self.elsewhere = NO_RANKS
-        self.tokens = torch.zeros(MOST_AT_ONCE, dtype=torch.int64, device=context.device)
+        self.tokens = torch.zeros(MAX_AT_ONCE, dtype=torch.int64, device=context.device)
 
     @property
     def number(self) -> int:
@@ -175,27 +175,27 @@ class Rank:
         self._forget()
         return logits, recorder.recording(self.context.rank, self._memory())
 
-    def guess(self, ids: Sequence[int], batch: Batch, block: int) -> Tensor | None:
+    def draft(self, ids: Sequence[int], batch: Batch, block: int) -> Tensor | None:
         """Run an MTP block, given its index, for single tokens; see `MTP.guess`."""
         self.begin(ids, batch)
-        logits = self._guessed(len(ids), block)
+        logits = self._drafted(len(ids), block)
         self._forget()
         return logits
 
-    def record_guess(self, ids: Sequence[int], batch: Batch, block: int) -> Tensor | None:
+    def record_draft(self, ids: Sequence[int], batch: Batch, block: int) -> Tensor | None:
         """Run an MTP block and record its calls, as `record` does for the whole model."""
         self.begin(ids, batch)
         if not isinstance(self.backend, CpuBackend):
-            return self._guessed(len(ids), block)
+            return self._drafted(len(ids), block)
         recorder = self.backend.recorder(self._memory())
-        logits, recording = self._recorded(recorder, lambda: self._guessed(len(ids), block))
+        logits, recording = self._recorded(recorder, lambda: self._drafted(len(ids), block))
         if recording is not None:
-            self.guesses[block, len(ids), batch.first_logit] = recording
+            self.draft_recordings[block, len(ids), batch.first_logit] = recording
         return logits
 
-    def replay_guess(self, ids: Sequence[int], batch: Batch, block: int) -> Tensor | None:
+    def replay_draft(self, ids: Sequence[int], batch: Batch, block: int) -> Tensor | None:
         """Replay the recording of an MTP block for single tokens; return the logits."""
-        recording = self.guesses[block, len(ids), batch.first_logit]
+        recording = self.draft_recordings[block, len(ids), batch.first_logit]
         assert not isinstance(recording, Replay), "a captured pass is started instead"
         self.begin(ids, batch)
         return recording.run()
@@ -206,7 +206,7 @@ class Rank:
         self.model.read(ids.to(self.context.device), self.context, block)
         self._forget()
 
-    def _guessed(self, n: int, block: int) -> Tensor | None:
+    def _drafted(self, n: int, block: int) -> Tensor | None:
         """Run an MTP block for the n tokens that `begin` wrote; return logits."""
         return self.model.guess(self.tokens[:n], self.context, block)
 
@@ -228,14 +228,14 @@ class Rank:
             ),
         )
 
-    def guess_capture_task(self, ids: Sequence[int], batch: Batch, block: int) -> CaptureTask:
+    def draft_capture_task(self, ids: Sequence[int], batch: Batch, block: int) -> CaptureTask:
         """Return a pass over an MTP block as a task that `capture_on_all` captures."""
         from engine.backends.gpu.decode.rank_capture import CaptureTask
 
         return CaptureTask(
             lambda: self.begin(ids, batch),
-            lambda: self._guessed(len(ids), block),
-            lambda: self.captured(lambda: self._guessed(len(ids), block)),
+            lambda: self._drafted(len(ids), block),
+            lambda: self.captured(lambda: self._drafted(len(ids), block)),
         )
 
     def token_step(
@@ -327,7 +327,7 @@ class Rank:
     def drop_references(self) -> None:
         """Drop everything that refers to weights and caches besides modules and cache."""
         self.recordings.clear()
-        self.guesses.clear()
+        self.draft_recordings.clear()
         if self.micro_batches is not None:
             self.micro_batches.forget()
         self.context.ops = self.backend.make_ops()

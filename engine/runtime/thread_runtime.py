@@ -30,9 +30,15 @@ from engine.model.forward.state import RecurrentState, windows_of
 from engine.planning.memory import DeviceMemory
 from engine.planning.plan import Plan, make_plan, mmproj_path
 from engine.planning.threads import busy_on_cpu, threads_per_rank
-from engine.runtime.builder import Prepare, RankBuilder, RankSetup, make_group
 from engine.runtime.kernel_proof import prove_kernels
-from engine.runtime.loader import ByteProgress, check_types
+from engine.runtime.loader import (
+    ByteProgress,
+    Prepare,
+    RankBuilder,
+    RankSetup,
+    check_types,
+    make_group,
+)
 from engine.runtime.memory import UsedMemory, plan_with_overheads
 from engine.runtime.model_runner import ModelRunner
 from engine.runtime.rank import Rank

@@ -52,7 +52,7 @@ Seconds = dict[str, float]
 STAGES = {
     "header": ("engine.formats.gguf.reader", "GGUFFile.open"),
     "tokenizer": ("engine.text.tokenizer", "Tokenizer.from_metadata"),
-    "weights": ("engine.runtime.builder", "load_rank"),
+    "weights": ("engine.runtime.loader", "load_rank"),
     "first passes": ("engine.runtime.model_runner", "ModelRunner.warm_up"),
 }
 """Parts of a load, and the function that does each: its module and its name there."""

@@ -22,10 +22,9 @@ import engine.hardware.environment  # noqa: F401 before torch, which reads it
 
 # isort: split
 from engine import LoadParams, Model, SamplingParams
-from engine.distributed.follower import follow
-from engine.distributed.machine_runtime import open_on_machines
+from engine.distributed.machine_runtime import follow, open_on_machines
 from engine.distributed.machines import END, Machines
-from engine.distributed.wire import GlooWire
+from engine.distributed.wire import Wire
 from engine.runtime.thread_runtime import open_on_machines_by
 
 
@@ -61,7 +60,7 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=0)
     options = parser.parse_args()
     if "RANK" in os.environ:
-        follow(Machines(GlooWire("machine 1"), print), "", 1)
+        follow(Machines(Wire("machine 1"), print), "", 1)
         return
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
@@ -74,7 +73,7 @@ def main() -> None:
         env={**os.environ, "RANK": "1"},
     )
     os.environ["RANK"] = "0"
-    machines = Machines(GlooWire("machine 0"), print)
+    machines = Machines(Wire("machine 0"), print)
     open_on_machines_by(partial(open_on_machines, machines))
     groups = (1, 1) if options.mode == "groups" else None
     params = LoadParams(

@@ -24,7 +24,7 @@ from engine import (
 )
 from engine.events import Generate
 from engine.formats.gguf.reader import GGUFFile
-from engine.runtime.picture_encoder import PictureEncoder
+from engine.runtime.image_encoder import ImageEncoder
 from engine.text.chat_template import chat_template_from_metadata
 from engine.text.messages import ChatMessage
 from engine.text.tokenizer import Tokenizer
@@ -173,7 +173,7 @@ def see(path: Path, draw: int) -> None:
         if not fitting:
             declare_vision_encoder(file, known[draw % len(known)])
     for text in fitting:
-        encoder = PictureEncoder(str(path), "cpu", text, lambda: False)
+        encoder = ImageEncoder(str(path), "cpu", text, lambda: False)
         views = encoder.rule.resizing.views(*SIZES[draw % len(SIZES)])
         (wide, high), (rows, columns) = views.sizes[-1], views.grid
         width, height = wide // columns, high // rows

@@ -11,8 +11,7 @@ import engine.hardware.environment  # noqa: F401 before torch, which reads it
 
 # isort: split
 from engine import EngineError, LoadParams, Model
-from engine.distributed.follower import follow
-from engine.distributed.machine_runtime import open_on_machines, shared_params
+from engine.distributed.machine_runtime import follow, open_on_machines, shared_params
 from engine.distributed.machines import END, Machines
 from engine.runtime import thread_runtime as opening
 from tests.helpers.queue_wires import Queues, QueueWire

@@ -17,11 +17,10 @@ import engine.hardware.environment  # noqa: F401 before torch, which reads it
 import numpy as np
 
 from engine import LoadParams, Model, SamplingParams
-from engine.distributed.follower import follow
-from engine.distributed.machine_runtime import open_on_machines, shared_params
+from engine.distributed.machine_runtime import follow, open_on_machines, shared_params
 from engine.distributed.machines import END, Machines
 from engine.distributed.straight import BACKEND_VARIABLE, backend_of_environment
-from engine.distributed.wire import GlooWire
+from engine.distributed.wire import Wire
 from engine.load_params import MachineLink
 from engine.runtime.thread_runtime import open_on_machines_by
 
@@ -70,7 +69,7 @@ def answers(model: Model) -> Any:
 def main() -> None:
     """Compute with the other machines until machine 0 has its numbers."""
     path, goal, *mode = sys.argv[1:]
-    wire, backend = GlooWire(f"machine{os.environ['RANK']}"), backend_of_environment()
+    wire, backend = Wire(f"machine{os.environ['RANK']}"), backend_of_environment()
     machines = Machines(wire, lambda error: None, backend)
     if machines.number:
         follow(machines, "", 1)

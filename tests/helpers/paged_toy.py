@@ -15,7 +15,7 @@ import numpy as np
 
 from engine.decoding.sampling.sampler import Sampler, SamplingRequest
 from engine.errors import EngineError
-from engine.model.forward.batch import MOST_AT_ONCE, Batch, Piece
+from engine.model.forward.batch import MAX_AT_ONCE, Batch, Piece
 from engine.model.forward.pages import PAGE, AttentionWindow
 from engine.runtime.interface import PageGroup
 
@@ -59,7 +59,7 @@ class PagedToy:
 
     n_running = 0
     n_vocab = N_VOCAB
-    guesser = None
+    drafter = None
     most_checked_rows = 16
 
     def __init__(
@@ -87,7 +87,7 @@ class PagedToy:
 
     def forward(self, ids: Sequence[int], batch: Batch) -> np.ndarray:
         assert len(ids) == batch.n_rows <= max(self.n_batch, 1)
-        assert len(batch.pieces) <= MOST_AT_ONCE + 1
+        assert len(batch.pieces) <= MAX_AT_ONCE + 1
         assert all(piece.n == 1 for piece in batch.pieces[1:])
         assert 0 <= batch.first_logit <= batch.n_rows
         if self.error is not None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-from engine.distributed.wire import Parcel, Peer
+from engine.distributed.wire import Parcel, Peer, Wire
 from engine.errors import CommError
 
 
@@ -22,11 +22,11 @@ class Queues:
         self.is_broken = threading.Event()
 
 
-class QueueWire:
-    """A `Wire` of one rank over queues."""
+class QueueWire(Wire):
+    """Connections of one rank over queues."""
 
     def __init__(self, queues: Queues, rank: int) -> None:
-        self.rank, self.peers, self._queues = rank, queues.peers, queues
+        self.rank, self.peers, self._queues = rank, queues.peers, queues  # no process group
         self.n_sent = 0
 
     def swap(self, out: Sequence[Parcel], into: Sequence[Parcel], tag: int = 0) -> None:

@@ -19,7 +19,7 @@ from engine.distributed.machine_comm import RankLayout
 from engine.distributed.machines import Machines
 from engine.distributed.straight import StraightBackend, StraightCommunicator
 from engine.distributed.straight_proof import Proof, chosen_ports, known_value
-from engine.distributed.wire import GlooWire
+from engine.distributed.wire import Wire
 from engine.hardware.fallbacks import Fallbacks
 
 BACKEND = StraightBackend("gloo", "cpu")
@@ -47,7 +47,7 @@ def sums(machines: Machines, layout: RankLayout) -> list[bool]:
 def main() -> None:
     """Write what this machine has found."""
     goal = Path(sys.argv[1])
-    machines = Machines(GlooWire("here"), lambda error: None, BACKEND)
+    machines = Machines(Wire("here"), lambda error: None, BACKEND)
     layout = RankLayout((2, 1), machines.number)
     devices = dict.fromkeys(layout.local, CPU)
     ports = [layout.ports((0, 2)), layout.ports((1, 2), 1)]

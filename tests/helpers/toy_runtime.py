@@ -33,7 +33,7 @@ class ToyRuntime:
     """
 
     n_running = 0
-    guesser = None
+    drafter = None
     most_checked_rows = 16
     n_slots = 2
 
@@ -152,7 +152,7 @@ class SplitToy:
     """
 
     n_running = 0
-    guesser = None
+    drafter = None
     most_checked_rows = 16
 
     def __init__(self, n_ranks: int, **options: Any) -> None:

@@ -211,7 +211,7 @@ def _typed(cls: type, data: dict[str, Any]) -> dict[str, Any]:
     return data
 
 
-MOST_AT_ONCE = 2
+MAX_AT_ONCE = 2
 TELL_MS = 300
 JOIN_S = 4.0
 
@@ -334,7 +334,7 @@ class DownloadSession(QObject):
     def _start_next(self) -> None:
         """Start the downloads that wait, as many as may run at once."""
         for job in self.jobs:
-            if self._is_closed or len(self._runs) >= MOST_AT_ONCE:
+            if self._is_closed or len(self._runs) >= MAX_AT_ONCE:
                 return
             if job.state == "waiting" and job.id not in self._runs:
                 self._put(replace(job, state="running"))

@@ -18,7 +18,7 @@ from engine.backends.cpu.kernels.recurrent.state_rows import StateRows
 from engine.backends.cpu.kernels.running import jit
 from engine.backends.cpu.kernels.running.fastcall import BoundKernel, Kernel, bind_both
 from engine.backends.cpu.kernels.small.small_ops import F32, SHORT_CALL, f32_bits, is_plain
-from engine.model.forward.batch import MOST_AT_ONCE
+from engine.model.forward.batch import MAX_AT_ONCE
 from engine.model.forward.operands import SILU, PlacedStates
 
 if TYPE_CHECKING:
@@ -193,7 +193,7 @@ class RecurrentOps:
             n = batch.n_rows
             self._rows = StateRows(n)
             self._rows.set(batch)
-            if batch.is_of_singles and n <= MOST_AT_ONCE:
+            if batch.is_of_singles and n <= MAX_AT_ONCE:
                 self._rows_of_singles[n] = self._rows
         return self._rows
 

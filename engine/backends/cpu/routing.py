@@ -19,7 +19,7 @@ from engine.backends.cpu.kernels.running.result_memory import result
 from engine.backends.cpu.kernels.small import routing
 from engine.backends.cpu.kernels.small.small_ops import f32_bits
 from engine.backends.cpu.weights import PlaneWeight
-from engine.model.forward.batch import MOST_AT_ONCE
+from engine.model.forward.batch import MAX_AT_ONCE
 from engine.model.forward.expert_rows import Groups
 from engine.model.forward.ops import SMALLEST_SUM
 
@@ -108,7 +108,7 @@ class RoutingOps:
         chosen = torch.empty(n_token * n_used, dtype=torch.int64)
         order = self._order_buffers(n_token, n_used)
         expert_of = chosen if n_token == 1 else torch.empty_like(chosen)
-        is_whole = n_token <= MOST_AT_ONCE  # so that a recording does not depend on the choice
+        is_whole = n_token <= MAX_AT_ONCE  # so that a recording does not depend on the choice
         shape = min(n_expert, chosen.shape[0]), 3
         table = (torch.zeros if is_whole else torch.empty)(shape, dtype=torch.int64)
         self._kernel(rule.gating, n_token)(
@@ -195,7 +195,7 @@ class ExpertFFN:
 
     def is_fast(self, groups: Groups) -> bool:
         """Return whether this is faster than one product after the other, for so many rows."""
-        is_long = groups.row_of.shape[0] > MOST_AT_ONCE  # no recording holds its memory
+        is_long = groups.row_of.shape[0] > MAX_AT_ONCE  # no recording holds its memory
         return is_long and len(groups.table) >= MIN_EXPERTS * self._worker.n_threads
 
     def __call__(self, x: Tensor, groups: Groups, activation: int, limit: int) -> Tensor:

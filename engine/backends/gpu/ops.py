@@ -339,7 +339,7 @@ class GpuOps(Ops):
         slopes: Tensor | None = None,
     ) -> Tensor:
         # rows of one sequence are programs of their own, none of which sees what others write
-        is_ahead = batch.two_way(scores.window) or batch.checks_guesses
+        is_ahead = batch.two_way(scores.window) or batch.checks_drafts
         rows = None if is_ahead else self.tables.rows(cache.group)
         y = rows and attention.attention(q, cache, rows, scores, sinks, slopes, (k, v))
         if y is None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from engine.model.forward.batch import MOST_AT_ONCE
+from engine.model.forward.batch import MAX_AT_ONCE
 from engine.model.forward.operands import PlacedStates
 from engine.model.forward.pages import PAGE
 
@@ -109,16 +109,16 @@ class PageTables:
 
     def rows(self, group: int) -> PagedRows | None:
         """Return where the rows lie in layers of a group; None if there are too many sequences."""
-        if len(self._pieces) > MOST_AT_ONCE:
+        if len(self._pieces) > MAX_AT_ONCE:
             return None
         if group not in self._tables:
-            shape = MOST_AT_ONCE, self._n_pages
+            shape = MAX_AT_ONCE, self._n_pages
             self._tables[group] = torch.zeros(shape, dtype=torch.int32, device=self._device)
             self._write(group)
         return PagedRows(self._positions, self._tables[group][: len(self._pieces)])
 
     def _write(self, group: int) -> None:
-        for row, piece in enumerate(self._pieces[:MOST_AT_ONCE]):
+        for row, piece in enumerate(self._pieces[:MAX_AT_ONCE]):
             pages = tuple(piece.tables[group] if piece.tables else range(self._n_pages))
             if self._written.get((group, row)) != pages:
                 self._written[group, row] = pages
@@ -157,7 +157,7 @@ class StateChains:
         if self._pieces is None or not isinstance(states, PlacedStates):
             return None
         if self._words is None:
-            shape = MOST_AT_ONCE, WORDS
+            shape = MAX_AT_ONCE, WORDS
             self._words = torch.zeros(shape, dtype=torch.int64, device=self._device)
             self._write()
         return self._words[: len(self._pieces)]

@@ -66,7 +66,7 @@ class WeightLoader:
 class Backend:
     """Kernels, working memory and weight format of one rank: here plain torch, without kernels.
 
-    `CpuBackend` and `GpuBackend` override it; `engine.runtime.builder` decides which a rank gets.
+    `CpuBackend` and `GpuBackend` override it; `engine.runtime.loader` decides which a rank gets.
 
     Attributes:
         records: whether tokens are recorded on the rank's own thread, see `cpu.recorder`.

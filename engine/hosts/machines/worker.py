@@ -20,12 +20,11 @@ from multiprocessing.connection import Client, Connection
 import engine.hardware.environment  # noqa: F401 before torch, which reads it
 
 # isort: split
-from engine.distributed.follower import follow
-from engine.distributed.machine_runtime import open_on_machines
+from engine.distributed.machine_runtime import follow, open_on_machines
 from engine.distributed.machines import END, Machines
 from engine.distributed.straight import backend_of_environment
 from engine.distributed.straight_proof import measure_wires
-from engine.distributed.wire import GlooWire
+from engine.distributed.wire import Wire
 from engine.errors import EngineError
 from engine.events import WiresMeasured
 from engine.hosts.machines.agent import (
@@ -58,7 +57,7 @@ def main() -> int:
         channel = Channel(inherited_connection(agent.handle()), FROM_ENGINE, TO_ENGINE)
     agent.begin()
     try:
-        wire = GlooWire(task.name)
+        wire = Wire(task.name)
         machines = Machines(wire, agent.tell_fault, backend_of_environment())
         found = WiresMeasured(tuple(machines.names), measure_wires(wire))
         if channel is None:

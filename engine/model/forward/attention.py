@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from engine.model.forward.batch import MOST_AT_ONCE, SMALL_BATCH
+from engine.model.forward.batch import MAX_AT_ONCE, SMALL_BATCH
 from engine.model.forward.state import CPU_STEP, DEVICE_STEP
 
 if TYPE_CHECKING:
@@ -196,7 +196,7 @@ _thread = threading.local()
 def computing(batch: Batch) -> Iterator[None]:
     """Enter the computation of a batch on this thread."""
     before = is_checking()
-    _thread.is_checking = batch.checks_guesses
+    _thread.is_checking = batch.checks_drafts
     try:
         yield
     finally:
@@ -210,4 +210,4 @@ def is_checking() -> bool:
 
 def most_few_rows() -> int:
     """Return the largest number of rows that this thread's pass multiplies as few rows."""
-    return MOST_AT_ONCE if is_checking() else SMALL_BATCH
+    return MAX_AT_ONCE if is_checking() else SMALL_BATCH

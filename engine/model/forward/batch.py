@@ -13,10 +13,10 @@ from engine.model.forward.pages import PAGE
 if TYPE_CHECKING:
     from torch import Tensor
 
-MOST_AT_ONCE = MAX_PARALLEL
+MAX_AT_ONCE = MAX_PARALLEL
 """Largest number of sequences of which a pass computes a single token each."""
 
-KEPT_STATES = 4 * MOST_AT_ONCE
+KEPT_STATES = 4 * MAX_AT_ONCE
 """Number of positions of a sequence whose hidden states are kept for an MTP block: those that it
 has not read yet, and of a pass of single tokens behind them."""
 
@@ -33,7 +33,8 @@ class Piece(NamedTuple):
         tables: see `paging.sequences.PagedSequence`; empty for a cache that one sequence has
             alone, where page i is the i-th one.
         slot: place of the sequence's recurrent states behind the tokens.
-        seat: number of the sequence among those that run, from 0; where its last hidden states lie.
+        batch_index: number of the sequence among those that run, from 0; its last hidden states
+            lie there.
         shift: what is added to the tokens' numbers for their positions, where there are pictures
             before them that take fewer positions than tokens (M-RoPE).
         source: place of the recurrent states before the tokens, which stay there; None for `slot`.
@@ -44,7 +45,7 @@ class Piece(NamedTuple):
     n: int
     tables: Tables = ()
     slot: int = 0
-    seat: int = 0
+    batch_index: int = 0
     source: int | None = None
     shift: int = 0
 
@@ -180,20 +181,20 @@ class Batch(NamedTuple):
         return not self.pictures and all(piece.n == 1 for piece in self.pieces)
 
     @property
-    def checks_guesses(self) -> bool:
+    def checks_drafts(self) -> bool:
         """Whether a sequence has several pieces: guesses, which the pass checks.
 
         So do single tokens that an MTP block reads along with its guesses.
         """
         if len(self.pieces) == 1:
             return False
-        places = {(piece.seat, piece.n_past) for piece in self.pieces}
-        return len(places) > len({piece.seat for piece in self.pieces})
+        places = {(piece.batch_index, piece.n_past) for piece in self.pieces}
+        return len(places) > len({piece.batch_index for piece in self.pieces})
 
     @property
     def captured_size(self) -> PassSize:
         """Size by which GPUs find the captured pass that computes so many single tokens."""
-        return CheckedRows(len(self.pieces)) if self.checks_guesses else len(self.pieces)
+        return CheckedRows(len(self.pieces)) if self.checks_drafts else len(self.pieces)
 
     def two_way(self, window: int) -> list[tuple[int, int]]:
         """Return the intervals of positions of the first piece whose tokens see each other.
@@ -210,7 +211,7 @@ class Batch(NamedTuple):
     @property
     def is_of_few_singles(self) -> bool:
         """Whether all sequences have a single token, and no more than a recorded pass may have."""
-        return len(self.pieces) <= MOST_AT_ONCE and self.is_of_singles
+        return len(self.pieces) <= MAX_AT_ONCE and self.is_of_singles
 
 
 SMALL_BATCH = 8
@@ -309,10 +310,10 @@ def captured_sizes(n_parallel: int, n_checked: int) -> list[int]:
     return [*CAPTURED_ROWS[: 1 + CAPTURED_ROWS.index(captured_rows(n_parallel))], *checked]
 
 
-GUESSING_ROWS = 4, 8, 16
+DRAFT_ROWS = 4, 8, 16
 """Numbers of rows of captured passes over an MTP block in which some tokens are only read."""
 
-MOST_GUESSES_CAPTURED = 8
+MAX_DRAFTS_CAPTURED = 8
 """Largest number of sizes of such passes that are captured, those that read nothing among them."""
 
 
@@ -322,11 +323,11 @@ def guessing_sizes(n_parallel: int) -> list[int]:
     Args:
         n_parallel: most answers that it guesses for at once.
     """
-    alone = [1, *GUESSING_ROWS]
-    return alone if n_parallel == 1 else [*alone, captured_rows(n_parallel), *GUESSING_ROWS]
+    alone = [1, *DRAFT_ROWS]
+    return alone if n_parallel == 1 else [*alone, captured_rows(n_parallel), *DRAFT_ROWS]
 
 
-MOST_RECORDED = 2
+MAX_RECORDED = 2
 """Largest number of sizes of passes over several single tokens that CPUs keep recorded.
 
 A recording keeps all that its pass has computed; those used last stay.
@@ -335,4 +336,4 @@ A recording keeps all that its pass has computed; those used last stay.
 
 def recorded_rows(n_parallel: int) -> int:
     """Return how many rows recorded passes over up to `n_parallel` single tokens keep at most."""
-    return 1 + sum(range(n_parallel, 1, -1)[:MOST_RECORDED])
+    return 1 + sum(range(n_parallel, 1, -1)[:MAX_RECORDED])

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 import torch
 from torch import Tensor
 
-from engine.model.forward.batch import KEPT_STATES, MOST_AT_ONCE, SMALL_BATCH, Batch
+from engine.model.forward.batch import KEPT_STATES, MAX_AT_ONCE, SMALL_BATCH, Batch
 from engine.model.forward.communicator import Communicator, Group
 from engine.model.forward.operands import PlacedStates
 from engine.model.sharding.shares import Ranges
@@ -26,18 +26,18 @@ class HiddenStates:
     """Hidden states of the last tokens of all sequences, on one rank of an MTP block.
 
     Each block has a level of its own: those that it reads. That of a position lies in its
-    sequence's part (`Piece.seat`), in the row of the position modulo `KEPT_STATES`. What a sequence
-    has not written is zero, or left over from earlier ones.
+    sequence's part (`Piece.batch_index`), in the row of the position modulo `KEPT_STATES`. What a
+    sequence has not written is zero, or left over from earlier ones.
 
     Args:
         n_levels: number of MTP blocks.
     """
 
     def __init__(self, n_embd: int, device: torch.device, n_levels: int = 1) -> None:
-        n_rows = MOST_AT_ONCE * KEPT_STATES
+        n_rows = MAX_AT_ONCE * KEPT_STATES
         self._levels = [torch.zeros(n_rows, n_embd, device=device) for _ in range(n_levels)]
         self._own, self._before = (
-            torch.zeros(MOST_AT_ONCE, dtype=torch.int64, device=device) for _ in range(2)
+            torch.zeros(MAX_AT_ONCE, dtype=torch.int64, device=device) for _ in range(2)
         )
         self._pieces: tuple[Piece, ...] = ()
         self._is_of_singles = False
@@ -56,10 +56,10 @@ class HiddenStates:
             _write(self._own[:n], [_row(piece, piece.n_past) for piece in batch.pieces])
             _write(self._before[:n], [_row(piece, piece.n_past - 1) for piece in batch.pieces])
 
-    def forget(self, seat: int) -> None:
+    def forget(self, batch_index: int) -> None:
         """Zero the hidden states of a sequence."""
         for rows in self._levels:
-            rows[seat * KEPT_STATES : (seat + 1) * KEPT_STATES].zero_()
+            rows[batch_index * KEPT_STATES : (batch_index + 1) * KEPT_STATES].zero_()
 
     def follow(self, position: Tensor) -> None:
         """Have the next single token keep its hidden state where a position (1,) belongs.
@@ -119,7 +119,7 @@ def _positions(piece: Piece) -> range:
 
 
 def _row(piece: Piece, position: int) -> int:
-    return piece.seat * KEPT_STATES + position % KEPT_STATES
+    return piece.batch_index * KEPT_STATES + position % KEPT_STATES
 
 
 MaybeTensor = TypeVar("MaybeTensor", Tensor, Tensor | None)
@@ -167,7 +167,7 @@ class Context:
         self._group: Group = ()
         self.positions = torch.empty(0)
         self._of_singles, self._shifts = (
-            torch.zeros(MOST_AT_ONCE, dtype=torch.int64, device=device) for _ in range(2)
+            torch.zeros(MAX_AT_ONCE, dtype=torch.int64, device=device) for _ in range(2)
         )
         self._is_shifted = False
         self.run_live: Callable[[Callable[[], Tensor | None]], Tensor | None] | None = None
@@ -232,7 +232,7 @@ class Context:
         """Return the position of each row on the device."""
         first, *others = batch.pieces
         n = len(batch.pieces)
-        if not batch.is_of_singles or n > MOST_AT_ONCE:
+        if not batch.is_of_singles or n > MAX_AT_ONCE:
             parts = [torch.arange(p.n_past, p.stop, device=self.device) for p in batch.pieces]
             return parts[0] if n == 1 else torch.cat(parts)
         if any(piece.shift for piece in batch.pieces):
@@ -261,10 +261,10 @@ class Context:
         if self._hidden_states is not None:
             self._hidden_states.follow(self.position)
 
-    def forget_hidden_states(self, seat: int) -> None:
+    def forget_hidden_states(self, batch_index: int) -> None:
         """Zero the hidden states of a sequence that an MTP block would read, if there are any."""
         if self._hidden_states is not None:
-            self._hidden_states.forget(seat)
+            self._hidden_states.forget(batch_index)
 
     @property
     def group(self) -> Group:

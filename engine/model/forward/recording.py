@@ -34,7 +34,7 @@ class Captured(Protocol[T_co]):
         ...
 
 
-class Recorded:
+class Replayable:
     """What a recording of one token consists of, as code that is recorded sees it.
 
     Attributes:
@@ -47,19 +47,19 @@ class Recorded:
 class _Current(threading.local):
     """Recording of each thread."""
 
-    recording: Recorded | None = None
+    recording: Replayable | None = None
 
 
 _current = _Current()
 
 
-def current_recording() -> Recorded | None:
+def current_recording() -> Replayable | None:
     """Return the recording of this thread; None if it is not being recorded."""
     return _current.recording
 
 
 @contextmanager
-def recording_to(recording: Recorded | None) -> Iterator[None]:
+def recording_to(recording: Replayable | None) -> Iterator[None]:
     """Make `recording` this thread's recording inside the context; None pauses recording."""
     before, _current.recording = _current.recording, recording
     try:

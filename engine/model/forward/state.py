@@ -19,7 +19,7 @@ from engine.errors import EngineError
 from engine.formats.gguf.tensors import TYPES, TypeInfo, row_bytes
 from engine.hardware.devices.host import usable_cores
 from engine.load_params import KV_TYPES, KVTypes, kv_types
-from engine.model.forward.batch import MOST_AT_ONCE, PROMPT_BATCH, SMALL_BATCH
+from engine.model.forward.batch import MAX_AT_ONCE, PROMPT_BATCH, SMALL_BATCH
 from engine.model.forward.pages import NO_WINDOW, PAGE, AttentionWindow, in_order
 from engine.model.sharding.shares import Ranges
 from engine.model.sharding.split import Segments
@@ -37,7 +37,7 @@ A state takes as much memory as one more sequence's: 79 MB for Qwen 3 Next 80B, 
 27B. Where there is more memory, each guess that `LoadParams.draft_max` allows has a place.
 """
 
-TOLD_COUNTS = 1, 2, 3, 4, 6, 8, 12, MOST_AT_ONCE
+TOLD_COUNTS = 1, 2, 3, 4, 6, 8, 12, MAX_AT_ONCE
 """Numbers of requests of which it is told at which length they have room."""
 
 
@@ -110,7 +110,7 @@ class CacheSize:
         in between: three by default. Windows are much smaller than whole sequences, but those of
         large models are not small.
         """
-        return min(MOST_AT_ONCE, 2 * self.n_parallel + 1)
+        return min(MAX_AT_ONCE, 2 * self.n_parallel + 1)
 
     @property
     def n_slots(self) -> int:
@@ -119,7 +119,7 @@ class CacheSize:
         Each of `n_parallel` sequences has one, and so has each of its guesses while a pass checks
         them. Those that no guess needs serve for further sequences.
         """
-        n_checked = min(MOST_AT_ONCE, self.n_parallel * (1 + self.n_guessed))
+        n_checked = min(MAX_AT_ONCE, self.n_parallel * (1 + self.n_guessed))
         return max(LEAST_SLOTS, self.n_parallel, n_checked)
 
     def rooms(
@@ -132,7 +132,7 @@ class CacheSize:
             has_states: whether there are recurrent states, each sequence's in a slot.
         """
         windows = tuple(windows)
-        most = min(MOST_AT_ONCE, self.n_slots) if has_states else MOST_AT_ONCE
+        most = min(MAX_AT_ONCE, self.n_slots) if has_states else MAX_AT_ONCE
         counts = sorted({n for n in TOLD_COUNTS if n < most} | {min(self.n_parallel, most), most})
         found = [RequestRoom(n, self._longest(n, windows)) for n in counts]
         shorter = [*(room.n_tokens for room in found[1:]), 0]
@@ -421,7 +421,7 @@ def pages_bytes(cache: AttentionSize, n_ctx: int) -> int:
     """
     width = cache.row if cache.is_shared else cache.row // 2
     result = result_bytes(width)
-    n_results = MOST_AT_ONCE * cache.heads * -(-n_ctx // PAGE)
+    n_results = MAX_AT_ONCE * cache.heads * -(-n_ctx // PAGE)
     per_head = F32_BYTES * width + 2 * result
     group = min(-(-cache.heads // cache.kv_heads), ATTENTION_HEADS)
     scratch = max(ATTENTION_TILE_BYTES, group * per_head)

@@ -136,7 +136,7 @@ def by_route(links: Sequence[tuple[str, LinkFacts]]) -> tuple[tuple[LinkFacts, .
 
 MOST_AT_ONCE_BYTES = 4 << 14
 """Largest value, in bytes of F32, that machines exchange without telling its shape first (see
-`engine.distributed.process_comm.MOST_AT_ONCE`)."""
+`engine.distributed.process_comm.MAX_AT_ONCE`)."""
 
 LEAST_SLICED_BYTES = 4 << 16
 """Smallest value of which three or more machines sum a slice each (`LEAST_SLICED` there)."""

@@ -54,7 +54,7 @@ def test_an_mtp_block_guesses(tmp_path: Path, sizes: Sequence[int], mode: str, a
         model.scheduler.drafts = Drafts(3, [MTPSource(model.runtime.runner)], always())
         assert answers(model, prompts) == expected
         assert answers(model, prompts[:1]) == expected[:1]
-        assert any(rank.guesses for rank in model.runtime.ranks), "guesses were replayed"
+        assert any(rank.draft_recordings for rank in model.runtime.ranks), "guesses were replayed"
     assert not there.failures
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from engine.backends.cpu.thread_comm import ThreadGroup
-from engine.distributed.process_comm import LEAST_SLICED, MOST_AT_ONCE, ProcessCommunicator
+from engine.distributed.process_comm import LEAST_SLICED, MAX_AT_ONCE, ProcessCommunicator
 from engine.errors import CommError
 from engine.model.forward.communicator import Communicator
 from engine.parallel.rank_threads import RankThreads
@@ -59,7 +59,7 @@ class Ranks:
             pool.close()
 
 
-SHAPES = [(1, 5), (3, 7, 2), (1, MOST_AT_ONCE), (1, MOST_AT_ONCE + 1), (3, LEAST_SLICED // 2 + 1)]
+SHAPES = [(1, 5), (3, 7, 2), (1, MAX_AT_ONCE), (1, MAX_AT_ONCE + 1), (3, LEAST_SLICED // 2 + 1)]
 
 
 @pytest.mark.parametrize("n", [2, 3, 5])

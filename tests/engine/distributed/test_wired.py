@@ -11,9 +11,9 @@ from tests.helpers.wire import DEVICE, WireKind, can_wire, wired
 
 PROGRAM = """
 import os
-from engine.distributed.wire import GlooWire
+from engine.distributed.wire import Wire
 from engine.distributed.straight_proof import measure_wires
-wire = GlooWire("machine")
+wire = Wire("machine")
 (found,) = measure_wires(wire)
 if wire.rank == 0:
     print("found", found.latency_s, found.mean_s, found.bytes_per_s, found.exchange_s)

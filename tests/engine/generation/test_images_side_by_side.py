@@ -9,7 +9,7 @@ import pytest
 from engine import ChatMessage, Event, Finished, Generate, Model, SamplingParams, load_model
 from engine.generation.sequence import Background
 from engine.model.forward.batch import Batch
-from engine.runtime import picture_encoder
+from engine.runtime import image_encoder as picture_encoder
 from engine.vision.encoders.ops import VisionOps
 from tests.helpers.answers import ids_of
 from tests.helpers.hf_models.seeing import SEEING

@@ -66,7 +66,7 @@ def test_answers_of_models_with_recurrent_layers_are_those_without_guesses(
     with load_model(path, devices, split, **options) as model:
         guessing(model)
         assert answers(model, prompts) == expected
-        assert any(rank.guesses for rank in model.runtime.ranks)
+        assert any(rank.draft_recordings for rank in model.runtime.ranks)
         prompts[0] += [*expected[0][:-1], 5, 6, 7]
         again = answers(model, prompts[:1])
     with load_model(path, devices, split, draft="off", **options) as model:
@@ -158,7 +158,7 @@ def test_guesses_are_used_where_nothing_else_is_asked_for(tmp_path: Path) -> Non
     for draft in ("auto", "ngram", "off"):
         with load_model(path, n_ctx=600, draft=draft) as model:
             n_bytes[draft] = sum(rank.measured.weights for rank in model.memory())
-            has_block = model.runtime.runner.guesser is not None
+            has_block = model.runtime.runner.drafter is not None
             assert has_block == (draft == "auto")
             said(model, [7], 40)
     assert n_bytes["auto"] > n_bytes["ngram"] == n_bytes["off"]
@@ -177,7 +177,7 @@ def test_a_block_without_room_is_left_out(tmp_path: Path, monkeypatch: pytest.Mo
     planner.close()
     monkeypatch.setattr("engine.runtime.thread_runtime.free_bytes", lambda devices: free)
     with load_model(path, n_ctx=64) as model:
-        assert model.runtime.runner.guesser is None
+        assert model.runtime.runner.drafter is None
         model.resplit([1], devices=["cpu"])
     with pytest.raises(OutOfDeviceMemory):
         load_model(path, n_ctx=64, draft="mtp").close()
@@ -188,7 +188,7 @@ def test_a_block_that_cannot_be_used_is_left_out(tmp_path: Path) -> None:
     extra = {f"{MTP}nextn.hnorm.weight": None}
     path = mtp_gguf(tmp_path / "m.gguf", extra=extra)
     with load_model(path, n_ctx=64) as model:
-        assert model.runtime.runner.guesser is None
+        assert model.runtime.runner.drafter is None
 
 
 def test_states_are_those_without_a_block(tmp_path: Path) -> None:

@@ -82,7 +82,7 @@ def test_what_does_not_fit_is_said_before_anything_is_read(
 ) -> None:
     path = tiny_gguf(tmp_path / "m.gguf")
     monkeypatch.setattr("engine.runtime.thread_runtime.free_bytes", lambda devices: {"cpu": 1000})
-    monkeypatch.setattr("engine.runtime.builder.load_rank", lambda *args: pytest.fail("read"))
+    monkeypatch.setattr("engine.runtime.loader.load_rank", lambda *args: pytest.fail("read"))
     with pytest.raises(OutOfDeviceMemory, match="cpu has 0\\.0 MiB free but"):
         load_model(path, ["cpu", "cpu"])
 

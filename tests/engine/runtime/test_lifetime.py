@@ -118,7 +118,7 @@ def test_the_cause_of_a_failed_load_is_not_taken_for_a_cancel(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The other ranks are cancelled then; their errors must not hide the first one."""
-    from engine.runtime import builder
+    from engine.runtime import loader as builder
 
     original = builder.Cache
     tripped = threading.Event()

@@ -4,8 +4,7 @@ from collections.abc import Sequence
 
 from engine.decoding.sampling.sampler import Sampler
 from engine.model.forward.batch import KEPT_STATES, Batch, Piece
-from engine.runtime.passes.guessing import MOST_AHEAD, NotedSource
-from engine.runtime.passes.row_sampling import UnreadTokens
+from engine.runtime.mtp_reading import MOST_AHEAD, NotedSource, UnreadTokens
 from engine.sampling_params import SamplingParams
 
 
@@ -40,7 +39,7 @@ class Counting:
 
 def unread_of(unread: UnreadTokens, n_past: int) -> list[int]:
     """Return the tokens that are read before a guess at a position."""
-    place = Piece(n_past, 1, ((0,) * 9,), seat=2)
+    place = Piece(n_past, 1, ((0,) * 9,), batch_index=2)
     before, (_, (ids, _)) = unread.joined([0], Batch((place,), 0))
     return [*(token for _, (tokens, _) in before for token in tokens), *ids[:-1]]
 
@@ -58,10 +57,10 @@ def test_all_tokens_are_read_once_and_in_time() -> None:
 
     noted = NotedSource(source, unread, note_read)
     assert noted.serve(Sampler(SamplingParams()), ())
-    unread.note([1], Batch((Piece(0, 1, seat=2),), 0))
+    unread.note([1], Batch((Piece(0, 1, batch_index=2),), 0))
     n = 3 * KEPT_STATES
     for at in range(1, n):
-        noted.next(100 + at, Piece(at, 1, ((0,) * 9,), seat=2), 50)
+        noted.next(100 + at, Piece(at, 1, ((0,) * 9,), batch_index=2), 50)
         n_most = max(n_most, at + source.n_ahead - len(read))
     assert [*read, *unread_of(unread, n)] == [100 + at for at in range(1, n)]
     assert KEPT_STATES - 2 * MOST_AHEAD < n_most < KEPT_STATES
@@ -70,8 +69,8 @@ def test_all_tokens_are_read_once_and_in_time() -> None:
 def test_tokens_that_cannot_be_undone_are_noted() -> None:
     unread = UnreadTokens()
     noted = NotedSource(Counting(beyond=[7]), unread, lambda batch: None)
-    noted.next(5, Piece(1, 1, seat=2), 50)
-    noted.next(6, Piece(2, 1, seat=2), 50)
+    noted.next(5, Piece(1, 1, batch_index=2), 50)
+    noted.next(6, Piece(2, 1, batch_index=2), 50)
     assert noted.stop() == [7]
     assert unread_of(unread, 4) == [5, 6, 7]
     assert unread_of(unread, 3) == [5, 6], "who goes on before it has not computed it"

@@ -13,7 +13,7 @@ from engine import LoadParams, Model, SamplingParams
 from engine.backends.executor import RankExecutor
 from engine.backends.gpu.decode.rank_capture import _Capturing
 from engine.errors import CommError
-from engine.runtime import builder
+from engine.runtime import loader as builder
 from engine.runtime.model_runner import ModelRunner
 from engine.runtime.rank import Replay
 from tests.engine.backends.gpu.test_mtp import N_VOCAB, PROMPTS
@@ -91,8 +91,8 @@ def test_mtp_blocks_guess_in_captured_passes(
         check_guesses(model, PlainMTP(path), 8, 3, n_before=3)
         check_guesses(model, PlainMTP(path), 6, 1, 2, PROMPTS[:2])
         for rank in model.runtime.ranks:
-            assert {(0, 1, 0), (0, 2, 0)} <= set(rank.guesses)
-            assert all(isinstance(found, Replay) for found in rank.guesses.values())
+            assert {(0, 1, 0), (0, 2, 0)} <= set(rank.draft_recordings)
+            assert all(isinstance(found, Replay) for found in rank.draft_recordings.values())
     assert not there.failures
 
 

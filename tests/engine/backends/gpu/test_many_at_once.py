@@ -13,8 +13,8 @@ from engine.backends.gpu.decode.sampling import RowSampler
 from engine.backends.gpu.launch.graph import NotRepeatable
 from engine.decoding.sampling.sampler import Sampler
 from engine.model.forward.batch import Batch, Piece
-from engine.runtime.passes.row_sampling import RowSampling
 from engine.runtime.rank import Replay
+from engine.runtime.row_sampling import RowSampling
 from tests.helpers.golden import nmse
 from tests.helpers.hf_models import FAMILIES
 from tests.helpers.sampled_rows import SETTINGS, check_rows
@@ -47,7 +47,7 @@ class Sequences:
 
     def piece(self, one: int, n: int) -> Piece:
         tables = (TABLES[one],) * len(self._runner.groups)
-        return Piece(len(self.logits[one]), n, tables, one, seat=one)
+        return Piece(len(self.logits[one]), n, tables, one, batch_index=one)
 
     def step(self, *parts: tuple[int, int]) -> None:
         """Compute the next tokens of some sequences: pairs of a sequence and how many."""

@@ -16,7 +16,7 @@ from engine.backends.gpu.launch.graph import NotRepeatable
 from engine.errors import CommError
 from engine.hardware import backend_choice
 from engine.planning.footprint import x_bytes
-from engine.runtime.builder import RankBuilder
+from engine.runtime.loader import RankBuilder
 from engine.runtime.rank import Rank, Replay
 from tests.helpers.golden import nmse
 from tests.helpers.hf_models import FAMILIES

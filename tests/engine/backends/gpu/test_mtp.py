@@ -97,7 +97,7 @@ def test_guesses_behind_tokens_sampled_ahead_are_those_of_the_formulas(tmp_path:
                 if len(found) >= 2 and not source.made:  # from then on until one can be made
                     source.draft({request: request.tokens}, 2)
             model.step()
-        sizes = set(model.runtime.ranks[0].guesses)
+        sizes = set(model.runtime.ranks[0].draft_recordings)
     assert [*PROMPTS[0], *found] == expected
     ((text, guesses),) = source.made
     assert len(text) > len(PROMPTS[0]) + 2
@@ -120,7 +120,7 @@ def test_guesses_are_those_of_the_formulas(
     with load_model(path, devices, split, draft="mtp", split_mode=mode, **options) as model:
         check(model, plain, 20, 3, n_before=8)
         check(model, plain, 8, 1, 2, PROMPTS[:2])
-        sizes = [set(rank.guesses) for rank in model.runtime.ranks]
+        sizes = [set(rank.draft_recordings) for rank in model.runtime.ranks]
         assert all({(0, 1, 0), (0, 2, 0)} < found for found in sizes), "a guess is replayed"
         model.resplit(split[::-1])
         check(model, plain, 8, 3, n_before=3)
@@ -141,7 +141,7 @@ def test_hidden_states_are_read_before_they_are_lost(
     tmp_path: Path, split: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An answer pauses for that, where few are kept: as with many behind more than a hundred."""
-    for module in ("engine.runtime.passes.row_sampling", "engine.model.forward.context"):
+    for module in ("engine.runtime.mtp_reading", "engine.model.forward.context"):
         monkeypatch.setattr(f"{module}.KEPT_STATES", 16)
     path, devices = mtp_gguf(tmp_path / "m.gguf", n_vocab=N_VOCAB), ["cpu"] * len(split)
     with load_model(path, devices, split, n_ctx=256, kv_type="f32", draft="mtp") as model:
@@ -199,5 +199,5 @@ def test_logits_are_close_to_the_formulas(tmp_path: Path) -> None:
         with load_model(path, n_ctx=256, kv_type="f32", draft="mtp", draft_vocab=n) as model:
             runner = model.runtime.runner
             runner.forward(PROMPTS[0], Batch.of_one(0, 6, 6))
-            found = runner.guess([3], Batch.of_one(6, 1, 0))
+            found = runner.draft([3], Batch.of_one(6, 1, 0))
             np.testing.assert_allclose(found[0], guesses[-1][: n or 320], atol=1e-5)

@@ -9,7 +9,7 @@ from torch import Tensor
 from engine.backends.gpu.launch.kernel_launch import KernelLaunch, intercept_launches
 from engine.backends.gpu.ops import GpuOps
 from engine.model.forward.attention import attend
-from engine.model.forward.batch import MOST_AT_ONCE, Batch, Piece
+from engine.model.forward.batch import MAX_AT_ONCE, Batch, Piece
 from engine.model.forward.cache import LayerCache
 from engine.model.forward.operands import Scores
 from engine.model.forward.pages import GONE, PAGE
@@ -190,7 +190,7 @@ def test_a_sequence_that_gets_pages_is_begun_anew(device: str) -> None:
 
 
 def test_too_many_sequences_are_left_to_the_reference(device: str) -> None:
-    lengths = (2,) * (MOST_AT_ONCE + 1)
+    lengths = (2,) * (MAX_AT_ONCE + 1)
     batch = batch_of(1, lengths, [[i % N_PAGES] for i in range(len(lengths))])
     held, q = layer("f32", device), numbers(20, batch.n_rows, N_HEAD, DIM).to(device)
     found = begun(batch, device).attention(q, held, batch, SCORES)
@@ -201,7 +201,9 @@ def test_too_many_sequences_are_left_to_the_reference(device: str) -> None:
 def test_keys_of_guesses_are_there_before_any_row_looks(seats: tuple[int, int]) -> None:
     """Programs of a launch run in any order, and each row has one of its own."""
     pages = tables(3, 150)
-    pieces = [Piece(148 + k, 1, (tuple(pages[0]),), seat=seat) for k, seat in enumerate(seats)]
+    pieces = [
+        Piece(148 + k, 1, (tuple(pages[0]),), batch_index=seat) for k, seat in enumerate(seats)
+    ]
     cache, batch = layer("f16", "cpu"), Batch(tuple(pieces), 0)
     ops, starts = GpuOps(torch.device("cpu"), n_ctx=N_CTX), list[KernelLaunch]()
     ops.begin(batch, torch.tensor([148, 149]))

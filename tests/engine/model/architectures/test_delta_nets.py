@@ -160,7 +160,7 @@ def test_drafting_blocks_guess_by_normed_hidden_states(
         plain, text, before = PlainMTP(path), built.ids[:31], np.array(hidden, np.float64)
         for number in range(3):
             place = Batch.of_one(30 + number, 1, 0)
-            logits = runner.guess(text[-1:], place, number)
+            logits = runner.draft(text[-1:], place, number)
             expected, own = plain.pairs(text, before)
             assert nmse(logits, expected[-1:]) <= TOLERANCE
             text, before = [*text, int(logits.argmax())], np.concatenate([before, own[-1:]])

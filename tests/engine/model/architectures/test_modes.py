@@ -121,7 +121,7 @@ STATIONS: tuple[dict[str, Any], ...] = (
 def error_on_the_way(name: str, monkeypatch: pytest.MonkeyPatch) -> float:
     """Return the NMSE where each mode computes tokens after those that other modes have cached."""
     monkeypatch.setattr(
-        "engine.runtime.builder.keeps_kv_on_host", lambda params, _: params.kv_on_host
+        "engine.runtime.loader.keeps_kv_on_host", lambda params, _: params.kv_on_host
     )
     ids, expected = golden_logits(name)
     is_routed = name in routed_models()
@@ -168,5 +168,5 @@ def test_keys_and_values_in_host_memory_change_nothing(
     """As a GPU does it, here with the CPU in its place."""
     case = Case((3, 1, 2), chunk=7, n_decode=5)
     at_home = golden_error(name, case, kv_type=kv_type)
-    monkeypatch.setattr("engine.runtime.builder.keeps_kv_on_host", lambda params, device: True)
+    monkeypatch.setattr("engine.runtime.loader.keeps_kv_on_host", lambda params, device: True)
     assert golden_error(name, case, kv_type=kv_type) == at_home

@@ -62,7 +62,7 @@ def test_guesses_are_those_of_the_formulas(
         runner = model.runtime.runner
         for at in range(prefilled(model), len(IDS)):
             token, batch = IDS[at : at + 1], Batch.of_one(at, 1, 0)
-            np.testing.assert_allclose(runner.guess(token, batch)[0], guesses[at - 1], atol=2e-5)
+            np.testing.assert_allclose(runner.draft(token, batch)[0], guesses[at - 1], atol=2e-5)
             np.testing.assert_allclose(runner.forward(token, batch)[0], logits[at], atol=2e-5)
 
 
@@ -81,7 +81,7 @@ def test_guesses_of_further_families_are_those_of_the_formulas(
         for at in range(prefilled(model), len(IDS)):
             token, found = IDS[at], list[int]()
             for n in range(3):
-                guess = runner.guess([token], Batch.of_one(at + n, 1, 0), n)[0]
+                guess = runner.draft([token], Batch.of_one(at + n, 1, 0), n)[0]
                 if not n:
                     np.testing.assert_allclose(guess, guesses[at - 1], atol=2e-5)
                 token = int(guess.argmax())
@@ -101,8 +101,8 @@ def test_recorded_guesses_have_the_bits_of_computed_ones(
         runner, at = model.runtime.runner, prefilled(model)
         for token in IDS[:2]:
             runner.recover()  # drops what is recorded
-            found = [runner.guess([token], Batch.of_one(at, 1, 0)) for _ in range(4)]
-            assert all(rank.guesses for rank in runner.ranks)
+            found = [runner.draft([token], Batch.of_one(at, 1, 0)) for _ in range(4)]
+            assert all(rank.draft_recordings for rank in runner.ranks)
             assert all(np.array_equal(logits, found[0]) for logits in found)
 
 
@@ -117,7 +117,7 @@ def test_guesses_go_on_from_guesses(tmp_path: Path, arch: str) -> None:
         for at in range(prefilled(model), len(IDS)):
             token, found = IDS[at], list[int]()
             for n in range(3):
-                logits = runner.guess([token], Batch.of_one(at + n, 1, 0), n)
+                logits = runner.draft([token], Batch.of_one(at + n, 1, 0), n)
                 token = int(logits[0].argmax())
                 found.append(token)
             assert found == plain.chain(IDS[: at + 1], 3)
@@ -154,7 +154,7 @@ def test_tokens_are_read_when_something_is_guessed_behind_them(
             tokens = [ids[n] for ids, n in zip(texts, lengths, strict=True)]
             pieces = tuple(Piece(n, 1, tables[s], s, s) for s, n in enumerate(lengths))
             for found, guesses, n in zip(
-                runner.guess(tokens, Batch(pieces, 0)), expected, lengths, strict=True
+                runner.draft(tokens, Batch(pieces, 0)), expected, lengths, strict=True
             ):
                 np.testing.assert_allclose(found, guesses[n - 1], atol=2e-5)
 
@@ -259,7 +259,7 @@ def test_guesses_from_some_tokens_are_those_of_all_without_the_rest(
             at = prefilled(model)
             for n in range(at, at + 3):
                 token, batch = IDS[n : n + 1], Batch.of_one(n, 1, 0)
-                found = runner.guess(token, batch)[0]
+                found = runner.draft(token, batch)[0]
                 np.testing.assert_allclose(found, guesses[n - 1][:N_GUESSED], atol=2e-5)
                 assert runner.forward(token, batch).shape == (1, 320)
             for rank in model.memory():
@@ -293,7 +293,7 @@ def test_the_rows_are_those_of_the_file(tmp_path: Path) -> None:
     for n in (0, N_GUESSED):
         with opened(path, (1, 1), kv_type="f16", draft_vocab=n) as model:
             at = prefilled(model)
-            found.append(model.runtime.runner.guess(IDS[at : at + 1], Batch.of_one(at, 1, 0)))
+            found.append(model.runtime.runner.draft(IDS[at : at + 1], Batch.of_one(at, 1, 0)))
     assert np.array_equal(found[0][:, :N_GUESSED], found[1])
 
 

@@ -31,7 +31,7 @@ def check_chain(model: Model, plain: PlainMTP, text: Sequence[int], n: int) -> l
     found, expected = [text[-1]], plain.chain_logits(text, n)
     for number in range(n):
         place = Batch.of_one(len(text) - 1 + number, 1, 0)
-        logits = model.runtime.runner.guess(found[-1:], place, number)[0]
+        logits = model.runtime.runner.draft(found[-1:], place, number)[0]
         np.testing.assert_allclose(logits, expected[number], atol=2e-5)
         found.append(int(logits.argmax()))
     return found[1:]
@@ -52,7 +52,7 @@ def test_guesses_are_those_of_the_formulas(
     logits = plain.trunk(IDS)
     with opened(path, split, split_mode=mode) as model:
         runner = model.runtime.runner
-        assert runner.most_guesses == N_BLOCKS
+        assert runner.max_drafts == N_BLOCKS
         for at in range(prefilled(model), len(IDS)):
             check_chain(model, plain, IDS[: at + 1], N_BLOCKS)
             token, batch = IDS[at : at + 1], Batch.of_one(at, 1, 0)
@@ -91,7 +91,7 @@ def test_guesses_behind_right_and_wrong_ones_are_those_of_the_formulas(
             ]  # fmt: skip
             for number in range(N_BLOCKS):
                 last = [chain[-1] for chain in chains]
-                logits = runner.guess(last, Batch(places(number), 0), number)
+                logits = runner.draft(last, Batch(places(number), 0), number)
                 for s in range(2):
                     np.testing.assert_allclose(logits[s], expected[s][number], atol=2e-5)
                     chains[s].append(int(logits[s].argmax()))
@@ -100,7 +100,7 @@ def test_guesses_behind_right_and_wrong_ones_are_those_of_the_formulas(
                 other = (chains[s][n + 1] + 1 if n < N_BLOCKS else 7) % 300
                 texts[s] += [*chains[s][1 : 1 + n], other]
                 lengths[s] += 1 + n
-        blocks = {block for block, _, _ in runner.ranks[0].guesses}
+        blocks = {block for block, _, _ in runner.ranks[0].draft_recordings}
         assert blocks == set(range(N_BLOCKS)), "passes over each were recorded"
 
 
@@ -207,7 +207,7 @@ def test_blocks_behind_one_that_is_missing_are_not_used(tmp_path: Path) -> None:
     draft.tensors = {n: t for n, t in draft.tensors.items() if not n.startswith(gone)}
     draft.write(path)
     with opened(path) as model:
-        assert model.runtime.hp.n_mtp == model.runtime.runner.most_guesses == 2
+        assert model.runtime.hp.n_mtp == model.runtime.runner.max_drafts == 2
         check_chain(model, plain, IDS[: prefilled(model) + 1], 2)
 
 

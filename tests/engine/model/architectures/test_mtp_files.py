@@ -35,7 +35,7 @@ def guessed(model: Model) -> Guessed:
     runner = model.runtime.runner
     found, at = [], prefilled(model)
     for n in range(3):
-        found.append(runner.guess(IDS[at + n : at + n + 1], Batch.of_one(at + n, 1, 0)))
+        found.append(runner.draft(IDS[at + n : at + n + 1], Batch.of_one(at + n, 1, 0)))
         runner.forward(IDS[at + n : at + n + 1], Batch.of_one(at + n, 1, 0))
     return found
 
@@ -129,7 +129,7 @@ def test_what_cannot_be_used_is_said_or_left_out(
     with pytest.raises(EngineError, match=sentence):
         load_model(path, n_ctx=64, draft=str(block))
     with load_model(path, n_ctx=64) as model:
-        assert model.runtime.runner.guesser is None
+        assert model.runtime.runner.drafter is None
     with pytest.raises(EngineError, match="no MTP block to guess with"):
         load_model(path, n_ctx=64, draft="mtp")
 
@@ -196,7 +196,7 @@ def test_a_head_of_some_tokens_guesses_these(
     devices, options = ["cpu"] * len(split), {"n_ctx": 64, "kv_type": "f32"}
     with load_model(path, devices, split, draft=draft, **options) as model:
         at, expected = prefilled(model), plain.guesses(IDS)
-        found = model.runtime.runner.guess(IDS[at : at + 1], Batch.of_one(at, 1, 0))[0]
+        found = model.runtime.runner.draft(IDS[at : at + 1], Batch.of_one(at, 1, 0))[0]
         np.testing.assert_allclose(found, expected[at - 1][TOKENS], atol=2e-5)
         for rank in model.memory():
             assert rank.measured.weights == rank.predicted.weights
@@ -218,7 +218,7 @@ def test_a_named_file_s_head_is_not_that_of_the_model_s_own_tokens(tmp_path: Pat
     _, block = apart(mtp_gguf(tmp_path / "other.gguf", own=OWN[2:]))
     with load_model(path, n_ctx=64, kv_type="f32", draft=str(block)) as model:
         at = prefilled(model)
-        found = model.runtime.runner.guess(IDS[at : at + 1], Batch.of_one(at, 1, 0))[0]
+        found = model.runtime.runner.draft(IDS[at : at + 1], Batch.of_one(at, 1, 0))[0]
     whole = mtp_gguf(tmp_path / "whole.gguf", own=OWN[2:])
     np.testing.assert_allclose(found, PlainMTP(whole).guesses(IDS)[at - 1], atol=2e-5)
 
@@ -228,7 +228,7 @@ def test_a_shortened_head_may_be_shortened_again(tmp_path: Path) -> None:
     with pytest.raises(EngineError, match="only 96 tokens to guess from, not 256"):
         load_model(path, n_ctx=64, draft=draft, draft_vocab=256)
     with load_model(path, n_ctx=64) as model:
-        assert model.runtime.runner.guesser is not None
+        assert model.runtime.runner.drafter is not None
     with load_model(path, n_ctx=64, draft="off") as model:
         assert answers(model, [[5, 6, 7]])
 
@@ -256,7 +256,7 @@ def test_a_damaged_block_is_left_out(tmp_path: Path) -> None:
     block.write_bytes(block.read_bytes()[:900])
     assert not is_mtp_file(str(block))
     with load_model(path, n_ctx=64) as model:
-        assert model.runtime.runner.guesser is None
+        assert model.runtime.runner.drafter is None
 
 
 def test_a_re_split_asks_for_the_same_file(tmp_path: Path) -> None:

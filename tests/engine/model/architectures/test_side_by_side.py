@@ -95,7 +95,7 @@ def test_recordings_of_the_sizes_used_last_are_kept() -> None:
             kept.append(set(rank.recordings))
         assert kept == [{1, 2}, {1, 2, 3}, {1, 2, 3}, {1, 2, 3}]
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("engine.runtime.recording.MOST_RECORDED", 1)
+            patch.setattr("engine.runtime.pass_executor.MAX_RECORDED", 1)
             for size in (2, 3, 2):
                 for _ in range(3):
                     beside.run(*((number, 1) for number in range(size)))

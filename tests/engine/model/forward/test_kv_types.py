@@ -266,7 +266,7 @@ def test_a_refusal_comes_before_anything_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kv_type: str
 ) -> None:
     path = tiny_gguf(tmp_path / "m.gguf", head_dim=24)
-    monkeypatch.setattr("engine.runtime.builder.load_rank", lambda *args: pytest.fail("read"))
+    monkeypatch.setattr("engine.runtime.loader.load_rank", lambda *args: pytest.fail("read"))
     with pytest.raises(EngineError, match="keys have 24 elements"):
         load_model(path, ["cpu"] * 2, kv_type=kv_type)
     with pytest.raises(EngineError, match="keys have 24 elements"):

@@ -11,7 +11,7 @@ from engine import LoadParams, load_model
 from engine.backends.cpu.thread_comm import ThreadGroup
 from engine.hardware.devices.topology import Routes
 from engine.hardware.fallbacks import Fallbacks
-from engine.runtime.builder import make_group
+from engine.runtime.loader import make_group
 from tests.helpers.tiny_gguf import tiny_gguf
 
 NOTE = "Kernels on cuda:0 cannot write to cuda:1; copies are used instead."
@@ -40,8 +40,8 @@ def test_ways_are_found_for_gpus_that_hold_something(monkeypatch: pytest.MonkeyP
         asked.append((devices, p2p))
         return Routes(notes=(NOTE,))
 
-    monkeypatch.setattr("engine.runtime.builder.find_routes", find)
-    monkeypatch.setattr("engine.runtime.builder.kernels_for", lambda device: "gpu")
+    monkeypatch.setattr("engine.runtime.loader.find_routes", find)
+    monkeypatch.setattr("engine.runtime.loader.kernels_for", lambda device: "gpu")
     held = [
         SimpleNamespace(device=f"cuda:{n}", storage="kernels", memory=SimpleNamespace(total=size))
         for n, size in enumerate((1, 0, 2))

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from engine.errors import Cancelled
-from engine.runtime.picture_encoder import PictureEncoder
+from engine.runtime.image_encoder import ImageEncoder
 from engine.util.progress import never
 from engine.vision.encoders.ops import FEWEST_PATCHES, QUERIES, VisionOps, product
 from engine.vision.encoders.registry import ENCODERS
@@ -20,11 +20,11 @@ from tests.helpers.tiny_mmproj import N_TEXT, text_of, tiny_mmproj
 F16_MAX = 65504.0
 
 
-def opened(path: Path, projector: str) -> PictureEncoder:
-    return PictureEncoder(str(path), "cpu", text_of(projector), never)
+def opened(path: Path, projector: str) -> ImageEncoder:
+    return ImageEncoder(str(path), "cpu", text_of(projector), never)
 
 
-def picture_for(encoder: PictureEncoder) -> PromptImage:
+def picture_for(encoder: ImageEncoder) -> PromptImage:
     """Return a picture of noise, or a tile of one."""
     views = encoder.rule.resizing.views(40, 30)
     (width, height), (rows, columns) = views.sizes[-1], views.grid

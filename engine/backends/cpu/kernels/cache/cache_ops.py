@@ -23,7 +23,7 @@ from engine.backends.cpu.kernels.running.result_memory import GrowingMemory, res
 from engine.backends.cpu.kernels.running.team import Team
 from engine.backends.cpu.kernels.small.small_ops import SHORT_CALL, f32_bits, is_plain, row_layout
 from engine.load_params import KVTypes
-from engine.model.forward.batch import MOST_AT_ONCE
+from engine.model.forward.batch import MAX_AT_ONCE
 
 if TYPE_CHECKING:
     from engine.model.forward.batch import Batch
@@ -113,7 +113,7 @@ class CacheOps:
     def begin(self, batch: Batch) -> None:
         """Write where the rows of a pass lie, for its calls and for recorded ones."""
         n_rows = batch.n_rows
-        if n_rows > MOST_AT_ONCE or not batch.is_of_singles:
+        if n_rows > MAX_AT_ONCE or not batch.is_of_singles:
             self._rows = PassRows(n_rows)
         elif n_rows in self._rows_of_singles:
             self._rows = self._rows_of_singles[n_rows]

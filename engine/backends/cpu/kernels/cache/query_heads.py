@@ -15,7 +15,7 @@ from engine.backends.cpu.kernels.cache.attention_page import (
     result_bytes,
     scratch_bytes,
 )
-from engine.model.forward.batch import MOST_AT_ONCE
+from engine.model.forward.batch import MAX_AT_ONCE
 from engine.model.forward.pages import PAGE
 from engine.model.forward.state import (
     ATTENTION_HEADS,
@@ -60,7 +60,7 @@ class PassRows:
         """Write the rows of a batch; it has as many rows as this memory."""
         self._batch = batch
         self.n_first = batch.pieces[0].n
-        is_single = batch.is_of_singles and self.n_rows <= MOST_AT_ONCE
+        is_single = batch.is_of_singles and self.n_rows <= MAX_AT_ONCE
         self.n_pages = 0 if is_single else max(-(-piece.stop // PAGE) for piece in batch.pieces)
         self.n_seen = sum(piece.n * piece.stop for piece in batch.pieces)
         _fill(self._positions, batch, lambda position: position)

@@ -15,7 +15,12 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from engine.backends.cpu.kernels.language.values import I64, Code, Value
-from engine.model.forward.recording import Recorded, current_recording, recording_to, refuse_replay
+from engine.model.forward.recording import (
+    Replayable,
+    current_recording,
+    recording_to,
+    refuse_replay,
+)
 
 USED, ROOM, CALLS = 0, 8, 64
 """Byte offsets in a log's memory: number of words recorded, largest number of them, the calls."""
@@ -34,8 +39,8 @@ Finish = Callable[[], None]
 """Function that completes a call in Python where a replay had to stop, or takes a whole step."""
 
 
-class CallLog(Recorded):
-    """Recorded calls of kernels, in order.
+class CallLog(Replayable):
+    """Replayable calls of kernels, in order.
 
     Attributes:
         address: address of the log's memory.

@@ -15,7 +15,7 @@ from engine.backends.gpu.decode.sampler_slots import SamplerSlots
 from engine.backends.gpu.decode.sampling import RowSampler, SampledRow
 from engine.decoding.sampling.sampler import Sampler, SamplingRequest
 from engine.errors import EngineError
-from engine.runtime.passes.row_sampling import RowSampling
+from engine.runtime.row_sampling import RowSampling
 from engine.sampling_params import SamplingParams
 from tests.helpers.device_sampling import GREEDY, PENALTIES, random_logits, random_params
 

@@ -1,4 +1,6 @@
-"""Two-batch overlap: a prompt batch in two micro-batches, one computed while the other is reduced.
+"""Batches of a prompt on all ranks: they run ahead of their reader, some in micro-batches.
+
+Two-batch overlap: one of two micro-batches is computed while the other is reduced.
 
 In each block the first micro-batch is ahead of the second, so the keys and values that the second
 one attends to are in the cache. All-reduces that take as long as the products are then nearly free,
@@ -10,7 +12,8 @@ stays, as the results of micro-batches may differ in their last bits from those 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
@@ -20,11 +23,13 @@ from torch import Tensor
 from engine.parallel.turns import Turns
 
 if TYPE_CHECKING:
+    from engine.backends.executor import RankExecutor, WorkMark
     from engine.model.architectures.base import CausalLM
     from engine.model.forward.batch import Batch
     from engine.model.forward.context import Context
+    from engine.runtime.rank import Rank
 
-LEAST_ROWS = 128
+MIN_MICRO_ROWS = 128
 """Smallest number of tokens of a batch that is split; all-reduces of fewer take microseconds."""
 
 TRIED_ROWS = 512
@@ -34,7 +39,7 @@ Halves of larger batches cost less, so what pays with it pays with them."""
 ORDER = (False, True, True, False)
 """Order of the measurements: True is in micro-batches; each twice, because clock rates drift."""
 
-LEAST_GAIN = 0.03
+MIN_GAIN = 0.03
 """Smallest gain that counts, as a share of the time; less may be noise."""
 
 
@@ -132,4 +137,70 @@ def micro_batches_pay(compute: Callable[[bool], object]) -> bool:
         begun = time.perf_counter()
         compute(in_micro_batches)
         seconds[in_micro_batches] += time.perf_counter() - begun
-    return seconds[True] < (1 - LEAST_GAIN) * seconds[False]
+    return seconds[True] < (1 - MIN_GAIN) * seconds[False]
+
+
+MOST_AHEAD = 2
+"""Most batches that run or wait on devices: with one, devices would idle while their hosts start
+another; with more, Cancel would have to wait for more."""
+
+
+class PromptBatches:
+    """Batches of a prompt on all ranks of a model.
+
+    Args:
+        executor: executor of the ranks.
+
+    Attributes:
+        in_micro_batches: whether large batches are computed in two halves.
+    """
+
+    def __init__(self, executor: RankExecutor) -> None:
+        self._executor = executor
+        self._started: deque[tuple[int, WorkMark]] = deque()
+        self.in_micro_batches = False
+
+    def task(
+        self, ranks: Sequence[Rank], ids: Sequence[int], batch: Batch
+    ) -> Callable[[int], Tensor | None]:
+        """Return the function that computes tokens on a rank, given its number."""
+        whole, n = torch.tensor(ids), len(ids)
+        if self._executor.has_gpus:
+            whole = whole.pin_memory()  # copied to devices without waiting for the work before
+        in_halves = (
+            self.in_micro_batches
+            and len(batch.pieces) == 1
+            and not batch.pictures
+            and n >= MIN_MICRO_ROWS
+            and n // 2 <= batch.first_logit
+        )
+        return lambda rank: ranks[rank].compute(whole, batch, in_micro_batches=in_halves)
+
+    def start(self, ranks: Sequence[Rank], ids: Sequence[int], batch: Batch) -> None:
+        """Start a batch without logits; wait only while more than `MOST_AHEAD` run."""
+        task = self.task(ranks, ids, batch)
+        self._executor.run(task, is_watched=True, is_awaited=False)
+        self._started.append((len(ids), self._executor.mark()))
+        self._wait(MOST_AHEAD)
+
+    @property
+    def n_running(self) -> int:
+        """Number of tokens that were started without logits and are not computed yet."""
+        return sum(n for n, mark in self._started if mark.late)
+
+    def finish(self) -> None:
+        """Wait until all batches have ended.
+
+        Raises:
+            CommError: see `RankExecutor.wait_for`.
+        """
+        self._wait(0)
+
+    def _wait(self, n: int) -> None:
+        while len(self._started) > n:
+            self._executor.wait_for(self._started[0][1])
+            self._started.popleft()
+
+    def forget(self) -> None:
+        """Discard all batches, after something has failed."""
+        self._started.clear()

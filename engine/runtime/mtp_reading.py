@@ -1,100 +1,16 @@
-"""Sampling of a pass's rows where their logits are: on a GPU, or by the host."""
+"""What MTP blocks have yet to read: each sequence's tokens, and a token source that notes them."""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from engine.backends.executor import RankOutOfMemory
-from engine.errors import EngineError
-from engine.hardware.backend_choice import captures_tokens
-from engine.model.forward.batch import KEPT_STATES, MOST_AT_ONCE, Batch, Piece, captured_rows
+from engine.model.forward.batch import KEPT_STATES, MAX_AT_ONCE, Batch, Piece
 from engine.model.forward.pages import GONE, PAGE
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
-    from engine.backends.executor import RankExecutor
-    from engine.backends.gpu.decode.sampling import RowSampler, SampledRow
-    from engine.decoding.sampling.sampler import Logits, SamplingRequest
-    from engine.runtime.rank import Rank
-
-log = logging.getLogger(__name__)
-
-
-class RowSampling:
-    """Sampling of rows on the rank that has their logits.
-
-    Args:
-        executor: executor of the ranks.
-        rank: the first rank of the output head.
-        n_vocab: number of tokens of the vocabulary.
-    """
-
-    def __init__(self, executor: RankExecutor, rank: Rank, n_vocab: int) -> None:
-        self._executor, self._rank, self._n_vocab = executor, rank.number, n_vocab
-        self._sampler: RowSampler | None = None
-        backend = rank.backend
-        self._is_possible = backend.captures and backend.samples and captures_tokens()
-
-    def results(
-        self, logits: Tensor, ids: Sequence[int], wishes: Sequence[SamplingRequest | None]
-    ) -> list[int | Logits]:
-        """Return the next token of each row, or its logits (n_vocab,) where the host samples.
-
-        Args:
-            logits: F32 (n, n_vocab) on the rank's device.
-            ids: token of each row.
-            wishes: how each row is to be sampled; None where the host does.
-        """
-        if not self._is_possible or not any(wishes):
-            return list(logits.cpu().numpy())
-        from engine.backends.gpu.decode.sampling import SampledRow
-
-        rows = list[SampledRow]()
-        for row, (token, wish) in enumerate(zip(ids, wishes, strict=True)):
-            if wish is not None:
-                with suppress(EngineError):  # the host raises it once more, for this row alone
-                    mask = wish.allowed() if wish.allowed else None
-                    rows.append(SampledRow(row, token, wish.sampler, wish.never, mask))
-        tokens = self._sampled(logits, rows) if rows else {}
-        rest = [row for row in range(len(ids)) if row not in tokens]
-        on_host = iter(logits[rest].cpu().numpy() if rest else ())
-        return [tokens[row] if row in tokens else next(on_host) for row in range(len(ids))]
-
-    def _sampled(self, logits: Tensor, rows: Sequence[SampledRow]) -> dict[int, int]:
-        """Return the tokens that the device samples, by row."""
-        sampler = self._sampler_for(len(rows))
-        if sampler is None:
-            return {}
-        found = self._executor.call_inline(
-            lambda rank: sampler.sample(logits, rows) if rank == self._rank else []
-        )
-        tokens = zip(rows, found[self._rank], strict=True)
-        return {row.row: token for row, token in tokens if token is not None}
-
-    def _sampler_for(self, n: int) -> RowSampler | None:
-        """Return a sampler with at least n slots; None if there is no memory for it."""
-        if self._sampler is None or self._sampler.n_slot < n:
-            from engine.backends.gpu.decode.sampling import RowSampler
-
-            self._sampler = None  # its memory is free before there is more
-            device, n_slot = self._executor.devices[self._rank], captured_rows(n)
-            try:
-                found = self._executor.run(
-                    lambda rank: (
-                        RowSampler(device, self._n_vocab, n_slot) if rank == self._rank else None
-                    )
-                )
-            except RankOutOfMemory as error:
-                log.warning("the host samples the tokens of several sequences: %s", error)
-                self._is_possible = False
-                return None
-            self._sampler = found[self._rank]
-        return self._sampler
-
+    from engine.decoding.sampling.sampler import Logits, Sampler
+    from engine.runtime.interface import TokenSource
 
 Rows = tuple[Sequence[int], Batch]
 """Tokens, and the pass that reads them."""
@@ -104,7 +20,7 @@ Reading = tuple[int, Rows]
 
 
 class UnreadTokens:
-    """The unread tokens of all sequences, by their seats (`Piece.seat`).
+    """The unread tokens of all sequences, by their seats (`Piece.batch_index`).
 
     Args:
         n_blocks: number of MTP blocks. The k-th guess behind a sequence is the k-th block's; one
@@ -115,9 +31,9 @@ class UnreadTokens:
         self._n_blocks = n_blocks
         self._of: dict[int, _Text] = {}
 
-    def forget(self, seat: int) -> None:
+    def forget(self, batch_index: int) -> None:
         """Forget the tokens of a sequence."""
-        self._of.pop(seat, None)
+        self._of.pop(batch_index, None)
 
     def note(self, ids: Sequence[int], batch: Batch) -> None:
         """Note a pass over the model's other blocks."""
@@ -137,7 +53,7 @@ class UnreadTokens:
         Args:
             n_ahead: number of tokens behind it that may be computed along with it.
         """
-        text = self._of.get(piece.seat)
+        text = self._of.get(piece.batch_index)
         most = KEPT_STATES - self._n_blocks + 1  # guesses take places, too
         return text is not None and piece.stop + n_ahead - min(text.n_read) >= most
 
@@ -147,10 +63,10 @@ class UnreadTokens:
         Args:
             n_ahead: see `is_due`.
         """
-        firsts = {piece.seat: piece for piece in reversed(batch.pieces)}
-        lasts = {piece.seat: piece for piece in batch.pieces}
-        for seat, piece in firsts.items():
-            if piece.n == 1 and not self.is_due(lasts[seat], n_ahead):
+        firsts = {piece.batch_index: piece for piece in reversed(batch.pieces)}
+        lasts = {piece.batch_index: piece for piece in batch.pieces}
+        for batch_index, piece in firsts.items():
+            if piece.n == 1 and not self.is_due(lasts[batch_index], n_ahead):
                 continue
             text = self._text(piece)
             for block in range(self._n_blocks):
@@ -176,7 +92,7 @@ class UnreadTokens:
             self._text(piece).add(piece.n_past, token)
         found = (self._text(piece).rows(block, piece) for piece in batch.pieces)
         rests = [rest for rest in found if rest[0]]
-        if len(ids) + sum(len(tokens) for tokens, _ in rests) > MOST_AT_ONCE:
+        if len(ids) + sum(len(tokens) for tokens, _ in rests) > MAX_AT_ONCE:
             return [(block, rest) for rest in rests], (block, (ids, batch))
         unread = [token for tokens, _ in rests for token in tokens]
         places = [single for _, rest in rests for single in _singles(rest.pieces[0])]
@@ -191,9 +107,9 @@ class UnreadTokens:
 
     def _text(self, piece: Piece) -> _Text:
         """Return the tokens of a sequence."""
-        if piece.seat not in self._of:
-            self._of[piece.seat] = _Text(self._n_blocks)
-        return self._of[piece.seat]
+        if piece.batch_index not in self._of:
+            self._of[piece.batch_index] = _Text(self._n_blocks)
+        return self._of[piece.batch_index]
 
 
 class _Text:
@@ -247,3 +163,59 @@ class _Text:
 
 def _singles(piece: Piece) -> list[Piece]:
     return [piece._replace(n_past=at, n=1) for at in range(piece.n_past, piece.stop)]
+
+
+MOST_AHEAD = 8
+"""Number of tokens that a source runs ahead of its reader, at most, and one that it cannot undo:
+their hidden states take the places of unread ones."""
+
+
+class NotedSource:
+    """A token source whose tokens are noted, so that an MTP block can read them.
+
+    Before hidden states are lost that it has not read, the source pauses and the block reads.
+
+    Args:
+        source: samples the tokens.
+        unread: what the block has not read.
+        read: has the block read what it must before a pass.
+    """
+
+    def __init__(
+        self, source: TokenSource, unread: UnreadTokens, read: Callable[[Batch], None]
+    ) -> None:
+        self._source, self._unread, self._read = source, unread, read
+        self._last: Piece | None = None
+
+    @property
+    def waited_s(self) -> float:
+        return self._source.waited_s
+
+    @property
+    def is_beyond(self) -> bool:
+        return self._source.is_beyond
+
+    def serve(self, sampler: Sampler, never: Sequence[int]) -> bool:
+        return self._source.serve(sampler, never)
+
+    def next(self, token: int, piece: Piece, n_left: int) -> int | Logits | None:
+        """Run a token, and sample the next one; see `TokenSource.next`."""
+        if self._unread.is_due(piece, MOST_AHEAD) and self._source.hold(MOST_AHEAD):
+            self._read(Batch((piece,), 0))
+        found = self._source.next(token, piece, n_left)
+        if found is not None:
+            self._unread.note([token], Batch((piece,), 0))
+        self._last = piece
+        return found
+
+    def hold(self, n: int) -> bool:
+        return self._source.hold(n)
+
+    def stop(self) -> Sequence[int]:
+        """Stop the source; note the tokens that it has run and cannot undo."""
+        found = self._source.stop()
+        for token in found:
+            assert self._last is not None, "they follow a token that was run"
+            self._last = self._last._replace(n_past=self._last.stop)
+            self._unread.note([token], Batch((self._last,), 0))
+        return found

@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 
 from engine.model.forward.batch import Batch, Piece
+from engine.runtime.pass_executor import captures_of, make_passes, padded_drafts
 from engine.runtime.rank import NO_RANKS, Captures
-from engine.runtime.recording import captures_of, may_repeat, padded_guesses
 
 
 def rank(captures: bool, elsewhere: Captures = NO_RANKS, *, is_idle: bool = False) -> Any:
-    backend = SimpleNamespace(captures=captures)
+    backend = SimpleNamespace(captures=captures, records=not captures)
     return SimpleNamespace(backend=backend, elsewhere=elsewhere, is_idle=is_idle)
 
 
@@ -34,19 +34,25 @@ def test_recurrent_states_are_padded_by_gpus_alone(
     """Others compute passes of four as they are, and of three step by step; CPUs record both."""
     assert captures_of(ranks) == captures
     three, four = (
-        Batch(tuple(Piece(9, 1, slot=seat, seat=seat) for seat in range(n)), 0) for n in (3, 4)
+        Batch(tuple(Piece(9, 1, slot=seat, batch_index=seat) for seat in range(n)), 0)
+        for n in (3, 4)
     )
-    assert may_repeat(three, ranks, can_rewind=False) == pads
-    assert may_repeat(four, ranks, can_rewind=False)
-    assert may_repeat(three, ranks, can_rewind=True)
+    nothing: Any = None
+    for_states, for_keys = (
+        make_passes(nothing, ranks, nothing, nothing, nothing, can_rewind=can_rewind)
+        for can_rewind in (False, True)
+    )
+    assert for_states.may_repeat(three) == pads
+    assert for_states.may_repeat(four)
+    assert for_keys.may_repeat(three)
 
 
 def padded(n_read: int, n_guess: int) -> tuple[list[int], list[int], int] | None:
     """Return the tokens, their positions and the first wanted row of a padded pass."""
     pieces = [Piece(10 + k, 1) for k in range(n_read)]
-    pieces += [Piece(10 + n_read, 1, seat=seat) for seat in range(n_guess)]
+    pieces += [Piece(10 + n_read, 1, batch_index=seat) for seat in range(n_guess)]
     ids = list(range(n_read + n_guess))
-    found = padded_guesses(ids, Batch(tuple(pieces), n_read))
+    found = padded_drafts(ids, Batch(tuple(pieces), n_read))
     if found is None:
         return None
     return list(found[0]), [piece.n_past for piece in found[1].pieces], found[1].first_logit

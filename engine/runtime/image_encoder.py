@@ -51,7 +51,7 @@ class PictureWeight(PackedWeight):
         return product(x, rows)
 
 
-class PictureEncoder:
+class ImageEncoder:
     """The tower of an mmproj file on one device.
 
     Args:

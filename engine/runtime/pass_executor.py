@@ -1,0 +1,506 @@
+"""Passes over single tokens and MTP blocks: computed, then recorded or captured, then replayed.
+
+Every pass of a size takes the same operations, so one is recorded and then replayed: as native
+calls if all ranks use the CPU's kernels (`RecordedPasses`), else as CUDA graphs on the ranks with
+GPUs, in several parts if the hosts make the collectives (`CapturedPasses`).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
+
+from engine.model.forward.batch import (
+    CAPTURED_ROWS,
+    DRAFT_ROWS,
+    MAX_AT_ONCE,
+    MAX_DRAFTS_CAPTURED,
+    MAX_RECORDED,
+    Batch,
+    PassSize,
+    captured_rows,
+)
+from engine.runtime.rank import Captures, Rank, Replay
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from engine.backends.executor import RankExecutor
+    from engine.backends.gpu.decode.rank_capture import CaptureTask, OneShotControl
+    from engine.hardware.fallbacks import Fallbacks
+    from engine.runtime.prompt_batches import PromptBatches
+    from engine.runtime.rank import DraftSize
+
+log = logging.getLogger(__name__)
+
+MAX_DRAFTS_RECORDED = 6
+"""Largest number of sizes of passes over an MTP block that are kept recorded."""
+
+Results = Sequence["Tensor | None"]
+"""Result of each rank; exactly one has the logits, or one of each machine."""
+
+Rehearse = Callable[[Callable[[int], "Tensor | None"]], object]
+"""Computes a task of ranks while no kernel waits for another rank, if any could."""
+
+
+def are_captured(ranks: Sequence[Rank]) -> bool:
+    """Return whether any rank captures passes over single tokens, those of other machines too."""
+    return any(rank.backend.captures or rank.elsewhere.some for rank in ranks)
+
+
+def captures_of(ranks: Sequence[Rank]) -> Captures:
+    """Return which ranks capture passes over single tokens, those of other machines included."""
+    return Captures(
+        some=are_captured(ranks),
+        all=all((r.is_idle or r.backend.captures) and r.elsewhere.all for r in ranks),
+    )
+
+
+def gpus_of(ranks: Sequence[Rank]) -> list[str]:
+    """Return the names of the devices on which passes are captured."""
+    busy = (rank for rank in ranks if not rank.is_idle)
+    return [str(rank.device) for rank in busy if rank.backend.captures]
+
+
+class KernelMeetings(NamedTuple):
+    """Whether kernels of a model's ranks meet, in one-shot all-reduces.
+
+    Attributes:
+        some: whether any do.
+        wait: whether they wait for each other, as on cards. Then passes of a size are computed once
+            before without waiting, see `ModelRunner.rehearse`.
+    """
+
+    some: bool
+    wait: bool
+
+
+class OneShotUse:
+    """The one-shot all-reduces of a model's ranks, while they are in use.
+
+    Args:
+        has_gpus: whether ranks compute on GPUs.
+
+    Attributes:
+        control: the all-reduces; None if there are none, or retired.
+    """
+
+    def __init__(self, control: OneShotControl | None, *, has_gpus: bool = False) -> None:
+        self.control = control
+        self._has_gpus = has_gpus
+        self._has_tried_again = False
+        self._of_machines: KernelMeetings | None = None
+        self._agreed: Callable[[str], str] | None = None
+
+    @property
+    def here(self) -> KernelMeetings:
+        """Meetings of this machine's ranks."""
+        return KernelMeetings(self.control is not None, self.control is not None and self._has_gpus)
+
+    @property
+    def meetings(self) -> KernelMeetings:
+        """Meetings of all machines' ranks, the same on all machines."""
+        return self.here if self._of_machines is None else self._of_machines
+
+    def join(self, meetings: KernelMeetings, agreed: Callable[[str], str]) -> None:
+        """Do as other machines do from now on, whose ranks take part in each pass.
+
+        Args:
+            meetings: meetings of all machines' ranks.
+            agreed: tells all machines what is wrong here, "" if nothing is; returns what is wrong
+                on the first machine where anything is.
+        """
+        self._of_machines, self._agreed = meetings, agreed
+
+    def agreed(self, problem: str) -> str:
+        """Return what is wrong on the first machine where anything is; called on all of them."""
+        return problem if self._agreed is None else self._agreed(problem)
+
+    def without_waiting(self) -> AbstractContextManager[object]:
+        """Return a context in which no kernel waits for another rank."""
+        return nullcontext() if self.control is None else self.control.without_waiting()
+
+    def may_try_again(self, why: str) -> bool:
+        """Return whether to repeat what failed because kernels of ranks meet, or might have.
+
+        The first time it is repeated as it was: what had to be allocated or loaded is there by
+        then. The second time one-shot all-reduces are retired.
+        """
+        if not self.meetings.some:
+            return False
+        if self._has_tried_again:
+            self._retire(why)
+            return True
+        log.info("kernels of the ranks meet once more: %s", why)
+        self._has_tried_again = True
+        return True
+
+    def _retire(self, why: str) -> None:
+        """Let ranks use other collectives, on all machines."""
+        if self.control is not None:
+            self.control.retire(why)
+            self.control = None
+        if self._of_machines is not None:
+            self._of_machines = KernelMeetings(some=False, wait=False)
+
+    def note_success(self) -> None:
+        """Note that kernels have met: the next failure is a first one again."""
+        self._has_tried_again = False
+
+
+class PassExecutor:
+    """Computes passes of all ranks step by step, as the reference has nothing to repeat.
+
+    Args:
+        executor: executor of the ranks.
+        ranks: the ranks, in rank order; recordings lie in them.
+
+    Attributes:
+        n_until_recorded: number of passes of a size up to the recorded one, which is included.
+        n_single: number of passes over single tokens since `restart`, by their size.
+        n_drafts: number of passes over MTP blocks since then, by their size.
+    """
+
+    n_until_recorded: ClassVar[int] = 2
+
+    def __init__(self, executor: RankExecutor, ranks: Sequence[Rank]) -> None:
+        self._executor, self._ranks = executor, ranks
+        self.n_single = Counter[PassSize]()
+        self.n_drafts: Counter[DraftSize] = Counter()
+        self._refused: set[PassSize] = set()
+
+    def may_repeat(self, batch: Batch) -> bool:
+        """Return whether a pass computes single tokens as a recording of so many would."""
+        return False
+
+    def size_of(self, batch: Batch) -> PassSize:
+        """Return the size by which recordings of passes like one over single tokens are kept."""
+        return len(batch.pieces)
+
+    def padded(self, ids: Sequence[int], batch: Batch) -> tuple[Sequence[int], Batch]:
+        """Return single tokens as a size that is recorded."""
+        return ids, batch
+
+    def has(self, size: PassSize) -> bool:
+        """Return whether all ranks have a recording of a size."""
+        return all(size in rank.recordings for rank in self._ranks)
+
+    def is_due(self, size: PassSize) -> bool:
+        """Return whether a pass of a size, counted already, is to be recorded."""
+        return self.n_single[size] == self.n_until_recorded and size not in self._refused
+
+    def record(self, ids: Sequence[int], batch: Batch) -> Results | None:
+        """Compute single tokens and record that; None if a pass of that size cannot be recorded."""
+        return None
+
+    def replay(self, ids: Sequence[int], batch: Batch) -> Results:
+        """Replay the recordings for single tokens."""
+        raise AssertionError("nothing is recorded")
+
+    def draft(self, ids: Sequence[int], batch: Batch, block: int, rehearse: Rehearse) -> Results:
+        """Have an MTP block guess; as `record` and `replay` for its passes.
+
+        Returns:
+            Results with logits of the rows that want some, and perhaps of further ones.
+        """
+        return self._run(partial(_draft_on, self._ranks, ids, batch, block))
+
+    def is_whole(self, size: PassSize) -> bool:
+        """Return whether passes of a size are a single graph on each device."""
+        return False
+
+    def restart(self) -> None:
+        """Count anew, after recordings were dropped."""
+        self.n_single.clear()
+        self.n_drafts.clear()
+
+    def _run(self, task: Callable[[int], Tensor | None]) -> Results:
+        return self._executor.run(task, is_watched=True)
+
+
+class RecordedPasses(PassExecutor):
+    """Passes that each rank records and replays on its own thread, with the CPU's kernels.
+
+    The first pass of a size allocates what is kept, so the second one is recorded.
+    """
+
+    def __init__(self, executor: RankExecutor, ranks: Sequence[Rank]) -> None:
+        super().__init__(executor, ranks)
+        self._used: list[PassSize] = []  # sizes beside one, the one used last at the end
+
+    def may_repeat(self, batch: Batch) -> bool:
+        return _are_few_singles(batch)
+
+    def record(self, ids: Sequence[int], batch: Batch) -> Results:
+        ranks = self._ranks
+        found = self._run(lambda rank: ranks[rank].record(ids, batch))
+        self._note(len(ids))
+        return found
+
+    def replay(self, ids: Sequence[int], batch: Batch) -> Results:
+        self._note(len(ids))
+        ranks = self._ranks
+        # a lost rank may still read others' memory
+        kept = [rank.recordings[len(ids)] for rank in ranks]
+        return self._run(lambda rank: ranks[rank].replay(ids, batch) if kept else None)
+
+    def _note(self, size: int) -> None:
+        """Note that a recording is used, and drop the one that was not used for longest."""
+        if size == 1 or not self.has(size):
+            return
+        self._used = [*(used for used in self._used if used != size), size]
+        if len(self._used) > MAX_RECORDED:
+            dropped = self._used.pop(0)
+            self.n_single[dropped] = 0
+            for rank in self._ranks:
+                rank.recordings.pop(dropped, None)
+
+    def draft(self, ids: Sequence[int], batch: Batch, block: int, rehearse: Rehearse) -> Results:
+        ranks, size = self._ranks, (block, len(ids), batch.first_logit)
+        if all(size in rank.draft_recordings for rank in ranks):
+            return self._run(lambda rank: ranks[rank].replay_draft(ids, batch, block))
+        self.n_drafts[size] += 1
+        if self.n_drafts[size] == self.n_until_recorded:
+            self._make_room_for_drafts(block)
+            return self._run(lambda rank: ranks[rank].record_draft(ids, batch, block))
+        return super().draft(ids, batch, block, rehearse)
+
+    def _make_room_for_drafts(self, block: int) -> None:
+        """Drop a block's oldest recordings if there is to be one more than are kept."""
+        found = (size for rank in self._ranks for size in rank.draft_recordings if size[0] == block)
+        sizes = list(dict.fromkeys(found))
+        for size in sizes[: max(0, len(sizes) + 1 - MAX_DRAFTS_RECORDED)]:
+            self.n_drafts[size] = 0
+            for rank in self._ranks:
+                rank.draft_recordings.pop(size, None)
+
+    def restart(self) -> None:
+        super().restart()
+        self._used.clear()
+
+
+class CapturedPasses(PassExecutor):
+    """Passes that GPUs capture, all ranks together; ranks without a GPU compute theirs again.
+
+    A capture computes its tokens without recording first, so the first pass of a size is captured.
+
+    Args:
+        batches: batches of prompts, which must have ended: a token's time limit is not for them.
+        meeting: use of the one-shot all-reduces of the ranks' kernels.
+        fallbacks: list of what makes the GPUs slower.
+        can_rewind: whether there are no recurrent states, which CPUs beside GPUs would change once
+            more for each row that `padded` adds.
+    """
+
+    n_until_recorded = 1
+
+    def __init__(
+        self, executor: RankExecutor, ranks: Sequence[Rank], batches: PromptBatches,
+        meeting: OneShotUse, fallbacks: Fallbacks, *, can_rewind: bool,
+    ) -> None:  # fmt: skip
+        super().__init__(executor, ranks)
+        self._batches, self._meeting, self._fallbacks = batches, meeting, fallbacks
+        self._can_rewind = can_rewind
+        self._refused_drafts: set[DraftSize] = set()
+
+    def may_repeat(self, batch: Batch) -> bool:
+        if not has_kernels(self._ranks) or not _are_few_singles(batch):
+            return False
+        few = len(batch.pieces) in CAPTURED_ROWS
+        return self._can_rewind or few or captures_of(self._ranks).all
+
+    def size_of(self, batch: Batch) -> PassSize:
+        return batch.captured_size
+
+    def padded(self, ids: Sequence[int], batch: Batch) -> tuple[Sequence[int], Batch]:
+        """Return single tokens as a size that is captured, by computing the last one repeatedly.
+
+        Its keys and values are written to the same place again; recurrent states change once, see
+        `engine.backends.gpu.page_tables`.
+        """
+        n_more = captured_rows(len(ids)) - len(ids)
+        if not n_more:
+            return ids, batch
+        pieces = batch.pieces + batch.pieces[-1:] * n_more
+        return [*ids, *[ids[-1]] * n_more], batch._replace(pieces=pieces)
+
+    def record(self, ids: Sequence[int], batch: Batch) -> Results | None:
+        from engine.backends.gpu.launch.graph import NotRepeatable
+
+        size = batch.captured_size
+        try:
+            replays, results = self._captured(lambda rank: rank.capture_task(ids, batch))
+        except NotRepeatable as error:
+            self._refuse(size, str(error))
+            return None
+        for rank, replay in zip(self._ranks, replays, strict=True):
+            rank.recordings[size], rank.refusal = replay, ""
+        self._note_parts(size)
+        return results
+
+    def replay(self, ids: Sequence[int], batch: Batch) -> Results:
+        kept = [rank.recordings[batch.captured_size] for rank in self._ranks]
+        return self._repeated([x for x in kept if isinstance(x, Replay)], ids, batch)
+
+    def draft(self, ids: Sequence[int], batch: Batch, block: int, rehearse: Rehearse) -> Results:
+        wide = padded_drafts(ids, batch)
+        if wide is not None:
+            found = self._repeated_draft(*wide, (block, len(wide[0]), wide[1].first_logit))
+            if found is not None:
+                return found
+        task, size = (
+            partial(_draft_on, self._ranks, ids, batch, block),
+            (block, len(ids), batch.first_logit),
+        )
+        self.n_drafts[size] += 1
+        if self.n_drafts[size] == 1:
+            rehearse(task)
+        return self._run(task)
+
+    def _repeated_draft(self, ids: Sequence[int], batch: Batch, size: DraftSize) -> Results | None:
+        """Guess by a captured pass, or capture it; return None if that cannot be."""
+        ranks, block = self._ranks, size[0]
+        known = {found for rank in ranks for found in rank.draft_recordings if found[0] == block}
+        has_room = size in known or len(known) < MAX_DRAFTS_CAPTURED
+        if not has_room or size in self._refused_drafts:
+            return None
+        found = [rank.draft_recordings.get(size) for rank in ranks]
+        replays = [replay for replay in found if isinstance(replay, Replay)]
+        if len(replays) == len(ranks):
+            return self._repeated(replays, ids, batch)
+        from engine.backends.gpu.launch.graph import NotRepeatable
+
+        try:
+            made, results = self._captured(lambda rank: rank.draft_capture_task(ids, batch, block))
+        except NotRepeatable as error:
+            log.warning("guesses from %d tokens are computed step by step: %s", len(ids), error)
+            self._refused_drafts.add(size)
+            return None
+        for rank, replay in zip(ranks, made, strict=True):
+            rank.draft_recordings[size] = replay
+        return results
+
+    def _captured(self, task: Callable[[Rank], CaptureTask]) -> tuple[Sequence[Replay], Results]:
+        """Compute each rank's task and capture it; return the captures, and what was computed.
+
+        Raises:
+            NotRepeatable: see `engine.backends.gpu.decode.rank_capture.capture_on_all`.
+        """
+        from engine.backends.gpu.decode.rank_capture import Unproven, capture_on_all
+
+        self._batches.finish()
+        meeting = self._meeting
+        while True:
+            tasks = [task(rank) for rank in self._ranks]
+            try:
+                found, results = capture_on_all(
+                    self._executor, tasks, meeting.control, waits=meeting.meetings.wait,
+                    agreed=meeting.agreed,
+                )  # fmt: skip
+            except Unproven as error:
+                if not meeting.may_try_again(str(error)):
+                    raise
+            else:
+                meeting.note_success()
+                return [Replay(part) for part in found.parts], results
+
+    def _repeated(self, replays: Sequence[Replay], ids: Sequence[int], batch: Batch) -> Results:
+        """Replay what each rank has captured, for other tokens."""
+        self._batches.finish()
+        executor, ranks = self._executor, self._ranks
+
+        def begin(rank: int) -> None:
+            ranks[rank].begin(ids, batch)
+
+        def start(rank: int) -> None:
+            replays[rank].start()
+
+        def restart(rank: int) -> None:
+            begin(rank)
+            start(rank)
+
+        if all(replay.is_whole for replay in replays):
+            executor.call_inline(begin)
+            executor.call_inline(start)
+        else:
+            executor.run(restart, is_watched=True)
+        if len(ranks) > 1:
+            executor.wait()  # all devices may take part in the logits of one
+        return [replay.result for replay in replays]
+
+    def is_whole(self, size: PassSize) -> bool:
+        found = [rank.recordings.get(size) for rank in self._ranks]
+        return bool(found) and all(isinstance(x, Replay) and x.is_whole for x in found)
+
+    def _note_parts(self, size: PassSize) -> None:
+        """Report whether hosts take part in passes of a size though all ranks are on GPUs."""
+        if self.is_whole(size):
+            self._fallbacks.withdraw("exchange")
+            return
+        busy = [rank for rank in self._ranks if not rank.is_idle]
+        is_for_gpus = all(rank.backend.captures and rank.backend.compiles for rank in busy)
+        is_known = any(found.kind == "exchange" for found in self._fallbacks.current)
+        if is_for_gpus and not is_known:
+            why = "its kernels cannot do all of them"
+            self._fallbacks.report("exchange", gpus_of(self._ranks), why)
+
+    def _refuse(self, size: PassSize, why: str) -> None:
+        """Give up recording passes of a size, for good."""
+        log.warning("passes of size %s are computed step by step: %s", size, why)
+        self._refused.add(size)
+        if size != 1:
+            return
+        self._fallbacks.report("graph", gpus_of(self._ranks), why)
+        for rank in self._ranks:
+            rank.refusal = why
+
+
+def make_passes(
+    executor: RankExecutor, ranks: Sequence[Rank], batches: PromptBatches, meeting: OneShotUse,
+    fallbacks: Fallbacks, *, can_rewind: bool,
+) -> PassExecutor:  # fmt: skip
+    """Return the executor of passes that suits the ranks' backends; see `CapturedPasses`."""
+    if are_captured(ranks):
+        return CapturedPasses(executor, ranks, batches, meeting, fallbacks, can_rewind=can_rewind)
+    return RecordedPasses(executor, ranks) if has_kernels(ranks) else PassExecutor(executor, ranks)
+
+
+def has_kernels(ranks: Sequence[Rank]) -> bool:
+    """Return whether any rank has kernels whose calls can be recorded or captured."""
+    return any(rank.backend.records or rank.backend.captures for rank in ranks)
+
+
+def _are_few_singles(batch: Batch) -> bool:
+    """Return whether all rows are single tokens with logits, as few as are recorded."""
+    if batch.first_logit or batch.wants_hidden or not batch.is_of_singles:
+        return False
+    return len(batch.pieces) <= MAX_AT_ONCE
+
+
+def _draft_on(
+    ranks: Sequence[Rank], ids: Sequence[int], batch: Batch, block: int, rank: int
+) -> Tensor | None:
+    """Have a rank, given its number, guess step by step."""
+    return ranks[rank].draft(ids, batch, block)
+
+
+def padded_drafts(ids: Sequence[int], batch: Batch) -> tuple[Sequence[int], Batch] | None:
+    """Return tokens of a pass over an MTP block as a size that is captured; None if there is none.
+
+    The first token that is only read, and the last one, are computed repeatedly: their keys and
+    values are written to the same place again.
+    """
+    n_read, wanted = batch.first_logit, captured_rows(len(ids) - batch.first_logit)
+    n = wanted
+    if n_read:
+        n = next((size for size in DRAFT_ROWS if size >= n_read + wanted), 0)
+    if not n:
+        return None
+    before, behind = n - n_read - wanted, n_read + wanted - len(ids)
+    pieces = batch.pieces[:1] * before + batch.pieces + batch.pieces[-1:] * behind
+    wide = batch._replace(pieces=pieces, first_logit=n - wanted)
+    return [*[ids[0]] * before, *ids, *[ids[-1]] * behind], wide
