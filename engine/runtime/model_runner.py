@@ -43,7 +43,8 @@ from engine.runtime.recording import (
 
 if TYPE_CHECKING:
     from engine.backends.executor import RankExecutor
-    from engine.backends.gpu.decode.rank_capture import CaptureTask, OneShotControl
+    from engine.backends.gpu.comm.one_shot import OneShotGroups
+    from engine.backends.gpu.decode.rank_capture import CaptureTask
     from engine.decoding.sampling.sampler import Logits, SamplingWish
     from engine.model.forward.pages import Sight
     from engine.model.forward.state import CacheSize
@@ -106,7 +107,7 @@ class ModelRunner(CacheMemory, GuessPasses):
         self._row_sampling: RowSampling | None = None
 
     @property
-    def one_shots(self) -> OneShotControl | None:
+    def one_shots(self) -> OneShotGroups | None:
         """One-shot all-reduces of the ranks' kernels; None if there are none, or retired."""
         return self.meeting.control
 

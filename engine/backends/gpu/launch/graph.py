@@ -11,7 +11,7 @@ import contextlib
 import threading
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -29,7 +29,6 @@ from engine.hardware.garbage import hold_garbage
 from engine.hardware.torch_devices import stream_of_rank
 
 T = TypeVar("T")
-T_co = TypeVar("T_co", covariant=True)
 
 Step = Callable[[], object]
 """One part of a replay: a graph, a step of the host, or an operation on a tape."""
@@ -89,7 +88,7 @@ def host_step_value(step: Callable[[], Tensor | None]) -> Tensor | None:
     return places[0]
 
 
-class Captured(Protocol[T_co]):
+class Captured(Generic[T]):
     """A captured computation, which can be replayed any number of times.
 
     Attributes:
@@ -98,15 +97,16 @@ class Captured(Protocol[T_co]):
         is_whole: whether the host has no steps between kernels, so that any thread may replay it.
     """
 
-    @property
-    def result(self) -> T_co: ...
+    result: T
+    is_whole = True
 
-    @property
-    def is_whole(self) -> bool: ...
+    def __init__(self) -> None:
+        self._steps: list[Step] = []
 
     def replay(self) -> None:
         """Compute it again, on torch's current stream."""
-        ...
+        for step in self._steps:
+            step()
 
 
 def capture(device: torch.device, compute: Callable[[], T]) -> Captured[T]:
@@ -146,28 +146,11 @@ def _not_capturing() -> Iterator[None]:
         _thread.record_step, _thread.is_capturing = record, True
 
 
-class GraphRecorder(Protocol):
-    """Recorder of the graphs of one computation, captured one after the other."""
-
-    def open(self) -> None:
-        """Make a stream that can be captured torch's current one."""
-        ...
-
-    def begin(self) -> None:
-        """Begin a graph: launches from now on are captured instead of executed."""
-        ...
-
-    def end(self) -> Step:
-        """End the graph; return a function that launches it."""
-        ...
-
-    def close(self) -> None:
-        """Restore the previous current stream, ordered after the captured one."""
-        ...
-
-
 class CudaGraphRecorder:
-    """Recorder of CUDA graphs on one stream; they share a memory pool, since they run in order."""
+    """Recorder of the graphs of one computation, captured one after the other on one stream.
+
+    They share a memory pool, since they run in order.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -178,11 +161,13 @@ class CudaGraphRecorder:
         self._graph: Any = None
 
     def open(self) -> None:
+        """Make a stream that can be captured torch's current one."""
         self._before = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(self._before)
         torch.cuda.set_stream(self._stream)
 
     def begin(self) -> None:
+        """Begin a graph: launches from now on are captured instead of executed."""
         _capturing.acquire()
         try:
             self._graph = torch.cuda.CUDAGraph()
@@ -194,6 +179,7 @@ class CudaGraphRecorder:
             raise
 
     def end(self) -> Step:
+        """End the graph; return a function that launches it."""
         graph, self._graph = self._graph, None
         try:
             with warnings.catch_warnings():  # there may be no kernel between two host steps
@@ -212,6 +198,7 @@ class CudaGraphRecorder:
         return replay
 
     def close(self) -> None:
+        """Restore the previous current stream, ordered after the captured one."""
         if self._before is None:
             return
         torch.cuda.set_stream(self._before)
@@ -228,39 +215,27 @@ class CudaGraphRecorder:
             binding._cuda_releasePool(self._device.index, self._pool)
 
 
-class CudaGraph(Generic[T]):
+class CudaGraph(Captured[T]):
     """A captured computation as one CUDA graph, or as several with host steps between them.
 
     Each of several is launched as soon as it is captured: the host's next step may need its values.
     """
 
-    def __init__(self, parts: GraphRecorder, compute: Callable[[], T]) -> None:
+    def __init__(self, parts: CudaGraphRecorder, compute: Callable[[], T]) -> None:
+        super().__init__()
         self._parts = parts
-        self._steps: list[Step] = []
         self._is_open = False
         try:
             try:
                 parts.open()
                 with _capturing_with(self._host_step):
-                    self._result = self._captured(compute)
+                    self.result = self._captured(compute)
                 if not self.is_whole:
                     self._steps[-1]()
             finally:
                 parts.close()
         except RuntimeError as error:
             raise NotRepeatable(str(error).partition("\n")[0]) from error
-
-    @property
-    def result(self) -> T:
-        return self._result
-
-    @property
-    def is_whole(self) -> bool:
-        return len(self._steps) == 1
-
-    def replay(self) -> None:
-        for step in self._steps:
-            step()
 
     def _captured(self, compute: Callable[[], T]) -> T:
         self._begin()
@@ -283,6 +258,7 @@ class CudaGraph(Generic[T]):
         self._steps.append(self._parts.end())
 
     def _host_step(self, step: Step) -> None:
+        self.is_whole = False
         self._end()
         with _not_capturing():
             self._steps[-1]()
@@ -291,25 +267,15 @@ class CudaGraph(Generic[T]):
         self._begin()
 
 
-class Tape(DispatchMode, Generic[T]):
+class Tape(DispatchMode, Captured[T]):
     """A captured computation on the CPU: torch's operations and kernel launches, in order."""
 
-    is_whole = True
-
     def __init__(self, compute: Callable[[], T]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._steps: list[Step] = []
+        DispatchMode.__init__(self)  # type: ignore[no-untyped-call]
+        Captured.__init__(self)
         self._kept: list[object] = []
         with _capturing_with(self._host_step), intercept_launches(self._launch), self:
-            self._result = compute()
-
-    @property
-    def result(self) -> T:
-        return self._result
-
-    def replay(self) -> None:
-        for step in self._steps:
-            step()
+            self.result = compute()
 
     def _launch(self, launch: KernelLaunch) -> bool:
         self._steps.append(launch.run)
