@@ -30,7 +30,7 @@ from engine.backends.gpu.matmul.config_search import (
     search_cases,
 )
 from engine.formats.gguf.reader import GGUFFile
-from engine.runtime.measuring import kernel_times as kernel_tuning
+from engine.runtime.measuring import kernel_tuning
 from engine.runtime.measuring.kernel_tuning import tunable
 from tests.helpers.fake_nvml import install, three_gpus
 from tests.helpers.hollow import hollow_moe
