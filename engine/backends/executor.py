@@ -117,7 +117,7 @@ class RankExecutor:
 
         Args:
             is_watched: whether a rank that shows no sign of life for seconds counts as lost, see
-                `engine.parallel.watch`; for functions in which ranks never idle for long.
+                `engine.parallel.watchdog`; for functions in which ranks never idle for long.
             is_awaited: whether results are used on other streams than those of the ranks.
 
         Raises:

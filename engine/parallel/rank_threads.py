@@ -6,23 +6,15 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from engine.errors import Cancelled, CommError, LeftAlone
-from engine.parallel.watch import LOOK_S, Life, Meetings, Watch
+from engine.parallel.watchdog import LOOK_S, RankActivity, RankGroup, Watchdog
 
 T = TypeVar("T")
 
 GRACE_S = 0.5
 """Seconds that ranks get to end after a failure has woken them."""
-
-
-class Watched(Meetings, Protocol):
-    """Group whose ranks are watched while they compute."""
-
-    def abort_for_good(self) -> None:
-        """Wake all ranks with an error, now and whenever one returns later."""
-        ...
 
 
 class _Job(Generic[T]):
@@ -113,14 +105,14 @@ class RankThreads:
         n_ranks: int,
         on_failure: Callable[[], None],
         on_start: Callable[[], None],
-        group: Watched | None = None,
+        group: RankGroup | None = None,
     ) -> None:
         self.n_ranks = n_ranks
         self.lost: frozenset[int] = frozenset()
         self._on_failure = on_failure
         self._on_start = on_start
         self._group = group
-        self._lives: dict[int, Life] = {}
+        self._activities: dict[int, RankActivity] = {}
         self._inboxes: list[queue.SimpleQueue[_Job[Any] | None]] = []
         self._threads: list[threading.Thread] = []
         for rank in range(n_ranks):
@@ -137,7 +129,7 @@ class RankThreads:
 
         Args:
             is_watched: whether ranks without a sign of life for seconds count as lost, see
-                `engine.parallel.watch`.
+                `engine.parallel.watchdog`.
 
         Raises:
             CommError: a rank is lost, see `lost`.
@@ -157,9 +149,9 @@ class RankThreads:
         finally:
             del cause, job
 
-    def _wait(self, job: _Job[T], group: Watched | None) -> None:
+    def _wait(self, job: _Job[T], group: RankGroup | None) -> None:
         """Wait until all ranks have ended `job` or are lost, even if a signal interrupts."""
-        guard = None if group is None else _Guard(job, group, self._lives)
+        guard = None if group is None else _Guard(job, group, self._activities)
         while True:
             try:
                 # without a timeout Windows delivers no Ctrl+C; a SimpleQueue's would be forgotten
@@ -187,7 +179,7 @@ class RankThreads:
 
     def _work(self, rank: int, inbox: queue.SimpleQueue[_Job[Any] | None]) -> None:
         """Compute jobs from a rank's inbox until it holds None; runs on the rank's thread."""
-        self._lives[rank] = Life()
+        self._activities[rank] = RankActivity()
         self._on_start()
         while (job := inbox.get()) is not None:
             job.compute(rank)
@@ -197,10 +189,10 @@ class RankThreads:
 class _Guard(Generic[T]):
     """Watchdog of one job: ends the wait for it even if ranks hang."""
 
-    def __init__(self, job: _Job[T], group: Watched, lives: dict[int, Life]) -> None:
+    def __init__(self, job: _Job[T], group: RankGroup, activities: dict[int, RankActivity]) -> None:
         self._job = job
         self._group = group
-        self._watch = Watch(group, lives)
+        self._watch = Watchdog(group, activities)
         self._failed_at: float | None = None
 
     def look(self, dead: list[int]) -> list[int]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -18,14 +17,6 @@ from engine.hardware.host_memory import HostTensor
 
 LEAST_BYTES = 1 << 20
 """Smallest size of the pinned buffer, in bytes."""
-
-
-class Event(Protocol):
-    """Event on a CUDA stream, such as `torch.cuda.Event`."""
-
-    def synchronize(self) -> None:
-        """Wait until the event has occurred."""
-        ...
 
 
 class DeviceCopier:
@@ -40,12 +31,14 @@ class DeviceCopier:
     """
 
     def __init__(
-        self, device: torch.device, copied: Callable[[Tensor, Tensor], Event] | None = None
+        self,
+        device: torch.device,
+        copied: Callable[[Tensor, Tensor], torch.cuda.Event] | None = None,
     ) -> None:
         self._device = device
         self._copied = copied or _begin_copy
         self._buffer: HostTensor | None = None
-        self._last: Event | None = None
+        self._last: torch.cuda.Event | None = None
 
     def to_device(self, value: Tensor) -> Tensor:
         """Return a value on this rank's device: itself if it is there already, else a copy."""
@@ -86,12 +79,12 @@ def copy_over(goal: Tensor, source: Tensor) -> None:
     goal.copy_(source.cpu() if is_between else source)
 
 
-def _begin_copy(goal: Tensor, source: Tensor) -> Event:
+def _begin_copy(goal: Tensor, source: Tensor) -> torch.cuda.Event:
     """Start a copy on the current stream of the GPU that takes part; return its event."""
     gpu = goal.device if goal.is_cuda else source.device
     with torch.cuda.device(gpu):
         goal.copy_(source, non_blocking=True)
-        event: Event = torch.cuda.current_stream(gpu).record_event()
+        event: torch.cuda.Event = torch.cuda.current_stream(gpu).record_event()
     return event
 
 

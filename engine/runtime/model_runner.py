@@ -37,7 +37,7 @@ from engine.runtime.row_sampling import RowSampling
 
 if TYPE_CHECKING:
     from engine.backends.executor import RankExecutor
-    from engine.backends.gpu.decode.rank_capture import OneShotControl
+    from engine.backends.gpu.comm.one_shot import OneShotGroups
     from engine.decoding.sampling.sampler import Logits, SamplingRequest
     from engine.model.forward.pages import AttentionWindow
     from engine.model.forward.state import CacheSize
@@ -99,7 +99,7 @@ class ModelRunner(CacheMemory):
         self._row_sampling: RowSampling | None = None
 
     @property
-    def one_shots(self) -> OneShotControl | None:
+    def one_shots(self) -> OneShotGroups | None:
         """One-shot all-reduces of the ranks' kernels; None if there are none, or retired."""
         return self.meeting.control
 

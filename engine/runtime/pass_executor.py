@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from engine.backends.executor import RankExecutor
-    from engine.backends.gpu.decode.rank_capture import CaptureTask, OneShotControl
+    from engine.backends.gpu.comm.one_shot import OneShotGroups
+    from engine.backends.gpu.decode.rank_capture import CaptureTask
     from engine.hardware.fallbacks import Fallbacks
     from engine.runtime.prompt_batches import PromptBatches
     from engine.runtime.rank import DraftSize
@@ -89,7 +90,7 @@ class OneShotUse:
         control: the all-reduces; None if there are none, or retired.
     """
 
-    def __init__(self, control: OneShotControl | None, *, has_gpus: bool = False) -> None:
+    def __init__(self, control: OneShotGroups | None, *, has_gpus: bool = False) -> None:
         self.control = control
         self._has_gpus = has_gpus
         self._has_tried_again = False

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from engine.parallel.turns import Turns
+from engine.parallel.batch_overlap import BatchOverlap
 
 if TYPE_CHECKING:
     from engine.backends.executor import RankExecutor, WorkMark
@@ -48,10 +48,10 @@ class TakesTurns(Protocol):
     """A communicator that can hand over to the rank's other micro-batch during an all-reduce.
 
     Attributes:
-        turns: the two computations that take turns; None outside of micro-batches.
+        overlap: the two computations that take turns; None outside of micro-batches.
     """
 
-    turns: Turns | None
+    overlap: BatchOverlap | None
 
 
 class MicroBatches:
@@ -66,7 +66,7 @@ class MicroBatches:
         self._comm = comm
         self._make_twin = make_twin
         self._twin: Context | None = None
-        self._turns: Turns | None = None
+        self._overlap: BatchOverlap | None = None
 
     def compute(self, model: CausalLM, first: Context, ids: Tensor, batch: Batch) -> Tensor | None:
         """Compute ids (T,) as `CausalLM.forward` does.
@@ -81,7 +81,7 @@ class MicroBatches:
         n_past, first_logit = piece.n_past, batch.first_logit
         assert n <= first_logit, "logits of the first micro-batch are asked for"
         second = self._twin = self._twin or self._make_twin()
-        turns = self._turns = self._turns or Turns()
+        overlap = self._overlap = self._overlap or BatchOverlap()
         second.directions = first.directions
         run = _with_this_stream(first.device)
 
@@ -90,14 +90,14 @@ class MicroBatches:
             context.begin(batch._replace(pieces=(part,), first_logit=first_row))
             return model.forward(ids[start:stop].to(context.device, non_blocking=True), context)
 
-        self._comm.turns = turns
+        self._comm.overlap = overlap
         try:
-            return turns.both(
+            return overlap.both(
                 lambda: half(first, 0, n, n),
                 lambda: run(lambda: half(second, n, len(ids), first_logit - n)),
             )[1]
         finally:
-            self._comm.turns = None
+            self._comm.overlap = None
 
     def forget(self) -> None:
         """Drop the second micro-batch's context, which refers to weights and caches."""

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from engine.backends.cpu.recorder import Recorder, Recording
-    from engine.backends.gpu.decode.rank_capture import CaptureTask, OneShotControl
-    from engine.backends.gpu.decode.sampling import WordExchange
+    from engine.backends.gpu.comm.one_shot import OneShot, OneShotGroups
+    from engine.backends.gpu.decode.rank_capture import CaptureTask
     from engine.backends.gpu.decode.token_stream import TokenStep
     from engine.backends.reference.backend import Backend
     from engine.model.architectures.declare import Declaration
@@ -239,7 +239,7 @@ class Rank:
         )
 
     def token_step(
-        self, n_vocab: int, one_shot: WordExchange | None, *, can_rewind: bool
+        self, n_vocab: int, one_shot: OneShot | None, *, can_rewind: bool
     ) -> TokenStep | None:
         """Return the rank's part in sampling on devices; None if it has no part of the model.
 
@@ -354,7 +354,7 @@ def warm_rows(most: int) -> list[int]:
 
 
 def token_steps(
-    ranks: Sequence[Rank], one_shots: OneShotControl | None, n_vocab: int, *, can_rewind: bool
+    ranks: Sequence[Rank], one_shots: OneShotGroups | None, n_vocab: int, *, can_rewind: bool
 ) -> list[TokenStep | None]:
     """Return each rank's part in sampling on devices; none if candidates cannot be sent.
 
@@ -363,7 +363,7 @@ def token_steps(
         n_vocab, can_rewind: see `Rank.token_step`.
     """
     holders = tuple(rank.number for rank in ranks if not rank.is_idle)
-    exchanges: dict[int, WordExchange] = {}
+    exchanges: dict[int, OneShot] = {}
     if len(holders) > 1 and one_shots is not None:
         found = {rank: one_shots.one_shot(rank, holders) for rank in holders}
         exchanges = {rank: one_shot for rank, one_shot in found.items() if one_shot is not None}

@@ -27,6 +27,7 @@ from engine import LoadParams, Model, Planner, list_devices
 from engine.distributed.machine_runtime import follow, open_on_machines
 from engine.distributed.machines import END, Machines
 from engine.distributed.straight_proof import measure_wires
+from engine.distributed.wire import GlooWire
 from engine.hardware.devices.types import far_id
 from engine.planning.speed.collectives import Wires
 from engine.planning.speed.facts import DeviceFacts

@@ -95,3 +95,18 @@ def test_planning_and_the_command_line_do_not_import_torch() -> None:
     )
     run = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
+
+
+def test_only_the_gpu_backend_and_link_trials_need_triton() -> None:
+    """Models load on systems without Triton, such as macOS."""
+    code = (
+        "import sys, pkgutil, importlib, engine\n"
+        "sys.modules['triton'] = None\n"
+        "for module in pkgutil.walk_packages(engine.__path__, 'engine.'):\n"
+        "    is_gpu = module.name.startswith('engine.backends.gpu')\n"
+        "    if is_gpu or module.name.startswith('engine.runtime.interconnect.'): continue\n"
+        "    importlib.import_module(module.name)\n"
+        "import engine.runtime.interconnect.proof"
+    )
+    run = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr

@@ -13,8 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from engine.backends.gpu.comm.one_shot import OneShot
 from engine.backends.gpu.decode.sampler_slots import RING
-from engine.backends.gpu.decode.sampling import DeviceSampler, RingEntry, WordExchange
+from engine.backends.gpu.decode.sampling import DeviceSampler, RingEntry
 from engine.backends.gpu.launch.graph import capture
 from engine.decoding.sampling.sampler import Sampler
 from engine.model.forward.recording import Captured
@@ -72,7 +73,7 @@ class SamplerPair:
     def __init__(
         self, device: str, params: SamplingParams, n_vocab: int, prompt: Sequence[int] = (),
         never: Sequence[int] = (), n_step: int = 0, cuts: Sequence[int] = (),
-        one_shots: Sequence[WordExchange] = (),
+        one_shots: Sequence[OneShot] = (),
     ) -> None:  # fmt: skip
         self.host, self.followed = Sampler(params), Sampler(params)
         place = torch.device(device)

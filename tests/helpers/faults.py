@@ -19,8 +19,8 @@ OUT = 5
 
 def quicken(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make ranks count as silent soon."""
-    monkeypatch.setattr("engine.parallel.watch.SILENT_S", 0.4)
-    monkeypatch.setattr("engine.parallel.watch.LOOK_S", 0.05)
+    monkeypatch.setattr("engine.parallel.watchdog.SILENT_S", 0.4)
+    monkeypatch.setattr("engine.parallel.watchdog.LOOK_S", 0.05)
     monkeypatch.setattr("engine.parallel.rank_threads.LOOK_S", 0.05)
     monkeypatch.setattr("engine.parallel.rank_threads.GRACE_S", 0.1)
 

@@ -24,7 +24,7 @@ from tests.soak.phases import LONG_PROMPT, Phase, middling_model
 from tests.soak.remains import descendants, still_alive
 from tests.soak.window import POISONABLE, Window, WindowProblem
 
-MOST_ADDED = 8 << 20
+MAX_ADDED = 8 << 20
 """Bytes that an engine whose memory is limited may take besides what it has, at most."""
 
 CUT_FILE = "cut file"
@@ -112,7 +112,7 @@ class PoisonedEngine(EngineKills):
         """
         self._poison(window, *POISONS["SIGKILL"])
         engine = engine_of(window)
-        most = psutil.Process(engine).memory_info().data + self._chance.randrange(MOST_ADDED)
+        most = psutil.Process(engine).memory_info().data + self._chance.randrange(MAX_ADDED)
         resource.prlimit(engine, resource.RLIMIT_DATA, (most, most))
         start, at = window.do("ask", text=LONG_PROMPT, max_tokens=4), time.time()
         ended = window.wait(lambda note: "notice" in note or "text" in note, start, TOLD_S + 5)

@@ -27,6 +27,7 @@ from engine.backends.cpu.kernels.small.small_ops import is_plain
 from engine.errors import LeftAlone
 from engine.model.forward.recording import recording_to, refuse_replay
 from engine.parallel.transfers import DeviceCopier, check_alike, check_fit
+from engine.parallel.watchdog import CollectiveCounter, RankGroup
 
 if TYPE_CHECKING:
     from engine.model.forward.communicator import Communicator, FusedAllReduce, Group
@@ -55,20 +56,13 @@ Shown = Tensor | Slice | None
 """A rank's value for an exchange; None if it has none."""
 
 
-class CollectiveCounter:
-    """Counter of the collectives of all ranks, without a lock: a lost increment does no harm."""
-
-    def __init__(self) -> None:
-        self.count = 0
-
-
-class Meeting:
+class Barrier:
     """Exchange of values among the members of one group; members that wait sleep.
 
     A member's seat is its index in the group. Two sets of slots alternate: while a slow member
     still reads one set, a fast one can write only the other, because every round needs all members.
 
-    Members wait without a limit; the watchdog (`engine.parallel.watch`) aborts the exchange.
+    Members wait without a limit; the watchdog (`engine.parallel.watchdog`) aborts the exchange.
 
     Args:
         size: number of members.
@@ -183,7 +177,7 @@ class Meeting:
         self._condition.notify_all()
 
 
-class SpinningMeeting(Meeting):
+class SpinningBarrier(Barrier):
     """Exchange among ranks on the CPU: members spin before they sleep, and sum natively."""
 
     def __init__(self, size: int, counter: CollectiveCounter) -> None:
@@ -269,90 +263,64 @@ class SpinningMeeting(Meeting):
         super()._break()
 
 
-class ThreadGroup:
+class ThreadGroup(RankGroup):
     """Shared state of the communicators of one model.
 
     Args:
         spins: whether waiting ranks spin for a while before they sleep; needs the CPU's kernels.
 
     Attributes:
-        collectives: counter of the collectives of all ranks.
         notes: sentences for the user about the routes between devices.
-        abroad: ranks that wait for another machine now, which somebody else watches.
+        collectives, abroad: see `RankGroup`.
     """
 
     def __init__(self, *, spins: bool = False) -> None:
-        self._kind = SpinningMeeting if spins else Meeting
+        super().__init__()
+        self._kind = SpinningBarrier if spins else Barrier
         self._lock = threading.Lock()
-        self._meetings: dict[Group, Meeting] = {}
-        self._devices: dict[int, torch.device] = {}
+        self._barriers: dict[Group, Barrier] = {}
         self._is_aborted = False
         self._is_aborted_for_good = False
-        self.collectives = CollectiveCounter()
         self.notes: tuple[str, ...] = ()
-        self.abroad: set[int] = set()
 
-    def meeting(self, group: Group) -> Meeting:
-        """Return the meeting in which the members of a group exchange values."""
-        return self._meetings.get(group) or self._new_meeting(group)
+    def barrier(self, group: Group) -> Barrier:
+        """Return the barrier in which the members of a group exchange values."""
+        return self._barriers.get(group) or self._new_barrier(group)
 
-    def _new_meeting(self, group: Group) -> Meeting:
-        """Return a group's meeting, made now unless another thread has just made it."""
+    def _new_barrier(self, group: Group) -> Barrier:
+        """Return a group's barrier, made now unless another thread has just made it."""
         with self._lock:
-            meeting = self._meetings.get(group)
-            if meeting is None:
-                meeting = self._kind(len(group), self.collectives)
+            barrier = self._barriers.get(group)
+            if barrier is None:
+                barrier = self._kind(len(group), self.collectives)
                 if self._is_aborted:
-                    meeting.abort()
-                self._meetings[group] = meeting
-            return meeting
+                    barrier.abort()
+                self._barriers[group] = barrier
+            return barrier
 
     def communicator(self, rank: int, device: torch.device) -> Communicator:
         """Return a new communicator for a rank on a device."""
         return ThreadCommunicator(self, rank, device)
 
-    def join(self, rank: int, device: torch.device) -> None:
-        """Set the device of a rank."""
-        self._devices[rank] = device
-
-    def device(self, rank: int) -> str:
-        """Return the name of a rank's device; "" if it is not known."""
-        return str(self._devices.get(rank, ""))
-
-    def is_alive(self, rank: int) -> bool | None:
-        """Return whether a rank's device is at work; None if its threads' CPU time shows it.
-
-        A thread that waits for its GPU shows no sign of life, so ranks on GPUs count as alive.
-        """
-        if rank in self.abroad:
-            return True
-        device = self._devices.get(rank)
-        return None if device is None or device.type == "cpu" else True
-
-    @property
-    def n_collectives(self) -> int:
-        """Number of collectives of all ranks so far; misses some replayed ones."""
-        return self.collectives.count
-
     def waiting(self) -> Mapping[int, Sequence[int]]:
         """Return the ranks that wait now, each with the ranks it waits for."""
         found: dict[int, Sequence[int]] = {}
-        for group, meeting in list(self._meetings.items()):
-            waiting, missing = meeting.missing()
+        for group, barrier in list(self._barriers.items()):
+            waiting, missing = barrier.missing()
             found.update((group[seat], [group[other] for other in missing]) for seat in waiting)
         return found
 
     def waited_s(self, rank: int) -> float:
         """Return the seconds that a rank has waited for others, without replayed exchanges."""
-        meetings = list(self._meetings.items())
-        return sum(m.waited_s(group.index(rank)) for group, m in meetings if rank in group)
+        barriers = list(self._barriers.items())
+        return sum(m.waited_s(group.index(rank)) for group, m in barriers if rank in group)
 
     def abort(self) -> None:
         """Wake all waiting ranks with an error; called when one of them has failed."""
         with self._lock:
             self._is_aborted = True
-            for meeting in self._meetings.values():
-                meeting.abort()
+            for barrier in self._barriers.values():
+                barrier.abort()
 
     def abort_for_good(self) -> None:
         """Abort for good: a lost rank may return at any time, and must not wait then."""
@@ -360,8 +328,8 @@ class ThreadGroup:
         self.abort()
 
     def close(self) -> None:
-        """Free all meetings, once no rank uses them any more; safe to call twice."""
-        self._meetings.clear()
+        """Free all barriers, once no rank uses them any more; safe to call twice."""
+        self._barriers.clear()
 
     def settle(self) -> None:
         """Drop exchanged values and undo an abort; no rank may be inside a collective."""
@@ -370,9 +338,9 @@ class ThreadGroup:
                 return
             if self._is_aborted:
                 self._is_aborted = False
-                self._meetings.clear()
-            for meeting in self._meetings.values():
-                meeting.clear()
+                self._barriers.clear()
+            for barrier in self._barriers.values():
+                barrier.clear()
 
 
 class ThreadCommunicator:
@@ -415,15 +383,15 @@ class ThreadCommunicator:
         with recording_to(None):
             total = compute().clone()
         if total.numel() <= MAX_ADDED and all(t is None or is_plain(t) for t in (x, total)):
-            self._shared.meeting(group).note(log, group.index(self.rank), x, total)
+            self._shared.barrier(group).note(log, group.index(self.rank), x, total)
         else:
             refuse_replay("ranks exchange what no kernel adds up")
         return total
 
     def _sum(self, x: Tensor | None, group: Group) -> Tensor:
-        meeting = self._shared.meeting(group)
-        out = meeting.place_for(x)
-        shown, is_added = self._exchange(meeting, x, group, out)
+        barrier = self._shared.barrier(group)
+        out = barrier.place_for(x)
+        shown, is_added = self._exchange(barrier, x, group, out)
         values = _present(shown, group)
         assert values, "no rank of the group had a value"
         check_fit(values, self._shared.device)
@@ -471,12 +439,12 @@ class ThreadCommunicator:
 
     def _shown(self, x: Shown, group: Group) -> Sequence[Shown]:
         """Exchange x; return the values of all members, in group order."""
-        return self._exchange(self._shared.meeting(group), x, group)[0]
+        return self._exchange(self._shared.barrier(group), x, group)[0]
 
     def _exchange(
-        self, meeting: Meeting, x: Shown, group: Group, out: Tensor | None = None
+        self, barrier: Barrier, x: Shown, group: Group, out: Tensor | None = None
     ) -> tuple[Sequence[Shown], bool]:
-        """Exchange x in a meeting once it is computed, see `Meeting.exchange`.
+        """Exchange x in a barrier once it is computed, see `Barrier.exchange`.
 
         Raises:
             LeftAlone: the exchange was aborted.
@@ -485,7 +453,7 @@ class ThreadCommunicator:
         if value is not None and value.is_cuda:  # peers read it from other streams
             torch.cuda.current_stream(value.device).synchronize()
         try:
-            return meeting.exchange(group.index(self.rank), x, out)
+            return barrier.exchange(group.index(self.rank), x, out)
         except threading.BrokenBarrierError:
             raise LeftAlone(self.rank, str(self.device)) from None
 

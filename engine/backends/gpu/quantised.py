@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -138,7 +138,8 @@ def _blocks(extent: Extent) -> tuple[int, int, int]:
     return extent.lead, extent.n_columns, extent.n_blocks
 
 
-class QuantisedMatrix(Protocol):
+@dataclass(eq=False)
+class QuantisedMatrix:
     """A matrix (n_rows, extent.n_columns) in planes, see `engine.formats.quants.layout`.
 
     Attributes:

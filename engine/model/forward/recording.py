@@ -7,14 +7,14 @@ depends on Python values that change from token to token calls `refuse_replay`.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Protocol, TypeVar
+from typing import Generic, TypeVar
 
-T_co = TypeVar("T_co", covariant=True)
+T = TypeVar("T")
 
 
-class Captured(Protocol[T_co]):
+class Captured(Generic[T]):
     """A captured computation, which can be replayed any number of times.
 
     Attributes:
@@ -23,15 +23,16 @@ class Captured(Protocol[T_co]):
         is_whole: whether the host has no steps between kernels, so that any thread may replay it.
     """
 
-    @property
-    def result(self) -> T_co: ...
+    result: T
+    is_whole = True
 
-    @property
-    def is_whole(self) -> bool: ...
+    def __init__(self) -> None:
+        self._steps: list[Callable[[], object]] = []
 
     def replay(self) -> None:
         """Compute it again, on torch's current stream."""
-        ...
+        for step in self._steps:
+            step()
 
 
 class Replayable:

@@ -1,26 +1,34 @@
 """Trials of links in a child process, which is killed when it does not answer.
 
-On some machines the first use of a route between GPUs never returns, or ends the program. The child
-(`interconnect.child_program`) writes a line of JSON before each trial and one with its results; the
-trial it had begun when it fell silent is the one that failed.
+On some machines the first use of a route between GPUs never returns, or ends the program. This
+module is the child's program, too. The child writes a line of JSON before each trial and one with
+its results; the trial it had begun when it fell silent is the one that failed. It sees only the
+GPUs that it is to try, numbered from 0.
 """
 
 from __future__ import annotations
 
+import json
 import logging
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TextIO
 
 import engine.hardware.environment  # noqa: F401 before torch, which reads it
 
 # isort: split
+import torch
 
+from engine.errors import EngineError
 from engine.hardware.devices.topology import Pair, Place
 from engine.hardware.devices.torch_builds import find_torch_build
 from engine.hardware.devices.visibility import variables_for
 from engine.hardware.trial_process import HUNG, TrialProcess
-from engine.planning.speed.link_records import Means, TrialRecord, trial_from
-from engine.util.programs import program_command
+from engine.planning.speed.link_records import Means, TrialRecord, trial_document, trial_from
+from engine.runtime.interconnect.exchange import GpuBench
+from engine.runtime.interconnect.trial import FULL, BothDirections, failed_trials, try_route
+from engine.util.programs import program_command, tie_to_parent
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +38,7 @@ START_S = 120.0
 STEP_S = 40.0
 """Seconds for one trial, which gives up by itself before; NCCL starts slowly."""
 
-COMMAND = program_command("engine.runtime.interconnect.child_program")
+COMMAND = program_command("engine.runtime.interconnect.child")
 """Command of the child."""
 
 
@@ -125,3 +133,37 @@ def _results(
                 found.append(StepResult(begun, there, back))
             begun = None
     return found, None
+
+
+def run(requests: TextIO, replies: TextIO) -> None:
+    """Make the trials that the first line of `requests` lists, and reply before and after each."""
+    request = json.loads(requests.readline())
+    names = request["names"]
+
+    def say(**message: object) -> None:
+        replies.write(json.dumps(message) + "\n")
+        replies.flush()
+
+    for number, (a, b, means, place) in enumerate(request["steps"]):
+        bench, both = GpuBench((a, b), (names[a], names[b])), None
+        try:
+            if means == "stores":
+                bench.warm_up()  # compiling takes long; the time of a trial counts from `begin` on
+        except EngineError as error:
+            both = failed_trials(error)
+        say(begin=number)
+        both = both or _tried(bench, means, place)
+        say(there=trial_document(both[0]), back=trial_document(both[1]))
+
+
+def _tried(bench: GpuBench, means: Means, place: Place) -> BothDirections:
+    """Make one trial with full effort; what cannot start is refused."""
+    try:
+        return try_route(bench, means, place, FULL)
+    except (EngineError, torch.OutOfMemoryError) as error:  # others end this process
+        return failed_trials(error)
+
+
+if __name__ == "__main__":
+    tie_to_parent()
+    run(sys.stdin, sys.stdout)

@@ -3,6 +3,8 @@
 The first trial of a route by which one GPU writes another one's memory runs in a process of its
 own: some drivers never return from it. Results are kept by driver and slots. A short trial follows
 at each load, as a machine's settings change without a new driver.
+
+What tries them needs Triton, and is imported only where there are two GPUs.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from datetime import date
 from itertools import combinations, permutations
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -20,6 +22,7 @@ from engine.hardware.backend_choice import kernels_for
 from engine.hardware.devices.catalog import list_devices
 from engine.hardware.devices.topology import Pair, Place, Routes, Way, read_topology
 from engine.hardware.devices.types import DeviceInfo
+from engine.hardware.faults import stopped_error
 from engine.hardware.torch_devices import release_cached_memory, torch_device
 from engine.load_params import PeerMode
 from engine.planning.speed.link_records import (
@@ -33,14 +36,10 @@ from engine.planning.speed.link_records import (
     nccl_pays,
 )
 from engine.planning.speed.machine_file import MachineFile
-from engine.runtime.interconnect.child import TrialStep, try_steps
-from engine.runtime.interconnect.trial import GpuBench
 
 if TYPE_CHECKING:
-    from engine.runtime.interconnect.exchange import LinkBench
+    from engine.runtime.interconnect.exchange import GpuBench
     from engine.runtime.interconnect.trial import Effort
-
-__all__ = ["Found", "TrialMachine", "find_routes", "prove_links"]
 
 log = logging.getLogger(__name__)
 
@@ -63,46 +62,12 @@ Found = Mapping[Pair, Trials]
 """Results of trials, by direction."""
 
 
-class TrialMachine(Protocol):
-    """A machine's GPUs and the trials of their links."""
-
-    def infos(self) -> Mapping[str, DeviceInfo]:
-        """Return all GPUs by id."""
-        ...
-
-    def peer_problem(self, a: str, b: str) -> str:
-        """Return why the driver forbids peer access, as half a sentence; "" if it allows it."""
-        ...
-
-    def means(self, a: str, b: str) -> Sequence[Means]:
-        """Return the means to try between two GPUs: no stores where kernels are not used."""
-        ...
-
-    def bench(self, a: str, b: str) -> LinkBench:
-        """Return a bench for trials of two GPUs in this process.
-
-        Raises:
-            EngineError: the GPUs cannot be used.
-        """
-        ...
-
-    def try_in_child(
-        self, pairs: Sequence[Pair], places: Sequence[Place], *, with_nccl: bool
-    ) -> Found:
-        """Try pairs with full effort in other processes; trials that hang or crash are results."""
-        ...
-
-    def release(self, devices: Sequence[str]) -> None:
-        """Release the memory that trials took."""
-        ...
-
-
 def find_routes(
     devices: Sequence[str],
     p2p: PeerMode = "auto",
     *,
     file: MachineFile | None = None,
-    machine: TrialMachine | None = None,
+    machine: ThisMachine | None = None,
 ) -> Routes:
     """Return the routes between all GPUs that hold parts of a model.
 
@@ -115,7 +80,7 @@ def find_routes(
     gpus = _gpus(devices)
     if len(gpus) < 2:
         return Routes()
-    machine = machine or _this_machine()
+    machine = machine or ThisMachine()
     if not set(gpus) <= set(machine.infos()):  # a proof needs the identity of its GPUs
         return Routes(dict.fromkeys(permutations(gpus, 2), Way(None, "host")))
     prover = Prover(gpus, p2p, file or MachineFile.of_user(), machine)
@@ -127,7 +92,7 @@ def prove_links(
     devices: Sequence[str],
     *,
     file: MachineFile | None = None,
-    machine: TrialMachine | None = None,
+    machine: ThisMachine | None = None,
 ) -> Routes:
     """Try and time all routes between GPUs again, whatever is known; takes some seconds.
 
@@ -139,7 +104,7 @@ def prove_links(
     """
     if len(_gpus(devices)) < 2:
         return Routes()
-    file, machine = file or MachineFile.of_user(), machine or _this_machine()
+    file, machine = file or MachineFile.of_user(), machine or ThisMachine()
     prover = Prover(_gpus(devices), "auto", file, machine, again=True)
     prover.try_missing()
     return prover.routes()
@@ -148,12 +113,6 @@ def prove_links(
 def _gpus(devices: Sequence[str]) -> list[str]:
     """Return the GPUs among some devices, each once."""
     return [device for device in dict.fromkeys(devices) if device != "cpu"]
-
-
-def _this_machine() -> TrialMachine:
-    from engine.runtime.interconnect.proof import ThisMachine  # with torch and Triton
-
-    return ThisMachine()
 
 
 class Prover:
@@ -168,7 +127,7 @@ class Prover:
     """
 
     def __init__(
-        self, devices: Sequence[str], p2p: PeerMode, file: MachineFile, machine: TrialMachine,
+        self, devices: Sequence[str], p2p: PeerMode, file: MachineFile, machine: ThisMachine,
         *, again: bool = False,
     ) -> None:  # fmt: skip
         self._devices, self._p2p, self._file, self._machine = devices, p2p, file, machine
@@ -270,9 +229,6 @@ class Prover:
     def _tried(
         self, a: str, b: str, means: Means, place: Place, effort: Effort
     ) -> Mapping[Pair, TrialRecord]:
-        import torch
-
-        from engine.hardware.faults import stopped_error
         from engine.runtime.interconnect.trial import failed_trials, try_route
 
         try:
@@ -328,7 +284,7 @@ UNKNOWN = "the driver does not allow it"
 
 
 class ThisMachine:
-    """The GPUs of this machine, as `engine.runtime.interconnect.proof.TrialMachine`."""
+    """The GPUs of this machine, and the trials of their links."""
 
     def __init__(self) -> None:
         self._infos = {info.id: info for info in list_devices() if info.kind != "cpu"}
@@ -336,9 +292,11 @@ class ThisMachine:
         self._problems: Mapping[frozenset[str], str] | None = None
 
     def infos(self) -> Mapping[str, DeviceInfo]:
+        """Return all GPUs by id."""
         return self._infos
 
     def peer_problem(self, a: str, b: str) -> str:
+        """Return why the driver forbids peer access, as half a sentence; "" if it allows it."""
         one, other = torch_device(a), torch_device(b)
         reaches = torch.cuda.can_device_access_peer
         if reaches(one, other) and reaches(other, one):
@@ -349,9 +307,17 @@ class ThisMachine:
         return self._problems.get(frozenset((a, b))) or UNKNOWN
 
     def means(self, a: str, b: str) -> Sequence[Means]:
+        """Return the means to try between two GPUs: no stores where kernels are not used."""
         return MEANS if kernels_for(a) == kernels_for(b) == "gpu" else ("copies",)
 
     def bench(self, a: str, b: str) -> GpuBench:
+        """Return a bench for trials of two GPUs in this process.
+
+        Raises:
+            EngineError: the GPUs cannot be used.
+        """
+        from engine.runtime.interconnect.exchange import GpuBench
+
         found = self._benches.get((a, b))
         if found is None:
             numbers = [torch_device(name).index for name in (a, b)]
@@ -362,12 +328,16 @@ class ThisMachine:
         return found
 
     def release(self, devices: Sequence[str]) -> None:
+        """Release the memory that trials took."""
         self._benches.clear()
         release_cached_memory([torch_device(name) for name in devices])
 
     def try_in_child(
         self, pairs: Sequence[Pair], places: Sequence[Place], *, with_nccl: bool
     ) -> Mapping[Pair, dict[tuple[Means, Place], TrialRecord]]:
+        """Try pairs with full effort in other processes; trials that hang or crash are results."""
+        from engine.runtime.interconnect.child import TrialStep, try_steps
+
         steps = [
             TrialStep(pair, means, place)
             for pair in pairs for place in places for means in self.means(*pair)

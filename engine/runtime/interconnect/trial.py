@@ -8,19 +8,16 @@ in each direction and in both at once.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import torch
 from torch import Tensor
-from torch.cuda import nccl
 
-from engine.backends.gpu.comm.slots import PacketSlot, new_slot
+from engine.backends.gpu.comm.slots import PacketSlot
 from engine.errors import EngineError
-from engine.hardware.devices.topology import Place, read_topology
-from engine.hardware.host_memory import HostTensor
+from engine.hardware.devices.topology import Place
 from engine.hardware.torch_devices import is_out_of_memory
 from engine.planning.speed.link_records import Means, TrialRecord
 from engine.runtime.interconnect import exchange
@@ -28,28 +25,15 @@ from engine.runtime.interconnect.exchange import (
     PASSED,
     PATIENCE_S,
     Exchange,
-    LinkBench,
+    GpuBench,
     address_table,
     compared,
     hung,
     load_pairs,
     random_words,
     store_pairs,
-    warm_up,
     with_figures,
 )
-
-__all__ = [
-    "FULL",
-    "QUICK",
-    "BothDirections",
-    "Effort",
-    "failed_trials",
-    "try_copies",
-    "try_nccl",
-    "try_route",
-    "try_stores",
-]  # fmt: skip
 
 BothDirections = tuple[TrialRecord, TrialRecord]
 """Results from the first device to the second, and back."""
@@ -92,7 +76,7 @@ FULL = Effort(
 QUICK = Effort(n_rounds=8, n_pairs=64, n_rows=8, n_bulk=1024, copied=(32 << 10,))
 
 
-def try_route(bench: LinkBench, means: Means, place: Place, effort: Effort) -> BothDirections:
+def try_route(bench: GpuBench, means: Means, place: Place, effort: Effort) -> BothDirections:
     """Try one route in both directions.
 
     Raises:
@@ -103,7 +87,7 @@ def try_route(bench: LinkBench, means: Means, place: Place, effort: Effort) -> B
     return (try_stores if means == "stores" else try_copies)(bench, place, effort)
 
 
-def try_stores(bench: LinkBench, place: Place, effort: Effort) -> BothDirections:
+def try_stores(bench: GpuBench, place: Place, effort: Effort) -> BothDirections:
     """Let kernels write packets: in each direction, then in both at once, then in bulk.
 
     While one direction is tried, the answers go through host memory, so that it is known which
@@ -119,7 +103,7 @@ def try_stores(bench: LinkBench, place: Place, effort: Effort) -> BothDirections
     return found[0], found[1]
 
 
-def try_copies(bench: LinkBench, place: Place, effort: Effort) -> BothDirections:
+def try_copies(bench: GpuBench, place: Place, effort: Effort) -> BothDirections:
     """Copy random buffers in each direction, then in both at once, and compare what arrives."""
     found = [PASSED, PASSED]
     for n_bytes in effort.copied:
@@ -138,7 +122,7 @@ def try_copies(bench: LinkBench, place: Place, effort: Effort) -> BothDirections
     return with_figures(found, seconds, [bench.lanes(n) for n in (0, 1)] if seconds else ())
 
 
-def try_nccl(bench: LinkBench, effort: Effort) -> BothDirections:
+def try_nccl(bench: GpuBench, effort: Effort) -> BothDirections:
     """Let NCCL all-gather random values of both devices, and compare them."""
     found = [PASSED, PASSED]
     for n_bytes in effort.copied:
@@ -167,7 +151,7 @@ def try_nccl(bench: LinkBench, effort: Effort) -> BothDirections:
     return with_figures(found, times)
 
 
-def _gathered(bench: LinkBench, values: Sequence[Tensor], outputs: Sequence[Tensor]) -> bool:
+def _gathered(bench: GpuBench, values: Sequence[Tensor], outputs: Sequence[Tensor]) -> bool:
     """All-gather values by NCCL; return whether it ends in time."""
     bench.gather(values, outputs)
     return bench.finish(NCCL_PATIENCE_S)
@@ -181,7 +165,7 @@ def failed_trials(error: EngineError | RuntimeError) -> BothDirections:
     return found, found
 
 
-def _one_way(bench: LinkBench, source: int, place: Place, effort: Effort) -> TrialRecord:
+def _one_way(bench: GpuBench, source: int, place: Place, effort: Effort) -> TrialRecord:
     """Run rounds in which `source` writes data and the other device answers with one pair."""
     n = effort.n_pairs
     there, back = _slot(bench, source, place, n), _slot(bench, 1 - source, "host", n)
@@ -193,14 +177,14 @@ def _one_way(bench: LinkBench, source: int, place: Place, effort: Effort) -> Tri
     return found[source]
 
 
-def _both_ways(bench: LinkBench, place: Place, effort: Effort) -> list[TrialRecord]:
+def _both_ways(bench: GpuBench, place: Place, effort: Effort) -> list[TrialRecord]:
     """Run rounds in which both devices write data at once."""
     n = effort.n_pairs
     slots = _slot(bench, 0, place, n), _slot(bench, 1, place, n)
     return Exchange(bench, slots, (n, n), effort.n_rows).run(effort.n_rounds)[1]
 
 
-def _bulk(bench: LinkBench, source: int, place: Place, effort: Effort) -> TrialRecord:
+def _bulk(bench: GpuBench, source: int, place: Place, effort: Effort) -> TrialRecord:
     """Write many packets at once, and read them after the writing kernel has ended."""
     device, goal, n = bench.devices[source], bench.devices[1 - source], effort.n_bulk
     slot = bench.slot(source, place, 2 * n)
@@ -222,7 +206,7 @@ def _bulk(bench: LinkBench, source: int, place: Place, effort: Effort) -> TrialR
     return compared(found, expected, sent)
 
 
-def _store_times(bench: LinkBench, place: Place, effort: Effort) -> dict[int, float]:
+def _store_times(bench: GpuBench, place: Place, effort: Effort) -> dict[int, float]:
     """Return the seconds of an exchange by the bytes that each side writes, without flags."""
     found = {}
     for n_bytes in effort.timed_stores:
@@ -236,7 +220,7 @@ def _store_times(bench: LinkBench, place: Place, effort: Effort) -> dict[int, fl
 
 
 def _copied(
-    bench: LinkBench, place: Place, n_bytes: int, sources: Sequence[int]
+    bench: GpuBench, place: Place, n_bytes: int, sources: Sequence[int]
 ) -> dict[int, TrialRecord]:
     """Copy n_bytes from each of `sources` at the same time; return the results by source."""
     words = {source: random_words(n_bytes // 4) for source in sources}
@@ -252,7 +236,7 @@ def _copied(
     return {s: compared(found[s], expected[s], words[s]) for s in sources}
 
 
-def _copy_times(bench: LinkBench, place: Place, effort: Effort) -> dict[int, float] | None:
+def _copy_times(bench: GpuBench, place: Place, effort: Effort) -> dict[int, float] | None:
     """Return the seconds of two opposite copies at once by the bytes of one; None if one hangs."""
     times: dict[int, float] = {}
     for n_bytes in effort.timed_copies:
@@ -266,13 +250,13 @@ def _copy_times(bench: LinkBench, place: Place, effort: Effort) -> dict[int, flo
     return times
 
 
-def _copy_both(bench: LinkBench, place: Place, x: Sequence[Tensor], y: Sequence[Tensor]) -> None:
+def _copy_both(bench: GpuBench, place: Place, x: Sequence[Tensor], y: Sequence[Tensor]) -> None:
     """Begin a copy in each direction."""
     for source in (0, 1):
         bench.copy(source, place, x[source], y[source])
 
 
-def _best_s(bench: LinkBench, begin: Callable[[], None]) -> float | None:
+def _best_s(bench: GpuBench, begin: Callable[[], None]) -> float | None:
     """Return the shortest time of three runs after a warm-up, in seconds; None if one hangs."""
     seconds = []
     for _ in range(4):
@@ -286,121 +270,5 @@ def _best_s(bench: LinkBench, begin: Callable[[], None]) -> float | None:
     return min(seconds[1:])
 
 
-def _slot(bench: LinkBench, writer: int, place: Place, n_pairs: int) -> PacketSlot:
+def _slot(bench: GpuBench, writer: int, place: Place, n_pairs: int) -> PacketSlot:
     return bench.slot(writer, place, exchange.N_PROGRAMS * 2 * 2 * n_pairs)
-
-
-CHUNK_BYTES = 1 << 20
-"""Bytes of a chunk of a copy through host memory: it goes up, then down."""
-
-POLL_S = 20e-6
-"""Seconds between polls of an event."""
-
-
-class GpuBench:
-    """Two GPUs of this process; see `engine.runtime.interconnect.exchange.LinkBench`.
-
-    Args:
-        numbers: CUDA numbers of the GPUs.
-        names: ids of the GPUs.
-    """
-
-    spins = True
-
-    def __init__(self, numbers: Sequence[int], names: tuple[str, str]) -> None:
-        first, second = (torch.device("cuda", number) for number in numbers)
-        self.devices = first, second
-        self.names = names
-        # two copies at once need streams that do not wait for each other
-        self._streams = [[_stream(device) for device in self.devices] for _ in (0, 1)]
-        self._staging: dict[int, HostTensor] = {}
-
-    def warm_up(self) -> None:
-        """Create contexts, and compile and load the kernels.
-
-        Raises:
-            EngineError: kernels cannot be started on these GPUs.
-        """
-        for device in self.devices:
-            warm_up(device)
-        if not self.finish(60):
-            raise EngineError(f"{' or '.join(self.names)} does not answer.")
-
-    def slot(self, writer: int, place: Place, n_packet: int) -> PacketSlot:
-        """See `LinkBench.slot`; the memory is the kind that the one-shot all-reduce uses."""
-        if place == "peer" and torch.version.hip:
-            raise EngineError("Kernels on AMD GPUs can meet in host memory only.")
-        return new_slot(place, n_packet, self.devices[writer], self.devices[1 - writer])
-
-    def carry(self, slot: PacketSlot) -> None:
-        """Do nothing: both devices see the same memory."""
-
-    def copy(self, source: int, place: Place, x: Tensor, y: Tensor) -> None:
-        """See `LinkBench.copy`."""
-        here, there = self._streams[source][source], self._streams[source][1 - source]
-        if place == "peer":
-            with _current(there), _current(here):
-                y.copy_(x, non_blocking=True)
-            return
-        staging = self._staged(source, x)
-        for start in range(0, len(x), CHUNK_BYTES // x.itemsize):
-            part = slice(start, start + CHUNK_BYTES // x.itemsize)
-            with _current(here):
-                staging[part].copy_(x[part], non_blocking=True)
-            there.wait_event(here.record_event())
-            with _current(there):
-                y[part].copy_(staging[part], non_blocking=True)
-
-    def gather(self, values: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
-        """See `LinkBench.gather`."""
-        streams = [self._streams[side][side] for side in (0, 1)]
-        try:
-            nccl.all_gather(values, outputs, streams=streams)
-        except (RuntimeError, AttributeError) as error:
-            raise EngineError(f"NCCL: {error}".partition("\n")[0][:120]) from error
-
-    def on(self, side: int) -> AbstractContextManager[object]:
-        """See `LinkBench.on`."""
-        return _current(self._streams[side][side])
-
-    def finish(self, seconds: float) -> bool:
-        """See `LinkBench.finish`."""
-        streams = [stream for pair in self._streams for stream in pair]
-        streams += [torch.cuda.current_stream(device) for device in self.devices]
-        events = [stream.record_event() for stream in streams]
-        deadline = time.perf_counter() + seconds
-        for event in events:
-            while not event.query():
-                if time.perf_counter() > deadline:
-                    return False
-                time.sleep(POLL_S)
-        return True
-
-    def lanes(self, source: int) -> tuple[int, int]:
-        """See `LinkBench.lanes`."""
-        slot = read_topology().pcie.get(str(self.devices[source]))
-        return (slot.generation, slot.width) if slot else (0, 0)
-
-    def _staged(self, source: int, x: Tensor) -> Tensor:
-        """Return pinned host memory for what one device sends."""
-        held = self._staging.get(source)
-        if held is None or len(held.value) < len(x):
-            held = HostTensor(x.shape, x.dtype, self.devices[source])
-            self._staging[source] = held
-        return held.value
-
-
-@contextmanager
-def _current(stream: torch.cuda.Stream) -> Iterator[None]:
-    """Make a stream torch's current one, and its device the current device.
-
-    The device comes first: leaving a stream makes the device from before current, which would
-    create a context of hundreds of MB on a GPU that is not under test.
-    """
-    with torch.cuda.device(stream.device), torch.cuda.stream(stream):
-        yield
-
-
-def _stream(device: torch.device) -> torch.cuda.Stream:
-    stream: torch.cuda.Stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-    return stream

@@ -109,8 +109,8 @@ def test_collectives_keep_no_history() -> None:
     for _ in range(50):
         pool.call_on_all(lambda rank: comms[rank].all_reduce(torch.ones(2), (0, 1)) is None)
         group.settle()
-    assert len(group._meetings) == 1
-    assert group.meeting((0, 1)).slots == ([None, None], [None, None])
+    assert len(group._barriers) == 1
+    assert group.barrier((0, 1)).slots == ([None, None], [None, None])
     pool.close()
 
 

@@ -24,7 +24,8 @@ import torch
 from torch import Tensor
 
 from engine.backends.cpu.weights import JoinedColumns
-from engine.backends.gpu.decode.sampling import DeviceSampler, RingEntry, WordExchange
+from engine.backends.gpu.comm.one_shot import OneShot
+from engine.backends.gpu.decode.sampling import DeviceSampler, RingEntry
 from engine.backends.gpu.launch.configs import allows
 from engine.decoding.sampling.sampler import Sampler
 from engine.model.forward.cache import LayerCache
@@ -192,7 +193,7 @@ def _drawn(
     for _ in range(1 if n_rank == 1 else 2):
         tokens.clear()
         for seat, own in enumerate(drawing.slices):
-            exchange: WordExchange = _Collected(seat, group, messages)
+            exchange = _Collected(seat, group, messages)
             sampler = DeviceSampler(device, drawing.n_vocab, own, exchange)
             if not sampler.begin(make(), (), 0):
                 return -1
@@ -204,7 +205,7 @@ def _drawn(
     return tokens.pop() if len(tokens) == 1 else -1
 
 
-class _Collected:
+class _Collected(OneShot):
     """Exchange of messages between ranks that one device plays, one after the other."""
 
     def __init__(self, seat: int, group: tuple[int, ...], messages: list[Tensor | None]) -> None:

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from engine.hardware.devices.topology import Routes
     from engine.hardware.fallbacks import Fallbacks
     from engine.model.forward.communicator import Group
-    from engine.parallel.turns import Turns
+    from engine.parallel.batch_overlap import BatchOverlap
 
 log = logging.getLogger(__name__)
 
@@ -156,7 +156,7 @@ class DeviceGroup(ThreadGroup):
         """
         shown: Any = value
         try:
-            found: Any = self.meeting(group).exchange(group.index(rank), shown)[0]
+            found: Any = self.barrier(group).exchange(group.index(rank), shown)[0]
         except threading.BrokenBarrierError:
             raise LeftAlone(rank, self.device(rank)) from None
         return list(found)
@@ -205,14 +205,14 @@ class DeviceCommunicator:
     """Communicator of a rank on a GPU whose peers are all on GPUs.
 
     Attributes:
-        turns: lets the rank's other micro-batch compute while a large all-reduce is under way.
+        overlap: lets the rank's other micro-batch compute while a large all-reduce is under way.
     """
 
     def __init__(self, shared: DeviceGroup, rank: int) -> None:
         self.rank = rank
         self._shared = shared
         self._device = shared.devices[rank]
-        self.turns: Turns | None = None
+        self.overlap: BatchOverlap | None = None
 
     @property
     def waited_s(self) -> float:
@@ -265,8 +265,8 @@ class DeviceCommunicator:
         nccl = self._shared.nccl(self.rank, group) if is_rounded(out) and not is_exact else None
         done = None if nccl is None else nccl.all_reduce(x, out)
         done = done or copying.all_reduce(x, out, is_exact=is_exact)
-        if self.turns is not None:
-            self.turns.pass_on()
+        if self.overlap is not None:
+            self.overlap.switch()
         self._go_on_behind(done)
         return out
 

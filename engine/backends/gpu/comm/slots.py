@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -43,7 +43,7 @@ TICKS_PER_S = 1e9 / 1024
 """Ticks per second of the kernels' clock."""
 
 
-class PacketSlot(Protocol):
+class PacketSlot:
     """Memory for packets from one rank to another.
 
     Attributes:
@@ -55,12 +55,12 @@ class PacketSlot(Protocol):
 
     source: int
     goal: int
-    device_bytes: int
-    is_far: bool
+    device_bytes = 0
+    is_far = False
 
     def clear(self) -> None:
         """Set all packets to zero before returning; only while no kernel uses the slot."""
-        ...
+        raise NotImplementedError
 
 
 def new_slot(place: Place, n_packet: int, source: torch.device, goal: torch.device) -> PacketSlot:
@@ -121,10 +121,8 @@ def _wrapped(number: int) -> int:
     return (number + (1 << 31)) % (1 << 32) - (1 << 31)
 
 
-class _OnDevice:
+class _OnDevice(PacketSlot):
     """Slot between two ranks that share a device."""
-
-    is_far = False
 
     def __init__(self, n_packet: int, device: torch.device) -> None:
         self._packets = torch.zeros(n_packet, dtype=torch.int64, device=device)
@@ -137,10 +135,8 @@ class _OnDevice:
         finish(self._packets.device)
 
 
-class _OnPeer:
+class _OnPeer(PacketSlot):
     """Slot in the receiving device's memory: the link carries writes only."""
-
-    is_far = False
 
     def __init__(self, n_packet: int, source: torch.device, goal: torch.device) -> None:
         self._api, self._device, self.device_bytes = CudaApi.open(), goal.index or 0, 8 * n_packet
@@ -154,10 +150,10 @@ class _OnPeer:
         self._api.clear(self.goal, self.device_bytes, self._device)
 
 
-class _OnHost:
+class _OnHost(PacketSlot):
     """Slot in pinned host memory."""
 
-    device_bytes, is_far = 0, True
+    is_far = True
 
     def __init__(self, n_packet: int, source: torch.device, goal: torch.device) -> None:
         self._packets = host_words(n_packet, goal)

@@ -11,7 +11,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -30,111 +29,65 @@ POLL_S = 50e-6
 """Seconds between polls of an event, in which other threads run."""
 
 
-class DeviceEvent(Protocol):
-    """A point in a queue."""
-
-    def query(self) -> bool:
-        """Return whether all work in the queue before the event is done."""
-        ...
-
-
-class Queue(Protocol):
-    """Operations of one device, in order."""
-
-    def run(self, step: Callable[[], object]) -> None:
-        """Compute with torch on the device, in memory that stays until it is done."""
-        ...
-
-    def copy(self, goal: Tensor, source: Tensor) -> None:
-        """Copy from or to the memory of the host or of another GPU; both tensors without gaps."""
-        ...
-
-    def record(self) -> DeviceEvent:
-        """Return an event at the present end of the queue."""
-        ...
-
-    def wait(self, event: DeviceEvent) -> None:
-        """Let all later operations wait for a recorded event."""
-        ...
-
-
-class Queues(Protocol):
-    """The queues of one rank, and memory for them."""
-
-    @property
-    def compute(self) -> Queue:
-        """Queue in which the model computes."""
-        ...
-
-    @property
-    def sums(self) -> Queue:
-        """Queue beside it in which all-reduces add values."""
-        ...
-
-    @property
-    def up(self) -> Queue:
-        """Queue of copies to the host."""
-        ...
-
-    @property
-    def down(self) -> Queue:
-        """Queue of copies from the host, or from other GPUs."""
-        ...
-
-    def all(self) -> Sequence[Queue]:
-        """Return all queues; for `compute`, the current stream of the thread that made them."""
-        ...
-
-    def empty(self, n_bytes: int) -> Tensor:
-        """Return uninitialised device memory, uint8."""
-        ...
-
-    def pinned(self, n_bytes: int) -> HostTensor:
-        """Return pinned host memory, uint8, which GPUs read and write by themselves."""
-        ...
-
-
-class _Done:
+class HostEvent:
     """An event of a queue whose operations happen at once."""
 
     def query(self) -> bool:
+        """Return whether all work in the queue before the event is done."""
         return True
 
 
+DeviceEvent = torch.cuda.Event | HostEvent
+"""A point in a queue."""
+
+
 class HostQueue:
-    """A queue that does everything at once, on the host."""
+    """Operations of one device, in order; here they happen at once, on the host."""
 
     def run(self, step: Callable[[], object]) -> None:
+        """Compute with torch on the device, in memory that stays until it is done."""
         step()
 
     def copy(self, goal: Tensor, source: Tensor) -> None:
+        """Copy from or to the memory of the host or of another GPU; both tensors without gaps."""
         goal.copy_(source)
 
     def record(self) -> DeviceEvent:
-        return _Done()
+        """Return an event at the present end of the queue."""
+        return HostEvent()
 
     def wait(self, event: DeviceEvent) -> None:
-        """Do nothing: the event's work was done before it was recorded."""
+        """Let all later operations wait for a recorded event, whose work is done here."""
 
 
 class HostQueues:
-    """The queues of a rank whose kernels are interpreted."""
+    """The queues of a rank, and memory for them; here of one whose kernels are interpreted.
+
+    Attributes:
+        compute: queue in which the model computes.
+        sums: queue in which all-reduces add values.
+        up: queue of copies to the host.
+        down: queue of copies from the host, or from other GPUs.
+    """
 
     def __init__(self) -> None:
         self.compute = self.sums = self.up = self.down = HostQueue()
 
     def all(self) -> Sequence[Queue]:
+        """Return all queues; for `compute`, the current stream of the thread that made them."""
         return (self.compute,)
 
     def empty(self, n_bytes: int) -> Tensor:
+        """Return uninitialised device memory, uint8."""
         return torch.empty(n_bytes, dtype=torch.uint8)
 
     def pinned(self, n_bytes: int) -> HostTensor:
+        """Return pinned host memory, uint8, which GPUs read and write by themselves."""
         return HostTensor((n_bytes,), torch.uint8, torch.device("cpu"))
 
 
 class CudaQueue:
-    """A queue that is a CUDA stream.
+    """A queue that is a CUDA stream, with the methods of `HostQueue`.
 
     Args:
         stream: None for the calling thread's current stream at each call.
@@ -155,7 +108,7 @@ class CudaQueue:
             step()
 
     def copy(self, goal: Tensor, source: Tensor) -> None:
-        """See `Queue.copy`.
+        """See `HostQueue.copy`.
 
         Torch copies between GPUs in the current stream of the source device, which must not be the
         one that a rank computes in; both streams wait for each other before and after.
@@ -199,6 +152,10 @@ class CudaQueues:
 
     def pinned(self, n_bytes: int) -> HostTensor:
         return HostTensor((n_bytes,), torch.uint8, self._device)
+
+
+Queue = HostQueue | CudaQueue
+Queues = HostQueues | CudaQueues
 
 
 def new_stream(device: torch.device) -> torch.cuda.Stream:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -24,35 +24,11 @@ from engine.model.forward.recording import Captured
 
 if TYPE_CHECKING:
     from engine.backends.executor import RankExecutor
-    from engine.backends.gpu.decode.sampling import WordExchange
-    from engine.model.forward.communicator import Group
+    from engine.backends.gpu.comm.one_shot import OneShotGroups
 
 
 class Unproven(NotRepeatable):
     """A capture whose replay is wrong, perhaps because kernels of several ranks meet in it."""
-
-
-class OneShotControl(Protocol):
-    """Interface of the one-shot all-reduces for a capture, see `gpu.comm.one_shot`."""
-
-    def without_waiting(self) -> AbstractContextManager[object]:
-        """Let kernels started meanwhile not wait for other ranks; their results are meaningless."""
-        ...
-
-    def problem(self) -> CommError | None:
-        """Return the error of a kernel, such as a rank that did not come; None if there is none.
-
-        It does not wait for a device.
-        """
-        ...
-
-    def one_shot(self, rank: int, group: Group) -> WordExchange | None:
-        """Return a rank's end in a group, which carries messages too; None where there is none."""
-        ...
-
-    def retire(self, why: str) -> None:
-        """Let the ranks use other collectives from now on."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +48,7 @@ class CaptureTask:
     states: Sequence[Tensor] = ()
 
 
-class Recomputed:
+class Recomputed(Captured[Tensor | None]):
     """Stand-in for the capture of a rank that captures nothing: a replay computes anew.
 
     Args:
@@ -82,14 +58,10 @@ class Recomputed:
     def __init__(self, compute: Callable[[], Tensor | None], *, is_idle: bool = False) -> None:
         self.is_whole = is_idle
         self._compute = compute
-        self._result: Tensor | None = None
-
-    @property
-    def result(self) -> Tensor | None:
-        return self._result
+        self.result = None
 
     def replay(self) -> None:
-        self._result = self._compute()
+        self.result = self._compute()
 
 
 class Replays:
@@ -111,7 +83,7 @@ class Replays:
 
 
 def capture_on_all(
-    executor: RankExecutor, tasks: Sequence[CaptureTask], one_shots: OneShotControl | None = None,
+    executor: RankExecutor, tasks: Sequence[CaptureTask], one_shots: OneShotGroups | None = None,
     *, waits: bool | None = None, agreed: Callable[[str], str] = str,
 ) -> tuple[Replays, list[Tensor | None]]:  # fmt: skip
     """Compute a token on all ranks, and capture that for replays.
@@ -158,7 +130,7 @@ class _Capturing:
 
     def __init__(
         self, executor: RankExecutor, tasks: Sequence[CaptureTask],
-        one_shots: OneShotControl | None, agreed: Callable[[str], str],
+        one_shots: OneShotGroups | None, agreed: Callable[[str], str],
     ) -> None:  # fmt: skip
         self._executor, self._tasks = executor, tasks
         self._one_shots, self._agreed = one_shots, agreed

@@ -22,14 +22,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.backends.gpu.comm.one_shot import OneShotGroups
+from engine.backends.gpu.comm.one_shot import OneShot, OneShotGroups
 from engine.backends.gpu.decode.sampler_slots import FEW, RING, SamplerSlots, settings_of
 from engine.backends.gpu.elementwise import power_of_two
 from engine.backends.gpu.kernels import sampling, sharded_sampling
@@ -48,22 +48,6 @@ N_UNIFORM = 256
 WORD_BITS, ENTRY_BITS = sampling.WORD_BITS.value, sampling.ENTRY_BITS.value
 DRAWN, WRONG = sampling.DRAWN.value, sampling.WRONG.value
 N_HEAD = sharded_sampling.N_HEAD.value
-
-
-class WordExchange(Protocol):
-    """Exchange of small messages between ranks, on their devices.
-
-    Attributes:
-        seat: this rank's index in the group.
-        group: ranks that exchange messages.
-    """
-
-    seat: int
-    group: tuple[int, ...]
-
-    def words(self, own: Tensor) -> Tensor:
-        """Gather all members' messages (m,), int32, as (n, m) in group order, equal on all."""
-        ...
 
 
 class RingEntry(NamedTuple):
@@ -118,7 +102,7 @@ class DeviceSampler:
         device: torch.device,
         n_vocab: int,
         own: range | None = None,
-        one_shot: WordExchange | None = None,
+        one_shot: OneShot | None = None,
     ) -> None:
         self.n_vocab = n_vocab
         self.n_rank = 1 if one_shot is None else len(one_shot.group)
@@ -226,9 +210,7 @@ class DeviceSampler:
             FEW=FEW, ROOM=ROOM, SENT=most_sent(self.n_rank), SUMS=power_of_two(n_sum),
         )  # fmt: skip
 
-    def _decide(
-        self, told: Tensor, one_shot: WordExchange, token: Tensor, position: Tensor
-    ) -> None:
+    def _decide(self, told: Tensor, one_shot: OneShot, token: Tensor, position: Tensor) -> None:
         """Sample a token from the messages of all ranks, `told`."""
         slots = self.slots
         launch(

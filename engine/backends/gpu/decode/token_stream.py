@@ -24,7 +24,7 @@ from torch import Tensor
 
 from engine.backends.gpu.decode.rank_capture import CaptureTask, Recomputed, Replays, capture_on_all
 from engine.backends.gpu.decode.sampler_slots import RING
-from engine.backends.gpu.decode.sampling import DeviceSampler, RingEntry, WordExchange
+from engine.backends.gpu.decode.sampling import DeviceSampler, RingEntry
 from engine.backends.gpu.launch.graph import capture
 from engine.errors import CommError, EngineError
 from engine.hardware.fallbacks import Fallbacks
@@ -34,7 +34,7 @@ from engine.model.forward.recording import Captured
 
 if TYPE_CHECKING:
     from engine.backends.executor import RankExecutor
-    from engine.backends.gpu.decode.rank_capture import OneShotControl
+    from engine.backends.gpu.comm.one_shot import OneShot, OneShotGroups
     from engine.decoding.sampling.sampler import Logits
     from engine.model.forward.batch import Tables
     from engine.sampling_params import SamplingParams
@@ -84,7 +84,7 @@ class TokenStep:
     forward: Callable[[], tuple[Tensor | None, Tensor | None]]
     can_rewind: bool
     own: range | None = None
-    one_shot: WordExchange | None = None
+    one_shot: OneShot | None = None
     states: Callable[[Piece], Sequence[Tensor]] = lambda piece: ()
     extend: Callable[[Tables], None] = lambda tables: None
 
@@ -153,7 +153,7 @@ class TokenStream:
 
     def __init__(
         self, steps: Sequence[TokenStep | None], executor: RankExecutor,
-        one_shots: OneShotControl | None = None,
+        one_shots: OneShotGroups | None = None,
         on_failure: Callable[[Exception], None] = lambda error: None, ahead: int = AHEAD,
         fallbacks: Fallbacks | None = None,
     ) -> None:  # fmt: skip

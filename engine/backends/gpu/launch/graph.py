@@ -11,7 +11,7 @@ import contextlib
 import threading
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -126,28 +126,11 @@ def _not_capturing() -> Iterator[None]:
         _thread.record_step, _thread.is_capturing = record, True
 
 
-class GraphRecorder(Protocol):
-    """Recorder of the graphs of one computation, captured one after the other."""
-
-    def open(self) -> None:
-        """Make a stream that can be captured torch's current one."""
-        ...
-
-    def begin(self) -> None:
-        """Begin a graph: launches from now on are captured instead of executed."""
-        ...
-
-    def end(self) -> Step:
-        """End the graph; return a function that launches it."""
-        ...
-
-    def close(self) -> None:
-        """Restore the previous current stream, ordered after the captured one."""
-        ...
-
-
 class CudaGraphRecorder:
-    """Recorder of CUDA graphs on one stream; they share a memory pool, since they run in order."""
+    """Recorder of the graphs of one computation, captured one after the other on one stream.
+
+    They share a memory pool, since they run in order.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -158,11 +141,13 @@ class CudaGraphRecorder:
         self._graph: Any = None
 
     def open(self) -> None:
+        """Make a stream that can be captured torch's current one."""
         self._before = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(self._before)
         torch.cuda.set_stream(self._stream)
 
     def begin(self) -> None:
+        """Begin a graph: launches from now on are captured instead of executed."""
         _capturing.acquire()
         try:
             self._graph = torch.cuda.CUDAGraph()
@@ -174,6 +159,7 @@ class CudaGraphRecorder:
             raise
 
     def end(self) -> Step:
+        """End the graph; return a function that launches it."""
         graph, self._graph = self._graph, None
         try:
             with warnings.catch_warnings():  # there may be no kernel between two host steps
@@ -192,6 +178,7 @@ class CudaGraphRecorder:
         return replay
 
     def close(self) -> None:
+        """Restore the previous current stream, ordered after the captured one."""
         if self._before is None:
             return
         torch.cuda.set_stream(self._before)
@@ -208,39 +195,27 @@ class CudaGraphRecorder:
             binding._cuda_releasePool(self._device.index, self._pool)
 
 
-class CudaGraph(Generic[T]):
+class CudaGraph(Captured[T]):
     """A captured computation as one CUDA graph, or as several with host steps between them.
 
     Each of several is launched as soon as it is captured: the host's next step may need its values.
     """
 
-    def __init__(self, parts: GraphRecorder, compute: Callable[[], T]) -> None:
+    def __init__(self, parts: CudaGraphRecorder, compute: Callable[[], T]) -> None:
+        super().__init__()
         self._parts = parts
-        self._steps: list[Step] = []
         self._is_open = False
         try:
             try:
                 parts.open()
                 with _capturing_with(self._host_step):
-                    self._result = self._captured(compute)
+                    self.result = self._captured(compute)
                 if not self.is_whole:
                     self._steps[-1]()
             finally:
                 parts.close()
         except RuntimeError as error:
             raise NotRepeatable(str(error).partition("\n")[0]) from error
-
-    @property
-    def result(self) -> T:
-        return self._result
-
-    @property
-    def is_whole(self) -> bool:
-        return len(self._steps) == 1
-
-    def replay(self) -> None:
-        for step in self._steps:
-            step()
 
     def _captured(self, compute: Callable[[], T]) -> T:
         self._begin()
@@ -263,6 +238,7 @@ class CudaGraph(Generic[T]):
         self._steps.append(self._parts.end())
 
     def _host_step(self, step: Step) -> None:
+        self.is_whole = False
         self._end()
         with _not_capturing():
             self._steps[-1]()
@@ -271,25 +247,15 @@ class CudaGraph(Generic[T]):
         self._begin()
 
 
-class Tape(DispatchMode, Generic[T]):
+class Tape(DispatchMode, Captured[T]):
     """A captured computation on the CPU: torch's operations and kernel launches, in order."""
 
-    is_whole = True
-
     def __init__(self, compute: Callable[[], T]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._steps: list[Step] = []
+        DispatchMode.__init__(self)  # type: ignore[no-untyped-call]
+        Captured.__init__(self)
         self._kept: list[object] = []
         with _capturing_with(self._host_step), intercept_launches(self._launch), self:
-            self._result = compute()
-
-    @property
-    def result(self) -> T:
-        return self._result
-
-    def replay(self) -> None:
-        for step in self._steps:
-            step()
+            self.result = compute()
 
     def _launch(self, launch: KernelLaunch) -> bool:
         self._steps.append(launch.run)

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 from types import TracebackType
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, Self
 
 import torch
 from torch import Tensor
@@ -55,52 +55,30 @@ class Buffer:
     used: torch.cuda.Event | None = None
 
 
-class Copier(Protocol):
-    """Copier of buffers to a device, in the order of calls."""
+class CpuCopier:
+    """Copier of buffers to a device, in the order of calls; here the CPU, which needs no copy."""
 
     def buffer(self, n_bytes: int) -> Buffer:
         """Allocate a buffer."""
-        ...
-
-    def wait(self, buffer: Buffer) -> None:
-        """Wait until the host's side may be overwritten."""
-        ...
-
-    def copy(self, buffer: Buffer, n_bytes: int) -> Tensor:
-        """Copy the first bytes; return them on the device, valid for work that is started later."""
-        ...
-
-    def release(self, buffer: Buffer) -> None:
-        """Note that the work that reads the device's side has been started."""
-        ...
-
-    def finish(self) -> None:
-        """Wait until all copies and the work that reads them have ended."""
-        ...
-
-
-class CpuCopier:
-    """Copier for the CPU, which reads the host's buffers themselves."""
-
-    def buffer(self, n_bytes: int) -> Buffer:
         host = HostTensor((n_bytes,), torch.uint8, torch.device("cpu"))
         return Buffer(host, host.value)
 
     def wait(self, buffer: Buffer) -> None:
-        """Return at once: nothing runs asynchronously."""
+        """Wait until the host's side may be overwritten."""
 
     def copy(self, buffer: Buffer, n_bytes: int) -> Tensor:
+        """Copy the first bytes; return them on the device, valid for work that is started later."""
         return buffer.held[:n_bytes]
 
     def release(self, buffer: Buffer) -> None:
-        """Do nothing: the buffer was read synchronously."""
+        """Note that the work that reads the device's side has been started."""
 
     def finish(self) -> None:
-        """Return at once: nothing runs asynchronously."""
+        """Wait until all copies and the work that reads them have ended."""
 
 
 class CudaCopier:
-    """Copier for a GPU, with a stream of its own beside the one that computes."""
+    """Copier for a GPU, with the methods of `CpuCopier` and a stream of its own."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -136,6 +114,9 @@ class CudaCopier:
     def finish(self) -> None:
         self._copies.synchronize()
         torch.cuda.current_stream(self._device).synchronize()
+
+
+Copier = CpuCopier | CudaCopier
 
 
 def copier_for(device: torch.device) -> Copier:

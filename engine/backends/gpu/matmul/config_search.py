@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -151,30 +151,27 @@ class SearchCase(NamedTuple):
     n_token: int
 
 
-class ProductTimer(Protocol):
-    """Timer of products."""
-
-    def seconds(self, device: torch.device, compute: Callable[[], object], n: int) -> float:
-        """Return the time of one of the `n` products that `compute` computes, in seconds."""
-        ...
+Timer = Callable[[torch.device, Callable[[], object], int], float]
+"""Function like `graph_seconds`; tests replace it."""
 
 
-class GraphTimer:
-    """Timer that replays a CUDA graph of the products between two events."""
+def graph_seconds(device: torch.device, compute: Callable[[], object], n: int) -> float:
+    """Return the time of one of the `n` products that `compute` computes, in seconds.
 
-    def seconds(self, device: torch.device, compute: Callable[[], object], n: int) -> float:
-        graph = capture(device, compute)
-        make_event: Callable[..., Any] = torch.cuda.Event
-        begin, end = (make_event(enable_timing=True) for _ in range(2))
-        best = math.inf
-        with torch.cuda.device(device):
-            for _ in range(N_REPLAYS):
-                begin.record()
-                graph.replay()
-                end.record()
-                end.synchronize()
-                best = min(best, begin.elapsed_time(end))
-        return best / 1e3 / n
+    A CUDA graph of the products is replayed between two events.
+    """
+    graph = capture(device, compute)
+    make_event: Callable[..., Any] = torch.cuda.Event
+    begin, end = (make_event(enable_timing=True) for _ in range(2))
+    best = math.inf
+    with torch.cuda.device(device):
+        for _ in range(N_REPLAYS):
+            begin.record()
+            graph.replay()
+            end.record()
+            end.synchronize()
+            best = min(best, begin.elapsed_time(end))
+    return best / 1e3 / n
 
 
 def tune(
@@ -187,7 +184,7 @@ def tune(
     found: list[KernelTuning] = []
     with torch.inference_mode():
         for name in devices:
-            search = ConfigSearch(torch.device(name), GraphTimer(), is_cancelled)
+            search = ConfigSearch(torch.device(name), graph_seconds, is_cancelled)
             found += search.run(matrices, on_progress)
     return found
 
@@ -220,9 +217,7 @@ class ConfigSearch:
         is_cancelled: cancellation check, called before each measurement.
     """
 
-    def __init__(
-        self, device: torch.device, timer: ProductTimer, is_cancelled: IsCancelled
-    ) -> None:
+    def __init__(self, device: torch.device, timer: Timer, is_cancelled: IsCancelled) -> None:
         self._device, self._timer, self._is_cancelled = device, timer, is_cancelled
         self._target = target_of(device)
 
@@ -267,7 +262,7 @@ class ConfigSearch:
                 if not is_same(result, wanted[0]):
                     return math.inf
                 compute = product.compute
-                return self._timer.seconds(self._device, compute, product.n_copies)
+                return self._timer(self._device, compute, product.n_copies)
             except (Cancelled, KeyboardInterrupt):
                 raise
             except Exception as error:  # compilers fail in all ways

@@ -16,35 +16,24 @@ from torch import Tensor
 from engine.backends.gpu import moe
 from engine.backends.gpu.launch.configs import target_of
 from engine.backends.gpu.matmul import dequant_gemm, gemv, per_head, tile_gemm
+from engine.backends.gpu.quantised import QuantisedMatrix
 from engine.errors import EngineError
 from engine.formats.gguf.tensors import TYPES
 from engine.model.forward.batch import SMALL_BATCH
 from engine.model.forward.operands import ALL
 
 if TYPE_CHECKING:
-    from engine.formats.quants.layout import Extent
     from engine.model.forward.expert_rows import Groups
 
 
-class GpuPlanes:
+class GpuPlanes(QuantisedMatrix):
     """A quantised matrix, or one per expert or head, in planes (`engine.formats.quants.layout`).
 
     Args:
         planes: uint8, (n_tile, tile_bytes) or (n, n_tile, tile_bytes).
-        type_number: number of the GGML type.
-        n_rows: number of rows of each matrix.
-        extent: columns of the file's matrix that are held.
-        x_bytes: bytes of a quantised activation, see `engine.planning.footprint.x_bytes`.
+        x_bytes: see `engine.planning.footprint.x_bytes`.
+        type_number, n_rows, extent: see `QuantisedMatrix`.
     """
-
-    def __init__(
-        self, planes: Tensor, type_number: int, n_rows: int, extent: Extent, x_bytes: int
-    ) -> None:
-        self.planes = planes
-        self.type_number = type_number
-        self.n_rows = n_rows
-        self.extent = extent
-        self.x_bytes = x_bytes
 
     @property
     def n_bytes(self) -> int:

@@ -8,7 +8,7 @@ import pytest
 
 from engine import Model, load_model
 from engine.backends.gpu.comm.one_shot import OneShot
-from engine.parallel.turns import Turns
+from engine.parallel.batch_overlap import BatchOverlap
 from engine.runtime.prompt_batches import ORDER, MicroBatches, micro_batches_pay
 from tests.helpers.golden import nmse
 from tests.helpers.hf_models import FAMILIES
@@ -30,16 +30,16 @@ def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def turns(monkeypatch: pytest.MonkeyPatch) -> list[Turns]:
+def turns(monkeypatch: pytest.MonkeyPatch) -> list[BatchOverlap]:
     """Return the log of the times a rank switched to its other micro-batch."""
-    seen: list[Turns] = []
-    pass_on = Turns.pass_on
+    seen: list[BatchOverlap] = []
+    switch = BatchOverlap.switch
 
-    def noted(self: Turns) -> None:
+    def noted(self: BatchOverlap) -> None:
         seen.append(self)
-        pass_on(self)
+        switch(self)
 
-    monkeypatch.setattr(Turns, "pass_on", noted)
+    monkeypatch.setattr(BatchOverlap, "switch", noted)
     return seen
 
 
@@ -61,7 +61,7 @@ def batches(model: Model) -> np.ndarray:
     ("split_mode", "n_layer"), [("tensor", 1), pytest.param("layer", 2, marks=pytest.mark.slow)]
 )
 def test_halves_give_what_a_whole_batch_gives(
-    tmp_path: Path, turns: list[Turns], split_mode: str, n_layer: int
+    tmp_path: Path, turns: list[BatchOverlap], split_mode: str, n_layer: int
 ) -> None:
     path = least_gguf(tmp_path / "m.gguf", quant="F32", n_layer=n_layer)
     with load_model(path, ["cpu"] * 2, n_ctx=16, split_mode=split_mode) as model:
@@ -88,7 +88,7 @@ def test_states_and_experts_see_the_first_half_first(name: str, tmp_path: Path) 
 
 
 def test_logits_of_the_first_half_are_computed_whole_and_a_failure_in_it_is_forgotten(
-    tmp_path: Path, turns: list[Turns], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, turns: list[BatchOverlap], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = least_gguf(tmp_path / "m.gguf", quant="F32")
     with load_model(path, ["cpu"] * 2, n_ctx=16) as model:
@@ -97,7 +97,7 @@ def test_logits_of_the_first_half_are_computed_whole_and_a_failure_in_it_is_forg
         assert forward_alone(model.runtime.runner, IDS, 0).shape[0] == len(IDS)
         assert not turns
         with monkeypatch.context() as patch:
-            patch.setattr(Turns, "pass_on", lambda turns: 1 // 0)
+            patch.setattr(BatchOverlap, "switch", lambda turns: 1 // 0)
             with pytest.raises(ZeroDivisionError):
                 batches(model)
         assert nmse(batches(model), expected) < 1e-9

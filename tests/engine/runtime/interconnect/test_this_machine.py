@@ -8,6 +8,7 @@ import torch
 from engine.hardware.devices.topology import Link, Topology
 from engine.hardware.devices.types import DeviceInfo
 from engine.planning.speed.link_records import TrialRecord
+from engine.runtime.interconnect import child
 from engine.runtime.interconnect import proof as this_machine
 from engine.runtime.interconnect.child import StepResult, TrialStep
 from engine.runtime.interconnect.proof import ThisMachine
@@ -56,7 +57,7 @@ def test_another_process_tries_safe_ways_first(
         asked.append((list(steps), dict(gpus)))
         return [StepResult(step, TrialRecord("passed"), TrialRecord("lost")) for step in steps[:-1]]
 
-    monkeypatch.setattr(this_machine, "try_steps", tried)
+    monkeypatch.setattr(child, "try_steps", tried)
     pair = ("cuda:0", "cuda:1")
     found = machine.try_in_child([pair], ("host", "peer"), with_nccl=True)
     steps = [("stores", "host"), ("copies", "host"), ("stores", "peer"), ("copies", "peer")]

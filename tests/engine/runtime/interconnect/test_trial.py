@@ -14,11 +14,10 @@ from engine.backends.gpu.launch.kernel_launch import is_interpreted
 from engine.errors import EngineError
 from engine.hardware.devices.topology import Place
 from engine.runtime.interconnect import child, exchange
-from engine.runtime.interconnect import trial as benches
+from engine.runtime.interconnect.exchange import GpuBench
 from engine.runtime.interconnect.trial import (
     FULL,
     Effort,
-    GpuBench,
     failed_trials,
     try_copies,
     try_nccl,
@@ -191,7 +190,7 @@ def test_a_trial_touches_no_other_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device", device)
     monkeypatch.setattr(torch.cuda, "stream", stream)
     monkeypatch.setattr(torch.cuda, "Stream", make)
-    monkeypatch.setattr(benches, "HostTensor", lambda shape, *_: SimpleNamespace(value=staging))
+    monkeypatch.setattr(exchange, "HostTensor", lambda shape, *_: SimpleNamespace(value=staging))
     bench = GpuBench((1, 2), ("cuda:1", "cuda:2"))
     with bench.on(1):
         pass

@@ -47,7 +47,7 @@ class Ranks:
         ]
 
     def _seat(self, places: Map, number: int) -> Seat:
-        meeting = self._group.meeting(tuple(range(self.n)))
+        meeting = self._group.barrier(tuple(range(self.n)))
 
         def meet(offer: Offer) -> list[Offer]:
             return list(meeting.exchange(number, offer)[0])  # type: ignore[arg-type]

@@ -320,7 +320,7 @@ def test_where_a_rank_is_lost_all_is_closed() -> None:
         executor.check(1, -1e9)
     executor.group.settle()
     with pytest.raises(threading.BrokenBarrierError):
-        executor.group.meeting((0, 1)).exchange(
+        executor.group.barrier((0, 1)).exchange(
             0, None
         )  # kernels that wait end as well, see `abort`
     passes.recover()

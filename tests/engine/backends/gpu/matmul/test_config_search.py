@@ -61,7 +61,7 @@ class FakeClock:
         self._seconds = seconds
         self.n_asked = 0
 
-    def seconds(self, device: torch.device, compute: Callable[[], object], n: int) -> float:
+    def __call__(self, device: torch.device, compute: Callable[[], object], n: int) -> float:
         compute()
         self.n_asked += 1
         return self._seconds[min(self.n_asked, len(self._seconds)) - 1]
@@ -140,8 +140,8 @@ def test_what_is_faster_is_kept_and_used(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_what_cannot_be_computed_is_out(monkeypatch: pytest.MonkeyPatch) -> None:
     class Failing(FakeClock):
-        def seconds(self, device: torch.device, compute: Callable[[], object], n: int) -> float:
-            found = super().seconds(device, compute, n)
+        def __call__(self, device: torch.device, compute: Callable[[], object], n: int) -> float:
+            found = super().__call__(device, compute, n)
             if self.n_asked > 1:
                 raise RuntimeError("out of resources")
             return found

@@ -13,7 +13,7 @@ from torch import Tensor
 from engine.backends.cpu.thread_comm import ThreadCommunicator, ThreadGroup
 from engine.errors import CommError
 from engine.parallel.rank_threads import _Job
-from engine.parallel.watch import Life
+from engine.parallel.watchdog import RankActivity
 from tests.helpers.faults import quicken
 from tests.helpers.thread_ranks import CPU, Ranks
 
@@ -156,15 +156,15 @@ def test_a_rank_that_waits_for_one_that_computes_is_none_that_stalls() -> None:
 def test_threads_that_work_for_a_rank_count_as_well() -> None:
     ranks = Ranks(2)
 
-    def help_rank(life: Life) -> None:
-        life.include_this_thread()
+    def help_rank(activity: RankActivity) -> None:
+        activity.include_this_thread()
         spin(1)
 
     def step(comm: ThreadCommunicator) -> Tensor:
         if comm.rank == 0:
-            life = Life.of_this_thread()
-            assert life is not None
-            thread = threading.Thread(target=help_rank, args=(life,))
+            activity = RankActivity.of_this_thread()
+            assert activity is not None
+            thread = threading.Thread(target=help_rank, args=(activity,))
             thread.start()
             thread.join()
         return comm.all_reduce(torch.ones(1), (0, 1))
@@ -223,7 +223,7 @@ def test_threads_that_a_library_starts_for_a_rank_count_too(*, is_of_rank: bool)
 
 @pytest.mark.usefixtures("hasty")
 def test_what_computes_without_end_meets_the_old_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.parallel.watch.LONGEST_S", 0.8)
+    monkeypatch.setattr("engine.parallel.watchdog.LONGEST_S", 0.8)
     ranks = Ranks(2)
 
     def step(comm: ThreadCommunicator) -> Tensor:

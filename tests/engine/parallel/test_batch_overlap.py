@@ -1,18 +1,18 @@
-"""Turns of two computations: order, failures and threads."""
+"""Overlap of two computations: order, failures and threads."""
 
 import threading
 import time
 
 import pytest
 
-from engine.parallel.turns import Turns
-from engine.parallel.watch import Life
+from engine.parallel.batch_overlap import BatchOverlap
+from engine.parallel.watchdog import RankActivity
 
 
 class Steps:
     """Record of the steps of two computations, in order of time."""
 
-    def __init__(self, turns: Turns) -> None:
+    def __init__(self, turns: BatchOverlap) -> None:
         self.turns = turns
         self.order: list[str] = []
 
@@ -21,20 +21,20 @@ class Steps:
             self.order.append(f"{name}{step}")
             if step == fails_at:
                 raise ZeroDivisionError(name)
-            self.turns.pass_on()
+            self.turns.switch()
         self.order.append(f"{name}.")
         return name
 
 
 def test_they_alternate_and_give_both_results() -> None:
-    steps = Steps(Turns())
+    steps = Steps(BatchOverlap())
     assert steps.turns.both(lambda: steps.of("a", 2), lambda: steps.of("b", 2)) == ("a", "b")
     assert steps.order == ["a0", "b0", "a1", "b1", "a.", "b."]
 
 
 @pytest.mark.parametrize(("n_a", "n_b"), [(3, 1), (1, 3), (0, 2), (2, 0)])
 def test_one_that_is_over_is_not_waited_for(n_a: int, n_b: int) -> None:
-    steps = Steps(Turns())
+    steps = Steps(BatchOverlap())
     for _ in range(50):
         assert steps.turns.both(lambda: steps.of("a", n_a), lambda: steps.of("b", n_b)) == (
             "a",
@@ -44,7 +44,7 @@ def test_one_that_is_over_is_not_waited_for(n_a: int, n_b: int) -> None:
 
 
 def test_never_both_at_once() -> None:
-    turns, inside, most = Turns(), [0], [0]
+    turns, inside, most = BatchOverlap(), [0], [0]
 
     def work() -> None:
         for _ in range(300):
@@ -52,7 +52,7 @@ def test_never_both_at_once() -> None:
             most[0] = max(most[0], inside[0])
             sum(range(50))
             inside[0] -= 1
-            turns.pass_on()
+            turns.switch()
 
     turns.both(work, work)
     assert most == [1]
@@ -60,7 +60,7 @@ def test_never_both_at_once() -> None:
 
 @pytest.mark.parametrize("failing", ["a", "b"])
 def test_a_failure_ends_both_and_is_raised(failing: str) -> None:
-    steps = Steps(Turns())
+    steps = Steps(BatchOverlap())
     for _ in range(20):
         with pytest.raises(ZeroDivisionError, match=failing):
             steps.turns.both(
@@ -75,12 +75,12 @@ def test_a_failure_ends_both_and_is_raised(failing: str) -> None:
 
 def test_the_second_one_is_a_sign_of_life() -> None:
     """The first thread shows no sign of life itself while it waits for the second one."""
-    lives: list[Life] = []
+    activities: list[RankActivity] = []
     goes_on, has_begun = threading.Event(), threading.Event()
 
     def rank() -> None:
-        lives.append(Life())
-        Turns().both(lambda: None, compute)
+        activities.append(RankActivity())
+        BatchOverlap().both(lambda: None, compute)
 
     def compute() -> None:
         has_begun.set()
@@ -90,9 +90,9 @@ def test_the_second_one_is_a_sign_of_life() -> None:
     thread = threading.Thread(target=rank)
     thread.start()
     assert has_begun.wait(10)
-    lives[0].has_moved()
+    activities[0].has_moved()
     time.sleep(0.1)
-    assert lives[0].has_moved()
+    assert activities[0].has_moved()
     goes_on.set()
     thread.join()
 
@@ -104,7 +104,7 @@ def test_the_second_thread_ends_with_it() -> None:
         new = set(threading.enumerate()) - earlier
         return sum(thread.name.endswith("second-batch") for thread in new)
 
-    turns = Turns()
+    turns = BatchOverlap()
     turns.both(lambda: 1, lambda: 2)
     turns.both(lambda: 1, lambda: 2)
     assert n_thread() == 1

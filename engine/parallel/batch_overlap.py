@@ -1,8 +1,8 @@
 """Two computations of one rank that take turns: one computes while the other waits for ranks.
 
-Each is plain code that hands over to the other at certain points (`Turns.pass_on`). Only one of
-them runs at any time, so they may share objects that are not thread-safe. They alternate strictly,
-so all ranks that compute the same make their collectives in the same order.
+Each is plain code that hands over to the other at certain points (`BatchOverlap.switch`). Only one
+of them runs at any time, so they may share objects that are not thread-safe. They alternate
+strictly, so all ranks that compute the same make their collectives in the same order.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Callable
 from typing import TypeVar
 
-from engine.parallel.watch import Life
+from engine.parallel.watchdog import RankActivity
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -26,7 +26,7 @@ class _Dropped(BaseException):
     """Exception that ends a computation after the other one has failed."""
 
 
-class Turns:
+class BatchOverlap:
     """A second thread beside the creating one, and the order in which the two take turns.
 
     The first computation has seat 0, on the calling thread, the second one seat 1. What the second
@@ -41,7 +41,9 @@ class Turns:
         self._seat = threading.local()
         inbox: Inbox = queue.SimpleQueue()
         self._inbox = inbox
-        thread = threading.Thread(target=_work, args=(inbox, Life.of_this_thread()), daemon=True)
+        thread = threading.Thread(
+            target=_work, args=(inbox, RankActivity.of_this_thread()), daemon=True
+        )
         thread.name = f"{threading.current_thread().name}-second-batch"
         thread.start()
         weakref.finalize(self, inbox.put, None)
@@ -95,7 +97,7 @@ class Turns:
             self._leave(0, failed=has_failed)
         return result
 
-    def pass_on(self) -> None:
+    def switch(self) -> None:
         """Let the other computation continue until it hands over or ends."""
         seat: int = self._seat.number
         with self._condition:
@@ -130,10 +132,10 @@ class Turns:
             self._condition.notify_all()
 
 
-def _work(inbox: Inbox, life: Life | None) -> None:
-    """Do the second thread's work; without a reference to `Turns`, whose end ends the thread."""
-    if life is not None:
-        life.include_this_thread()
+def _work(inbox: Inbox, activity: RankActivity | None) -> None:
+    """Run the second thread; it holds no `BatchOverlap`, whose end ends the thread."""
+    if activity is not None:
+        activity.include_this_thread()
     while (work := inbox.get()) is not None:
         work()
         del work

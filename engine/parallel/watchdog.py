@@ -1,7 +1,7 @@
 """Watchdog of a model's ranks: finds hung ranks within seconds, and never one that computes.
 
 A rank may well compute for minutes while others wait for it, so time alone tells nothing. A rank
-counts as hung when it has shown no sign of life for a few seconds (`parallel.liveness`), and no
+counts as hung when it has shown no sign of life for a few seconds (`RankActivity`), and no
 other rank that still has work to do has shown any either: that one may be holding it up.
 """
 
@@ -16,11 +16,14 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import psutil
 
 from engine.errors import CommError
+
+if TYPE_CHECKING:
+    import torch
 
 HELD_UP = ("R", "D")
 """Linux states of a thread that counts as alive: running or waiting for a core; on a disk."""
@@ -45,15 +48,15 @@ _serial = count()
 
 
 class _ThisThread(threading.local):
-    """Life of the rank for which the calling thread works; None if it is not watched."""
+    """RankActivity of the rank for which the calling thread works; None if it is not watched."""
 
-    life: Life | None = None
+    activity: RankActivity | None = None
 
 
 _this_thread = _ThisThread()
 
 
-class Life:
+class RankActivity:
     """Activity of one rank's threads, first of all of the one that creates this.
 
     On Linux a thread inherits the name of the thread that starts it, so threads that a library has
@@ -69,13 +72,13 @@ class Life:
         self.include_this_thread()
 
     @staticmethod
-    def of_this_thread() -> Life | None:
-        """Return the `Life` of the calling thread's rank; None if it is not watched."""
-        return _this_thread.life
+    def of_this_thread() -> RankActivity | None:
+        """Return the `RankActivity` of the calling thread's rank; None if it is not watched."""
+        return _this_thread.activity
 
     def include_this_thread(self) -> None:
         """Count the calling thread as one of this rank's, from now on."""
-        _this_thread.life = self
+        _this_thread.activity = self
         with suppress(OSError):
             (TASKS / str(threading.get_native_id()) / "comm").write_text(self._name)
         running = [clock for clock in self._clocks if _read(clock)]
@@ -182,38 +185,64 @@ Every block of a model has collectives and takes far less; only an endless loop 
 """
 
 
-class Meetings(Protocol):
-    """State of the collectives that the watchdog reads; see `parallel.thread_comm.ThreadGroup`."""
+class CollectiveCounter:
+    """Counter of the collectives of all ranks, without a lock: a lost increment does no harm."""
 
-    @property
-    def n_collectives(self) -> int:
-        """Number of collectives of all ranks so far."""
-        ...
+    def __init__(self) -> None:
+        self.count = 0
 
-    def waiting(self) -> Mapping[int, Collection[int]]:
-        """Return the ranks that wait now, each with the ranks it waits for."""
-        ...
 
-    def is_alive(self, rank: int) -> bool | None:
-        """Return whether a rank's device is at work; None if its threads' CPU time shows it."""
-        ...
+class RankGroup:
+    """Ranks of one model, as the watchdog sees them; `ThreadGroup` adds the collectives.
+
+    Attributes:
+        collectives: counter of the collectives of all ranks; misses some replayed ones.
+        abroad: ranks that wait for another machine now, which somebody else watches.
+    """
+
+    def __init__(self) -> None:
+        self._devices: dict[int, torch.device] = {}
+        self.collectives = CollectiveCounter()
+        self.abroad: set[int] = set()
+
+    def join(self, rank: int, device: torch.device) -> None:
+        """Set the device of a rank."""
+        self._devices[rank] = device
 
     def device(self, rank: int) -> str:
         """Return the name of a rank's device; "" if it is not known."""
-        ...
+        return str(self._devices.get(rank, ""))
+
+    def is_alive(self, rank: int) -> bool | None:
+        """Return whether a rank's device is at work; None if its threads' CPU time shows it.
+
+        A thread that waits for its GPU shows no sign of life, so ranks on GPUs count as alive.
+        """
+        if rank in self.abroad:
+            return True
+        device = self._devices.get(rank)
+        return None if device is None or device.type == "cpu" else True
+
+    def waiting(self) -> Mapping[int, Collection[int]]:
+        """Return the ranks that wait now, each with the ranks it waits for."""
+        raise NotImplementedError
+
+    def abort_for_good(self) -> None:
+        """Wake all ranks with an error, now and whenever one returns later."""
+        raise NotImplementedError
 
 
-class Watch:
+class Watchdog:
     """Watchdog of one job of the ranks, asked about every `LOOK_S`.
 
     Args:
-        meetings: state of the ranks' collectives.
-        lives: activity of each rank's threads, by rank.
+        group: the ranks.
+        activities: activity of each rank's threads, by rank.
     """
 
-    def __init__(self, meetings: Meetings, lives: Mapping[int, Life]) -> None:
-        self._meetings = meetings
-        self._lives = lives
+    def __init__(self, group: RankGroup, activities: Mapping[int, RankActivity]) -> None:
+        self._group = group
+        self._activities = activities
         self._looked = self._collective_at = time.perf_counter()
         self._n_collectives = -1
         self._silent_s: dict[int, float] = {}
@@ -225,7 +254,7 @@ class Watch:
         Args:
             busy: ranks that have not ended the job.
         """
-        waiting = self._meetings.waiting()
+        waiting = self._group.waiting()
         working = [rank for rank in busy if rank not in waiting]
         step = self._step(working)
         if not working:
@@ -250,9 +279,9 @@ class Watch:
             what: what they have done or not, as the words after "has" or "have".
         """
         first, *others = ranks
-        named = [f"{self._meetings.device(rank)} (rank {rank})".lstrip() for rank in others]
+        named = [f"{self._group.device(rank)} (rank {rank})".lstrip() for rank in others]
         verb = f"and {' and '.join(named)} have" if named else "has"
-        return CommError(first, f"{verb} {what}", self._meetings.device(first))
+        return CommError(first, f"{verb} {what}", self._group.device(first))
 
     def look_at(self, ranks: Collection[int]) -> None:
         """Look for signs of life of ranks without judging them."""
@@ -270,13 +299,13 @@ class Watch:
 
     def _shows_life(self, rank: int) -> bool:
         """Return whether a rank has shown a sign of life since the last look."""
-        has_moved = rank in self._lives and self._lives[rank].has_moved()
-        is_alive = self._meetings.is_alive(rank)
+        has_moved = rank in self._activities and self._activities[rank].has_moved()
+        is_alive = self._group.is_alive(rank)
         return has_moved if is_alive is None else is_alive
 
     def _since_collective_s(self) -> float:
         """Return the seconds since any collective was last seen to be made."""
-        now, n_collectives = time.perf_counter(), self._meetings.n_collectives
+        now, n_collectives = time.perf_counter(), self._group.collectives.count
         if n_collectives != self._n_collectives:
             self._n_collectives, self._collective_at = n_collectives, now
         return now - self._collective_at
