@@ -37,7 +37,7 @@ from engine.hardware.fallbacks import Fallback
 from engine.hardware.faults import has_stopped
 from engine.load_params import DEFAULT_DRAFTED, DraftKind, LoadParams, PeerMode
 from engine.model.architectures.info import ModelInfo, describe
-from engine.model.architectures.mtp import draft_tokens
+from engine.model.layers.mtp import draft_tokens
 from engine.planning.draft.mtp_file import draft_model_path, mtp_path, with_mtp_file
 from engine.planning.draft.vocabulary import check_vocabulary
 from engine.planning.memory import DeviceMemory

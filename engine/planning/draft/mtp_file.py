@@ -19,10 +19,9 @@ from engine.formats.gguf.reader import GGUFFile
 from engine.formats.gguf.tensors import quote, split_name
 from engine.hardware.devices.types import CPU
 from engine.model.architectures.declare import IGNORED, n_mtp_blocks
-from engine.model.architectures.mtp import MAP, draft_map, draft_tokens, is_named
 from engine.model.layers.hparams import n_trunk_blocks
 from engine.model.layers.keys import Keys
-from engine.model.layers.mtp import HEAD
+from engine.model.layers.mtp import HEAD, MAP, draft_map, draft_tokens, is_named
 
 if TYPE_CHECKING:
     from engine.formats.gguf.tensors import TensorInfo
