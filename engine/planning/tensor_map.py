@@ -15,10 +15,6 @@ if TYPE_CHECKING:
     from engine.formats.gguf.reader import GGUFFile
     from engine.load_params import LoadParams
     from engine.model.layers.module import Slot
-    from engine.model.sharding.placement import Placement
-
-    RankBytes = tuple[int, ...]
-    Known = dict[tuple[Placement, tuple[int, ...], int], RankBytes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +41,7 @@ class TensorPlace:
     type: str
     shape: tuple[int, ...]
     n_bytes: int
-    ranks: RankBytes
+    ranks: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +68,15 @@ def placement_map(file: GGUFFile, params: LoadParams) -> PlacementMap:
     """
     declaration = declare(file, params)
     n_ranks = len(declaration.devices)
-    known: Known = {}
+    known: dict[object, tuple[int, ...]] = {}
     recurrent = declaration.hp.recurrent
     places = tuple(_place(slot, n_ranks, recurrent, known) for slot in declaration.slots)
     return PlacementMap(declaration.devices, declaration.hp.n_layer, places)
 
 
-def _place(slot: Slot, n_ranks: int, recurrent: Sequence[bool], known: Known) -> TensorPlace:
+def _place(
+    slot: Slot, n_ranks: int, recurrent: Sequence[bool], known: dict[object, tuple[int, ...]]
+) -> TensorPlace:
     tensor = slot.tensor
     key = slot.placement, tensor.shape, tensor.type.number  # blocks repeat them
     ranks = known.get(key)

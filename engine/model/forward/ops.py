@@ -273,7 +273,7 @@ class Ops(Protocol):
         ...
 
     def xielu(self, x: Tensor, positive: float, negative: float, beta: float, eps: float) -> Tensor:
-        """Apply xIELU, element by element (see `engine.model.architectures.apertus.Xielu`)."""
+        """Apply xIELU, element by element (see `architectures.llama_variants.Xielu`)."""
         ...
 
     def norm_gated(self, x: Tensor, norm: NormLayer, act: Activation, gate: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from engine.backends.reference.ops import ReferenceOps
-from engine.model.architectures.apertus import Xielu, softplus
+from engine.model.architectures.llama_variants import Xielu, softplus
 from engine.model.forward.operands import Activation, Routing
 
 OPS = ReferenceOps()
