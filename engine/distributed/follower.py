@@ -13,7 +13,7 @@ from engine.distributed.machine_runtime import BLOCK, MachineRuntime
 from engine.distributed.machines import END, LOAD, UNLOAD, Machines
 from engine.errors import EngineError
 from engine.formats.gguf.reader import GGUFFile
-from engine.planning.draft.mtp_file import with_mtp_file
+from engine.planning.draft import with_mtp_file
 from engine.planning.saved_plans import params_from
 from engine.util.progress import ignore, never
 

@@ -15,7 +15,7 @@ from engine.generation.scheduling.mtp_source import MTPSource
 from engine.generation.scheduling.requests import Request
 from engine.model.architectures.declare import declare
 from engine.model.forward.batch import Batch
-from engine.planning.draft.mtp_file import is_mtp_file, mtp_path, with_mtp_file
+from engine.planning.draft import is_mtp_file, mtp_path, with_mtp_file
 from engine.planning.plan import make_plan
 from engine.planning.planner import Planner
 from tests.engine.generation.scheduling.test_drafts import answers
