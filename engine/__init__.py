@@ -180,7 +180,7 @@ if TYPE_CHECKING:
     )
     from engine.planning.memory import DeviceMemory, MemoryUse
     from engine.planning.plan import DevicePlan, Plan
-    from engine.planning.planner import Planner
+    from engine.planning.planner import PlacementMap, Planner, TensorPlace
     from engine.planning.saved_plans import (
         AUTO_PLAN,
         ModelKey,
@@ -222,7 +222,6 @@ if TYPE_CHECKING:
         use_measured_overheads,
     )
     from engine.planning.speed.rigs import SIMULATED, Rig
-    from engine.planning.tensor_map import PlacementMap, TensorPlace
     from engine.planning.threads import TokenWork, token_work
     from engine.runtime.interconnect.proof import prove_links
     from engine.runtime.kernel_proof import prove_cards

@@ -35,13 +35,13 @@ from engine.hardware.fallbacks import Fallback
 from engine.hardware.faults import has_stopped
 from engine.load_params import LoadParams
 from engine.model.architectures.info import ModelInfo, describe
-from engine.model.architectures.mtp import draft_tokens
-from engine.planning.draft.mtp_file import draft_model_path, mtp_path, with_mtp_file
-from engine.planning.draft.vocabulary import check_vocabulary
+from engine.model.layers.mtp import draft_tokens
+from engine.planning.draft import draft_model_path, mtp_path, with_mtp_file
 from engine.planning.memory import DeviceMemory
 from engine.planning.plan import Plan
 from engine.runtime.thread_runtime import open_runtime
 from engine.sampling_params import SamplingParams
+from engine.text.vocabulary import check_vocabulary
 from engine.util.progress import IsCancelled, ProgressSink, ignore, never
 
 

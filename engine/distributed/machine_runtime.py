@@ -23,7 +23,7 @@ from engine.errors import EngineError, SplitError
 from engine.formats.gguf.reader import GGUFFile, model_hash
 from engine.hardware.torch_devices import kind_of, torch_device, torch_devices
 from engine.model.forward.batch import PROMPT_BATCH
-from engine.planning.draft.mtp_file import with_mtp_file
+from engine.planning.draft import with_mtp_file
 from engine.runtime.pass_executor import KernelMeetings, captures_of
 from engine.runtime.rank import Captures
 from engine.runtime.thread_runtime import ThreadRuntime

@@ -18,7 +18,7 @@ from engine.generation.kv_cache import Group, OutOfPages, PagedSequence, PagePoo
 from engine.generation.scheduler import PrefillBudget
 from engine.model.forward.batch import Batch, Piece
 from engine.model.forward.pages import n_alike
-from engine.planning.draft.memory import draft_params
+from engine.planning.draft import draft_params
 from engine.runtime.interface import PagedRuntime
 from engine.runtime.thread_runtime import ThreadRuntime, open_runtime
 from engine.util.progress import IsCancelled, ignore

@@ -19,9 +19,10 @@ from engine.generation.image_prompts import (
 from engine.generation.wishes import PromptOptions
 from engine.text.chat_template import ChatTemplate, chat_template_from_metadata
 from engine.text.messages import ChatMessage, Tool
-from engine.text.tokenizer import NO_VOCABULARY, Tokenizer, has_vocabulary
+from engine.text.tokenizer import Tokenizer
 from engine.text.tool_calls.detection import detect
 from engine.text.tool_calls.turns import TemplateUse, as_functions, has_more_than_text
+from engine.text.vocabulary import NO_VOCABULARY, has_vocabulary
 
 if TYPE_CHECKING:
     from engine.formats.gguf.reader import GGUFFile

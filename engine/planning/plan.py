@@ -22,7 +22,7 @@ from engine.hardware.devices.types import CPU, far_id, is_cpu, machine_of
 from engine.model.forward.batch import LARGE_PROMPT_BATCHES, PROMPT_BATCH
 from engine.model.forward.pages import AttentionWindow, in_order
 from engine.model.forward.state import CacheSize, KVState, RequestRoom, few_guessed
-from engine.planning.draft.memory import draft_bytes
+from engine.planning.draft import draft_bytes
 from engine.planning.footprint import WorkingSizes, held_bytes
 from engine.planning.memory import MemoryUse
 from engine.planning.rank_size import RankSize, rank_memory, rank_size

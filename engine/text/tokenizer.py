@@ -21,12 +21,16 @@ from engine.text.vocabulary import (
     BYTE,
     CONTROL,
     KEY,
+    MAX_NAME,
+    NO_VOCABULARY,
     NORMAL,
     UNKNOWN,
     USER_DEFINED,
     Vocabulary,
     file_of,
+    has_vocabulary,
     read_vocabulary,
+    tokenizer_model,
 )
 
 if TYPE_CHECKING:
@@ -144,43 +148,6 @@ class StreamDecoder:
         rest = self._decoder.decode(b"", final=True)
         self._decoder.reset()
         return rest
-
-
-MODELS = ("llama", "gpt2", "gemma4")
-"""Supported kinds of tokenizers."""
-
-NO_MODEL = ("", "none", "no_vocab")
-"""Names of the kind in files without a tokenizer."""
-
-NO_VOCABULARY = "This file has no vocabulary: it can be measured, but not talked to."
-MAX_NAME = 40  # characters of a name to show
-
-
-def has_vocabulary(meta: Metadata) -> bool:
-    """Return whether the file names a tokenizer; without one it still computes logits."""
-    return meta.str(KEY + "model", "") not in NO_MODEL
-
-
-def tokenizer_model(meta: Metadata) -> str:
-    """Return the file's kind of tokenizer.
-
-    Raises:
-        ModelFileError: it has none, or one of an unsupported kind.
-    """
-    model, file = meta.str(KEY + "model", ""), file_of(meta)
-    if model in NO_MODEL:
-        raise ModelFileError(
-            file,
-            f"{file.name} contains no tokenizer.",
-            "Pick a file that was converted with its vocabulary.",
-        )
-    if model not in MODELS:
-        raise ModelFileError(
-            file,
-            f"{file.name} uses the tokenizer {model[:MAX_NAME]!r}, which Tandem cannot run yet.",
-            "Supported are: " + ", ".join(MODELS) + ".",
-        )
-    return model
 
 
 def find_pre_tokenizer(meta: Metadata, model: str) -> tuple[str, PreTokenizer, tuple[str, ...]]:

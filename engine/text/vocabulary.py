@@ -11,10 +11,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from engine.errors import InvalidGGUF
+from engine.errors import EngineError, InvalidGGUF, ModelFileError
 
 if TYPE_CHECKING:
     from engine.formats.gguf.metadata import Metadata
+    from engine.formats.gguf.reader import GGUFFile
 
 KEY = "tokenizer.ggml."
 MAX_TOKEN = 4096  # characters of a token: an answer of a few may not fill a chat
@@ -203,3 +204,97 @@ def _drop_end(vocab: Vocabulary, ends: set[int], name: str, kind: int) -> None:
     if token_id in ends:
         ends.discard(token_id)
         vocab.kinds[token_id] = kind
+
+
+MODELS = ("llama", "gpt2", "gemma4")
+"""Supported kinds of tokenizers."""
+
+NO_MODEL = ("", "none", "no_vocab")
+"""Names of the kind in files without a tokenizer."""
+
+NO_VOCABULARY = "This file has no vocabulary: it can be measured, but not talked to."
+MAX_NAME = 40  # characters of a name to show
+
+
+def has_vocabulary(meta: Metadata) -> bool:
+    """Return whether the file names a tokenizer; without one it still computes logits."""
+    return meta.str(KEY + "model", "") not in NO_MODEL
+
+
+def tokenizer_model(meta: Metadata) -> str:
+    """Return the file's kind of tokenizer.
+
+    Raises:
+        ModelFileError: it has none, or one of an unsupported kind.
+    """
+    model, file = meta.str(KEY + "model", ""), file_of(meta)
+    if model in NO_MODEL:
+        raise ModelFileError(
+            file,
+            f"{file.name} contains no tokenizer.",
+            "Pick a file that was converted with its vocabulary.",
+        )
+    if model not in MODELS:
+        raise ModelFileError(
+            file,
+            f"{file.name} uses the tokenizer {model[:MAX_NAME]!r}, which Tandem cannot run yet.",
+            "Supported are: " + ", ".join(MODELS) + ".",
+        )
+    return model
+
+
+MAX_OTHER_SIZE = 128
+"""Largest difference of the numbers of tokens: padding, or special tokens that were added."""
+
+FIRST_COMPARED = 5
+"""First id whose text is compared; those before may be named otherwise, such as `<unk>`."""
+
+
+def check_vocabulary(draft: GGUFFile, main: GGUFFile) -> None:
+    """Check that a draft model has the vocabulary of the model that it guesses for.
+
+    The rule is llama.cpp's (`common/speculative.cpp`): the same kind of tokenizer, the same BOS and
+    EOS, sizes that differ little, and the same text of each id that both have, but for the first
+    ones.
+
+    Raises:
+        EngineError: their vocabularies differ.
+        ModelFileError: the draft model's vocabulary contradicts itself.
+    """
+    if not has_vocabulary(draft.meta) and not has_vocabulary(main.meta):
+        return  # sizes are all there is, and guesses beyond them are left out
+    found = _difference(draft, main)
+    if found:
+        raise EngineError(
+            f"{draft.path.name} cannot be the draft model of {main.path.name}: {found}.",
+            "Choose a smaller model of the same family.",
+        )
+
+
+def _difference(draft: GGUFFile, main: GGUFFile) -> str:
+    """Return what differs, as the end of a sentence; "" for nothing."""
+    for file in (draft, main):
+        if not has_vocabulary(file.meta):
+            return f"{file.path.name} has no vocabulary"
+    kinds = [tokenizer_model(file.meta) for file in (draft, main)]
+    if kinds[0] != kinds[1]:
+        return f"its tokenizer is {kinds[0]!r}, not {kinds[1]!r}"
+    a, b = (read_vocabulary(file.meta, kinds[0] == "llama") for file in (draft, main))
+    for name, ids in (("BOS", (a.bos_id, b.bos_id)), ("EOS", (a.eos_id, b.eos_id))):
+        if ids[0] != ids[1]:
+            return f"its {name} is {_named(ids[0])}, not {_named(ids[1])}"
+    if abs(len(a.tokens) - len(b.tokens)) > MAX_OTHER_SIZE:
+        return f"it has {len(a.tokens)} tokens, not {len(b.tokens)}"
+    return _other_text(a, b)
+
+
+def _other_text(a: Vocabulary, b: Vocabulary) -> str:
+    """Return which token has another text; "" for none."""
+    for token, (one, other) in enumerate(zip(a.tokens, b.tokens, strict=False)):
+        if token >= FIRST_COMPARED and one != other:
+            return f"its token {token} is {one[:40]!r}, not {other[:40]!r}"
+    return ""
+
+
+def _named(token: int | None) -> str:
+    return "none" if token is None else f"token {token}"

@@ -1,7 +1,7 @@
 """Base classes of language models: an embedding, blocks, a final norm and an output head.
 
-After `CausalLM` come variants that several families share: recurrent layers, RoPE that differs by
-layer, and scaled embeddings.
+`MTP` holds the blocks of a model that only guess. After `CausalLM` come variants that several
+families share: recurrent layers, RoPE that differs by layer, and scaled embeddings.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, ClassVar
 
-from engine.model.architectures.mtp import MTP
 from engine.model.forward.operands import RopeParams
-from engine.model.layers.block import Block
+from engine.model.layers.block import Block, MixerBlock
 from engine.model.layers.ffn import separate_gate_up, separate_qkv
 from engine.model.layers.hparams import HParams, Traits
 from engine.model.layers.keys import DEFAULT_BASE
 from engine.model.layers.linear import CopiedHead, Embedding, Linear, TiedHead
 from engine.model.layers.module import Module, TensorSource
+from engine.model.layers.mtp import MTPHead
 from engine.model.layers.norm import Rope, choose_rope_factors
 from engine.model.sharding.placement import Replicate, Shard
 from engine.model.sharding.split import ModelSplit
@@ -27,6 +27,184 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from engine.model.forward.context import Context
+    from engine.model.layers.mtp import MTPInput
+    from engine.model.layers.norm import Norm
+
+
+class MTP(Module):
+    """The MTP blocks of a model, which guess from the hidden states of the blocks before them.
+
+    A block sees pairs of a token and the hidden state of the token before. Such a pair lies in
+    its KV cache at the position of the token, so that what is cached depends on no later token;
+    there is none at position 0. A prompt's pass computes the pairs of its tokens. Single tokens
+    only leave their hidden states behind: a guess computes the pairs of all tokens since the
+    last guess, and goes on from them.
+
+    A block that is alone guesses any number of tokens: its own output stands for the trunk's
+    hidden state of a guess. Of several, each guesses one token, and reads the outputs of the
+    one before in place of the trunk's hidden states (DeepSeek-V3, arXiv 2412.19437, section
+    2.2), so that its pairs begin one position later.
+
+    Args:
+        blocks: the blocks, which belong to the model; one at least.
+        reads_normed: whether they read hidden states behind the final norm.
+
+    Attributes:
+        heads: embedding, norm and output head of each block.
+    """
+
+    is_nameless = True
+
+    def __init__(
+        self, hp: HParams, split: ModelSplit, blocks: Sequence[Block], *, reads_normed: bool
+    ) -> None:
+        self._parts: tuple[tuple[MixerBlock, MTPInput], ...] = ()  # found as children elsewhere
+        for block in blocks:
+            if not isinstance(block, MixerBlock) or block.nextn is None:
+                raise hp.keys.invalid("its MTP block has no attention")
+            self._parts += ((block, block.nextn),)
+        self.heads = [MTPHead(hp, split, block.layer, block.norm_type) for block in blocks]
+        self._reads_normed, self._n_embd = reads_normed, hp.n_embd
+
+    def remember(
+        self, trunk: CausalLM, ids: Tensor, embedded: Tensor | None, x: Tensor | None, ctx: Context
+    ) -> None:
+        """Write the keys and values of a prompt's tokens, or keep hidden states of single ones.
+
+        The group of ranks that `ctx` is at stays the same.
+
+        Args:
+            ids: tokens of the pass, (T,).
+            embedded: their embeddings on the ranks that hold the trunk's; None on the others.
+            x: the residual stream behind the trunk's last block, (T, n_embd), on its ranks.
+        """
+        here = ctx.group
+        hidden = self._handed(trunk, x, trunk.output_norm, 0, ctx)
+        if ctx.batch.is_of_few_singles:
+            if hidden is not None:
+                ctx.hidden_states.keep(hidden)
+            ctx.join(here)
+            return
+        for number, (_, joint) in enumerate(self._parts):
+            mine = self._embedded(trunk, ids, embedded, number, ctx)
+            x = None
+            if hidden is not None and mine is not None:
+                x = joint(mine, ctx.hidden_states.exchanged(hidden, number), ctx)
+            hidden = self._passed(trunk, x, number, ctx)
+        ctx.join(here)
+
+    def read(self, trunk: CausalLM, ids: Tensor, ctx: Context, number: int) -> None:
+        """Write the keys and values of single tokens whose hidden states were kept.
+
+        Args:
+            ids: tokens of the pass, (T,).
+            number: index of the block that reads them.
+        """
+        hidden = self._passed(trunk, self._joined(trunk, ids, number, ctx), number, ctx)
+        if hidden is not None:
+            ctx.hidden_states.keep(hidden, number + 1)
+
+    def guess(self, trunk: CausalLM, ids: Tensor, ctx: Context, number: int) -> Tensor | None:
+        """Return logits of what follows tokens that the trunk has not seen yet.
+
+        The output of a block that is alone stands for the trunk's hidden state of these tokens
+        until then. Else it is kept for the next block.
+
+        Args:
+            ids: tokens, (T,). First those that the blocks before have computed and the block has
+                not read; from the batch's first wanted row on each is the next one of its sequence,
+                or behind a guess.
+            number: index of the block.
+
+        Returns:
+            Logits (rows, n_vocab) of the latter, or of the tokens that are guessed from, as
+            `CausalLM.forward` returns them.
+        """
+        block, _ = self._parts[number]
+        x = self._joined(trunk, ids, number, ctx)
+        x = None if x is None else block.forward(x, ctx)
+        if not self._reads_normed:
+            self._keep(x, number, ctx)
+        x = ctx.enter(x, trunk.split.last_group, self._n_embd)
+        if x is not None:
+            x = self._norm(trunk, number)(x, ctx)
+        if self._reads_normed:
+            self._keep(x, number, ctx)
+        if x is None:
+            return None
+        normed, own = x[ctx.batch.first_logit :], self.heads[number].output
+        return ctx.gather(trunk.head(normed, ctx) if own is None else own(normed), normed)
+
+    def _keep(self, x: Tensor | None, number: int, ctx: Context) -> None:
+        """Keep the output of a block for that of the next guess; the group stays the same.
+
+        Args:
+            x: (T, n_embd), on the ranks that `ctx` is at.
+        """
+        here, next_one, first = ctx.group, number + 1, 0
+        if len(self._parts) == 1:
+            next_one, first = 0, ctx.batch.first_logit
+        if next_one < len(self._parts):
+            x = ctx.enter(x, self._parts[next_one][0].split.group, self._n_embd)
+            if x is not None:
+                ctx.hidden_states.keep(x, next_one, first)
+            ctx.join(here)
+
+    def _passed(
+        self, trunk: CausalLM, x: Tensor | None, number: int, ctx: Context
+    ) -> Tensor | None:
+        """Compute a block of its input x (T, n_embd), and return what the next block reads.
+
+        That is on the next block's ranks. Of the last one only keys and values are of use.
+        """
+        block, _ = self._parts[number]
+        if number + 1 == len(self._parts):
+            if x is not None:
+                block.mix(x, ctx)
+            return None
+        x = None if x is None else block.forward(x, ctx)
+        return self._handed(trunk, x, self._norm(trunk, number), number + 1, ctx)
+
+    def _handed(
+        self, trunk: CausalLM, x: Tensor | None, norm: Norm, number: int, ctx: Context
+    ) -> Tensor | None:
+        """Return hidden states x (T, n_embd) as a block reads them, on its ranks.
+
+        Args:
+            norm: the norm behind them, on the ranks of the output head.
+            number: index of the block.
+        """
+        if self._reads_normed:
+            x = ctx.enter(x, trunk.split.last_group, self._n_embd)
+            x = None if x is None else norm(x, ctx)
+        return ctx.enter(x, self._parts[number][0].split.group, self._n_embd)
+
+    def _norm(self, trunk: CausalLM, number: int) -> Norm:
+        return self.heads[number].shared_head_norm or trunk.output_norm
+
+    def _joined(self, trunk: CausalLM, ids: Tensor, number: int, ctx: Context) -> Tensor | None:
+        """Return a block's input (T, n_embd) on its ranks, from kept hidden states."""
+        has_own = self.heads[number].embed_tokens is not None
+        embedded = None if has_own else trunk.embed(ids, ctx)
+        x = self._embedded(trunk, ids, embedded, number, ctx)
+        if x is None:
+            return None
+        return self._parts[number][1](x, ctx.hidden_states.before(number), ctx)
+
+    def _embedded(
+        self, trunk: CausalLM, ids: Tensor, embedded: Tensor | None, number: int, ctx: Context
+    ) -> Tensor | None:
+        """Return the embeddings of ids (T,) on a block's ranks.
+
+        Args:
+            embedded: those of the trunk, on the ranks that hold them.
+        """
+        own = self.heads[number].embed_tokens
+        if own is not None:
+            embedded = ctx.with_pictures(own(ids, ctx))
+        else:
+            ctx.join(trunk.split.embedding.owners())
+        return ctx.enter(embedded, self._parts[number][0].split.group, self._n_embd)
 
 
 class CausalLM(Module):

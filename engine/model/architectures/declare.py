@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING
 from engine.errors import EngineError, InvalidGGUF
 from engine.formats.gguf.tensors import quote, split_name
 from engine.hardware.devices.types import CPU
-from engine.model.architectures.mtp import draft_tokens
 from engine.model.architectures.registry import model_class
 from engine.model.forward.state import State
 from engine.model.layers.hparams import HParams, n_trunk_blocks
 from engine.model.layers.keys import Keys, stretched
 from engine.model.layers.module import Module, Slot, TensorSource
-from engine.model.layers.mtp import JOINT
+from engine.model.layers.mtp import JOINT, draft_tokens
 from engine.model.sharding.placement import wanted_shares
 from engine.model.sharding.shares import Shares, share_table
 from engine.model.sharding.split import BlockDims, ModelSplit, cut_model

@@ -1,4 +1,7 @@
-"""DeepSeek V2, V3 and models with their blocks: latent attention, routed and shared experts."""
+"""DeepSeek V2 and V3 and families with their blocks: latent attention, routed and shared experts.
+
+Mistral 4, dots.llm1, Ling, MiniCPM 3, Kimi Linear, and GLM 4 with GLM 4.5 to 4.7.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from engine.model.architectures.base import CausalLM, HybridLM
 from engine.model.architectures.granite import MiniCPM, MiniCPMBlock
 from engine.model.architectures.registry import register
 from engine.model.forward.operands import Routing, Scores
-from engine.model.layers.block import TransformerBlock
+from engine.model.layers.block import SandwichBlock, TransformerBlock
 from engine.model.layers.ffn import read_routing
 from engine.model.layers.hparams import HParams, Traits
 from engine.model.layers.mixers.attention import QKNormAttention, Temperature
@@ -147,3 +150,30 @@ class KimiLinear(HybridLM):
     traits = Traits(rope_style=None, is_hybrid=True)
     block_type = KimiBlock
     recurrent_type = KimiLinearBlock
+
+
+@register("glm4")
+class Glm4(CausalLM):
+    """GLM 4 (arXiv 2406.12793); biases load where a file has them."""
+
+    block_type = SandwichBlock
+
+    @classmethod
+    def refine(cls, hp: HParams) -> HParams:
+        """Use NeoX-style RoPE for the vision models, whose files store q and k as M-RoPE needs."""
+        sections = hp.keys.integers("rope.dimension_sections", 2, (0, 0))
+        return replace(hp, rope=replace(hp.rope, style="neox")) if all(sections) else hp
+
+
+class Glm4MoEBlock(SigmoidRoutedBlock):
+    """A block with routed experts, in GLM 4.5 Air and Solar Open without norms of heads."""
+
+    tensor_names: ClassVar = {"ffn_norm": "post_attention_norm"}
+
+
+@register("glm4moe")
+class Glm4MoE(CausalLM):
+    """GLM 4.5 to 4.7 (arXiv 2508.06471); also Solar Open."""
+
+    traits = Traits(rope_style="neox", mtp_hidden="normed")
+    block_type = Glm4MoEBlock

@@ -1,4 +1,7 @@
-"""Gemma 1 to 3: scaled embeddings, GELU, norms around each part, capped scores and logits."""
+"""Gemma: scaled embeddings, GELU, norms around each part, capped scores and logits.
+
+Gemma 4 is dense, or has routed experts beside a dense FFN, or embeddings per layer (E2B, E4B).
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,32 @@ from typing import TYPE_CHECKING, ClassVar
 
 from engine.model.architectures.base import SqrtScaledLM, SwaRopeLM
 from engine.model.architectures.registry import register
-from engine.model.forward.operands import GELU, RopeParams, Scores
-from engine.model.layers.block import SandwichBlock, TransformerBlock
+from engine.model.forward.operands import GELU, Addend, RopeParams, Scores
+from engine.model.layers.block import (
+    SIDE,
+    Block,
+    PerLayerEmbedding,
+    PerLayerGate,
+    SandwichBlock,
+    TransformerBlock,
+    per_layer_width,
+)
+from engine.model.layers.ffn import FFN, MoE, read_routing
 from engine.model.layers.hparams import HParams, Traits
+from engine.model.layers.linear import Linear, Vector
 from engine.model.layers.mixers.attention import Attention, QKNormAttention
-from engine.model.sharding.split import ModelSplit
+from engine.model.layers.mixers.mixer import Mixer
+from engine.model.layers.mixers.shared_kv import (
+    NormedAttention,
+    SharedKVAttention,
+    check_kv_sources,
+    kv_source,
+    share_caches,
+)
+from engine.model.layers.module import Slot, TensorSource
+from engine.model.layers.norm import RMSNorm, Rope
+from engine.model.sharding.placement import Replicate
+from engine.model.sharding.split import BlockSplit, ModelSplit
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -112,3 +136,148 @@ class Gemma3(GemmaLM):
 
     traits = Traits(rope_style="neox", swa_period=6)
     block_type = Gemma3Block
+
+
+class ScaledRouter(Linear):
+    """A router that multiplies its input by a vector first."""
+
+    def bind(self, source: TensorSource, name: str = "") -> list[Slot]:
+        weight = source.get(f"{name}.weight", self.shape)
+        scale = source.get(f"{name}.scale", self.shape[1:])
+        return [
+            Slot(self, "weight", weight, self.placement, is_matrix=True),
+            Slot(self, "scale", scale, self.placement, is_matrix=False),
+        ]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        assert self.weight is not None, "a rank outside must not compute it"
+        assert self.scale is not None, "it comes with the weight"
+        return self.weight.matmul(x * self.scale)
+
+
+class Gemma4MoE(MoE):
+    """Routed experts that read the residual stream itself, with own norms, one for the router."""
+
+    def __init__(self, hp: HParams, split: BlockSplit, layer: int) -> None:
+        super().__init__(hp, split, layer, read_routing(hp), GELU)
+        if self.shared is not None:
+            raise hp.keys.invalid("its shared experts have no place beside the dense FFN")
+        everyone = Replicate(split.group)
+        self.ffn_gate_inp = ScaledRouter(hp.n_embd, hp.n_expert, everyone)
+        self.router_norm = RMSNorm(hp.n_embd, hp.norm_eps, everyone, affine=False)
+        self.pre_ffw_norm_2 = RMSNorm(hp.n_embd, hp.norm_eps, everyone)
+
+    def __call__(self, x: Tensor, ctx: Context) -> Tensor | None:
+        router_input = self.router_norm(x, ctx) * x.shape[-1] ** -0.5
+        return self.routed(self.pre_ffw_norm_2(x, ctx), router_input, ctx)
+
+
+class Gemma4Block(SandwichBlock):
+    """Gemma 2's block with an input per layer that is added last, and a scaled sum.
+
+    Where there are experts, their output and that of the dense FFN have a norm each; one all-reduce
+    serves both.
+    """
+
+    mixer_type: ClassVar[type[Mixer]] = NormedAttention
+    act = GELU
+
+    def __init__(self, hp: HParams, split: BlockSplit, layer: int, rope: Rope | None) -> None:
+        super().__init__(hp, split, layer, rope)
+        self.gate = PerLayerGate(hp, split, layer) if per_layer_width(hp) else None
+        self.layer_output_scale = Vector((1,), Replicate(split.group), optional=True)
+        self.experts: Gemma4MoE | None = None
+        if hp.n_ff_exp[layer]:
+            self.experts = Gemma4MoE(hp, split, layer)
+            self.post_ffw_norm_1 = self.norm()
+            self.post_ffw_norm_2 = self.norm()
+
+    def make_ffn(self) -> FFN:
+        return self.make_dense()
+
+    def forward(self, x: Tensor, ctx: Context) -> Tensor:
+        x = ctx.all_reduce_add(x, self.mix(x, ctx), self.ffn_norm)
+        last = self.feed(x, ctx)
+        if self.gate is not None:
+            x = ctx.all_reduce_add(x, last)
+            last = self.gate(x, ctx)
+        return ctx.all_reduce_add(
+            x, last._replace(sum_scale=self.layer_output_scale.value), self.next_norm
+        )
+
+    def feed(self, x: Tensor, ctx: Context) -> Addend:
+        if self.experts is None:
+            return super().feed(x, ctx)
+        parts = self.ffn(self.ffn_norm(x, ctx), ctx), self.experts(x, ctx)
+        joined = None
+        if any(part is not None for part in parts):
+            joined = ctx.ops.concat(*(x.new_zeros(x.shape) if p is None else p for p in parts))
+        dense, routed = ctx.all_reduce(joined, n=2 * x.shape[-1]).chunk(2, dim=-1)
+        if self.ffn.bias is not None:
+            dense = dense + self.ffn.bias
+        y = self.post_ffw_norm_1(dense, ctx) + self.post_ffw_norm_2(routed, ctx)
+        return Addend(y, norm=self.post_ffw_norm, is_whole=True)
+
+
+class Gemma4SharedBlock(Gemma4Block):
+    """A block that uses the keys and values of an earlier one."""
+
+    mixer_type = SharedKVAttention
+
+
+@register("gemma4")
+class Gemma4(GemmaLM):
+    """Gemma 4 (Google 2026); layers with a window have smaller heads."""
+
+    traits = Traits(rope_style="neox", swa_period=6)
+    block_type = Gemma4Block
+
+    def __init__(self, hp: HParams, split: ModelSplit) -> None:
+        super().__init__(hp, split)
+        self.inputs = PerLayerEmbedding(hp, split.embedding) if per_layer_width(hp) else None
+        share_caches(hp, [block.mixer for block in self.blk if isinstance(block, Gemma4Block)])
+
+    @classmethod
+    def refine(cls, hp: HParams) -> HParams:
+        """Check that the file states which layers have a window, and that keys and values fit.
+
+        Raises:
+            InvalidGGUF: it does not, keys and values differ in size, or a layer cannot share them.
+        """
+        hp = super().refine(hp)
+        if "attention.sliding_window_pattern" not in hp.keys:
+            raise hp.keys.invalid("it does not say which layers have a sliding window")
+        if hp.head_dim_k != hp.head_dim_v:
+            raise hp.keys.invalid("its keys and values have heads of different sizes")
+        check_kv_sources(hp)
+        return hp
+
+    @classmethod
+    def block_for(cls, hp: HParams, layer: int) -> type[Block]:
+        return Gemma4Block if kv_source(hp, layer) == layer else Gemma4SharedBlock
+
+    @classmethod
+    def adapt(cls, source: TensorSource, hp: HParams) -> None:
+        """Accept unused key and value tensors, which some files keep from their checkpoints."""
+        super().adapt(source, hp)
+        for layer in range(hp.n_layer):
+            if kv_source(hp, layer) != layer:
+                unread = ("attn_k", "attn_v", "attn_k_norm")
+                source.used |= {f"blk.{layer}.{name}.weight" for name in unread}
+
+    def embed(self, ids: Tensor, ctx: Context) -> Tensor | None:
+        """Return the hidden state; the inputs of all layers travel to all ranks with it.
+
+        What pictures have in place of embeddings takes part in the inputs.
+        """
+        x = ctx.with_pictures(super().embed(ids, ctx))
+        if self.inputs is None:
+            return x
+        inputs = self.inputs(ids, x, ctx)
+        joined = None if x is None or inputs is None else ctx.ops.concat(x, inputs)
+        joined = ctx.enter(joined, self.split.used)
+        if joined is None:
+            return None
+        n_embd = self.hp.n_embd
+        ctx.side[SIDE] = joined[:, n_embd:]
+        return joined[:, :n_embd]

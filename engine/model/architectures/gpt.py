@@ -1,4 +1,6 @@
-"""GPT-2 and StarCoder: LayerNorms and an FFN without a gate."""
+"""GPT-2 and families of its kind, with LayerNorms and an FFN without a gate: StarCoder 1 and 2,
+GPT-NeoX, Phi, BLOOM, MPT and Falcon 1.
+"""
 
 from __future__ import annotations
 

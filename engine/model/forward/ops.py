@@ -161,7 +161,7 @@ class Ops:
         return (x / cap).tanh() * cap
 
     def xielu(self, x: Tensor, positive: float, negative: float, beta: float, eps: float) -> Tensor:
-        """Apply xIELU, element by element (see `engine.model.architectures.apertus.Xielu`)."""
+        """Apply xIELU, element by element (see `architectures.llama_variants.Xielu`)."""
         below = (x.clamp(max=eps).expm1() - x) * negative
         return torch.where(x > 0, positive * x * x, below) + beta * x
 

@@ -1,12 +1,17 @@
 """Multi-token prediction (MTP): what a block that guesses has beside its mixer and its FFN.
 
-DeepSeek-V3 (arXiv 2412.19437, section 2.2). In files these tensors are called `nextn.…`.
+DeepSeek-V3 (arXiv 2412.19437, section 2.2). In files these tensors are called `nextn.…`; heads of
+some tokens alone come with a list of them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from engine.errors import InvalidGGUF
 from engine.model.layers.linear import Embedding, Linear
 from engine.model.layers.module import Module, Slot, TensorSource
 from engine.model.sharding.placement import Placement, Replicate, Shard
@@ -14,6 +19,8 @@ from engine.model.sharding.placement import Placement, Replicate, Shard
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from engine.formats.gguf.reader import GGUFFile
+    from engine.formats.gguf.tensors import TensorInfo
     from engine.model.forward.context import Context
     from engine.model.layers.hparams import HParams
     from engine.model.layers.norm import Norm
@@ -52,7 +59,7 @@ class MTPHead(Module):
 
     They are cut like those of the trunk, which stand in for what is missing. If guesses are made
     from some tokens alone (`HParams.n_guessed`), the rows of these are held once more, as they are
-    in the file. A file's own head may have few rows, see `engine.model.architectures.mtp`.
+    in the file. A file's own head may have few rows, see `draft_tokens`.
 
     Attributes:
         output: head of the block, with all its rows or some; None for the trunk's.
@@ -103,3 +110,47 @@ class MTPHead(Module):
     @property
     def output(self) -> Linear | None:
         return self.short_head or self.shared_head_head
+
+
+MAP = "d2t"
+"""Last part of the name of the list of a shortened head's tokens; some files add ".weight"."""
+
+DTYPES = {"I32": "<i4", "I64": "<i8"}
+"""numpy's names of the types that such a list may have."""
+
+
+def draft_map(file: GGUFFile) -> TensorInfo | None:
+    """Return the tensor of a file that maps rows of a shortened head to tokens; None without.
+
+    Raises:
+        InvalidGGUF: there are several.
+    """
+    found = [tensor for name, tensor in file.tensors.items() if is_named(name, MAP)]
+    if len(found) > 1:
+        raise InvalidGGUF(
+            file.path, f"{found[0].name} and {found[1].name} both name the tokens of its MTP heads"
+        )
+    return found[0] if found else None
+
+
+def is_named(name: str, last: str) -> bool:
+    """Return whether the last part of a tensor's name is `last`, but for ".weight"."""
+    return name.removesuffix(".weight").rpartition(".")[-1] == last
+
+
+def draft_tokens(file: GGUFFile, n_vocab: int) -> Sequence[int]:
+    """Return the token of each row of an MTP block's head; none where it has all of them in order.
+
+    Raises:
+        InvalidGGUF: the ids are no whole numbers, some are of no token, or there are several lists.
+    """
+    tensor = draft_map(file)
+    if tensor is None:
+        return ()
+    dtype = DTYPES.get(tensor.type.name)
+    if dtype is None or tensor.n_rows != 1:
+        raise InvalidGGUF(file.path, f"the tensor {tensor.name} is no list of tokens")
+    ids: list[int] = file.raw(tensor).read().view(np.dtype(dtype)).tolist()
+    if not all(0 <= token < n_vocab for token in ids):
+        raise InvalidGGUF(file.path, f"the tensor {tensor.name} names tokens that there are not")
+    return ids

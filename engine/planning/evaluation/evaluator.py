@@ -21,8 +21,7 @@ from engine.model.architectures.declare import (
 from engine.model.forward.state import KVState, windows_of
 from engine.model.sharding.placement import wanted_shares
 from engine.model.sharding.split import cut_model
-from engine.planning.evaluation.block_costs import NO_WORK, BlockKind, Cost, Formats, Stage
-from engine.planning.evaluation.end_costs import EndCost, Ends
+from engine.planning.evaluation.costs import NO_WORK, BlockKind, Cost, EndCost, Ends, Formats, Stage
 from engine.planning.evaluation.workload import (
     NOTHING,
     BlockWorkload,

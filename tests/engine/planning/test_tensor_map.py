@@ -10,7 +10,7 @@ from engine import LoadParams, Planner, SplitError
 from engine.formats.gguf.reader import GGUFFile
 from engine.model.architectures.declare import declare
 from engine.planning.footprint import packed_bytes, slot_pieces
-from engine.planning.tensor_map import PlacementMap, TensorPlace
+from engine.planning.planner import PlacementMap, TensorPlace
 from tests.helpers.hollow import hollow_moe
 from tests.helpers.tiny_gguf import tiny_gguf
 

@@ -38,7 +38,7 @@ class Attention(Mixer):
         self.head_dim_k, self.head_dim_v = hp.head_dim_k[layer], hp.head_dim_v[layer]
         n_head, n_head_kv = hp.n_head[layer], hp.n_head_kv[layer]
         self.scores = self.make_scores()
-        if layer >= hp.n_trunk:  # MTP: see `engine.model.architectures.mtp`
+        if layer >= hp.n_trunk:  # MTP: see `engine.model.architectures.base.MTP`
             self.scores = replace(self.scores, first=layer - hp.n_trunk + 1)
         self.attn_q = Linear(hp.n_embd, n_head * self.head_dim_k, Shard(0, split.heads))
         self.attn_k = Linear(hp.n_embd, n_head_kv * self.head_dim_k, Shard(0, split.kv_heads))

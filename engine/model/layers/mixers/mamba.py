@@ -9,8 +9,7 @@ from engine.model.forward.operands import SILU, ScanInputs
 from engine.model.forward.state import RecurrentState
 from engine.model.layers.linear import Linear, Vector
 from engine.model.layers.mixers.attention import GroupedRMSNorm, HeadGroups, split_heads
-from engine.model.layers.mixers.conv import CausalConv
-from engine.model.layers.mixers.mixer import Mixer, split_last
+from engine.model.layers.mixers.mixer import CausalConv, Mixer, split_last
 from engine.model.layers.norm import RMSNorm
 from engine.model.sharding.placement import Replicate, Shard
 from engine.model.sharding.split import COLUMN_UNIT, BlockDims, BlockSplit

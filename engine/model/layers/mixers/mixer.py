@@ -1,19 +1,24 @@
-"""Base of the mixers: the first part of a block, through which tokens see each other."""
+"""Bases of the mixers, through which tokens see each other: any, and those with a convolution."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
-from engine.model.layers.module import Module
+from engine.model.forward.state import RecurrentState
+from engine.model.layers.linear import Linear
+from engine.model.layers.module import Module, Slot, TensorSource
 from engine.model.layers.norm import Rope
-from engine.model.sharding.split import BlockDims, BlockSplit
+from engine.model.sharding.placement import Shard
+from engine.model.sharding.shares import Ranges
+from engine.model.sharding.split import COLUMN_UNIT, BlockDims, BlockSplit
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from engine.model.forward.context import Context
+    from engine.model.forward.operands import Activation
     from engine.model.layers.hparams import HParams
 
 
@@ -60,3 +65,92 @@ def split_last(x: Tensor, *widths: int) -> list[Tensor]:
     """Split the last dimension into neighbouring parts of the given widths."""
     ends = accumulate(widths)
     return [x[..., end - width : end] for end, width in zip(ends, widths, strict=True)]
+
+
+class CausalConv(Module):
+    """Depthwise causal convolution over the latest `n_taps` tokens, cut by channels.
+
+    Args:
+        n_taps: number of tokens of a filter, the current one included.
+        segments: channels of each rank, in one or several segments.
+
+    Attributes:
+        memory: argument of `RecurrentState` that declares the inputs before the current ones.
+        weight: filters, (channels of this rank, n_taps), or None.
+        bias: bias of each channel, (channels of this rank,), or None; not all files have one.
+    """
+
+    weight: Tensor | None = None
+    bias: Tensor | None = None
+
+    def __init__(self, n_channels: int, n_taps: int, *segments: Ranges) -> None:
+        self.shape = (n_channels, n_taps)
+        self.placement = Shard(0, segments)
+        self.memory = (segments, (n_taps - 1,))
+
+    def bind(self, source: TensorSource, name: str = "") -> list[Slot]:
+        n_channels, n_taps = self.shape
+        torch_shape = (n_channels, 1, n_taps)  # with one input channel per filter
+        weight = source.get(f"{name}.weight", self.shape, torch_shape)
+        slots = [Slot(self, "weight", weight, self.placement, is_matrix=False)]
+        if f"{name}.bias" in source:
+            bias = source.get(f"{name}.bias", self.shape[:1])
+            slots.append(Slot(self, "bias", bias, self.placement, is_matrix=False))
+        return slots
+
+    def __call__(
+        self, x: Tensor, ctx: Context, state: RecurrentState, name: str,
+        act: Activation | None = None, gates: tuple[Tensor, Tensor] | None = None,
+    ) -> Tensor:  # fmt: skip
+        """Convolve x (T, channels of this rank), after each sequence's inputs before these.
+
+        Args:
+            state: declaration of the layer's memory.
+            name: name of the inputs before these in it; they are updated.
+            act: activation of the result; None for none.
+            gates: factors on x and on the activated result, both shaped like x.
+        """
+        weight, bias = self.weight, self.bias
+        assert weight is not None, "a rank without a slice must not compute it"
+        return ctx.ops.causal_conv(x, ctx.states(state, name), weight, bias, act, gates)
+
+
+class ShortConv(Mixer):
+    """Gated convolution `out(c * conv(b * x))`, cut by channels (arXiv 2511.23404).
+
+    b, c and x come from one projection. No channel sees another one, so the only all-reduce is that
+    of the output.
+
+    Attributes:
+        state: declaration of the convolution's inputs.
+    """
+
+    tensor_names: ClassVar = {
+        "in_proj": "shortconv.in_proj",
+        "conv": "shortconv.conv",
+        "out_proj": "shortconv.out_proj",
+    }
+
+    def __init__(self, hp: HParams, split: BlockSplit, layer: int, rope: Rope | None) -> None:
+        super().__init__(hp, split, layer, rope)
+        n, channels = hp.n_embd, split.state_heads
+        self.in_proj = Linear(n, 3 * n, Shard(0, (channels, channels, channels)))
+        self.conv = CausalConv(n, hp.keys.integer("shortconv.l_cache"), channels)
+        self.out_proj = Linear(n, n, Shard(1, channels), split.group)
+        self.state = RecurrentState(conv=self.conv.memory)
+
+    @classmethod
+    def dims(cls, hp: HParams, layer: int) -> BlockDims:
+        return BlockDims(
+            n_state_head=hp.n_embd, n_state_group=hp.n_embd, state_unit=COLUMN_UNIT
+        )  # fmt: skip
+
+    @property
+    def bias(self) -> Tensor | None:
+        return self.out_proj.bias
+
+    def __call__(self, x: Tensor, ctx: Context) -> Tensor | None:
+        if not ctx.owns(self.split.state_heads):
+            return None
+        b, c, values = self.in_proj(x).chunk(3, dim=-1)
+        return self.out_proj(self.conv(values, ctx, self.state, "conv", gates=(b, c)))

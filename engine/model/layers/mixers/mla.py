@@ -84,7 +84,7 @@ class LatentAttention(Mixer):
         heads, owners = Shard(0, split.heads), Replicate(split.heads.owners())
         self.sizes = sizes
         self.scores = self.make_scores()
-        if layer >= hp.n_trunk:  # MTP: see `engine.model.architectures.mtp`
+        if layer >= hp.n_trunk:  # MTP: see `engine.model.architectures.base.MTP`
             self.scores = replace(self.scores, first=layer - hp.n_trunk + 1)
         self.has_query_latent = hp.has(layer, "attn_q_a.weight") or (
             "attention.q_lora_rank" in hp.keys and not hp.has(layer, "attn_q.weight")

@@ -31,9 +31,9 @@ def built(tmp_path: Path) -> Built:
 def test_chunks_and_temperature(
     built: Built, n_batch: int, n_ranks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.model.architectures.llama4.CHUNK", CHUNK)
+    monkeypatch.setattr("engine.model.architectures.llama.CHUNK", CHUNK)
     monkeypatch.setattr(
-        "engine.model.architectures.llama4.TEMPERATURE", Temperature(0.5, STEP, offset=1)
+        "engine.model.architectures.llama.TEMPERATURE", Temperature(0.5, STEP, offset=1)
     )
     path, ids, expected = built
     with load_model(path, ["cpu"] * n_ranks, kv_type="f32", n_batch=n_batch) as model:

@@ -14,7 +14,7 @@ from engine.generation.drafts import Drafts, MTPSource
 from engine.generation.sequence import TokenSequence
 from engine.model.architectures.declare import declare
 from engine.model.forward.batch import Batch
-from engine.planning.draft.mtp_file import is_mtp_file, mtp_path, with_mtp_file
+from engine.planning.draft import is_mtp_file, mtp_path, with_mtp_file
 from engine.planning.plan import make_plan
 from engine.planning.planner import Planner
 from tests.engine.generation.test_drafts import answers

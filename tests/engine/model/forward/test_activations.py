@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from engine.model.architectures.apertus import Xielu, softplus
+from engine.model.architectures.llama_variants import Xielu, softplus
 from engine.model.forward.operands import Activation, Routing
 from engine.model.forward.ops import Ops
 

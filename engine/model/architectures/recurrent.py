@@ -1,4 +1,6 @@
-"""Mamba 1 and 2: recurrent layers only."""
+"""Families of recurrent layers: Mamba 1 and 2 alone, with attention in other layers (Jamba) or
+beside them (Falcon-H1), and LFM2, whose recurrent layers are short convolutions.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +12,9 @@ from engine.model.architectures.registry import register
 from engine.model.layers.block import Block, MixerBlock, TransformerBlock
 from engine.model.layers.ffn import add_parts
 from engine.model.layers.hparams import HParams, Traits
-from engine.model.layers.mixers.attention import Attention
+from engine.model.layers.mixers.attention import Attention, QKNormAttention
 from engine.model.layers.mixers.mamba import Mamba, Mamba2, NormedMamba
-from engine.model.layers.mixers.mixer import Mixer
+from engine.model.layers.mixers.mixer import Mixer, ShortConv
 from engine.model.layers.norm import Rope
 from engine.model.sharding.split import BlockDims, BlockSplit
 
@@ -114,3 +116,32 @@ class FalconH1(CausalLM):
 
     traits = Traits(rope_style="neox")
     block_type = FalconH1Block
+
+
+class LFM2Block(TransformerBlock):
+    """Llama's block with normalised query and key heads."""
+
+    mixer_type = QKNormAttention
+
+
+class LFM2ConvBlock(TransformerBlock):
+    """Llama's block with a short convolution in place of attention."""
+
+    mixer_type = ShortConv
+
+
+@register("lfm2", "lfm2moe")
+class LFM2(HybridLM):
+    """LFM2 (arXiv 2511.23404)."""
+
+    traits = Traits(rope_style="neox", is_hybrid=True)
+    block_type = LFM2Block
+    recurrent_type = LFM2ConvBlock
+    tensor_names: ClassVar = {"output_norm": "token_embd_norm"}
+
+    @classmethod
+    def refine(cls, hp: HParams) -> HParams:
+        """Apply a window, which few files have, to every layer with attention."""
+        n_swa = hp.keys.integer("attention.sliding_window", 0)
+        swa = tuple(bool(n_swa) and not is_recurrent for is_recurrent in hp.recurrent)
+        return replace(hp, n_swa=n_swa, swa=swa)

@@ -1,7 +1,8 @@
-"""Files that hold nothing but a model's MTP blocks: found beside it, and checked against it.
+"""What guesses for a loaded model: files of MTP blocks alone, and draft models with their memory.
 
-llama.cpp's converter writes them with `--mtp`: the blocks under the numbers that they have behind
-the model's own ones, with the embedding, final norm and head that they share with the model.
+llama.cpp's converter writes files of MTP blocks with `--mtp`: the blocks under the numbers that
+they have behind the model's own ones, with the embedding, final norm and head that they share with
+it. A draft model is a small model of its own, with the same vocabulary.
 """
 
 from __future__ import annotations
@@ -17,16 +18,20 @@ from engine.errors import EngineError, ModelFileError
 from engine.formats.gguf.companions import MTP_MARK, Stamp, files_beside, stamp_of, with_blocks_of
 from engine.formats.gguf.reader import GGUFFile
 from engine.formats.gguf.tensors import quote, split_name
+from engine.hardware.backend_choice import uses_kernels
 from engine.hardware.devices.types import CPU
-from engine.model.architectures.declare import IGNORED, n_mtp_blocks
-from engine.model.architectures.mtp import MAP, draft_map, draft_tokens, is_named
+from engine.load_params import LoadParams
+from engine.model.architectures.declare import IGNORED, declare, n_mtp_blocks, read_sizes
+from engine.model.forward.batch import PROMPT_BATCH
+from engine.model.forward.state import RecurrentState
 from engine.model.layers.hparams import n_trunk_blocks
 from engine.model.layers.keys import Keys
-from engine.model.layers.mtp import HEAD
+from engine.model.layers.mtp import HEAD, MAP, draft_map, draft_tokens, is_named
+from engine.planning.rank_size import rank_memory, rank_size
 
 if TYPE_CHECKING:
     from engine.formats.gguf.tensors import TensorInfo
-    from engine.load_params import LoadParams
+    from engine.model.architectures.declare import Declaration
 
 SHARED = ("token_embd.weight", "output_norm.weight", "output.weight")
 """Tensors that they share with the model, whose own are used."""
@@ -34,7 +39,7 @@ SHARED = ("token_embd.weight", "output_norm.weight", "output.weight")
 REVERSE = "t2d"
 """Last part of the name of the reverse of the map of a shortened head's tokens."""
 
-MOST_KEPT = 8
+MAX_MTP_FILES = 8
 """Most files that are remembered: a plan is made for each move of the mouse."""
 
 
@@ -48,7 +53,7 @@ def is_mtp_file(path: str) -> bool:
     return bool(path) and _is_mtp_file(path, stamp_of(Path(path)))
 
 
-@lru_cache(MOST_KEPT)
+@lru_cache(MAX_MTP_FILES)
 def _is_mtp_file(path: str, stamp: Stamp) -> bool:
     try:
         with GGUFFile.open(path) as file:
@@ -92,7 +97,7 @@ def mtp_path(file: GGUFFile, params: LoadParams) -> str:
     return _beside(str(file.path), stamp_of(file.path.parent))
 
 
-@lru_cache(MOST_KEPT)
+@lru_cache(MAX_MTP_FILES)
 def _beside(model: str, stamp: Stamp) -> str:
     for path in files_beside(Path(model), MTP_MARK, is_first=True):
         if is_mtp_file(str(path)):
@@ -185,3 +190,75 @@ def _check_parts(file: GGUFFile, layers: range) -> None:
                 "blocks do not have.",
                 "It may be of a newer variant; look for an update of Tandem or another file.",
             )
+
+
+MAX_DRAFT_MODELS = 8
+"""Number of draft models' sizes that are remembered: a plan is made for each move of the mouse."""
+
+
+def draft_params(params: LoadParams, n_ctx: int) -> LoadParams:
+    """Return the settings with which the draft model of a model is loaded.
+
+    It lies whole on one device, and has a context that is no longer than it was trained for.
+
+    Args:
+        params: settings of the model that it guesses for.
+        n_ctx: context of that model, in tokens.
+
+    Raises:
+        ModelFileError: its file cannot be read or used.
+    """
+    wanted = LoadParams(
+        path=params.draft_path, devices=(params.draft_device,), n_ctx=n_ctx,
+        parallel=params.parallel, cpu_threads=params.cpu_threads, draft="off",
+        fast_prompts=params.fast_prompts, n_batch=PROMPT_BATCH, reserve=params.reserve,
+    )  # fmt: skip
+    with GGUFFile.open(wanted.path) as file:
+        _, hp = read_sizes(file, wanted)
+    return replace(wanted, n_ctx=min(n_ctx, hp.n_ctx_train or n_ctx))
+
+
+def draft_bytes(params: LoadParams, n_ctx: int) -> int:
+    """Return the predicted bytes of a draft model; 0 without one.
+
+    Args:
+        params: settings of the model that it guesses for.
+        n_ctx: context of that model, in tokens.
+
+    Raises:
+        EngineError: its file cannot be read, or is of a model that cannot be one.
+    """
+    if not draft_model_path(params):
+        return 0
+    stamp = stamp_of(Path(params.draft_path))  # of no file: opening it tells what is wrong
+    wanted = LoadParams(
+        path="", devices=params.devices, split=params.split, parallel=params.parallel,
+        draft=params.draft, fast_prompts=params.fast_prompts,
+    )  # fmt: skip
+    return _draft_bytes(wanted, n_ctx, stamp)
+
+
+@lru_cache(MAX_DRAFT_MODELS)
+def _draft_bytes(params: LoadParams, n_ctx: int, stamp: Stamp) -> int:
+    wanted = draft_params(params, n_ctx)
+    with GGUFFile.open(wanted.path) as file:
+        declaration = declare(file, wanted)
+        check_rewinds(declaration, file)
+        storage = "kernels" if uses_kernels(wanted.devices[0]) else "f32"
+        size = rank_size(declaration, 0, storage, wanted.kv_type)
+        hp, device = declaration.hp, wanted.devices[0]
+    return rank_memory(wanted, hp, device, storage, size, 0, PROMPT_BATCH).total
+
+
+def check_rewinds(declaration: Declaration, file: GGUFFile) -> None:
+    """Check that a draft model can forget the guesses that were wrong.
+
+    Raises:
+        EngineError: it has recurrent layers.
+    """
+    if any(isinstance(state, RecurrentState) for state in declaration.states):
+        raise EngineError(
+            f"{file.path.name} cannot be a draft model: its recurrent layers cannot forget wrong "
+            "guesses.",
+            "Choose a model with attention only.",
+        )

@@ -1,47 +1,17 @@
-"""LFM2, dense and with routed experts: short convolutions with attention in some layers."""
+"""OLMo 1 to 3 and OLMoE, and EXAONE 4, which like OLMo 2 has its norms after its parts."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import ClassVar
 
-from engine.model.architectures.base import CausalLM, HybridLM, SwaRopeLM
+from engine.model.architectures.base import CausalLM, SwaOnlyRopeLM, SwaRopeLM
+from engine.model.architectures.deepseek import SigmoidRoutedBlock
 from engine.model.architectures.registry import register
 from engine.model.layers.block import PostNormBlock, TransformerBlock
 from engine.model.layers.hparams import HParams, Traits
 from engine.model.layers.mixers.attention import ClampedAttention, QKNormAttention, RowNormAttention
-from engine.model.layers.mixers.conv import ShortConv
-from engine.model.layers.norm import LayerNorm
+from engine.model.layers.norm import LayerNorm, Rope
 from engine.model.sharding.placement import Placement
-
-
-class LFM2Block(TransformerBlock):
-    """Llama's block with normalised query and key heads."""
-
-    mixer_type = QKNormAttention
-
-
-class LFM2ConvBlock(TransformerBlock):
-    """Llama's block with a short convolution in place of attention."""
-
-    mixer_type = ShortConv
-
-
-@register("lfm2", "lfm2moe")
-class LFM2(HybridLM):
-    """LFM2 (arXiv 2511.23404)."""
-
-    traits = Traits(rope_style="neox", is_hybrid=True)
-    block_type = LFM2Block
-    recurrent_type = LFM2ConvBlock
-    tensor_names: ClassVar = {"output_norm": "token_embd_norm"}
-
-    @classmethod
-    def refine(cls, hp: HParams) -> HParams:
-        """Apply a window, which few files have, to every layer with attention."""
-        n_swa = hp.keys.integer("attention.sliding_window", 0)
-        swa = tuple(bool(n_swa) and not is_recurrent for is_recurrent in hp.recurrent)
-        return replace(hp, n_swa=n_swa, swa=swa)
 
 
 class BareLayerNorm(LayerNorm):
@@ -94,3 +64,39 @@ class Olmoe(CausalLM):
 
     traits = Traits(rope_style="neox")
     block_type = OlmoeBlock
+
+
+N_LAYER_WITH_WINDOWS = 64
+"""Number of layers of the 32B model, the only one with windows; no key says so, as in llama.cpp."""
+
+
+class Exaone4Block(PostNormBlock):
+    """A block with norms after its parts, and normalised query and key heads."""
+
+    mixer_type = QKNormAttention
+
+
+@register("exaone4")
+class Exaone4(SwaOnlyRopeLM):
+    """EXAONE 4 (arXiv 2507.11407); in the 32B model, only layers with a window rotate positions."""
+
+    traits = Traits(rope_style="neox", swa_period=4, n_swa=4096)
+    block_type = Exaone4Block
+
+    @classmethod
+    def refine(cls, hp: HParams) -> HParams:
+        """Drop the windows of the other sizes, which have none, whatever their files say."""
+        if hp.n_layer == N_LAYER_WITH_WINDOWS:
+            return super().refine(hp)
+        return replace(hp, n_swa=0, swa=(False,) * hp.n_layer)
+
+    def rope_of(self, layer: int) -> Rope | None:
+        return super().rope_of(layer) if self.hp.n_swa else self.rope_freqs
+
+
+@register("exaone-moe")
+class ExaoneMoE(SwaOnlyRopeLM):
+    """K-EXAONE, with routed experts."""
+
+    traits = Traits(rope_style="neox", swa_period=4)
+    block_type = SigmoidRoutedBlock

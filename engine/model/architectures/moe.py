@@ -1,0 +1,195 @@
+"""Families of routed experts: Trinity, DBRX, MiniMax M2, Laguna, gpt-oss (attention sinks, clamped
+SwiGLU), Step 3.5 (a gate per head, clamped activations) and Tencent's Hunyuan, which is also dense.
+
+Qwen, DeepSeek, Gemma and others have their experts in files of their own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, ClassVar
+
+from engine.model.architectures.base import CausalLM, EachFourthNoPELM, SqrtScaledLM, SwaRopeLM
+from engine.model.architectures.deepseek import SigmoidRoutedBlock
+from engine.model.architectures.registry import register
+from engine.model.forward.operands import Activation, RopeParams
+from engine.model.layers.block import SandwichBlock, TransformerBlock
+from engine.model.layers.ffn import FFN, MoE, separate
+from engine.model.layers.hparams import HParams, Traits
+from engine.model.layers.mixers.attention import (
+    Attention,
+    ClampedAttention,
+    GatedAttention,
+    QKNormAttention,
+    RowNormAttention,
+    SinkAttention,
+    SoftplusGatedAttention,
+)
+from engine.model.layers.module import TensorSource
+from engine.model.layers.norm import LayerNorm
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from engine.model.forward.context import Context
+
+
+class AfmoeBlock(SandwichBlock):
+    """A block with a gate for each element of a head, and experts scored one by one."""
+
+    mixer_type = GatedAttention
+    gating = "sigmoid"
+    normalises_experts = False
+
+
+@register("afmoe")
+class Afmoe(EachFourthNoPELM, SqrtScaledLM):
+    """Trinity: every fourth layer sees the whole context; embedding scaled by sqrt(n_embd)."""
+
+    traits = Traits(rope_style="neox", swa_period=4)
+    block_type = AfmoeBlock
+
+
+class DbrxBlock(TransformerBlock):
+    """A block with routed experts alone, whose weights sum to 1."""
+
+    tensor_names: ClassVar = {"ffn_norm": "attn_output_norm"}
+    norm_type = LayerNorm
+    mixer_type = ClampedAttention
+
+
+@register("dbrx")
+class Dbrx(CausalLM):
+    """DBRX, Databricks' 132B model."""
+
+    traits = Traits(rope_style="neox", norm_eps="layer")
+    block_type = DbrxBlock
+
+
+class MiniMaxM2Block(TransformerBlock):
+    """A block with experts gated by sigmoid, with a bias on their choice alone."""
+
+    mixer_type = RowNormAttention
+    gating = "sigmoid"
+
+
+@register("minimax-m2")
+class MiniMaxM2(CausalLM):
+    """MiniMax M2 (2025); half of each head is rotated."""
+
+    traits = Traits(rope_style="neox")
+    block_type = MiniMaxM2Block
+
+
+class LagunaBlock(SigmoidRoutedBlock):
+    """A block whose attention has a gate per head (XS) or per element (M)."""
+
+    mixer_type = SoftplusGatedAttention
+
+
+@register("laguna")
+class Laguna(SwaRopeLM):
+    """Laguna; layers with a window may have more heads than others; M has no windows."""
+
+    traits = Traits(rope_style="neox", swa_period=4, swa_first_full=True)
+    block_type = LagunaBlock
+
+
+class GptOssBlock(TransformerBlock):
+    """A block with attention sinks and experts gated by a softmax over the chosen ones."""
+
+    tensor_names: ClassVar = {"ffn_norm": "post_attention_norm"}
+    mixer_type = SinkAttention
+    act = Activation("oai", limit=7.0)
+    gating = "softmax_chosen"
+
+
+@register("gpt-oss")
+class GptOss(CausalLM):
+    """gpt-oss (arXiv 2508.10925); biases load where a file has them."""
+
+    traits = Traits(rope_style="neox", swa_period=2)
+    block_type = GptOssBlock
+
+
+class Step35Block(SigmoidRoutedBlock):
+    """A block with limits of its own: one for routed experts, one for shared and dense FFNs."""
+
+    mixer_type = GatedAttention
+
+    def limited(self, part: str) -> Activation:
+        """Return the activation of "exp" (routed) or "shexp" (shared) experts."""
+        limits = self.hp.keys.numbers(f"swiglu_clamp_{part}", self.hp.n_layer, 0.0)
+        return Activation("silu", limits[self.layer])
+
+    def make_dense(self) -> FFN:
+        hp, split = self.hp, self.split
+        n_ff, act = hp.n_ff[self.layer], self.limited("shexp")
+        return FFN(hp.n_embd, n_ff, split.ffn, split.group, act)
+
+    def make_experts(self) -> MoE:
+        routed, shared = self.limited("exp"), self.limited("shexp")
+        return MoE(self.hp, self.split, self.layer, self.routing(), routed, shared_act=shared)
+
+
+@register("step35")
+class Step35(SwaRopeLM):
+    """Step 3.5 Flash and the text of 3.7; in files the one of norms' weights is already added."""
+
+    traits = Traits(rope_style="neox", swa_period=4, swa_first_full=True, mtp_hidden="raw")
+    block_type = Step35Block
+
+    @classmethod
+    def refine(cls, hp: HParams) -> HParams:
+        """Halve the rotated elements of the layers without a window.
+
+        Raises:
+            InvalidGGUF: there are no windows, or a RoPE does not fit its heads.
+        """
+        hp.require_windows()
+        return super().refine(replace(hp, rope=replace(hp.rope, n_rot=hp.rope.n_rot // 2)))
+
+    @classmethod
+    def swa_rope(cls, hp: HParams) -> RopeParams:
+        n_rot = hp.keys.integer("rope.dimension_count", max(hp.head_dim_k))
+        n_rot = hp.keys.integer("rope.dimension_count_swa", n_rot)
+        return replace(super().swa_rope(hp), n_rot=n_rot)
+
+    @classmethod
+    def adapt(cls, source: TensorSource, hp: HParams) -> None:
+        """Leave out frequency divisors that only layers with a window would use: they are ones."""
+        super().adapt(source, hp)
+        found, n = source.tensors.get("rope_freqs.weight"), hp.rope.n_rot // 2
+        if found is not None and (n_rest := found.shape[0] - n) > 0:
+            separate(source, "rope_freqs", (("rope_freqs", n), ("rope_freqs_rest", n_rest)), ())
+
+
+class NormAfterRopeAttention(QKNormAttention):
+    """Attention that normalises query and key heads after RoPE instead of before."""
+
+    def rotate(self, q: Tensor, k: Tensor, ctx: Context) -> tuple[Tensor, Tensor]:
+        q, k = Attention.rotate(self, q, k, ctx)
+        return self.attn_q_norm(q, ctx), self.attn_k_norm(k, ctx)
+
+
+class HunyuanBlock(TransformerBlock):
+    """A block whose experts are gated by softmax and normalised, with a shared expert."""
+
+    mixer_type = NormAfterRopeAttention
+
+
+@register("hunyuan-dense", "hunyuan-moe", "hunyuan_vl")
+class Hunyuan(CausalLM):
+    """Hunyuan (arXiv 2411.02265); also the text of its vision models."""
+
+    traits = Traits(rope_style="neox")
+    block_type = HunyuanBlock
+
+    @classmethod
+    def refine(cls, hp: HParams) -> HParams:
+        """Stretch RoPE's base (NTK), where the converter has not done so."""
+        alpha, n_rot = hp.keys.number("rope.scaling.alpha", 0.0), hp.rope.n_rot
+        if not alpha or n_rot <= 2:
+            return hp
+        base = hp.rope.base * alpha ** (n_rot / (n_rot - 2))
+        return replace(hp, rope=replace(hp.rope, base=base))
