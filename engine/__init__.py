@@ -47,7 +47,6 @@ if TYPE_CHECKING:
         Event,
         Failed,
         FallbacksChanged,
-        Generate,
         HostEvent,
         Load,
         LoadState,
@@ -67,7 +66,8 @@ if TYPE_CHECKING:
     from engine.formats.gguf.header import is_header_whole
     from engine.generation.answer_parts import thought_apart
     from engine.generation.benchmark import BenchResult, BenchTest
-    from engine.generation.queries.questions import (
+    from engine.generation.perplexity import perplexity
+    from engine.generation.requests import (
         ApplyTemplate,
         CacheCounted,
         CountCache,
@@ -76,6 +76,7 @@ if TYPE_CHECKING:
         Detokenized,
         Embed,
         Embedded,
+        Generate,
         ScoreTokens,
         TemplateApplied,
         Tokenize,
@@ -100,7 +101,6 @@ if TYPE_CHECKING:
         Usage,
         join_texts,
     )
-    from engine.generation.scoring import perplexity
     from engine.hardware.backend_choice import find_gpu_path
     from engine.hardware.card_records import card_problems
     from engine.hardware.devices.catalog import (

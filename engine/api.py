@@ -17,7 +17,6 @@ from typing import Any, Self
 import engine.hardware.environment  # noqa: F401 before torch, which reads it
 from engine import arguments
 from engine.errors import EngineError
-from engine.events import Generate
 from engine.formats.gguf.reader import GGUFFile, check_unchanged, model_hash
 from engine.generation.answers import Answers
 from engine.generation.benchmark import Benchmark, BenchResult, BenchTest
@@ -25,7 +24,8 @@ from engine.generation.draft_model import DraftModel
 from engine.generation.drafts import Drafts, MTPSource, draft_sources, draft_variants
 from engine.generation.image_support import PictureSupport
 from engine.generation.prompts import Prompts
-from engine.generation.queries.questions import Inquiries
+from engine.generation.queries import Queries
+from engine.generation.requests import Generate
 from engine.generation.scheduler import Scheduler
 from engine.generation.sequence import TokenSequence
 from engine.generation.solo_sequence import solo_sequence
@@ -70,7 +70,7 @@ def load_model(
     return Model(params, on_progress, is_cancelled)
 
 
-class Model(Inquiries, SavedStates):
+class Model(Queries, SavedStates):
     """A loaded model.
 
     Any thread may call it. Answers are computed side by side: whoever reads an event of one that is

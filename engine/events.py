@@ -21,7 +21,7 @@ At an interval, a token of a `Generate` also has a `TokenTimes`, before its text
 have a `FallbacksChanged` before its closing event, or right behind it.
 
 Commands are begun in order. Several `Generate` are answered at once: their events come in any order
-among each other. `Resplit`, `SaveState`, `LoadState` and questions (`generation.queries`, the last
+among each other. `Resplit`, `SaveState`, `LoadState` and questions (`generation.requests`, the last
 ones of this table) are done between two tokens, and answers go on behind them. `Load`, `Unload` and
 `Tune` wait until all answers have ended, and what comes behind them waits as well. Where the cache
 has no room for all answers, those that came last are silent until there is.
@@ -38,24 +38,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from engine.errors import EngineError
-from engine.generation.queries.questions import Question, Reply
+from engine.generation.requests import Generate, Question, Reply
 from engine.generation.results import GenerationEvent, StateLoaded, StateSaved
 from engine.hardware.fallbacks import Fallback
 from engine.load_params import SPLIT_MODES, LoadParams
 from engine.model.architectures.info import ModelInfo
 from engine.planning.memory import DeviceMemory
 from engine.planning.speed.facts import WireSpeed
-from engine.sampling_params import Grammar, SamplingParams
-from engine.text.messages import ChatMessage, Tool
 from engine.util.progress import LoadProgress, StateProgress
 
 if TYPE_CHECKING:
     from engine.planning.search.estimate import TuneEstimate
     from engine.planning.search.results import Trial, TuneResult
     from engine.vision.images.placed import VisionInfo
-
-TIMED_EVERY = 16
-"""Default interval, in tokens, at which a token's times are measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,53 +219,6 @@ class Load:
     """Command to load a model; a loaded one is replaced, but kept if the new one fails."""
 
     params: LoadParams
-
-
-@dataclass(frozen=True, slots=True)
-class Generate:
-    """Command to answer `messages` through the chat template, or to complete `prompt` as it is.
-
-    Attributes:
-        prompt: text, in which special tokens are recognised, or token ids; None for `messages`.
-        continue_last: whether the last message is the assistant's and is continued.
-        begun: ids of the tokens that the answer to continue has had so far, from `TokenText`, so
-            that it goes on from exactly these; its text counts where they do not spell it, or
-            there are none. `SamplingParams.max_tokens` counts them.
-        timed_every: interval, in tokens, at which a token's times are measured; 0 for none.
-        thinks: whether the model shall think before it answers, where its chat template can say so
-            (`ModelInfo.can_think`); None as the template has it.
-        effort: how much it shall think, "low", "medium" or "high", where its chat template can say
-            so (`ModelInfo.has_effort`); "" as the template has it.
-        variables: text of a JSON object with more variables for the chat template; "" for none.
-        tools: functions that the model may call.
-        tool_choice: "none", "auto", "required" (at least one call), or the name of the function
-            that it must call, with "=" before it.
-        parallel_tool_calls: whether an answer in parts may have several calls; otherwise it ends
-            behind the first. It always ends at a call that repeats an earlier one of the answer,
-            which is left out.
-        in_parts: whether thinking and calls of functions come as such, and not as text.
-        grammar: the form that the answer must have; None for any.
-        suffix: text behind the gap that the answer to `prompt` fills in; "" for no gap.
-        n_logprobs: number of likeliest tokens of which each token tells the probability, beside its
-            own; None to tell none at all.
-    """
-
-    messages: tuple[ChatMessage, ...] = ()
-    prompt: str | tuple[int, ...] | None = None
-    sampling: SamplingParams = SamplingParams()  # noqa: RUF009 frozen, so one shared default is safe
-    continue_last: bool = False
-    begun: tuple[int, ...] = ()
-    timed_every: int = TIMED_EVERY
-    thinks: bool | None = None
-    effort: str = ""
-    variables: str = ""
-    tools: tuple[Tool, ...] = ()
-    tool_choice: str = "auto"
-    parallel_tool_calls: bool = True
-    in_parts: bool = False
-    grammar: Grammar | None = None
-    n_logprobs: int | None = None
-    suffix: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import logging
 import secrets
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from engine.decoding.grammar.checker import check_grammar
 from engine.errors import Cancelled, EngineError, GrammarError, PromptError, ToolError
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from engine.decoding.grammar.matcher import Matcher
     from engine.generation.constrained import Constraints
     from engine.generation.prompts import Prompts
+    from engine.generation.requests import Generate
     from engine.generation.sequence import StepResult, Steps
-    from engine.sampling_params import SamplingParams
     from engine.text.messages import ChatMessage, Tool
 
 N_TAIL = 64
@@ -245,22 +245,6 @@ def thought_apart(message: ChatMessage) -> ChatMessage:
 log = logging.getLogger(__name__)
 
 
-class AskedForm(Protocol):
-    """What a request says of the form of its answer: see `engine.events.Generate`."""
-
-    @property
-    def sampling(self) -> SamplingParams: ...
-
-    @property
-    def grammar(self) -> Grammar | None: ...
-
-    @property
-    def tools(self) -> tuple[Tool, ...]: ...
-
-    @property
-    def tool_choice(self) -> str: ...
-
-
 class WantedForm(NamedTuple):
     """The form that an answer must have.
 
@@ -274,7 +258,7 @@ class WantedForm(NamedTuple):
 
 
 def wanted_form(
-    prompts: Prompts, constraints: Constraints, request: AskedForm, is_cancelled: IsCancelled
+    prompts: Prompts, constraints: Constraints, request: Generate, is_cancelled: IsCancelled
 ) -> WantedForm:
     """Return the form that the answer to a conversation must have.
 
@@ -328,7 +312,7 @@ def _check_parameters(tools: Sequence[Tool], is_cancelled: IsCancelled) -> None:
             ) from error
 
 
-def callable_tools(request: AskedForm) -> Sequence[Tool]:
+def callable_tools(request: Generate) -> Sequence[Tool]:
     """Return the functions that an answer may call.
 
     Raises:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from engine.errors import ContextOverflow, EngineError, PromptError
 from engine.generation.answer_parts import (
@@ -18,11 +18,10 @@ from engine.generation.answer_parts import (
     wanted_form,
 )
 from engine.generation.constrained import Constraints
-from engine.generation.generate import Generation, fitting_tokens
+from engine.generation.generate import Generation, check_n_logprobs, fitting_tokens
+from engine.generation.prompts import PromptOptions
 from engine.generation.results import ContextShifted
-from engine.generation.scoring import check_n_logprobs
 from engine.generation.sequence import in_background
-from engine.generation.wishes import PromptOptions
 from engine.text.messages import text_size
 from engine.text.thinking import THINK_OPEN, thinking_marks
 from engine.vision.images.placed import PlacedImages, text_ids
@@ -32,67 +31,16 @@ if TYPE_CHECKING:
     from engine.generation.constrained import AnswerConstraint
     from engine.generation.image_prompts import Seen
     from engine.generation.prompts import Prompt, Prompts
+    from engine.generation.requests import Generate
     from engine.generation.sequence import Preparing, Steps
     from engine.sampling_params import Grammar, SamplingParams
-    from engine.text.messages import ChatMessage, Tool
+    from engine.text.messages import ChatMessage
 
 T = TypeVar("T")
 
 MAX_AT_ONCE = 1 << 14
 """Number of characters up to which a text is tokenised where answers are computed: it takes them no
 longer than a step, and a thread would take longer to start on it."""
-
-
-class Asked(Protocol):
-    """What is asked: see `engine.events.Generate`, which is above this package."""
-
-    @property
-    def messages(self) -> tuple[ChatMessage, ...]: ...
-
-    @property
-    def prompt(self) -> str | tuple[int, ...] | None: ...
-
-    @property
-    def sampling(self) -> SamplingParams: ...
-
-    @property
-    def continue_last(self) -> bool: ...
-
-    @property
-    def begun(self) -> tuple[int, ...]: ...
-
-    @property
-    def timed_every(self) -> int: ...
-
-    @property
-    def thinks(self) -> bool | None: ...
-
-    @property
-    def effort(self) -> str: ...
-
-    @property
-    def n_logprobs(self) -> int | None: ...
-
-    @property
-    def suffix(self) -> str: ...
-
-    @property
-    def variables(self) -> str: ...
-
-    @property
-    def tools(self) -> tuple[Tool, ...]: ...
-
-    @property
-    def tool_choice(self) -> str: ...
-
-    @property
-    def parallel_tool_calls(self) -> bool: ...
-
-    @property
-    def in_parts(self) -> bool: ...
-
-    @property
-    def grammar(self) -> Grammar | None: ...
 
 
 class Answers:
@@ -114,7 +62,7 @@ class Answers:
         constraint = self._constraints.of(matcher, plain.ids, is_chat=False)
         yield from self._run(plain, params, timed_every, constraint=constraint)
 
-    def to(self, request: Asked) -> Steps:
+    def to(self, request: Generate) -> Steps:
         """Answer a `Generate` command."""
         return self._chat(request) if request.prompt is None else self._completed(request)
 
@@ -130,7 +78,7 @@ class Answers:
             return ()
         return (yield from in_background(partial(reader.read, messages)))
 
-    def _completed(self, request: Asked) -> Steps:
+    def _completed(self, request: Generate) -> Steps:
         assert request.prompt is not None
         matcher = yield from self._matcher(request.grammar or request.sampling.form)
         prompt, suffix, n_ctx = request.prompt, request.suffix, self._n_ctx
@@ -149,7 +97,7 @@ class Answers:
             constraint=constraint,
         )
 
-    def _chat(self, request: Asked) -> Steps:
+    def _chat(self, request: Generate) -> Steps:
         """Answer a conversation."""
         if request.suffix:
             raise PromptError("A suffix goes with a prompt, not with messages.")
@@ -223,7 +171,7 @@ class Answers:
         return marks is not None and marks.opening != THINK_OPEN
 
     def _begun(
-        self, request: Asked, messages: Sequence[ChatMessage], wishes: PromptOptions,
+        self, request: Generate, messages: Sequence[ChatMessage], wishes: PromptOptions,
         stops: Sequence[str], reading: AnswerReading | None,
     ) -> tuple[tuple[int, ...], str]:  # fmt: skip
         """Return the tokens and the text that an answer which is continued has had so far."""

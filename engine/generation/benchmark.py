@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from statistics import fmean, median, stdev
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from engine.generation.drafts import Drafts
+    from engine.generation.queries import Queries
     from engine.generation.results import GenerationEvent
-    from engine.generation.scheduler import Scheduler
     from engine.generation.solo_sequence import SoloSequence
     from engine.planning.search.results import TuneResult
     from engine.runtime.thread_runtime import ThreadRuntime
@@ -315,8 +315,8 @@ log = logging.getLogger(__name__)
 ROUNDS = 2
 """Number of answers of each way to each prompt; the ways answer by turns."""
 
-LEAST_TOKENS = 32
-"""Least number of tokens of an answer: a choice of how many to guess takes some of them."""
+MIN_TOKENS = 32
+"""Least number of tokens of an answer: a choice of how many to draft takes some of them."""
 
 PROSE = "Once upon a time there was a small village at the edge of a"
 CODE = """def area(shape):
@@ -331,33 +331,21 @@ TEXTS: Mapping[str, tuple[str, float]] = {"prose": (PROSE, 0.8), "quoting": (QUO
 """Prompts by what follows them, and the temperatures of the answers."""
 
 
-class GuessingModel(Protocol):
-    """What is measured of a loaded model; see `engine.api.Model`."""
-
-    n_ctx: int
-    scheduler: Scheduler
-
-    def draft_variants(self) -> Mapping[str, Drafts]:
-        """Return the guesses of each kind that the model allows."""
-        ...
-
-    def tokenize(self, text: str) -> Sequence[int]:
-        """Return a text's tokens."""
-        ...
-
-    def generate(
-        self, prompt: Sequence[int], params: SamplingParams, is_cancelled: IsCancelled
-    ) -> Iterator[GenerationEvent]:
-        """Return the events of an answer."""
-        ...
+GenerateFunction: TypeAlias = (
+    "Callable[[Sequence[int], SamplingParams, IsCancelled], Iterator[GenerationEvent]]"
+)
+"""See `engine.api.Model.generate`."""
 
 
 def measure_drafts(
-    model: GuessingModel, n_tokens: int, is_cancelled: IsCancelled = never
-) -> tuple[DraftTrial, ...]:
-    """Measure answers without guesses, which come first, and with each way of guessing.
+    model: Queries, generate: GenerateFunction, ways: Mapping[str, Drafts], n_tokens: int,
+    is_cancelled: IsCancelled = never,
+) -> tuple[DraftTrial, ...]:  # fmt: skip
+    """Measure answers without drafts, which come first, and with each way of drafting.
 
     Args:
+        generate: the model's method.
+        ways: drafts of each kind that it allows, see `Model.draft_variants`.
         n_tokens: number of tokens of an answer.
         is_cancelled: asked again and again; returning True ends it.
 
@@ -368,7 +356,7 @@ def measure_drafts(
         Cancelled: it was cancelled.
         EngineError: a device has failed.
     """
-    before, ways = model.scheduler.drafts, model.draft_variants()
+    before = model.scheduler.drafts
     if len(ways) < 2:
         return ()
     speeds: dict[str, dict[str, list[float]]] = {way: {} for way in ways}
@@ -378,8 +366,8 @@ def measure_drafts(
             for turn in range(-1, ROUNDS):  # the first one compiles and records
                 for way, drafts in ways.items():
                     model.scheduler.drafts = drafts
-                    n = max(LEAST_TOKENS, n_tokens) if turn >= 0 else LEAST_TOKENS // 2
-                    found = _speed(model, ids, temperature, n, is_cancelled)
+                    n = max(MIN_TOKENS, n_tokens) if turn >= 0 else MIN_TOKENS // 2
+                    found = _speed(generate, model.n_ctx, ids, temperature, n, is_cancelled)
                     if turn >= 0 and found:
                         speeds[way].setdefault(text, []).append(found)
     finally:
@@ -394,21 +382,21 @@ def measure_drafts(
 def with_draft_trials(
     result: TuneResult, measure: Callable[[], tuple[DraftTrial, ...]]
 ) -> TuneResult:
-    """Return a search's result with what guesses bring to its best split, if `measure` can tell."""
+    """Return a search's result with what drafts bring to its best split, if `measure` can tell."""
     begun = time.perf_counter()
     try:
         drafts = measure()
     except Cancelled:
         return replace(result, is_complete=False)
     except EngineError as error:
-        log.warning("guesses are not measured: %s", error)
+        log.warning("drafts are not measured: %s", error)
         return result
     reason = " ".join(filter(None, (result.reason, reason_for_drafts(drafts))))
     seconds = result.seconds + time.perf_counter() - begun
     return replace(result, drafts=drafts, reason=reason, seconds=seconds)
 
 
-def _ids(model: GuessingModel, prompt: str) -> Sequence[int]:
+def _ids(model: Queries, prompt: str) -> Sequence[int]:
     """Return a prompt's tokens; some that repeat themselves where a model has no vocabulary."""
     with suppress(EngineError):
         return model.tokenize(prompt)
@@ -416,14 +404,15 @@ def _ids(model: GuessingModel, prompt: str) -> Sequence[int]:
 
 
 def _speed(
-    model: GuessingModel, ids: Sequence[int], temperature: float, n: int, is_cancelled: IsCancelled
-) -> float:
+    generate: GenerateFunction, n_ctx: int, ids: Sequence[int], temperature: float, n: int,
+    is_cancelled: IsCancelled,
+) -> float:  # fmt: skip
     """Return the tokens per second of an answer; 0 if it was too short to tell."""
-    n = min(n, model.n_ctx // 2)
-    ids = ids[-(model.n_ctx - n - 1) :]
+    n = min(n, n_ctx // 2)
+    ids = ids[-(n_ctx - n - 1) :]
     wanted = SamplingParams(temperature=temperature, seed=3, max_tokens=n, ignore_eos=True)
     speed = 0.0
-    for event in model.generate(ids, wanted, is_cancelled):
+    for event in generate(ids, wanted, is_cancelled):
         if isinstance(event, Finished):
             speed = event.timings.decode_per_s
     if is_cancelled():

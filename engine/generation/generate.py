@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from engine.decoding.sampling.sampler import Sampler
+from engine.decoding.sampling.sampler import Sampler, likeliest, logprobs_of
 from engine.errors import ContextOverflow, EngineError
 from engine.generation.banned import BannedStrings, Said
 from engine.generation.results import (
@@ -25,7 +25,6 @@ from engine.generation.results import (
     TokenText,
     Usage,
 )
-from engine.generation.scoring import token_logprob
 from engine.generation.sequence import Decode, NotDone, Prefill, Step, StepResult, Steps
 from engine.sampling_params import SamplingParams
 from engine.vision.images.placed import NO_IMAGES, text_ids
@@ -41,6 +40,33 @@ if TYPE_CHECKING:
 
 Telling = Generator[GenerationEvent, None, bool]
 """Events of some text; it returns whether a stop string ended the answer."""
+
+
+MAX_LOGPROBS = 20
+"""Largest number of likeliest tokens to name at each place, as OpenAI's API has it."""
+
+
+def check_n_logprobs(n: int) -> None:
+    """Check a number of likeliest tokens to name at each place.
+
+    Raises:
+        EngineError: it is none of 0 to `MAX_LOGPROBS`.
+    """
+    if not 0 <= n <= MAX_LOGPROBS:
+        raise EngineError(
+            f"Probabilities of {n} tokens cannot be told at each place.",
+            f"Ask for 0 to {MAX_LOGPROBS}.",
+        )
+
+
+def token_logprob(logits: Logits, token: int, n: int) -> TokenLogprob:
+    """Return how likely a token was, and the n likeliest ones.
+
+    Args:
+        logits: logits of the vocabulary as the model computed them, (n_vocab,).
+    """
+    found = logprobs_of(logits)
+    return TokenLogprob(token, float(found[token]), tuple(likeliest(found, n)))
 
 
 class StopMatcher:

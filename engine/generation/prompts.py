@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from engine.errors import ContextOverflow, ImageError, PromptError, TemplateError
 from engine.generation.image_prompts import (
@@ -16,18 +16,54 @@ from engine.generation.image_prompts import (
     with_numbers,
     without_numbers,
 )
-from engine.generation.wishes import PromptOptions
 from engine.text.chat_template import ChatTemplate, chat_template_from_metadata
 from engine.text.messages import ChatMessage, Tool
+from engine.text.thinking import EFFORT_VARIABLE, THINKING_VARIABLES
 from engine.text.tokenizer import Tokenizer
 from engine.text.tool_calls.detection import detect
-from engine.text.tool_calls.turns import TemplateUse, as_functions, has_more_than_text
+from engine.text.tool_calls.turns import TemplateUse, as_functions, has_more_than_text, read_object
 from engine.text.vocabulary import NO_VOCABULARY, has_vocabulary
 
 if TYPE_CHECKING:
     from engine.formats.gguf.reader import GGUFFile
     from engine.generation.image_prompts import Seen
     from engine.vision.images.placed import PromptImage
+
+_TAKEN = frozenset({"self", "messages", "tools", "add_generation_prompt", "now"})
+
+
+@dataclass(frozen=True, slots=True)
+class PromptOptions:
+    """Tools and template variables that a request wishes in its prompt.
+
+    Attributes:
+        variables: variables of the chat template.
+        tools: functions that the model is told about.
+    """
+
+    variables: Mapping[str, Any] = field(default_factory=dict)
+    tools: tuple[Tool, ...] = ()
+
+    @classmethod
+    def of(
+        cls, thinks: bool | None, effort: str, variables: str = "", tools: Sequence[Tool] = ()
+    ) -> PromptOptions:
+        """Return the wishes of a request; see `engine.events.Generate`.
+
+        Raises:
+            PromptError: the variables are no JSON object, or would replace what a request has.
+        """
+        wished: dict[str, Any] = {} if thinks is None else dict.fromkeys(THINKING_VARIABLES, thinks)
+        if effort:
+            wished[EFFORT_VARIABLE] = effort
+        if variables:
+            wished |= read_object(variables, "The variables for the chat template")
+        if taken := sorted(_TAKEN & wished.keys()):
+            raise PromptError(
+                f"The chat template gets {taken[0]} from the request itself.",
+                "Leave it out of the variables.",
+            )
+        return cls(wished, tuple(tools))
 
 
 def droppable(messages: Sequence[ChatMessage], n_last: int) -> list[range]:
@@ -81,12 +117,8 @@ MOST_COUNTED = 1 << 15
 four characters for each: to count all of a very long text would take seconds."""
 
 
-class EncodeChat(Protocol):
-    """Encoder of a conversation."""
-
-    def __call__(
-        self, messages: Sequence[ChatMessage], *, continue_last: bool, n_ctx: int | None = None
-    ) -> list[int]: ...
+EncodeChat: TypeAlias = "Callable[..., list[int]]"
+"""Encoder of a conversation: `Prompts._encode_chat` with its options."""
 
 
 @dataclass(frozen=True, slots=True)

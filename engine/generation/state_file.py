@@ -15,13 +15,15 @@ from engine.generation.kv_cache import OutOfPages
 from engine.generation.results import StateLoaded, StateSaved
 from engine.generation.state_format import (
     Contents,
-    CopyProgress,
     Entry,
     StateHeader,
     entries,
     has_pictures,
     header,
     identity,
+)
+from engine.generation.state_strips import (
+    CopyProgress,
     pieces,
     read_units,
     read_whole,

@@ -16,22 +16,18 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from engine.errors import Cancelled, StateFileError
+from engine.errors import StateFileError
 from engine.formats.gguf.tensors import row_bytes
 from engine.model.forward.pages import PAGE
 from engine.model.forward.state import KV_INFO, KVState, State, windows_of
-from engine.runtime.memory import CachedRows
-from engine.util.progress import IsCancelled, StateProgress, StateSink
 from engine.vision.images.placed import FIRST_ID
 
 if TYPE_CHECKING:
@@ -323,131 +319,3 @@ class StateHeader:
         if not isinstance(text, str) or not text.isascii() or not text.isdigit() or len(text) > 10:
             raise self.broken("one of its counts is none")
         return int(text)
-
-
-STRIP_BYTES = 1 << 20
-"""Largest number of bytes of a strip, unless a single row has more; it stays in a core's cache."""
-
-
-class CopyProgress:
-    """Progress of a copy in bytes, and the check for cancellation.
-
-    Args:
-        total: number of bytes of the whole copy.
-        doing: first word of the sentence about a cancelled copy, such as "Saving".
-    """
-
-    def __init__(
-        self, total: int, on_progress: StateSink, is_cancelled: IsCancelled, doing: str
-    ) -> None:
-        self._total, self._done = total, 0
-        self._on_progress, self._is_cancelled, self._doing = on_progress, is_cancelled, doing
-
-    def add(self, n_bytes: int) -> None:
-        """Report `n_bytes` more.
-
-        Raises:
-            Cancelled: the person has asked to stop.
-        """
-        if self._is_cancelled():
-            raise Cancelled(self._doing)
-        self._done += n_bytes
-        self._on_progress(StateProgress(self._done, self._total))
-
-
-class Strip(NamedTuple):
-    """A part of a tensor (units, rows, width) that lies in one piece in a file.
-
-    Attributes:
-        units: neighbouring units.
-        rows: neighbouring rows of each; if there are several units, all of the file's.
-    """
-
-    units: range
-    rows: range
-
-
-def strips(units: range, n_wanted: int, n_rows: int, row_bytes: int) -> Iterator[Strip]:
-    """Cut the first `n_wanted` of the `n_rows` rows of units into strips.
-
-    Args:
-        row_bytes: number of bytes of a row.
-    """
-    if n_wanted == n_rows and 0 < n_rows * row_bytes <= STRIP_BYTES:
-        step = STRIP_BYTES // (n_rows * row_bytes)
-        for at in range(0, len(units), step):
-            yield Strip(units[at : at + step], range(n_rows))
-        return
-    step = max(1, STRIP_BYTES // row_bytes)
-    for unit in units:
-        for at in range(0, n_wanted, step):
-            yield Strip(range(unit, unit + 1), range(at, min(at + step, n_wanted)))
-
-
-def pieces(tensor: Tensor) -> Iterator[Tensor]:
-    """Yield the bytes of a contiguous tensor on the CPU, a strip at a time, in its own memory."""
-    data = tensor.view(-1).view(torch.uint8)
-    for at in range(0, len(data), STRIP_BYTES):
-        yield data[at : at + STRIP_BYTES]
-
-
-def strips_of(rows: CachedRows) -> Iterator[CachedRows]:
-    """Yield the rows of a rank's units in strips."""
-    for strip in strips(range(*rows.units), rows.n_rows, rows.n_rows, rows.row_bytes):
-        yield _part(rows, strip)
-
-
-def read_units(
-    file: BinaryIO, begin: int, n_rows: int, first: int, rows: CachedRows,
-    put: Callable[[CachedRows, Tensor], None], progress: CopyProgress,
-) -> None:  # fmt: skip
-    """Read units of a file's tensor into a rank's memory.
-
-    Args:
-        begin: where the tensor begins in the file.
-        n_rows: number of rows of a unit in the file.
-        first: unit of the file that becomes the first one of `rows`.
-        rows: where the rows go, from the first one on; there may be fewer than in the file.
-        put: copies rows there.
-
-    Raises:
-        OSError: the file has become shorter.
-        Cancelled: the person has asked to stop.
-    """
-    for strip in strips(range(*rows.units), rows.n_rows, n_rows, rows.row_bytes):
-        part = _part(rows, strip)
-        buffer, unit = part.room(), first + strip.units.start - rows.units[0]
-        file.seek(begin + (unit * n_rows + strip.rows.start) * rows.row_bytes)
-        _read_into(file, buffer)
-        put(part, buffer)
-        progress.add(buffer.nbytes)
-
-
-def read_whole(file: BinaryIO, begin: int, tensor: Tensor, progress: CopyProgress) -> None:
-    """Read a file's tensor into a contiguous one on the CPU; see `read_units`."""
-    file.seek(begin)
-    for piece in pieces(tensor):
-        _read_into(file, piece)
-        progress.add(piece.nbytes)
-
-
-def write(file: BinaryIO, part: Tensor) -> None:
-    """Write the bytes of a contiguous tensor on the CPU."""
-    file.write(part.view(-1).view(torch.uint8).numpy().data)
-
-
-def _read_into(file: BinaryIO, tensor: Tensor) -> None:
-    data = tensor.view(-1).view(torch.uint8).numpy().data
-    if file.readinto(data) != len(data):  # type: ignore[attr-defined]
-        raise OSError("it has become shorter")
-
-
-def _part(rows: CachedRows, strip: Strip) -> CachedRows:
-    """Return where the rows of a strip lie."""
-    slots, at = [], 0
-    for start, stop in rows.slots:
-        begin, end = max(at, strip.rows.start), min(at + stop - start, strip.rows.stop)
-        if begin < end:
-            slots.append((start + begin - at, start + end - at))
-        at += stop - start
-    return rows._replace(units=(strip.units.start, strip.units.stop), slots=slots)

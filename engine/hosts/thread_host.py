@@ -24,7 +24,6 @@ from engine.events import (
     Event,
     Failed,
     FallbacksChanged,
-    Generate,
     HostEvent,
     Load,
     LoadState,
@@ -37,7 +36,8 @@ from engine.events import (
     Tuned,
     Unload,
 )
-from engine.generation.queries.questions import ANSWERING, BESIDE, Question, has_pictures, reply_to
+from engine.generation.queries import ANSWERING, BESIDE, reply_to
+from engine.generation.requests import Generate, Question, has_pictures
 from engine.text.messages import text_size
 
 if TYPE_CHECKING:

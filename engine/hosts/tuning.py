@@ -91,7 +91,9 @@ class TrialModel:
             Cancelled: the search was cancelled.
             EngineError: the split cannot run here any more.
         """
-        return measure_drafts(self._split(params), 2 * self.size.n_gen, self._is_cancelled)
+        model, n_tokens = self._split(params), 2 * self.size.n_gen
+        ways = model.draft_variants()
+        return measure_drafts(model, model.generate, ways, n_tokens, self._is_cancelled)
 
     def _bench(self, model: Model, test: BenchTest, *, warm_up: bool) -> BenchResult:
         return model.bench(test, REPETITIONS, warm_up=warm_up, is_cancelled=self._is_cancelled)

@@ -22,8 +22,8 @@ from engine import (
     load_model,
     read_model_info,
 )
-from engine.events import Generate
 from engine.formats.gguf.reader import GGUFFile
+from engine.generation.requests import Generate
 from engine.runtime.image_encoder import ImageEncoder
 from engine.text.chat_template import chat_template_from_metadata
 from engine.text.messages import ChatMessage

@@ -23,7 +23,7 @@ from engine import (
     ThreadHost,
     Tuned,
 )
-from engine.generation.queries.questions import Reply
+from engine.generation.requests import Reply
 from engine.hosts.thread_host import EventSink
 
 LONG = SamplingParams(temperature=0, max_tokens=100_000, ignore_eos=True, on_overflow="shift")

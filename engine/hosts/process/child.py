@@ -21,20 +21,12 @@ from typing import Any
 import psutil
 
 from engine.errors import EngineCrashed
-from engine.events import (
-    Command,
-    Generate,
-    Load,
-    LoadState,
-    ModelLoaded,
-    Resplit,
-    SaveState,
-    Tune,
-)
-from engine.generation.queries.questions import (
+from engine.events import Command, Load, LoadState, ModelLoaded, Resplit, SaveState, Tune
+from engine.generation.requests import (
     ApplyTemplate,
     Detokenize,
     Embed,
+    Generate,
     ScoreTokens,
     Tokenize,
 )

@@ -20,7 +20,7 @@ from engine.events import (
     ModelUnloaded,
     Tuned,
 )
-from engine.generation.queries.questions import CountCache, CountTokens, Reply
+from engine.generation.requests import CountCache, CountTokens, Reply
 from engine.generation.results import Finished, StateLoaded, StateSaved
 from engine.hosts.process.channel import (
     CancelMessage,

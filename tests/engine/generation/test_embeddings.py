@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from engine import Cancelled, ContextOverflow, EngineError, Model, SamplingParams, load_model
-from engine.generation.queries.questions import MEAN, RANK
+from engine.generation.queries import MEAN, RANK
 from tests.helpers.golden import TOLERANCE, nmse
 from tests.helpers.hf_models import FAMILIES
 from tests.helpers.tiny_gguf import tiny_gguf
@@ -106,7 +106,7 @@ def test_what_cannot_be_embedded_is_a_sentence(
         model.embed([[]])
     with pytest.raises(Cancelled):
         model.embed(["hello"], lambda: True)
-    monkeypatch.setattr("engine.generation.queries.questions.MOST_NUMBERS", 128)
+    monkeypatch.setattr("engine.generation.queries.MOST_NUMBERS", 128)
     assert len(model.embed(["a", "b"]).vectors) == 2
     with pytest.raises(EngineError, match="3 texts are too many"):
         model.embed(["a", "b", "c"])

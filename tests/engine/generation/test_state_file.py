@@ -25,7 +25,7 @@ from engine import (
     StateProgress,
     load_model,
 )
-from engine.generation import state_format
+from engine.generation import state_strips
 from engine.model.forward.batch import Piece
 from tests.helpers.answers import ask
 from tests.helpers.control_vector import write_control_vector
@@ -280,7 +280,7 @@ def test_strips_of_any_size_make_the_same_file_and_state(
     with load_model(model_file, ["cpu"] * 2, [1, 2], n_ctx=64, kv_type=kv_type) as model:
         ask(model, PROMPT, 5)
         model.save_state(file)
-        monkeypatch.setattr(state_format, "STRIP_BYTES", strip_bytes)
+        monkeypatch.setattr(state_strips, "STRIP_BYTES", strip_bytes)
         model.save_state(again)
     assert again.read_bytes() == file.read_bytes()
     with load_model(model_file, ["cpu"] * 3, n_ctx=64, kv_type=kv_type) as model:
@@ -290,7 +290,7 @@ def test_strips_of_any_size_make_the_same_file_and_state(
         assert again.read_bytes() == file.read_bytes()
         if kind == "path":
             model.scheduler.forget()
-            monkeypatch.setattr(state_format, "STRIP_BYTES", strip_bytes)
+            monkeypatch.setattr(state_strips, "STRIP_BYTES", strip_bytes)
             assert model.load_state(file, n_tokens=9).ids == tuple(PROMPT[:9])
             model.save_state(again)
             assert load_file(again)["2.k"].tobytes() == load_file(file)["2.k"][:, :9].tobytes()

@@ -6,8 +6,7 @@ import pytest
 
 from engine import ChatMessage, read_model_info
 from engine.formats.gguf.reader import GGUFFile
-from engine.generation.prompts import Prompts
-from engine.generation.wishes import PromptOptions
+from engine.generation.prompts import PromptOptions, Prompts
 from engine.text.thinking import (
     ThoughtMarker,
     can_think,

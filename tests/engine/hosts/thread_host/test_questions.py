@@ -28,7 +28,7 @@ from engine import (
     TokenText,
     Tool,
 )
-from engine.generation.queries.questions import Reply
+from engine.generation.requests import Reply
 from tests.helpers.desk import ASK, CLOSING, LONG, SHORT, Desk
 
 

@@ -1,30 +1,23 @@
-"""How likely a model finds tokens, one by one and as the perplexity of a text."""
+"""Perplexity of a text."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import exp, sqrt
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.decoding.sampling.sampler import likeliest, log_sums, logprobs_of
+from engine.decoding.sampling.sampler import log_sums
 from engine.errors import EngineError, PromptError
-from engine.generation.results import TokenLogprob
 
 if TYPE_CHECKING:
-    from engine.decoding.sampling.sampler import Logits
-    from engine.model.architectures.info import ModelInfo
-    from engine.text.tokenizer import Tokenizer
+    from engine.generation.queries import Queries
 
 MAX_NLL = 700.0
 """Upper bound of a mean loss in nats, as the exponential of more is no F64 number."""
-
-
-MOST_LOGPROBS = 20
-"""Largest number of likeliest tokens to name at each place, as OpenAI's API has it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,24 +39,8 @@ class Perplexity:
     n_chunks: int
 
 
-class Scorable(Protocol):
-    """The part of `engine.api.Model` that `perplexity` needs."""
-
-    n_ctx: int
-    info: ModelInfo
-
-    @property
-    def tokenizer(self) -> Tokenizer:
-        """Tokenizer of the model's file."""
-        ...
-
-    def logits(self, ids: Sequence[int]) -> Logits:
-        """Return the logits (len(ids), n_vocab) of a fresh sequence."""
-        ...
-
-
 def perplexity(
-    model: Scorable,
+    model: Queries,
     ids: Sequence[int],
     on_chunk: Callable[[int, int], None] = lambda done, total: None,
 ) -> Perplexity:
@@ -105,29 +82,6 @@ def perplexity(
         )
     spread = float(scored.std(ddof=1)) / sqrt(len(scored)) if len(scored) > 1 else 0.0
     return Perplexity(nll, exp(nll), exp(nll) * spread, len(scored), n_chunks)
-
-
-def check_n_logprobs(n: int) -> None:
-    """Check a number of likeliest tokens to name at each place.
-
-    Raises:
-        EngineError: it is none of 0 to `MOST_LOGPROBS`.
-    """
-    if not 0 <= n <= MOST_LOGPROBS:
-        raise EngineError(
-            f"Probabilities of {n} tokens cannot be told at each place.",
-            f"Ask for 0 to {MOST_LOGPROBS}.",
-        )
-
-
-def token_logprob(logits: Logits, token: int, n: int) -> TokenLogprob:
-    """Return how likely a token was, and the n likeliest ones.
-
-    Args:
-        logits: logits of the vocabulary as the model computed them, (n_vocab,).
-    """
-    found = logprobs_of(logits)
-    return TokenLogprob(token, float(found[token]), tuple(likeliest(found, n)))
 
 
 def _losses(logits: NDArray[np.float32], ids: NDArray[np.int64]) -> NDArray[np.float64]:

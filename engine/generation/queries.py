@@ -1,235 +1,55 @@
-"""Questions to a loaded model and their answers: commands and closing events, see `engine.events`.
-
-They are frozen, picklable and free of torch. Each is answered between two passes; other answers go
-on behind it.
-"""
+"""Queries of a loaded model: tokens, prompts, embeddings, probabilities, the cache's use."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.errors import Cancelled, EngineError
-from engine.generation.queries.about_text import TextInquiries
+from engine.errors import Cancelled, EngineError, PromptError
+from engine.generation.generate import check_n_logprobs, token_logprob
+from engine.generation.prompts import PromptOptions
+from engine.generation.requests import (
+    ApplyTemplate,
+    CacheCounted,
+    CountCache,
+    CountTokens,
+    Detokenize,
+    Detokenized,
+    Embed,
+    Embedded,
+    Question,
+    Reply,
+    ScoreTokens,
+    TemplateApplied,
+    Tokenize,
+    Tokenized,
+    TokensCounted,
+    TokensScored,
+    has_pictures,
+)
 from engine.generation.results import TokenLogprob
-from engine.generation.scoring import check_n_logprobs, token_logprob
 from engine.generation.solo_sequence import SoloSequence, solo_sequence
 from engine.model.forward.batch import PROMPT_BATCH
-from engine.text.messages import ChatMessage, Tool
 from engine.util.progress import IsCancelled, never
 
 if TYPE_CHECKING:
     from engine.decoding.sampling.sampler import Logits
+    from engine.generation.image_prompts import Seen
+    from engine.generation.prompts import Prompts
     from engine.generation.scheduler import Scheduler
+    from engine.generation.stream import Occupancy
+    from engine.model.architectures.info import ModelInfo
     from engine.model.layers.keys import Keys
     from engine.runtime.thread_runtime import ThreadRuntime
-
-
-@dataclass(frozen=True, slots=True)
-class CountTokens:
-    """Command to count the tokens of a prompt that is being written; nothing is computed.
-
-    Attributes:
-        messages: messages before the draft; None to count the draft alone, which is quick.
-        draft: text of the next message.
-        tools: functions that the model may call, which its prompt describes.
-    """
-
-    messages: tuple[ChatMessage, ...] | None
-    draft: str = ""
-    tools: tuple[Tool, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class TokensCounted:
-    """Closing event of a `CountTokens`.
-
-    Attributes:
-        n_before: number of tokens of a prompt without the draft: of the messages, and of what the
-            chat template adds; None if only the draft was counted.
-        n_draft: number of tokens of the draft.
-        n_kept: those of `n_before` that stay once all older messages are dropped; None if unknown.
-    """
-
-    n_before: int | None
-    n_draft: int
-    n_kept: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Tokenize:
-    """Command to return the tokens of a text.
-
-    Attributes:
-        add_special: whether to add BOS and EOS where the model wants them.
-        parse_special: whether to read the spelling of a control token, such as "<|im_end|>", as
-            that token.
-        has_pieces: whether the bytes of each token are wanted, too.
-    """
-
-    text: str
-    add_special: bool = False
-    parse_special: bool = True
-    has_pieces: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Tokenized:
-    """Closing event of a `Tokenize`.
-
-    Attributes:
-        ids: ids of the tokens.
-        pieces: bytes that each token adds to a text, if they were wanted; a token may be a part of
-            a character.
-    """
-
-    ids: tuple[int, ...]
-    pieces: tuple[tuple[int, ...], ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Detokenize:
-    """Command to return the text of tokens, with all their spaces.
-
-    Attributes:
-        skip_special: whether to leave out control tokens, such as BOS.
-        has_pieces: whether the bytes of each token are wanted, too.
-    """
-
-    ids: tuple[int, ...]
-    skip_special: bool = False
-    has_pieces: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Detokenized:
-    """Closing event of a `Detokenize`.
-
-    Attributes:
-        text: text of all tokens, with U+FFFD for bytes that are no characters.
-        pieces: see `Tokenized`.
-    """
-
-    text: str
-    pieces: tuple[tuple[int, ...], ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class ApplyTemplate:
-    """Command to write the prompt of a conversation, as a `Generate` would.
-
-    Attributes:
-        add_generation_prompt: whether to end where the assistant begins to speak.
-        tools, variables, continue_last, thinks, effort: see `engine.events.Generate`.
-    """
-
-    messages: tuple[ChatMessage, ...]
-    tools: tuple[Tool, ...] = ()
-    variables: str = ""
-    continue_last: bool = False
-    thinks: bool | None = None
-    effort: str = ""
-    add_generation_prompt: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class TemplateApplied:
-    """Closing event of an `ApplyTemplate`, with the text of the prompt.
-
-    Attributes:
-        n_tokens: number of its tokens, with what the model wants before a text, and with those of
-            the conversation's pictures.
-    """
-
-    prompt: str
-    n_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class Embed:
-    """Command to compute the embeddings of texts: a vector of length 1 for each.
-
-    Attributes:
-        inputs: texts, which get the BOS and EOS that the model wants, or token ids, which are taken
-            as they are.
-    """
-
-    inputs: tuple[tuple[int, ...] | str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Embedded:
-    """Closing event of an `Embed`.
-
-    Attributes:
-        vectors: embedding of each text: `n_embd` numbers in F32.
-        n_tokens: number of tokens of all texts.
-    """
-
-    vectors: tuple[tuple[float, ...], ...]
-    n_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class ScoreTokens:
-    """Command to tell how likely each token of a text is behind those before it.
-
-    Attributes:
-        text: a text, whose tokens are those of the same `Generate.prompt`, or token ids, which are
-            taken as they are.
-        n_logprobs: number of likeliest tokens to name at each place, 20 at most.
-    """
-
-    text: tuple[int, ...] | str
-    n_logprobs: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class TokensScored:
-    """Closing event of a `ScoreTokens`.
-
-    Attributes:
-        ids: ids of the text's tokens.
-        logprobs: how likely each token but the first was, which has nothing before it.
-    """
-
-    ids: tuple[int, ...]
-    logprobs: tuple[TokenLogprob, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class CountCache:
-    """Command to tell how full the KV cache is; nothing is computed."""
-
-
-@dataclass(frozen=True, slots=True)
-class CacheCounted:
-    """Closing event of a `CountCache`, in tokens, of which whole pages are counted.
-
-    Attributes:
-        n_used: number of tokens in pages of answers under way.
-        n_kept: number of tokens in pages that are kept for later prompts, and make room for
-            answers where that is wanted.
-    """
-
-    n_used: int
-    n_kept: int
-
-
-Question = CountTokens | Tokenize | Detokenize | ApplyTemplate | Embed | ScoreTokens | CountCache
-"""Commands that a loaded model answers between two passes."""
-
-Reply = (
-    TokensCounted | Tokenized | Detokenized | TemplateApplied | Embedded | TokensScored
-    | CacheCounted
-)  # fmt: skip
-"""Closing events of questions."""
+    from engine.text.chat_template import ChatTemplate
+    from engine.text.messages import ChatMessage, Tool
+    from engine.text.tokenizer import Tokenizer
+    from engine.vision.images.placed import VisionInfo
 
 
 Pooling = Literal["mean", "first", "last"]
@@ -299,16 +119,177 @@ Check = Callable[[], None]
 """Function that raises `Cancelled` once nobody waits for a computation any more."""
 
 
-class Inquiries(TextInquiries):
+class Queries:
     """The part of `engine.api.Model` that answers questions.
 
-    What it computes for them are fresh sequences in the pages of the cache; answers under way go on
+    Those about text compute no tokens: any thread may ask them, also while others compute. What is
+    computed for the others are fresh sequences in the pages of the cache; answers under way go on
     behind them.
     """
 
+    info: ModelInfo
     n_ctx: int
     runtime: ThreadRuntime
     scheduler: Scheduler
+    _prompts: Prompts
+    _occupancy: Occupancy
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The file's tokenizer.
+
+        Raises:
+            PromptError: the file has none.
+        """
+        return self._prompts.tokenizer
+
+    @property
+    def chat_template(self) -> ChatTemplate:
+        """The file's chat template, or a plain one if it has none.
+
+        Raises:
+            PromptError: the file has no vocabulary.
+        """
+        return self._prompts.template
+
+    @property
+    def sight(self) -> VisionInfo | None:
+        """Sizes by which the model sees pictures; None if it sees none."""
+        reader = self._prompts.pictures
+        return None if reader is None else reader.sight
+
+    def tokenize(
+        self, text: str, *, add_special: bool = False, parse_special: bool = True
+    ) -> list[int]:
+        """Return the token ids of a text.
+
+        Args:
+            add_special: whether to add BOS and EOS where the model wants them.
+            parse_special: whether to read the spelling of a control token, such as "<|im_end|>",
+                as that token.
+
+        Raises:
+            PromptError: the model has no vocabulary.
+        """
+        self._occupancy.check_open()
+        return self.tokenizer.encode(text, add_special, parse_special)
+
+    def detokenize(self, ids: Sequence[int], *, skip_special: bool = False) -> str:
+        """Return the text of tokens, with all their spaces, and U+FFFD for invalid bytes.
+
+        Args:
+            skip_special: whether to leave out control tokens, such as BOS.
+
+        Raises:
+            PromptError: the model has no vocabulary, or no such tokens.
+        """
+        self._occupancy.check_open()
+        return self.tokenizer.decode(self._known(ids), skip_special, is_tidied=False)
+
+    def pieces(self, ids: Sequence[int]) -> list[bytes]:
+        """Return the bytes that each token adds to a text.
+
+        Raises:
+            PromptError: the model has no vocabulary, or no such tokens.
+        """
+        self._occupancy.check_open()
+        return [self.tokenizer.token_bytes(token) for token in self._known(ids)]
+
+    def apply_template(
+        self, messages: Sequence[ChatMessage], *, continue_last: bool = False,
+        thinks: bool | None = None, effort: str = "", variables: str = "",
+        tools: Sequence[Tool] = (), add_generation_prompt: bool = True,
+    ) -> str:  # fmt: skip
+        """Return the text of a conversation's prompt; see `engine.events.Generate`.
+
+        Args:
+            add_generation_prompt: whether to end where the assistant begins to speak.
+
+        Raises:
+            PromptError: the model has no vocabulary, there are no messages, or its template does
+                not take them.
+        """
+        self._occupancy.check_open()
+        return self._prompts.written(
+            messages,
+            continue_last=continue_last,
+            wishes=PromptOptions.of(thinks, effort, variables, tools),
+            add_generation_prompt=add_generation_prompt,
+        )
+
+    def chat_size(
+        self, messages: Sequence[ChatMessage], *, continue_last: bool = False,
+        thinks: bool | None = None, effort: str = "", variables: str = "",
+        tools: Sequence[Tool] = (), is_cancelled: IsCancelled = never,
+    ) -> int:  # fmt: skip
+        """Return the number of tokens of a conversation's prompt, those of pictures among them.
+
+        Args:
+            is_cancelled: asked while pictures are read, on any thread; returning True ends that.
+
+        Raises:
+            PromptError: see `apply_template`.
+            ImageError: the model cannot see, or a picture cannot be used.
+        """
+        self._occupancy.check_open()
+        _ = self._read_pictures(messages, is_cancelled)  # held meanwhile
+        wishes = PromptOptions.of(thinks, effort, variables, tools)
+        prompt = self._prompts.chat(
+            messages, 0, continue_last=continue_last, is_shortened=False, wishes=wishes
+        )
+        return len(prompt.ids)
+
+    def prompt_size(self, prompt: str) -> int:
+        """Return the number of tokens of a prompt from `apply_template`."""
+        return len(self.prompt_ids(prompt))
+
+    def prompt_ids(self, prompt: str | Sequence[int], n_ctx: int | None = None) -> list[int]:
+        """Return the tokens that `Model.generate` goes on with.
+
+        Args:
+            n_ctx: size of the context; None for a prompt that need not fit.
+
+        Raises:
+            PromptError: the model has no vocabulary for a text, or it is far too long.
+        """
+        return self._prompts.plain(prompt, n_ctx).ids
+
+    def count_tokens(
+        self, messages: Sequence[ChatMessage] | None, draft: str = "", tools: Sequence[Tool] = (),
+        is_cancelled: IsCancelled = never,
+    ) -> tuple[int | None, int, int | None]:  # fmt: skip
+        """Return the tokens of a chat's next prompt, see `TokensCounted`.
+
+        Args:
+            messages: messages before the last one; None to count that alone, which is quick.
+            draft: text of the last message.
+            tools: functions that the prompt describes.
+            is_cancelled: see `chat_size`.
+
+        Raises:
+            PromptError: the model has no vocabulary, or its template refuses these messages.
+        """
+        self._occupancy.check_open()
+        _ = self._read_pictures(messages or (), is_cancelled)  # held meanwhile
+        return self._prompts.count(messages, draft, tools)
+
+    def _read_pictures(self, messages: Sequence[ChatMessage], is_cancelled: IsCancelled) -> Seen:
+        """Read the pictures of a conversation before the model is used, which may take seconds."""
+        reader = self._prompts.pictures
+        return reader.read(messages, is_cancelled) if reader else ()
+
+    def _known(self, ids: Sequence[int]) -> Sequence[int]:
+        """Return token ids that the model has.
+
+        Raises:
+            PromptError: it has not all of them.
+        """
+        n_vocab = max(self.info.n_vocab, self.tokenizer.n_vocab)
+        if not all(0 <= token < n_vocab for token in ids):
+            raise PromptError(
+                f"There are token ids outside 0 to {n_vocab - 1}.", "Use ids of this model."
+            )
+        return ids
 
     def logits(self, ids: Sequence[int]) -> Logits:
         """Compute the logits after each of `ids`, a fresh sequence, whatever is cached.
@@ -424,34 +405,32 @@ def _vector(
     return tuple(float(str(x)) for x in pooled(states, pooling, len(ids)))
 
 
-Answering = Callable[["Inquiries", Any, "IsCancelled"], Reply]
+Answering = Callable[["Queries", Any, "IsCancelled"], Reply]
 """Function that returns a model's reply to a question; it may end as cancelled."""
 
 
-def _counted(model: Inquiries, question: CountTokens, is_cancelled: IsCancelled) -> TokensCounted:
+def _counted(model: Queries, question: CountTokens, is_cancelled: IsCancelled) -> TokensCounted:
     counts = model.count_tokens(question.messages, question.draft, question.tools, is_cancelled)
     return TokensCounted(*counts)
 
 
-def _tokenized(model: Inquiries, question: Tokenize, _: IsCancelled) -> Tokenized:
+def _tokenized(model: Queries, question: Tokenize, _: IsCancelled) -> Tokenized:
     ids = model.tokenize(
         question.text, add_special=question.add_special, parse_special=question.parse_special
     )
     return Tokenized(tuple(ids), _pieces(model, ids) if question.has_pieces else ())
 
 
-def _detokenized(model: Inquiries, question: Detokenize, _: IsCancelled) -> Detokenized:
+def _detokenized(model: Queries, question: Detokenize, _: IsCancelled) -> Detokenized:
     text = model.detokenize(question.ids, skip_special=question.skip_special)
     return Detokenized(text, _pieces(model, question.ids) if question.has_pieces else ())
 
 
-def _pieces(model: Inquiries, ids: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+def _pieces(model: Queries, ids: Sequence[int]) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(piece) for piece in model.pieces(ids))
 
 
-def _applied(
-    model: Inquiries, question: ApplyTemplate, is_cancelled: IsCancelled
-) -> TemplateApplied:
+def _applied(model: Queries, question: ApplyTemplate, is_cancelled: IsCancelled) -> TemplateApplied:
     prompt = model.apply_template(
         question.messages, continue_last=question.continue_last, thinks=question.thinks,
         effort=question.effort, variables=question.variables, tools=question.tools,
@@ -467,16 +446,16 @@ def _applied(
     return TemplateApplied(prompt, n_tokens)
 
 
-def _embedded(model: Inquiries, question: Embed, is_cancelled: IsCancelled) -> Embedded:
+def _embedded(model: Queries, question: Embed, is_cancelled: IsCancelled) -> Embedded:
     return model.embed(question.inputs, is_cancelled)
 
 
-def _scored(model: Inquiries, question: ScoreTokens, is_cancelled: IsCancelled) -> TokensScored:
+def _scored(model: Queries, question: ScoreTokens, is_cancelled: IsCancelled) -> TokensScored:
     ids = model.prompt_ids(question.text, model.n_ctx)
     return TokensScored(tuple(ids), tuple(model.score(ids, question.n_logprobs, is_cancelled)))
 
 
-def _cache_counted(model: Inquiries, question: CountCache, _: IsCancelled) -> CacheCounted:
+def _cache_counted(model: Queries, question: CountCache, _: IsCancelled) -> CacheCounted:
     return CacheCounted(*model.cache_use)
 
 
@@ -497,13 +476,7 @@ ANSWERING: Mapping[type, Answering] = MappingProxyType(
 """Functions that answer, by the class of the question."""
 
 
-def has_pictures(question: Question) -> bool:
-    """Return whether pictures are read for the reply to a question, which may take seconds."""
-    messages = question.messages if isinstance(question, CountTokens | ApplyTemplate) else None
-    return any(message.pictures for message in messages or ())
-
-
-def reply_to(model: Inquiries, question: Question, is_cancelled: IsCancelled) -> Reply:
+def reply_to(model: Queries, question: Question, is_cancelled: IsCancelled) -> Reply:
     """Return a model's reply to a question.
 
     Args:
