@@ -603,8 +603,8 @@ class Shell(QObject):
         self.tool_switch  # noqa: B018 made here
         self.session.tools_changed.emit()
 
-    def _make_team(self, on_event: Callable[[HostEvent], None], first: int) -> EngineHost:
-        return self.machines.make_host(on_event, first)
+    def _make_team(self, on_event: Callable[[HostEvent], None]) -> EngineHost:
+        return self.machines.make_host(on_event)
 
     def keep(self, settings: Settings) -> None:
         """Use other settings, and have them written."""
