@@ -32,11 +32,11 @@ from app.core.process.spare_time import Interpreter, Sweeper
 from app.core.settings import Settings, SettingsStore
 from app.core.translation import tr, tr_later
 from app.core.units import GIB
-from app.devices.monitor.presenter import DevicePoller, MonitorPresenter
+from app.devices.monitor.monitor_presenter import DevicePoller, MonitorPresenter
 from app.devices.monitor.views.monitor_panel import MonitorHead, MonitorPanel
-from app.devices.split.presenter import SplitPresenter
 from app.devices.split.session import SplitSession
 from app.devices.split.speed import MachineFacts
+from app.devices.split.split_presenter import SplitPresenter
 from app.devices.split.views.split_panel import SplitPanel
 from app.models.current.presenter import ModelPresenter, ModelViews
 from app.models.current.session import ModelSession
@@ -48,17 +48,14 @@ from app.server.page.session import ServerSession
 from app.setup.updates.session import UpdatePresenter
 from app.tools.page.session import ToolSession
 from app.widgets.theme import apply_theme
-from app.window.appearance import start_language
-from app.window.idle import IdleUnloader
-from app.window.keeper import SettingsKeeper
+from app.window.auto_load import IdleUnloader, OpenOnSend
+from app.window.desktop import AnswerFigures, TaskbarProgress, Tray, painter_for
+from app.window.keeper import SettingsKeeper, start_language
 from app.window.main_window import MainWindow, Panels
-from app.window.open_on_send import OpenOnSend
 from app.window.parts import if_made, make_parts, part
 from app.window.preferences.settings_view import SettingsPage
 from app.window.side_panels import SidePanels
 from app.window.start_up import Recovery, StartUp
-from app.window.taskbar import TaskbarProgress, painter_for
-from app.window.tray import AnswerFigures, Tray
 from engine import DeviceInfo, EngineError, LoadParams
 
 if TYPE_CHECKING:
@@ -600,8 +597,8 @@ class Shell(QObject):
         self.tool_switch  # noqa: B018 made here
         self.session.tools_changed.emit()
 
-    def _make_team(self, on_event: Callable[[HostEvent], None], first: int) -> EngineHost:
-        return self.machines.make_host(on_event, first)
+    def _make_team(self, on_event: Callable[[HostEvent], None]) -> EngineHost:
+        return self.machines.make_host(on_event)
 
     def keep(self, settings: Settings) -> None:
         """Use other settings, and have them written."""

@@ -62,6 +62,7 @@ if TYPE_CHECKING:
         Unload,
         WiresMeasured,
         model_after,
+        new_command_id,
     )
     from engine.formats.gguf.header import is_header_whole
     from engine.generation.answer_parts import thought_apart
@@ -135,7 +136,6 @@ if TYPE_CHECKING:
     from engine.hosts.machines.joining import JoinRequest, join_machines
     from engine.hosts.machines.lines import check_token
     from engine.hosts.machines.machines_host import MachinesHost
-    from engine.hosts.process.channel import CommandNumbers
     from engine.hosts.process.process_host import ProcessHost
     from engine.hosts.thread_host import EngineHost, ThreadHost
     from engine.hosts.tuning import tune

@@ -26,7 +26,7 @@ ones of this table) are done between two tokens, and answers go on behind them. 
 `Tune` wait until all answers have ended, and what comes behind them waits as well. Where the cache
 has no room for all answers, those that came last are silent until there is.
 
-`HostEvent.generation` is the number that `EngineHost.submit` returned, so that a receiver can drop
+`HostEvent.generation` is the id that the command was submitted with, so that a receiver can drop
 what belongs to a command it no longer cares about. A cancelled load ends in `Failed(Cancelled)`;
 a cancelled generation ends in `Finished("cancelled")`, because the text so far is worth keeping,
 and a cancelled search in `Tuned` with what it found. A cancelled question fails like a load.
@@ -34,6 +34,7 @@ and a cancelled search in `Tuned` with what it found. A cancelled question fails
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -206,9 +207,14 @@ Event = (
 )
 
 
+new_command_id = itertools.count(1).__next__
+"""Return the id of a new command, unique in this process: the client takes one, and whatever hosts
+and processes the command passes keep it."""
+
+
 @dataclass(frozen=True, slots=True)
 class HostEvent:
-    """An event with the number of the command that it answers."""
+    """An event with the id of the command that it answers, or 0."""
 
     generation: int
     event: Event

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from app.cli.output import note, table
-from app.devices.interconnect.links import known_routes, measure_links, route_text, slot_text
+from app.devices.interconnect.interconnect import known_routes, measure_links, route_text, slot_text
 from engine import (
     DeviceFacts,
     DeviceInfo,

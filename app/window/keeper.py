@@ -3,18 +3,182 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Final
 
-from PySide6.QtCore import QObject, QTimer, Signal, Slot
-from PySide6.QtWidgets import QApplication
+from PySide6.QtCore import (
+    QCoreApplication,
+    QEvent,
+    QLibraryInfo,
+    QLocale,
+    QObject,
+    QSize,
+    Qt,
+    QTimer,
+    QTranslator,
+    Signal,
+    Slot,
+)
+from PySide6.QtWidgets import QApplication, QDockWidget
 
 from app.core.background import LatestJob
 from app.core.notice import Notice
+from app.core.scale import px
 from app.core.settings import Settings, SettingsStore
-from app.core.translation import tr
+from app.core.translation import ENGLISH, languages, tr, use_language
 from app.widgets.theme import apply_theme
-from app.window.appearance import next_zoom
-from app.window.dock_fit import DockFit
-from app.window.main_window import MainWindow
+from app.window.main_window import MONITOR_HEIGHT, SIDEBAR_WIDTH, SPLIT_WIDTH, MainWindow
+
+_QT_TEXTS = "qtbase_{code}"
+
+
+def chosen_language(setting: str) -> str:
+    """Return the code of the language to use.
+
+    Args:
+        setting: code of a language, or "system" for the first of the desktop's that we have.
+    """
+    spoken = languages()
+    wanted = QLocale.system().uiLanguages() if setting == "system" else [setting]
+    codes = (name.partition("-")[0] for name in wanted)
+    return next((code for code in codes if code in spoken), ENGLISH)
+
+
+def start_language(app: QCoreApplication, setting: str) -> None:
+    """Show the window's texts, and Qt's own, in the language of a setting.
+
+    To be called before any text is shown: what is shown already keeps its language.
+    """
+    code = chosen_language(setting)
+    use_language(code)
+    desktop = QLocale.system()
+    # what people type numbers in; the desktop's own forms where it speaks the same language
+    QLocale.setDefault(desktop if desktop.name().startswith(code) else QLocale(code))
+    for old in app.findChildren(QTranslator):
+        app.removeTranslator(old)
+        old.deleteLater()
+    translator = QTranslator(app)
+    folder = QLibraryInfo.path(QLibraryInfo.LibraryPath.TranslationsPath)
+    if code != ENGLISH and translator.load(_QT_TEXTS.format(code=code), folder):
+        app.installTranslator(translator)
+
+
+STEPS: Final = (70, 80, 90, 100, 110, 125, 150, 175, 200)
+"""Percentages that the keys and the wheel go through; the settings page allows others."""
+
+
+def next_zoom(percent: int, direction: int) -> int:
+    """Return the next zoom in a direction: 1 larger, -1 smaller, 0 back to 100 %."""
+    if direction > 0:
+        return next((step for step in STEPS if step > percent), STEPS[-1])
+    if direction < 0:
+        return next((step for step in reversed(STEPS) if step < percent), STEPS[0])
+    return 100
+
+
+def room_on_screen(window: MainWindow) -> QSize:
+    """Return the largest size of a window on its screen."""
+    return window.screen().availableSize()
+
+
+class DockFit(QObject):
+    """What hides panels without room, in a window made narrow, on a small screen, at another zoom.
+
+    What is on the right goes first, then the list of chats: the chat itself stays. What was hidden
+    comes back once there is room for it.
+    """
+
+    def __init__(self, window: MainWindow) -> None:
+        super().__init__(window)
+        self._window = window
+        self._hidden: list[QDockWidget] = []
+        self._wanted = 0  # width from which on some of these have room
+        self._resized = QTimer(self, singleShot=True, interval=0)
+        self._resized.timeout.connect(self._on_resized)
+        window.installEventFilter(self)
+
+    def eventFilter(self, watched: QObject, event: QEvent) -> bool:
+        if event.type() is QEvent.Type.Resize:
+            self._resized.start()
+        return super().eventFilter(watched, event)
+
+    @Slot()
+    def _on_resized(self) -> None:
+        """Hide panels in a window that was made narrow, and show them in one made wide."""
+        width, needed = self._window.width(), self._window.minimumSizeHint().width()
+        if needed > width or (self._hidden and width >= self._wanted):
+            had_hidden = bool(self._hidden)
+            self._hide_for(width)
+            if had_hidden and not self._hidden:
+                self._widen()
+
+    @Slot()
+    def fit_screen(self) -> None:
+        """Hide the panels for which the screen has no room; the window may not be seen yet."""
+        window, room = self._window, room_on_screen(self._window)
+        needed = window.minimumSizeHint().width()
+        if needed > room.width():
+            self.fit(window.size().boundedTo(room))
+        elif needed > window.width():
+            window.resize(needed, window.height())
+
+    @Slot(object)
+    def make_way(self, opened: QDockWidget) -> None:
+        """Widen the window for a panel that was opened, or hide those of the other side."""
+        window, room, size = self._window, room_on_screen(self._window), self._window.size()
+        self._hidden = [dock for dock in self._hidden if dock is not opened]
+        QApplication.sendPostedEvents()  # the panel takes its place
+        needed = window.minimumSizeHint().width()
+        if needed <= size.width():
+            return
+        if needed <= room.width() and not window.isMaximized():
+            window.resize(needed, size.height())
+            return
+        for dock in window.right_docks if opened is window.chats_dock else (window.chats_dock,):
+            dock.hide()
+        QApplication.sendPostedEvents()
+        if not window.isMaximized():
+            window.resize(size.boundedTo(room))
+
+    def fit(self, size: QSize) -> None:
+        """Lay the panels out anew in a window that keeps this size."""
+        window = self._window
+        self._hide_for(size.width())
+        if not window.isMaximized():
+            window.resize(size)
+        docks, widths = zip(*self._usual_widths(), strict=True)
+        window.resizeDocks(docks, widths, Qt.Orientation.Horizontal)
+        height = min(px(MONITOR_HEIGHT), size.height() // 3)
+        window.resizeDocks([window.monitor_dock], [height], Qt.Orientation.Vertical)
+
+    def _usual_widths(self) -> list[tuple[QDockWidget, int]]:
+        """Return the panels at the sides with the widths that they have in a wide window."""
+        right = [(dock, px(SPLIT_WIDTH)) for dock in self._window.right_docks]
+        return [(self._window.chats_dock, px(SIDEBAR_WIDTH)), *right]
+
+    def _widen(self) -> None:
+        """Give panels their usual widths again, which they lost before one had to be hidden."""
+        shown = [(dock, width) for dock, width in self._usual_widths() if not dock.isHidden()]
+        for dock, width in shown:
+            if dock.width() < width:
+                self._window.resizeDocks([dock], [width], Qt.Orientation.Horizontal)
+
+    def _hide_for(self, width: int) -> None:
+        """Hide as few panels as a width in pixels asks for, of those that a person wants to see."""
+        window = self._window
+        docks = [window.chats_dock, *window.right_docks]
+        shown = [dock for dock in docks if not dock.isHidden() or dock in self._hidden]
+        right = [dock for dock in shown if dock is not window.chats_dock]
+        wanted = []
+        for self._hidden in ([], right, shown):
+            for dock in shown:
+                dock.setVisible(dock not in self._hidden)
+            QApplication.sendPostedEvents()  # the panels take their new sizes
+            needed = window.minimumSizeHint().width()
+            if needed <= width:
+                break
+            wanted.append(needed)
+        self._wanted = min(wanted, default=0)
+
 
 SAVE_MS = 500
 

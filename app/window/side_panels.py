@@ -22,11 +22,11 @@ from app.widgets.text import set_tip
 from engine import DeviceInfo, Finished, ModelInfo, ModelLoaded
 
 if TYPE_CHECKING:
-    from app.devices.interconnect.presenter import LinksPresenter
-    from app.devices.interconnect.views.links_panel import LinksPanel
-    from app.devices.map.presenter import PlacementPresenter
+    from app.devices.interconnect.interconnect_presenter import InterconnectPresenter
+    from app.devices.interconnect.views.interconnect_panel import InterconnectPanel
+    from app.devices.map.map_presenter import PlacementPresenter
     from app.devices.map.views.panel import PlacementPanel
-    from app.devices.tune.presenter import TunePresenter
+    from app.devices.tune.tune_presenter import TunePresenter
     from app.server.page.server_panel import ServerPanel
     from app.server.page.server_presenter import ServerPresenter
     from engine import Prediction, Rig, Wires
@@ -63,7 +63,7 @@ class SidePanels(QObject):
         self._serving = serving
         self._server: ServerPresenter | None = None
         self._placement: PlacementPresenter | None = None
-        self._links: LinksPresenter | None = None
+        self._links: InterconnectPresenter | None = None
         self._picture: SplitPicture | None = None
         self._shown_devices: tuple[Sequence[DeviceInfo], Rig | None, Wires | None] = (
             (), None, None,
@@ -85,7 +85,7 @@ class SidePanels(QObject):
     def search(self) -> TunePresenter:
         """The search for the best split, made when it is first opened."""
         if self._search is None:
-            from app.devices.tune.presenter import (
+            from app.devices.tune.tune_presenter import (
                 TunePresenter,  # late: its graph takes long to import
             )
             from app.devices.tune.views.tune_dialog import TuneDialog
@@ -100,7 +100,7 @@ class SidePanels(QObject):
         return self.map_place.content
 
     @property
-    def links(self) -> LinksPanel:
+    def links(self) -> InterconnectPanel:
         """The links between devices."""
         return self.links_place.content
 
@@ -110,7 +110,7 @@ class SidePanels(QObject):
         return self.server_place.content
 
     def _make_map(self) -> PlacementPanel:
-        from app.devices.map.presenter import PlacementPresenter
+        from app.devices.map.map_presenter import PlacementPresenter
         from app.devices.map.views.panel import PlacementPanel
 
         panel = PlacementPanel()
@@ -119,12 +119,12 @@ class SidePanels(QObject):
             self._placement.set_picture(self._picture)
         return panel
 
-    def _make_links(self) -> LinksPanel:
-        from app.devices.interconnect.presenter import LinksPresenter
-        from app.devices.interconnect.views.links_panel import LinksPanel
+    def _make_links(self) -> InterconnectPanel:
+        from app.devices.interconnect.interconnect_presenter import InterconnectPresenter
+        from app.devices.interconnect.views.interconnect_panel import InterconnectPanel
 
-        panel = LinksPanel()
-        self._links = LinksPresenter(panel, self)
+        panel = InterconnectPanel()
+        self._links = InterconnectPresenter(panel, self)
         self._links.measured.connect(self._split.read_speeds)
         panel.machines_requested.connect(self.machines_requested)
         self._links.set_devices(*self._shown_devices)

@@ -35,6 +35,7 @@ from engine.events import (
     Tune,
     Tuned,
     Unload,
+    new_command_id,
 )
 from engine.generation.queries import ANSWERING, BESIDE, reply_to
 from engine.generation.requests import Generate, Question, has_pictures
@@ -63,15 +64,19 @@ EventSink = Callable[[HostEvent], None]
 class EngineHost(Protocol):
     """Interface of an engine for a front end, wherever the engine runs."""
 
-    def submit(self, command: Command) -> int:
-        """Queue a command and return the generation number that its events will carry."""
+    def submit(self, command: Command, generation: int | None = None) -> int:
+        """Queue a command and return the id that its events will carry.
+
+        Args:
+            generation: id of the command, of `new_command_id`; None to take one here.
+        """
         ...
 
     def cancel(self, generation: int | None = None) -> None:
         """Ask a command to end, or all that run and wait; return at once.
 
         Args:
-            generation: number of the command; None for all.
+            generation: id of the command; None for all.
         """
         ...
 
@@ -99,9 +104,8 @@ class ThreadHost:
         self._next: list[tuple[int, Command] | None] = []  # taken from the queue, but not yet done
         self._streams: dict[int, AnswerStream] = {}  # answers under way
         self._ended: dict[int, Sequence[int]] = {}  # tokens of answers, the newest last
-        self._generation = 0
-        self._cancelled_up_to = 0
-        self._cancelled: set[int] = set()  # those above it
+        self._open: set[int] = set()  # commands that have not ended
+        self._cancelled: set[int] = set()  # those of them that shall
         self._is_closing = False
         self._import_error: EngineError | None = None
         self._lock = threading.Lock()
@@ -111,26 +115,22 @@ class ThreadHost:
         self._thread = threading.Thread(target=self._run, name="tandem-engine", daemon=True)
         self._thread.start()
 
-    def submit(self, command: Command) -> int:
+    def submit(self, command: Command, generation: int | None = None) -> int:
+        generation = new_command_id() if generation is None else generation
         with self._lock:
-            self._generation += 1
-            generation = self._generation
+            self._open.add(generation)
             self._commands.put((generation, command))
             self._wake.set()
         return generation
 
     def cancel(self, generation: int | None = None) -> None:
         with self._lock:
-            if generation is None:
-                self._cancelled_up_to = self._generation
-                self._cancelled.clear()
-            else:
-                self._cancelled.add(generation)
+            self._cancelled |= self._open if generation is None else self._open & {generation}
             self._wake.set()
 
     def close(self, timeout_s: float = 5.0) -> bool:
         with self._lock:
-            self._cancelled_up_to = self._generation
+            self._cancelled |= self._open
             self._is_closing = True
             self._commands.put(None)
             self._wake.set()
@@ -178,7 +178,7 @@ class ThreadHost:
             self._settle()
         self._attempt(generation, command, partial(self._dispatch, generation, command))
         if generation not in self._streams:
-            self._cancelled.discard(generation)
+            self._close(generation)
             self._tell_fallbacks(generation)
 
     def _do_between(self) -> None:
@@ -219,7 +219,7 @@ class ThreadHost:
     def _forget(self, generation: int) -> None:
         """Forget an answer that has ended, but not its tokens."""
         stream = self._streams.pop(generation, None)
-        self._cancelled.discard(generation)
+        self._close(generation)
         if stream is not None:
             self._ended[generation] = array("q", stream.ids)
             if len(self._ended) > MOST_ENDED:
@@ -261,7 +261,7 @@ class ThreadHost:
             except Exception as error:  # as in `_attempt`
                 log.exception("command %s failed", type(command).__name__)
                 event = Failed(_without_frames(_as_crash(error)))
-            self._cancelled.discard(generation)
+            self._close(generation)
             self._send(generation, event)
             del self._asked[generation]
             asked.set_result(None)
@@ -404,7 +404,13 @@ class ThreadHost:
             model.close()
 
     def _is_cancelled(self, generation: int) -> bool:
-        return generation <= self._cancelled_up_to or generation in self._cancelled
+        return generation in self._cancelled
+
+    def _close(self, generation: int) -> None:
+        """Forget a command that has ended."""
+        with self._lock:
+            self._open.discard(generation)
+            self._cancelled.discard(generation)
 
     def _send(self, generation: int, event: Event) -> None:
         self._on_event(HostEvent(generation, event))

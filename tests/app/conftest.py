@@ -20,7 +20,7 @@ from app.core.process.spare_time import spare_time
 from app.devices.monitor.views.monitor_panel import MonitorPanel
 from app.main import Shell
 from app.widgets.theme import apply_theme
-from app.window.appearance import start_language
+from app.window.keeper import start_language
 from engine import DeviceInfo, ModelInfo
 from tests.helpers.fake_host import FakeHost, Script, model_info
 from tests.helpers.fake_planner import CPU, GPUS, INFO, FakePlanner, fake_machine
@@ -109,7 +109,7 @@ def make_shell(
     monkeypatch.setattr("engine.read_model_info", lambda path: model_info(str(path)))
     monkeypatch.setattr("app.chat.listing.titles.IDLE_MS", NEVER_MS)  # else tests see its requests
     monkeypatch.setattr(
-        "app.window.dock_fit.room_on_screen", lambda _: LARGE
+        "app.window.keeper.room_on_screen", lambda _: LARGE
     )  # that of tests is small
     shells: list[Shell] = []
 

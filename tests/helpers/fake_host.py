@@ -54,6 +54,7 @@ from engine import (
     Unload,
     Usage,
     VisionInfo,
+    new_command_id,
 )
 from engine.planning.search.estimate import TrialSize
 
@@ -140,7 +141,7 @@ class FakeHost:
         self.counts: list[Command] = []
         self._on_event = on_event
         self._queue: queue.SimpleQueue[tuple[int, Command] | None] = queue.SimpleQueue()
-        self._generation = self._cancelled_up_to = 0
+        self._open: set[int] = set()
         self._cancelled: set[int] = set()
         self._changed = threading.Condition()
         self._loaded: ModelLoaded | None = None
@@ -150,24 +151,25 @@ class FakeHost:
         self._answers: list[threading.Thread] = []
         self._n_answers = 0
 
-    def submit(self, command: Command) -> int:
-        self._generation += 1
+    def submit(self, command: Command, generation: int | None = None) -> int:
+        number = new_command_id() if generation is None else generation
+        self._open.add(number)
         if isinstance(command, CountTokens):  # in the middle of an answer, too
             self.counts.append(command)
-            answer = self._generation, _counted(command)
+            answer = number, _counted(command)
             self._counting = threading.Thread(target=self.send, args=answer, name="fake-count")
             self._counting.start()
         elif isinstance(command, CountCache):  # as well
-            self.send(self._generation, CacheCounted(512, 256))
+            self.send(number, CacheCounted(512, 256))
         else:
             self.commands.append(command)
-            self._queue.put((self._generation, command))
-        return self._generation
+            self._queue.put((number, command))
+        return number
 
     def cancel(self, generation: int | None = None) -> None:
         with self._changed:
             if generation is None:
-                self._cancelled_up_to = self._generation
+                self._cancelled |= self._open
             else:
                 self._cancelled.add(generation)
             self._changed.notify_all()
@@ -324,7 +326,7 @@ class FakeHost:
             return self._is_cancelled(number)
 
     def _is_cancelled(self, number: int) -> bool:
-        return number <= self._cancelled_up_to or number in self._cancelled
+        return number in self._cancelled
 
 
 def _counted(command: CountTokens) -> TokensCounted:

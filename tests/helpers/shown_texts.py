@@ -93,7 +93,7 @@ NAMES = {
     "app/widgets/theme.py": {"Fusion"},
     "app/chat/markdown/__init__.py": {"Formula", "Piece", "Portion", "Rule", "Table"},
     "app/chat/views/code_view.py": {"Comment", "Keyword", "Token."},
-    "app/window/taskbar.py": {"Update"},
+    "app/window/desktop.py": {"Update"},
     "app/devices/split/views/device_row.py": {"KV cache", "other programs"},
     "app/core/process/spare_time.py": {"Forecaster", "Calibration", "Planner", "Fit"},
     "app/widgets/shortcuts.py": {
@@ -131,7 +131,7 @@ NAMES = {
         "Message",
         "Tokens per second",
     },  # of a CSV file
-    "app/devices/monitor/views/timeline_plot.py": {" computed", " waited"},
+    "app/devices/monitor/views/graph.py": {" computed", " waited"},
     "app/models/library/scan.py": {"Hugging Face", "LM Studio", "Ollama", "Jan"},
     "app/core/settings.py": {
         "Appearance",

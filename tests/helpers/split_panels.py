@@ -10,9 +10,9 @@ from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QApplication, QLabel, QWidget
 
 from app.devices.split.planning import PlannerFactory
-from app.devices.split.presenter import SplitPresenter
 from app.devices.split.session import SplitSession
 from app.devices.split.speed import MachineFactory, this_machine
+from app.devices.split.split_presenter import SplitPresenter
 from app.devices.split.views.split_bar import ShareHandle
 from app.devices.split.views.split_panel import SplitPanel
 from engine import (

@@ -10,7 +10,7 @@ from typing import Any
 
 import engine  # names that need torch are resolved when they are used
 from app.cli.output import note, percent, table
-from app.devices.interconnect.links import Edge, read_links
+from app.devices.interconnect.interconnect import Edge, read_links
 from engine import (
     Evaluation,
     Forecast,

@@ -21,6 +21,7 @@ from app.core.engine_client.inbox import EngineSharing, EventInbox
 from engine import (
     Cancelled,
     ChatMessage,
+    Command,
     CountTokens,
     EngineReady,
     Event,
@@ -51,6 +52,7 @@ from engine import (
     TuneStarted,
     Unload,
     model_after,
+    new_command_id,
     thought_apart,
 )
 
@@ -273,23 +275,29 @@ class EngineClient(EngineSignals):
             host.cancel(self._aside.number)
         return host
 
+    def _submit(self, command: Command, host: EngineHost | None = None) -> int:
+        """Hand a command to the engine under an id of its own, and return that."""
+        number = new_command_id()
+        (host or self._free_host()).submit(command, number)
+        return number
+
     # commands
 
     def load(self, params: LoadParams) -> None:
         """Load a model in place of the present one; running answers end first."""
         self._end_what_runs()
-        self._work.load = self._free_host().submit(Load(params))
+        self._work.load = self._submit(Load(params))
         self._settle()
 
     def resplit(self, params: LoadParams) -> None:
         """Change the split of the model; running answers go on with the new split."""
-        self._work.add_resplit(self._free_host().submit(Resplit(params)))
+        self._work.add_resplit(self._submit(Resplit(params)))
         self._settle()
 
     def tune(self, params: LoadParams, goal: str = "chat", budget_s: float | None = None) -> None:
         """Search for the best split; running answers end first, and `cancel` ends the search."""
         self._end_what_runs()
-        self._work.tune = self._free_host().submit(
+        self._work.tune = self._submit(
             Tune(params, goal, budget_s, with_drafts=params.draft != "off")
         )
         self._settle()
@@ -297,7 +305,7 @@ class EngineClient(EngineSignals):
     def unload(self) -> None:
         """Free the model; running answers end first."""
         self._end_what_runs()
-        self._work.unload = self._free_host().submit(Unload())
+        self._work.unload = self._submit(Unload())
 
     def cancel(self) -> None:
         """End a load, a change of the split or a search, which its signal tells; answers go on."""
@@ -345,7 +353,7 @@ class EngineClient(EngineSignals):
             tools=tuple(tools),
             in_parts=bool(tools),
         )
-        answer = RunningAnswer(self._free_host().submit(command), begun, marker)
+        answer = RunningAnswer(self._submit(command), begun, marker)
         self.answers.add(answer)
         self._settle()
         return answer
@@ -385,7 +393,7 @@ class EngineClient(EngineSignals):
             tools=tuple(tools),
             in_parts=bool(tools),
         )
-        self._aside = AsideAnswer(self._running().submit(command), then)
+        self._aside = AsideAnswer(self._submit(command, self._running()), then)
         return True
 
     def count(
@@ -393,7 +401,7 @@ class EngineClient(EngineSignals):
     ) -> None:
         """Count the tokens of a prompt; see `CountTokens`. Answers go on meanwhile."""
         command = CountTokens(None if messages is None else tuple(messages), draft, tuple(tools))
-        self._count_numbers.add(self._running().submit(command))
+        self._count_numbers.add(self._submit(command, self._running()))
 
     def save_state(self, path: str, of: RunningAnswer | None = None) -> None:
         """Save what the KV cache has of an answer's sequence; of the last one if it is None."""
@@ -405,7 +413,7 @@ class EngineClient(EngineSignals):
         self._move_state(LoadState(path))
 
     def _move_state(self, command: SaveState | LoadState) -> None:
-        self._states[self._free_host().submit(command)] = command
+        self._states[self._submit(command)] = command
 
     def finish_states(self, seconds: float) -> None:
         """Wait until all states are saved, at most `seconds`."""

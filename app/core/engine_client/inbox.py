@@ -31,6 +31,7 @@ from engine import (
     ToolCallEnded,
     ToolCallText,
     model_after,
+    new_command_id,
 )
 
 if TYPE_CHECKING:
@@ -150,8 +151,6 @@ class EngineSharing:
         self._host: EngineHost | None = None
         self._model: ModelLoaded | None = None
         self._running: set[int] = set()
-        self._n_submitting = 0
-        self._ended_early: set[int] = set()  # before their number was known
         self._lock = threading.Lock()
 
     @property
@@ -177,7 +176,7 @@ class EngineSharing:
                 self.on_event(HostEvent(number, Failed(error, is_model_lost=True)))
 
     def submit(self, command: Command) -> int:
-        """Hand a command to the engine, and return its number.
+        """Hand a command to the engine, and return its id.
 
         Raises:
             EngineError: there is no engine.
@@ -186,16 +185,11 @@ class EngineSharing:
             host = self._host
             if host is None:
                 raise EngineError("No model is loaded.", "Open one in Tandem.")
-            self._n_submitting += 1
+            number = new_command_id()
+            self._running.add(number)
             if not isinstance(command, CountCache):
                 self.used_at = time.monotonic()
-        number = host.submit(command)
-        with self._lock:
-            self._n_submitting -= 1
-            if number not in self._ended_early:
-                self._running.add(number)
-            if not self._n_submitting:
-                self._ended_early.clear()
+        host.submit(command, number)
         return number
 
     def cancel(self, number: int) -> None:
@@ -217,16 +211,10 @@ class EngineSharing:
             self._model = model_after(event.event, self._model)
             is_own = event.generation in self._running
             if not is_shown and not isinstance(event.event, OF_ANSWERS):
-                is_use = not isinstance(event.event, CacheCounted)
-                self._note_end(event.generation, is_own=is_own, is_use=is_use)
+                self._running.discard(event.generation)
+                if is_own and not isinstance(event.event, CacheCounted):
+                    self.used_at = time.monotonic()
         if self.on_event is not None:
             self.on_event(event)
         is_loss = isinstance(event.event, Failed) and event.event.is_model_lost
         return is_own and not is_loss and not is_shown
-
-    def _note_end(self, number: int, *, is_own: bool, is_use: bool) -> None:
-        if is_own:
-            self._running.discard(number)
-            self.used_at = time.monotonic() if is_use else self.used_at
-        elif self._n_submitting:
-            self._ended_early.add(number)

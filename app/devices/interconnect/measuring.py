@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 import engine  # for names that only measuring needs, which are resolved when they are used
 from app.core.translation import ENGLISH, language, tr, use_language
-from app.devices.interconnect.links import measure_links
+from app.devices.interconnect.interconnect import measure_links
 from engine import DeviceInfo, EngineError, list_devices, program_command, tie_to_parent
 
 log = logging.getLogger(__name__)

@@ -4,16 +4,187 @@ from __future__ import annotations
 
 import math
 import time
+from bisect import bisect_left
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import islice
 from typing import Final
 
-from app.core.translation import english
-from app.devices.monitor.figures import FIGURES, RATE, SeriesHistory
+from app.core.translation import english, tr, tr_later
+from app.core.units import GIB, decimal
 from app.devices.split.figures import rank_labels
-from engine import DeviceSnapshot
+from engine import ClockLimit, DeviceSnapshot
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A figure of each device, with a graph of its own.
+
+    Args:
+        title: name of the graph; `tr` looks it up.
+        form: format of a value as text.
+        value: returns the value in a snapshot; None where the device does not tell.
+        top: upper end of the scale; None follows the data.
+    """
+
+    title: str
+    unit: str
+    form: str
+    value: Callable[[DeviceSnapshot], float | None]
+    top: float | None = None
+
+
+def _scaled(value: float | None, unit: float) -> float | None:
+    return None if value is None else value / unit
+
+
+def traffic(snapshot: DeviceSnapshot) -> float | None:
+    """Return the bytes per second over PCIe in both directions; None if unknown."""
+    sent, received = snapshot.sent_bytes_s, snapshot.received_bytes_s
+    return None if sent is None or received is None else sent + received
+
+
+FIGURES: Final[Mapping[str, Figure]] = {
+    "memory": Figure(
+        tr_later("Memory"), "GiB", "{:.1f}", lambda s: s.used_bytes / GIB if s.total_bytes else None
+    ),
+    "load": Figure(
+        tr_later("Load", "how busy a device is"), "%", "{:.0f}", lambda s: s.load_percent, 100.0
+    ),
+    "power": Figure(tr_later("Power"), "W", "{:.0f}", lambda s: s.power_w),
+    "temperature": Figure(
+        tr_later("Temperature"), "°C", "{:.0f}", lambda s: s.temperature_c, 100.0
+    ),
+    "clock": Figure(tr_later("Clock"), "MHz", "{:.0f}", lambda s: s.clock_mhz),
+    "traffic": Figure(
+        tr_later("PCIe traffic"), "GB/s", "{:.1f}", lambda s: _scaled(traffic(s), 1e9)
+    ),
+    "others": Figure(
+        tr_later("Memory of other programs"), "GiB", "{:.1f}",
+        lambda s: _scaled(s.others_bytes, GIB),
+    ),
+}  # fmt: skip
+"""Figures by name, in the order of their graphs."""
+
+RATE: Final = "rate"
+"""Name of the graph of tokens per second, which is no figure of a device."""
+
+DEFAULT_GRAPHS: Final = ("memory", "load", RATE)
+
+LIMITS: Final[Mapping[ClockLimit, str]] = {
+    "power": tr_later("power limit"),
+    "heat": tr_later("heat"),
+    "supply": tr_later("power supply"),
+    "setting": tr_later("set clocks"),
+    "hardware": tr_later("hardware"),
+}
+
+
+def limits_text(snapshot: DeviceSnapshot) -> str:
+    """Return what keeps the clock down: "heat, power limit"; "" for nothing or unknown."""
+    return ", ".join(tr(LIMITS[limit]) for limit in snapshot.clock_limits or ())
+
+
+def power_text(snapshot: DeviceSnapshot) -> str:
+    """Return the power draw and its limit: "215 / 450 W"; "" if unknown."""
+    if snapshot.power_w is None:
+        return ""
+    if snapshot.power_limit_w is None:
+        return f"{snapshot.power_w:.0f} W"
+    return f"{snapshot.power_w:.0f} / {snapshot.power_limit_w:.0f} W"
+
+
+def traffic_text(snapshot: DeviceSnapshot) -> str:
+    """Return the traffic over PCIe, to the device first: "↓ 2.0 ↑ 0.1 GB/s"; "" if unknown."""
+    sent, received = snapshot.sent_bytes_s, snapshot.received_bytes_s
+    if sent is None or received is None:
+        return ""
+    return decimal(f"↓ {received / 1e9:.1f} ↑ {sent / 1e9:.1f} GB/s")
+
+
+def others_text(snapshot: DeviceSnapshot) -> str:
+    """Return what other programs take: memory of a GPU, load of the CPU; "" if unknown."""
+    if snapshot.others_bytes is not None:
+        return decimal(f"{snapshot.others_bytes / GIB:.1f} GiB")
+    return "" if snapshot.others_percent is None else f"{snapshot.others_percent:.0f} %"
+
+
+def clock_text(snapshot: DeviceSnapshot) -> str:
+    """Return the clock and what keeps it down: "2520 MHz · heat"; "" if unknown."""
+    if snapshot.clock_mhz is None:
+        return ""
+    limits = limits_text(snapshot)
+    return f"{snapshot.clock_mhz} MHz" + (f" · {limits}" if limits else "")
+
+
+def memory_text(snapshot: DeviceSnapshot) -> str:
+    """Return the memory in use: "17.3 / 24.0 GiB"; "" if unknown."""
+    if not snapshot.total_bytes:
+        return ""
+    return decimal(f"{snapshot.used_bytes / GIB:.1f} / {snapshot.total_bytes / GIB:.1f} GiB")
+
+
+def spoken_state(name: str, snapshot: DeviceSnapshot) -> str:
+    """Return the whole state of a device as one line, for a tool tip and screen readers."""
+    if snapshot.problem:
+        return f"{name}: {snapshot.problem}"
+    load, heat = snapshot.load_percent, snapshot.temperature_c
+    others = others_text(snapshot)
+    memory_clock = snapshot.memory_clock_mhz
+    parts = [
+        tr("memory {text}").format(text=memory_text(snapshot)),
+        "" if load is None else tr("load {n} %").format(n=f"{load:.0f}"),
+        tr("power {text}").format(text=power_text(snapshot)) if power_text(snapshot) else "",
+        "" if heat is None else f"{heat:.0f} °C",
+        tr("clock {text}").format(text=clock_text(snapshot)) if clock_text(snapshot) else "",
+        "" if memory_clock is None else tr("memory clock {n} MHz").format(n=memory_clock),
+        tr("PCIe {text}").format(text=traffic_text(snapshot)) if traffic_text(snapshot) else "",
+        tr("other programs {text}").format(text=others) if others else "",
+    ]
+    return f"{name}: {', '.join(part for part in parts if part)}"
+
+
+class SeriesHistory:
+    """The newest `capacity` entries: a time, and one value per series."""
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._times = self._kept(())
+        self._values: dict[str, deque[float]] = {}
+
+    @property
+    def series(self) -> tuple[str, ...]:
+        return tuple(self._values)
+
+    def append(self, time_s: float, values: dict[str, float]) -> None:
+        """Add an entry; series without a value get NaN, new series NaN for the past."""
+        for name in values.keys() - self._values.keys():
+            self._values[name] = self._kept([math.nan] * len(self._times))
+        self._times.append(time_s)
+        for name, kept in self._values.items():
+            kept.append(values.get(name, math.nan))
+
+    def times(self, since_s: float) -> list[float]:
+        """Return the times from `since_s` on, oldest first."""
+        return list(islice(self._times, self._first(since_s), None))
+
+    def values(self, name: str, since_s: float) -> list[float]:
+        """Return the values of a series at `times(since_s)`."""
+        return list(islice(self._values[name], self._first(since_s), None))
+
+    def last(self, name: str) -> float:
+        """Return the newest value; NaN if there is none."""
+        kept = self._values.get(name)
+        return kept[-1] if kept else math.nan
+
+    def _kept(self, values: Iterable[float]) -> deque[float]:
+        return deque(values, maxlen=self._capacity)
+
+    def _first(self, since_s: float) -> int:
+        return bisect_left(self._times, since_s)
+
 
 CAPACITY: Final = 512
 RATE_FADES_S: Final = 1.5

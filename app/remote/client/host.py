@@ -34,6 +34,7 @@ from engine import (
     ModelUnloaded,
     TokensCounted,
     Unload,
+    new_command_id,
 )
 
 log = logging.getLogger(__name__)
@@ -83,7 +84,6 @@ class RemoteHost:
     Args:
         on_event: receiver of events, called on threads of this host, one at a time.
         key_of: returns the key of a server; "" for none. It may wait for the person.
-        first_number: number of the first command.
         stall_s: seconds without a byte after which an answer fails.
     """
 
@@ -91,11 +91,9 @@ class RemoteHost:
         self,
         on_event: Callable[[HostEvent], None],
         key_of: Callable[[RemoteAddress], str],
-        first_number: int = 1,
         stall_s: float = STALL_S,
     ) -> None:
         self._on_event, self._key_of, self._stall_s = on_event, key_of, stall_s
-        self._next = first_number
         self._lock = threading.RLock()
         self._waiting: deque[tuple[int, Command]] = deque()
         self._calls: dict[int, _Call] = {}
@@ -109,11 +107,10 @@ class RemoteHost:
         """Whether a Tandem serves the model."""
         return self._listed.is_tandem
 
-    def submit(self, command: Command) -> int:
-        """Queue a command and return the number that its events will carry."""
+    def submit(self, command: Command, generation: int | None = None) -> int:
+        """Queue a command and return the id that its events will carry; see `EngineHost`."""
+        number = new_command_id() if generation is None else generation
         with self._lock:
-            number = self._next
-            self._next += 1
             self._waiting.append((number, command))
             self._begin()
         return number

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from app.remote.client.address import RemoteAddress, is_remote
@@ -23,22 +24,14 @@ if TYPE_CHECKING:
     from app.remote.client.host import RemoteHost
     from engine import EngineHost
 
-FIRST_REMOTE: Final = 1 << 40
-"""Number of the first command to a server; those of a process never get there."""
-
-FIRST_TEAM: Final = 1 << 41
-"""Number of the first command to machines that compute together."""
-
 LOCAL, SERVER, TEAM = range(3)
 """Places where a model may be: this machine, a server, and several machines together."""
 
 REMOTE_CLOSE_S: Final = 1.0
 """Longest wait in seconds for threads to end that may be looking for a server in vain."""
 
-MakeLocal = Callable[[Callable[[HostEvent], None]], "EngineHost"]
-
-MakeTeam = Callable[[Callable[[HostEvent], None], int], "EngineHost"]
-"""Makes the host of models that several machines compute, given the number of its first command."""
+MakeHost = Callable[[Callable[[HostEvent], None]], "EngineHost"]
+"""Starts a host that sends its events to the given callable."""
 
 
 class HostSwitch:
@@ -58,9 +51,9 @@ class HostSwitch:
     def __init__(
         self,
         on_event: Callable[[HostEvent], None],
-        make_local: MakeLocal,
+        make_local: MakeHost,
         key_of: Callable[[RemoteAddress], str],
-        make_team: MakeTeam,
+        make_team: MakeHost,
         *,
         starts_local: bool,
     ) -> None:
@@ -84,18 +77,18 @@ class HostSwitch:
         is_there = self._place == SERVER and self._remote is not None
         return is_there and self._remote is not None and self._remote.serves_tandem
 
-    def submit(self, command: Command) -> int:
+    def submit(self, command: Command, generation: int | None = None) -> int:
         """Queue a command where it belongs; see `EngineHost`."""
         place = self._place
         if isinstance(command, Load):
             is_far = any(map(machine_of, command.params.all_devices))
             place = SERVER if is_remote(command.params.path) else TEAM if is_far else LOCAL
-        return self._host(place).submit(command)
+        return self._host(place).submit(command, generation)
 
     def cancel(self, generation: int | None = None) -> None:
         """End a command, or all; see `EngineHost`."""
-        for place, host in enumerate((self._local, self._remote, self._team)):
-            if host is not None and (generation is None or _place_of(generation) == place):
+        for host in (self._local, self._remote, self._team):
+            if host is not None:
                 host.cancel(generation)
 
     def close(self, timeout_s: float = 5.0) -> bool:
@@ -109,7 +102,7 @@ class HostSwitch:
     def team(self) -> EngineHost:
         """Return the host of models that several machines compute."""
         if self._team is None:
-            self._team = self._make_team(lambda event: self._pass_on(event, TEAM), FIRST_TEAM)
+            self._team = self._make_team(partial(self._pass_on, TEAM))
         return self._team
 
     def _host(self, place: int) -> EngineHost:
@@ -119,25 +112,25 @@ class HostSwitch:
 
     def _engine(self) -> EngineHost:
         if self._local is None:
-            self._local = self._make_local(self._pass_on)
+            self._local = self._make_local(partial(self._pass_on, LOCAL))
         return self._local
 
     def _servers(self) -> RemoteHost:
         if self._remote is None:
             from app.remote.client.host import RemoteHost  # late: few people need the network
 
-            self._remote = RemoteHost(self._pass_on, self._key_of, FIRST_REMOTE)
+            self._remote = RemoteHost(partial(self._pass_on, SERVER), self._key_of)
         return self._remote
 
     # on the threads of the hosts
 
-    def _pass_on(self, event: HostEvent, place: int | None = None) -> None:
+    def _pass_on(self, place: int, event: HostEvent) -> None:
         """Pass an event on, unless it is about the model that another side has replaced.
 
         Args:
-            place: where it comes from; None where its number tells that.
+            place: where it comes from.
         """
-        place, found = _place_of(event.generation) if place is None else place, event.event
+        found = event.event
         if isinstance(found, ModelLoaded):
             self._move(place)
         elif place != self._place:
@@ -153,9 +146,3 @@ class HostSwitch:
         left = (self._local, self._remote, self._team)[before]
         if before != place and left is not None:
             left.submit(Unload())
-
-
-def _place_of(generation: int) -> int:
-    if generation >= FIRST_TEAM:
-        return TEAM
-    return SERVER if generation >= FIRST_REMOTE else LOCAL

@@ -28,6 +28,7 @@ from engine import (
     far_id,
     local_id,
     machine_of,
+    new_command_id,
 )
 
 if TYPE_CHECKING:
@@ -41,16 +42,11 @@ class TeamHost:
 
     Args:
         on_event: receiver of events.
-        first: number of its first command.
     """
 
-    def __init__(
-        self, on_event: Callable[[HostEvent], None], team: MachineTeam, first: int
-    ) -> None:
-        self._on_event, self._team, self._first = on_event, team, first
+    def __init__(self, on_event: Callable[[HostEvent], None], team: MachineTeam) -> None:
+        self._on_event, self._team = on_event, team
         self._lock = threading.RLock()
-        self._n = 0
-        self._numbers = engine.CommandNumbers()
         self._has_model, self._is_here = False, True
         self._inner: EngineHost | None = None
         self._gathering: Gathering | None = None
@@ -61,11 +57,10 @@ class TeamHost:
             if self._team.gathering is not None and self._team.is_complete:
                 self._over(self._team.gathering).begin()
 
-    def submit(self, command: Command) -> int:
-        """Queue a command and return the number that its events will carry."""
+    def submit(self, command: Command, generation: int | None = None) -> int:
+        """Queue a command and return the id that its events will carry."""
+        number = new_command_id() if generation is None else generation
         with self._lock:
-            number = self._first + self._n
-            self._n += 1
             try:
                 if isinstance(command, Load):
                     inner: EngineHost = self._over(self._team.check(command.params.path))
@@ -76,21 +71,16 @@ class TeamHost:
                     inner = self._inner
                     if isinstance(command, Resplit):
                         command = Resplit(for_machines(command.params, self._team.n_machines))
-                self._numbers.add(number)
-                inner.submit(command)
+                inner.submit(command, number)
             except EngineError as error:
                 self._on_event(HostEvent(number, Failed(error)))
-            return number
+        return number
 
     def cancel(self, generation: int | None = None) -> None:
         """Ask a command to end, or all that run and wait; return at once."""
         with self._lock:
-            if self._inner is None:
-                return
-            if generation is None:
-                self._inner.cancel()
-            elif number := self._numbers.of_host(generation):
-                self._inner.cancel(number)
+            if self._inner is not None:
+                self._inner.cancel(generation)
 
     def leave(self) -> None:
         """End all processes though a model may be loaded, which is told as its loss."""
@@ -109,14 +99,13 @@ class TeamHost:
     def _over(self, gathering: Gathering) -> engine.MachinesHost:
         if self._gathering is not gathering or self._inner is None:
             self.close(0.0)
-            self._numbers = engine.CommandNumbers()
             host = engine.MachinesHost(self._pass_on, gathering, self._team.port)
             self._gathering, self._inner = gathering, host
         assert isinstance(self._inner, engine.MachinesHost)
         return self._inner
 
     def _pass_on(self, event: HostEvent) -> None:
-        """Pass an event on with the numbers and ids that the window knows; runs on any thread."""
+        """Pass an event on with the ids of devices that the window knows; runs on any thread."""
         found = event.event
         if isinstance(found, WiresMeasured):
             self._team.note_links(found)
@@ -130,9 +119,7 @@ class TeamHost:
             found = replace(found, error=MachineLost(found.error.message, hint))
         elif isinstance(found, TokenTimes) and not self._is_here:
             return  # of this machine's rank, which has no part of the model
-        with self._lock:
-            number = self._numbers.of_window(event.generation)
-        self._tell(HostEvent(number, found))
+        self._tell(HostEvent(event.generation, found))
 
     def _shown(self, model: ModelLoaded) -> ModelLoaded:
         """Return a model as the window knows it; memory is that of this machine's ranks."""

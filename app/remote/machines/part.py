@@ -196,11 +196,11 @@ class MachinesPart(QObject):
         self._timer.timeout.connect(self._show)
         self._stirred.connect(self._on_change)
 
-    def make_host(self, on_event: Callable[[HostEvent], None], first: int) -> EngineHost:
+    def make_host(self, on_event: Callable[[HostEvent], None]) -> EngineHost:
         """Return the host of models that all machines compute."""
         from app.remote.machines.host import TeamHost  # late: few people have several machines
 
-        self._host = TeamHost(on_event, self.team, first)
+        self._host = TeamHost(on_event, self.team)
         return self._host
 
     @property

@@ -17,7 +17,7 @@ from app.devices.monitor.views.monitor_panel import MonitorPanel
 from app.remote.client.address import KeyStore, RemoteAddress, is_remote, split_path
 from app.remote.client.answer import ServerFigures, read_figures
 from app.remote.client.connection import Connection
-from app.remote.client.switch import HostSwitch, MakeLocal, MakeTeam
+from app.remote.client.switch import HostSwitch, MakeHost
 from engine import EngineError
 
 if TYPE_CHECKING:
@@ -124,12 +124,12 @@ class RemotePart(QObject):
 
     def __init__(
         self,
-        make_engine: MakeLocal,
+        make_engine: MakeHost,
         is_engine_missing: Callable[[], bool],
         settings: SettingsStore,
         keep: Callable[[Settings], None],
         monitor: MonitorPanel,
-        make_team: MakeTeam,
+        make_team: MakeHost,
         parent: QObject,
     ) -> None:
         super().__init__(parent)

@@ -8,11 +8,10 @@ from collections.abc import Callable
 from functools import partial
 
 from engine.errors import EngineError, MachineLost
-from engine.events import Command, Failed, HostEvent, ModelLoaded
+from engine.events import Command, Failed, HostEvent, ModelLoaded, new_command_id
 from engine.hosts.machines.agent import AgentTask, told_fault
 from engine.hosts.machines.gathering import Gathering
 from engine.hosts.machines.interfaces import free_port, interface_of
-from engine.hosts.process.channel import CommandNumbers
 from engine.hosts.process.child import Death
 from engine.hosts.process.process_host import CLOSING_EVENTS, ProcessHost
 from engine.hosts.thread_host import EventSink
@@ -57,9 +56,7 @@ class MachinesHost:
     def __init__(self, on_event: EventSink, gathering: Gathering, port: int) -> None:
         self._on_event, self._gathering, self._port = on_event, gathering, port
         self._lock = threading.RLock()
-        self._generation = 0
         self._session: SessionHost | None = None
-        self._numbers = CommandNumbers()
         self._unanswered: set[int] = set()
         self._has_model = False
         gathering.on_fault = lambda number, why: self._end(why)
@@ -74,11 +71,10 @@ class MachinesHost:
             if self._session is None:
                 self._start()
 
-    def submit(self, command: Command) -> int:
-        """Queue a command and return the generation number that its events will carry."""
+    def submit(self, command: Command, generation: int | None = None) -> int:
+        """Queue a command and return the id that its events will carry; see `EngineHost`."""
+        number = new_command_id() if generation is None else generation
         with self._lock:
-            self._generation += 1
-            number = self._generation
             self._unanswered.add(number)
             try:
                 if self._session is None:
@@ -87,19 +83,14 @@ class MachinesHost:
                 self._tell(HostEvent(number, Failed(error)))
             else:
                 assert self._session is not None, "it has just been started"
-                self._numbers.add(number)
-                self._session.submit(command)
-            return number
+                self._session.submit(command, number)
+        return number
 
     def cancel(self, generation: int | None = None) -> None:
         """Ask a command to end, or all that run and wait; return at once."""
         with self._lock:
-            if self._session is None:
-                return
-            if generation is None:
-                self._session.cancel()
-            elif number := self._numbers.of_host(generation):
-                self._session.cancel(number)
+            if self._session is not None:
+                self._session.cancel(generation)
 
     def close(self, timeout_s: float = 5.0) -> bool:
         """Cancel, free the model and end all processes; return whether they ended in time."""
@@ -123,7 +114,6 @@ class MachinesHost:
         n = 1 + len(gathering.machines)
         task = AgentTask(n, 0, gathering.name, address, port, interface_of(address))
         gathering.tell("start", port=port)
-        self._numbers = CommandNumbers()
         session: list[SessionHost] = []  # filled before this object's lock is free
         host = SessionHost(
             lambda event: self._pass_on(session, event), task,
@@ -138,7 +128,7 @@ class MachinesHost:
         with self._lock:
             if session[0] is not self._session:
                 return
-            self._tell(HostEvent(self._numbers.of_window(event.generation), event.event))
+            self._tell(event)
 
     def _tell(self, event: HostEvent) -> None:
         """Send an event, and note what it says."""

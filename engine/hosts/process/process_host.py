@@ -19,6 +19,7 @@ from engine.events import (
     ModelResplit,
     ModelUnloaded,
     Tuned,
+    new_command_id,
 )
 from engine.generation.requests import CountCache, CountTokens, Reply
 from engine.generation.results import Finished, StateLoaded, StateSaved
@@ -84,7 +85,6 @@ class ProcessHost:
     def __init__(self, on_event: EventSink, command: Sequence[str] = PROGRAM) -> None:
         self._on_event, self._command = on_event, command
         self._changed = threading.Condition()
-        self._generation = 0
         self._unanswered: dict[int, Command] = {}
         self._unsent: list[ToEngine] = []  # messages for the next process
         self._process: EngineProcess | None = None
@@ -102,14 +102,14 @@ class ProcessHost:
         process = self._process
         return None if process is None else process.pid
 
-    def submit(self, command: Command) -> int:
-        """Queue a command and return the generation number that its events will carry."""
+    def submit(self, command: Command, generation: int | None = None) -> int:
+        """Queue a command and return the id that its events will carry; see `EngineHost`."""
+        generation = new_command_id() if generation is None else generation
         with self._changed:
-            self._generation += 1
-            self._unanswered[self._generation] = command
-            self._send(SubmitMessage(self._generation, command))
+            self._unanswered[generation] = command
+            self._send(SubmitMessage(generation, command))
             self._changed.notify_all()
-            return self._generation
+        return generation
 
     def cancel(self, generation: int | None = None) -> None:
         """Ask a command to end, or all that run and wait; return at once."""

@@ -21,7 +21,6 @@ from engine.hosts.process.channel import (
     TO_ENGINE,
     Channel,
     CloseMessage,
-    CommandNumbers,
     EventSender,
     FromEngine,
     SubmitMessage,
@@ -72,23 +71,13 @@ def serve(channel: Channel[FromEngine, ToEngine], *first: Event) -> bool:
     sender = EventSender(channel)
     for event in first:
         sender.put(HostEvent(0, event))
-    numbers = CommandNumbers()
-
-    def forward(event: HostEvent) -> None:
-        sender.put(HostEvent(numbers.of_window(event.generation), event.event))
-
-    host = ThreadHost(forward)
+    host = ThreadHost(sender.put)
     try:
         while not isinstance(message := channel.receive(), CloseMessage):
             if isinstance(message, SubmitMessage):
-                numbers.add(message.generation)
-                host.submit(message.command)
-            elif message is None:
-                continue
-            elif message.generation is None:
-                host.cancel()
-            elif own := numbers.of_host(message.generation):
-                host.cancel(own)
+                host.submit(message.command, message.generation)
+            elif message is not None:
+                host.cancel(message.generation)
     except (EOFError, OSError):  # the window's process is gone
         pass
     finally:

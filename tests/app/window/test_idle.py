@@ -6,7 +6,7 @@ import pytest
 from pytestqt.qtbot import QtBot
 
 from app.main import Shell
-from app.window import idle
+from app.window import auto_load as idle
 from engine import EngineError, Generate, Load, Unload
 from tests.helpers.fake_host import Script
 from tests.helpers.shell_driver import MODEL, MakeShell, ask, banner, host_of, shown

@@ -13,7 +13,7 @@ from app.chat.views.answer_view import footer_parts
 from app.core.settings import Settings, SettingsStore, parse_settings
 from app.core.translation import languages, tr
 from app.core.units import GIB, percent_text, rate_text, signed_percent_text, size_text
-from app.window.appearance import chosen_language, start_language
+from app.window.keeper import chosen_language, start_language
 from tests.helpers.shell_driver import MakeShell
 
 

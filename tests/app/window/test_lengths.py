@@ -20,7 +20,7 @@ from app.server.page.server_panel import state_text
 from app.tools.server_store import ToolServer
 from app.widgets.buttons import button
 from app.widgets.text import label
-from app.window.appearance import start_language
+from app.window.keeper import start_language
 from app.window.preferences.settings_view import SettingsPage
 from engine import parse_rig
 from tests.helpers.clipped import clipped

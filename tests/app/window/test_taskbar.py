@@ -11,14 +11,14 @@ import pytest
 from pytestqt.qtbot import QtBot
 
 from app.core.engine_client import EngineState
-from app.window import taskbar
-from app.window.taskbar import TaskbarProgress
+from app.window import desktop as taskbar
+from app.window.desktop import TaskbarProgress
 from tests.helpers.shell_driver import MODEL, MakeShell
 
 SENDER = """
 from PySide6.QtCore import QCoreApplication
 from PySide6.QtGui import QGuiApplication
-from app.window.taskbar import unity_painter
+from app.window.desktop import unity_painter
 app = QCoreApplication([])
 QGuiApplication.setDesktopFileName("tandem")
 paint = unity_painter()

@@ -20,7 +20,7 @@ from app.widgets.buttons import IconButton
 from app.widgets.controls import Switch
 from app.widgets.layout import Rail
 from app.widgets.theme import apply_theme
-from app.window.appearance import STEPS, next_zoom
+from app.window.keeper import STEPS, next_zoom
 from app.window.main_window import SIDEBAR_WIDTH, SPLIT_WIDTH
 from tests.helpers.fake_host import Script
 from tests.helpers.shell_driver import MODEL, MakeShell, ask
@@ -174,7 +174,7 @@ def test_panels_give_way_on_a_small_screen(
 ) -> None:
     """The window is not wider than its screen, whatever is opened."""
     room = QSize(800, 560)
-    monkeypatch.setattr("app.window.dock_fit.room_on_screen", lambda _: room)
+    monkeypatch.setattr("app.window.keeper.room_on_screen", lambda _: room)
     window = make_shell().window
     left, right = window.chats_dock, (window.split_dock, window.sampling_dock)
 

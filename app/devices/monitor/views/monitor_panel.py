@@ -26,11 +26,9 @@ from PySide6.QtWidgets import (
 
 from app.core.translation import tr, tr_n
 from app.core.units import GIB, decimal, drafts_text
-from app.devices.monitor.figures import DEFAULT_GRAPHS, FIGURES, RATE
-from app.devices.monitor.record import MonitorRecord
-from app.devices.monitor.views.graph import WINDOW_S, HistoryPlot
+from app.devices.monitor.record import DEFAULT_GRAPHS, FIGURES, RATE, MonitorRecord
+from app.devices.monitor.views.graph import WINDOW_S, HistoryPlot, TimelinePlot
 from app.devices.monitor.views.overview import DeviceState, Overview
-from app.devices.monitor.views.timeline_plot import TimelinePlot
 from app.devices.split.figures import rank_labels, short_name
 from app.widgets.buttons import IconButton, button
 from app.widgets.layout import scaled

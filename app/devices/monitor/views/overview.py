@@ -15,7 +15,7 @@ from PySide6.QtWidgets import QSizePolicy, QWidget
 
 from app.core.scale import px
 from app.core.translation import tr, tr_later
-from app.devices.monitor.figures import (
+from app.devices.monitor.record import (
     clock_text,
     memory_text,
     others_text,

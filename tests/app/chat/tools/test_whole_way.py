@@ -26,12 +26,12 @@ class ForcingHost(ThreadHost):
         super().__init__(on_event)
         self.asked: list[Generate] = []
 
-    def submit(self, command: Command) -> int:
+    def submit(self, command: Command, generation: int | None = None) -> int:
         if isinstance(command, Generate):
             if not self.asked:
                 command = replace(command, tool_choice="required")
             self.asked.append(command)
-        return super().submit(command)
+        return super().submit(command, generation)
 
 
 def test_a_model_calls_a_tool_and_goes_on_with_its_result(qtbot: QtBot, qapp: QApplication) -> None:

@@ -12,17 +12,17 @@ from PySide6.QtGui import QColor
 from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
 
-from app.devices.interconnect.links import (
+from app.devices.interconnect.interconnect import (
     Edge,
-    LinksPicture,
+    InterconnectPicture,
     Node,
     known_routes,
     links_picture,
     measure_links,
     read_links,
 )
-from app.devices.interconnect.presenter import LinksPresenter
-from app.devices.interconnect.views.links_panel import LinksPanel
+from app.devices.interconnect.interconnect_presenter import InterconnectPresenter
+from app.devices.interconnect.views.interconnect_panel import InterconnectPanel
 from app.widgets.theme import apply_theme, theme
 from engine import (
     DeviceInfo,
@@ -50,7 +50,7 @@ GIB = 1 << 30
 CPU = DeviceInfo("cpu", "cpu", "Ryzen", 32 * GIB, 30 * GIB, n_cores=8)
 
 
-def rows(panel: LinksPanel) -> list[list[str]]:
+def rows(panel: InterconnectPanel) -> list[list[str]]:
     model = panel.table.model()
     return [
         [model.index(row, column).data() or "" for column in range(model.columnCount())]
@@ -59,9 +59,9 @@ def rows(panel: LinksPanel) -> list[list[str]]:
 
 
 @pytest.fixture
-def panel(qapp: QApplication, qtbot: QtBot) -> LinksPanel:
+def panel(qapp: QApplication, qtbot: QtBot) -> InterconnectPanel:
     apply_theme(qapp, "dark")
-    made = LinksPanel()
+    made = InterconnectPanel()
     qtbot.addWidget(made)
     made.resize(424, 560)
     return made
@@ -147,7 +147,7 @@ def pair() -> tuple[DeviceInfo, ...]:
 
 @pytest.mark.parametrize("lost", [False, True])
 def test_what_was_proven_of_a_link_is_told(
-    lost: bool, pair: tuple[DeviceInfo, ...], panel: LinksPanel
+    lost: bool, pair: tuple[DeviceInfo, ...], panel: InterconnectPanel
 ) -> None:
     """The panel names the routes in use, the date of their test, and problems."""
     file, topology = MachineFile(), Topology({}, (Link("cuda:0", "cuda:1", "p2p"),))
@@ -162,7 +162,7 @@ def test_what_was_proven_of_a_link_is_told(
     assert edge.detail.endswith("Values go directly; tested on 2026-03-01.")
     assert ("Small values go by the host, large ones directly;" in edge.detail) == lost
     assert (edge.kind, len(edge.problems)) == ("p2p", int(lost))
-    panel.show_picture(LinksPicture((), (edge,)), ["cuda:0", "cuda:1"], ["GPU 0", "GPU 1"])
+    panel.show_picture(InterconnectPicture((), (edge,)), ["cuda:0", "cuda:1"], ["GPU 0", "GPU 1"])
     assert panel.problems.isHidden() != lost
     if lost:
         assert panel.problems.text().startswith("Kernel writes from cuda:0 to cuda:1 do not")
@@ -226,7 +226,7 @@ def test_gpus_are_tried_together_and_what_is_found_is_said(
 
 # what is shown
 
-PICTURE = LinksPicture(
+PICTURE = InterconnectPicture(
     (Node("cuda:0", "1.0 x16", "4.0 x16"), Node("cuda:1", "4.0 x16"), Node("cpu")),
     (
         Edge("cuda:0", "cuda:1", "nvlink", "4 × NVLink 3", LinkFacts(6e-6, 9e10), is_measured=True),
@@ -235,7 +235,7 @@ PICTURE = LinksPicture(
 )
 
 
-def test_the_table_says_all_that_is_drawn(panel: LinksPanel) -> None:
+def test_the_table_says_all_that_is_drawn(panel: InterconnectPanel) -> None:
     """Screen readers need it, and everybody does with many devices."""
     panel.show_picture(PICTURE, ["cuda:0", "cuda:1", "cpu"], ["GPU 0", "GPU 1", "CPU"])
     assert rows(panel) == [
@@ -248,7 +248,7 @@ def test_the_table_says_all_that_is_drawn(panel: LinksPanel) -> None:
     assert panel.table.accessibleName() == "Links"
 
 
-def test_lines_and_devices_are_drawn(panel: LinksPanel, qapp: QApplication) -> None:
+def test_lines_and_devices_are_drawn(panel: InterconnectPanel, qapp: QApplication) -> None:
     """Lines have the colour of their kind, boxes that of their device, in both themes."""
     panel.show_picture(PICTURE, ["cuda:0", "cuda:1", "cpu"], ["GPU 0", "GPU 1", "CPU"])
     panel.show()
@@ -266,7 +266,7 @@ def test_lines_and_devices_are_drawn(panel: LinksPanel, qapp: QApplication) -> N
     apply_theme(qapp, "dark")
 
 
-def test_the_cost_of_exchanges_is_told(panel: LinksPanel) -> None:
+def test_the_cost_of_exchanges_is_told(panel: InterconnectPanel) -> None:
     ranks = tuple(RankTime(n, "cpu", 1, 0, 0, 0, 0, 0, 0) for n in range(2))
     panel.set_token(Prediction(1, 0.0162, ranks, Path(link_s=0.0021)))
     assert panel.cost.text() == (
@@ -276,7 +276,7 @@ def test_the_cost_of_exchanges_is_told(panel: LinksPanel) -> None:
     assert panel.cost.text() == "A single rank needs no communication."
 
 
-def test_simulated_devices_cannot_be_measured(panel: LinksPanel) -> None:
+def test_simulated_devices_cannot_be_measured(panel: InterconnectPanel) -> None:
     panel.show_picture(PICTURE, ["cuda:0", "cuda:1", "cpu"], ["a", "b", "c"], is_simulated=True)
     assert not panel.measure.isEnabled()
 
@@ -292,7 +292,9 @@ class Meter:
         self.error: EngineError | None = None
         self.threads: set[str] = set()
 
-    def read(self, devices: Sequence[DeviceInfo], rig: Rig | None, wires: object) -> LinksPicture:
+    def read(
+        self, devices: Sequence[DeviceInfo], rig: Rig | None, wires: object
+    ) -> InterconnectPicture:
         self.threads.add(threading.current_thread().name)
         return PICTURE
 
@@ -315,9 +317,11 @@ DEVICES = tuple(
 )
 
 
-def test_links_are_read_on_a_thread_when_the_page_shows(panel: LinksPanel, qtbot: QtBot) -> None:
+def test_links_are_read_on_a_thread_when_the_page_shows(
+    panel: InterconnectPanel, qtbot: QtBot
+) -> None:
     meter = Meter()
-    presenter = LinksPresenter(panel, panel, read=meter.read, measure=meter.measure)
+    presenter = InterconnectPresenter(panel, panel, read=meter.read, measure=meter.measure)
     presenter.set_devices(DEVICES)
     assert not meter.threads, "nobody looks yet"
     panel.show()
@@ -327,9 +331,9 @@ def test_links_are_read_on_a_thread_when_the_page_shows(panel: LinksPanel, qtbot
     presenter.close()
 
 
-def test_measuring_can_be_watched_and_stopped(panel: LinksPanel, qtbot: QtBot) -> None:
+def test_measuring_can_be_watched_and_stopped(panel: InterconnectPanel, qtbot: QtBot) -> None:
     meter = Meter()
-    presenter = LinksPresenter(panel, panel, read=meter.read, measure=meter.measure)
+    presenter = InterconnectPresenter(panel, panel, read=meter.read, measure=meter.measure)
     presenter.set_devices(DEVICES)
     qtbot.mouseClick(panel.measure, Qt.MouseButton.LeftButton)
     qtbot.waitUntil(lambda: panel.status.text() == "Measuring cuda:0 …")
@@ -341,11 +345,11 @@ def test_measuring_can_be_watched_and_stopped(panel: LinksPanel, qtbot: QtBot) -
     presenter.close()
 
 
-def test_a_failure_is_a_sentence_on_the_page(panel: LinksPanel, qtbot: QtBot) -> None:
+def test_a_failure_is_a_sentence_on_the_page(panel: InterconnectPanel, qtbot: QtBot) -> None:
     meter = Meter()
     meter.error = EngineError("The disk is full.", "Free some space.")
     meter.go_on.set()
-    presenter = LinksPresenter(panel, panel, read=meter.read, measure=meter.measure)
+    presenter = InterconnectPresenter(panel, panel, read=meter.read, measure=meter.measure)
     presenter.set_devices(DEVICES)
     panel.measure.click()
     qtbot.waitUntil(lambda: panel.status.text() == "The disk is full. Free some space.")
@@ -353,10 +357,10 @@ def test_a_failure_is_a_sentence_on_the_page(panel: LinksPanel, qtbot: QtBot) ->
     presenter.close()
 
 
-def test_closing_ends_a_measurement(panel: LinksPanel, qtbot: QtBot) -> None:
+def test_closing_ends_a_measurement(panel: InterconnectPanel, qtbot: QtBot) -> None:
     """The fixture that looks for threads does the rest."""
     meter = Meter()
-    presenter = LinksPresenter(panel, panel, read=meter.read, measure=meter.measure)
+    presenter = InterconnectPresenter(panel, panel, read=meter.read, measure=meter.measure)
     presenter.set_devices(DEVICES)
     panel.measure.click()
     presenter.close()

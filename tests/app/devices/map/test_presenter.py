@@ -13,7 +13,7 @@ from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
 
 from app.devices.map.grid import Overrides, pins_of
-from app.devices.map.presenter import PlacementPresenter, look_of, targets_of
+from app.devices.map.map_presenter import PlacementPresenter, look_of, targets_of
 from app.devices.map.views.panel import PlacementPanel
 from app.devices.split.settings import RankSettings, SplitSettings
 from app.widgets.theme import apply_theme

@@ -8,7 +8,7 @@ import pytest
 from PySide6.QtCore import QCoreApplication, QObject, QThread, Slot
 from pytestqt.qtbot import QtBot
 
-from app.devices.monitor.presenter import BUSY_S, IDLE_S, DevicePoller
+from app.devices.monitor.monitor_presenter import BUSY_S, IDLE_S, DevicePoller
 from engine import DeviceSnapshot
 
 

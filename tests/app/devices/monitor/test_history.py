@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.devices.monitor.figures import SeriesHistory
+from app.devices.monitor.record import SeriesHistory
 
 entries = st.lists(
     st.tuples(

@@ -16,7 +16,7 @@ from pytestqt.qtbot import QtBot
 
 from app.core.paths import settings_file
 from app.core.settings import Settings
-from app.devices.monitor.figures import FIGURES, spoken_state
+from app.devices.monitor.record import FIGURES, spoken_state
 from app.devices.monitor.views.monitor_panel import MonitorHead, MonitorPanel, graph_names
 from app.devices.monitor.views.overview import GAP, LEAST_BAR, Overview
 from app.main import Shell

@@ -10,9 +10,8 @@ from PySide6.QtGui import QColor
 from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
 
-from app.devices.monitor.views.graph import AXIS_WIDTH
+from app.devices.monitor.views.graph import AXIS_WIDTH, WAIT_FADE, TimelinePlot, binned
 from app.devices.monitor.views.monitor_panel import MonitorPanel
-from app.devices.monitor.views.timeline_plot import WAIT_FADE, TimelinePlot, binned
 from app.widgets.theme import apply_theme, mix, theme
 from engine import DeviceSnapshot, RankTimes, TokenTimes
 

@@ -9,7 +9,7 @@ import pytest
 from PySide6.QtCore import Qt
 from pytestqt.qtbot import QtBot
 
-from app.devices.tune.presenter import LEFT_OUT, Question, estimate
+from app.devices.tune.tune_presenter import LEFT_OUT, Question, estimate
 from app.devices.tune.views.tune_dialog import TuneDialog
 from app.main import Shell
 from engine import EngineError, LoadParams, OutOfDeviceMemory, Resplit, Tune

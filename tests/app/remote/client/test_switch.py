@@ -3,7 +3,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from app.remote.client.address import RemoteAddress
-from app.remote.client.switch import FIRST_REMOTE, HostSwitch
+from app.remote.client.switch import LOCAL, HostSwitch
 from engine import (
     ChatMessage,
     EngineCrashed,
@@ -45,14 +45,8 @@ class Both:
         self.engines.append(FakeHost(on_event, Script()))  # type: ignore[arg-type]
         return self.engines[-1]
 
-    def _make_team(self, on_event: Callable[[HostEvent], None], first: int) -> FakeHost:
-        def tell(event: HostEvent) -> None:
-            number = event.generation and event.generation + first
-            on_event(HostEvent(number, event.event))
-
-        self.teams.append(FakeHost(tell, Script()))
-        submit = self.teams[-1].submit
-        self.teams[-1].submit = lambda command: submit(command) + first  # type: ignore[method-assign]
+    def _make_team(self, on_event: Callable[[HostEvent], None]) -> FakeHost:
+        self.teams.append(FakeHost(on_event, Script()))
         return self.teams[-1]
 
     def do(self, command: object) -> Event:
@@ -97,11 +91,11 @@ def test_the_side_whose_model_is_replaced_frees_it(both: Both, server: FakeOpenA
     both.do(HERE)
     both.do(HELLO)
     assert [type(one) for one in both.engines[0].commands] == [Load, Unload, Load, Generate]
-    both.switch.submit(Unload())
+    number = both.switch.submit(Unload())
     told = []
     while not any(isinstance(one.event, ModelUnloaded) for one in told):
         told.append(both.events.get(timeout=20))
-    assert told[-1].generation < FIRST_REMOTE  # of those that nobody asked for none was told
+    assert told[-1].generation == number  # of those that nobody asked for none was told
 
 
 def test_a_failed_load_keeps_what_is_loaded(both: Both, server: FakeOpenAI) -> None:
@@ -116,7 +110,9 @@ def test_a_failed_load_keeps_what_is_loaded(both: Both, server: FakeOpenAI) -> N
 def test_the_end_of_an_engine_is_no_loss_of_a_remote_model(both: Both, server: FakeOpenAI) -> None:
     both.do(HERE)
     both.do(there(server))
-    both.switch._pass_on(HostEvent(0, Failed(EngineCrashed("It ended."), is_model_lost=True)))
+    both.switch._pass_on(
+        LOCAL, HostEvent(0, Failed(EngineCrashed("It ended."), is_model_lost=True))
+    )
     last = both.events.get(timeout=20)
     while last.generation:
         last = both.events.get(timeout=20)

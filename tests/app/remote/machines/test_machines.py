@@ -32,7 +32,6 @@ from engine import (
 from tests.helpers.fake_host import FakeHost, Script
 from tests.helpers.tiny_gguf import tiny_gguf
 
-FIRST = 1000
 LINKED = WiresMeasured(("here", "there"), (WireSpeed(0, 1, 1e-3, 1e-3, 1e8, 2e-3),))
 
 
@@ -136,12 +135,11 @@ def inner(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Inner]]:
 
 def test_a_team_computes_what_it_has_joined_for(path: str, inner: list[Inner]) -> None:
     team, events = MachineTeam(), list[HostEvent]()
-    host = TeamHost(events.append, team, FIRST)
+    host = TeamHost(events.append, team)
     load = Load(LoadParams(path, ("cpu", "1/cpu"), split_mode="groups", groups=(1, 1)))
 
     def closing(command: Command) -> object:
         number = host.submit(command)
-        assert number >= FIRST
         until(lambda: any(one.generation == number for one in events))
         return next(one.event for one in events if one.generation == number)
 
@@ -172,7 +170,7 @@ def test_a_team_computes_what_it_has_joined_for(path: str, inner: list[Inner]) -
 
 def test_a_command_that_is_refused_at_once_is_closed_by_its_number(path: str) -> None:
     team, events = MachineTeam(), list[HostEvent]()
-    host = TeamHost(events.append, team, FIRST)
+    host = TeamHost(events.append, team)
     team.open(path, 2, "127.0.0.1:0")
     number = host.submit(Load(LoadParams(path, ("cpu", "1/cpu"), split_mode="groups")))
     assert [one.generation for one in events] == [number]
@@ -189,7 +187,7 @@ def test_the_dialog_shows_who_joins(
     window, chosen = QWidget(), [""]
     qtbot.addWidget(window)
     found = MachinesPart(lambda: chosen[0], window, window)
-    host = found.make_host(lambda _: None, FIRST)
+    host = found.make_host(lambda _: None)
     found.open()
     dialog = found.dialog
     assert dialog is not None

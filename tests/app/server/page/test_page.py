@@ -18,7 +18,7 @@ from app.server.page.request_table import CLIENT
 from app.server.page.server_panel import ServerPanel, state_text
 from app.server.page.session import LedgerView
 from app.widgets.buttons import IconButton
-from app.window import idle
+from app.window import auto_load as idle
 from tests.app.server.page.test_session import ask
 from tests.helpers.fake_host import Script
 from tests.helpers.server_views import WRITING, server_view

@@ -225,7 +225,8 @@ def test_a_process_that_dies_at_once_is_started_again_and_again_but_ever_later(
     monkeypatch.setattr(process_host, "BACK_OFF_S", (0.0, 0.2, 0.4))
     office = Office(program("import sys; sys.exit('it is broken')"))
     waits = []
-    for number in range(5):
+    number = 0
+    for _ in range(5):
         start = time.monotonic()
         generation, failed, error = office.crash()
         waits.append(time.monotonic() - start)
@@ -235,7 +236,7 @@ def test_a_process_that_dies_at_once_is_started_again_and_again_but_ever_later(
         )
         assert "it is broken" in error.hint
         assert not failed.is_model_lost
-        office.host.submit(Unload())
+        number = office.host.submit(Unload())
     assert waits[2] > 0.2
     assert min(waits[3:]) > 0.4
     assert office.host.close(), "also in the middle of a wait"

@@ -10,22 +10,22 @@ from PySide6.QtCore import QObject, Signal, Slot
 
 from app.core.background import LatestJob
 from app.core.translation import tr
-from app.devices.interconnect.links import LinksPicture, read_links
+from app.devices.interconnect.interconnect import InterconnectPicture, read_links
 from app.devices.interconnect.measuring import measure_apart
-from app.devices.interconnect.views.links_panel import LinksPanel
+from app.devices.interconnect.views.interconnect_panel import InterconnectPanel
 from app.devices.split.figures import rank_labels
 from engine import DeviceInfo, EngineError
 
 if TYPE_CHECKING:
     from engine import Rig, Wires
 
-Reader = Callable[[Sequence[DeviceInfo], "Rig | None", "Wires | None"], LinksPicture]
+Reader = Callable[[Sequence[DeviceInfo], "Rig | None", "Wires | None"], InterconnectPicture]
 """Reads the links, as `read_links` does."""
 Meter = Callable[[Sequence[DeviceInfo], Callable[[str], None], Callable[[], bool]], None]
 """Measures devices and links, as `measure_apart` does."""
 
 
-class LinksPresenter(QObject):
+class InterconnectPresenter(QObject):
     """Reads the links whenever the panel is shown, and measures on request.
 
     Args:
@@ -41,7 +41,7 @@ class LinksPresenter(QObject):
 
     def __init__(
         self,
-        panel: LinksPanel,
+        panel: InterconnectPanel,
         parent: QObject | None = None,
         *,
         read: Reader = read_links,
@@ -98,7 +98,7 @@ class LinksPresenter(QObject):
         self._meter.close()
 
     @Slot(object)
-    def _show(self, picture: LinksPicture) -> None:
+    def _show(self, picture: InterconnectPicture) -> None:
         ids = [device.id for device in self._devices]
         named = zip(ids, rank_labels(ids), strict=True)
         labels = ["CPU" if device == "cpu" else name for device, name in named]

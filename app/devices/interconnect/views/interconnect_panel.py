@@ -11,9 +11,9 @@ from PySide6.QtWidgets import QHBoxLayout, QHeaderView, QTableView, QVBoxLayout,
 
 from app.core.translation import tr, tr_later, tr_n
 from app.core.units import decimal
-from app.devices.interconnect.links import Edge, LinksPicture, Node
-from app.devices.interconnect.views.links_graph import (
-    LinksGraph,
+from app.devices.interconnect.interconnect import Edge, InterconnectPicture, Node
+from app.devices.interconnect.views.interconnect_graph import (
+    InterconnectGraph,
     latency_text,
     looks_of,
     rate_text,
@@ -44,7 +44,7 @@ SHORT_ROUTES = {
 """Routes in the few letters that the table has room for; tooltips have them in full."""
 
 
-class LinksPanel(QWidget):
+class InterconnectPanel(QWidget):
     """Shows links, and has a button to measure them."""
 
     shown = Signal()  # the panel came into view; its content may be old
@@ -56,7 +56,7 @@ class LinksPanel(QWidget):
         super().__init__(parent)
         self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
         self.setProperty("role", "panel")
-        self.graph = LinksGraph()
+        self.graph = InterconnectGraph()
         self.table = QTableView()
         self.cost = label(role="muted")
         self.problems = label(role="shortage")
@@ -71,7 +71,7 @@ class LinksPanel(QWidget):
 
     def show_picture(
         self,
-        picture: LinksPicture,
+        picture: InterconnectPicture,
         devices: Sequence[str],
         labels: Sequence[str],
         *,
@@ -137,7 +137,7 @@ class LinksPanel(QWidget):
             )
         )  # fmt: skip
 
-    def _fill(self, picture: LinksPicture, names: dict[str, str]) -> None:
+    def _fill(self, picture: InterconnectPicture, names: dict[str, str]) -> None:
         self._rows.setRowCount(0)
         self.table.clearSpans()
         for node in picture.nodes:

@@ -92,7 +92,7 @@ class Edge:
 
 
 @dataclass(frozen=True, slots=True)
-class LinksPicture:
+class InterconnectPicture:
     """All devices and the links between them."""
 
     nodes: tuple[Node, ...] = ()
@@ -122,7 +122,7 @@ def known_routes(
 
 def read_links(
     devices: Sequence[DeviceInfo], rig: Rig | None = None, wires: Wires | None = None
-) -> LinksPicture:
+) -> InterconnectPicture:
     """Return the links between these devices, or between those of a simulated rig.
 
     Args:
@@ -147,7 +147,7 @@ def links_picture(
     links: Links,
     measured: Mapping[tuple[str, str], LinkFacts],
     routes: Sequence[KnownRoute] = (),
-) -> LinksPicture:
+) -> InterconnectPicture:
     """Return the picture of devices and links.
 
     Args:
@@ -169,7 +169,9 @@ def links_picture(
         both = [route for route in routes if {route.source, route.goal} == {a, b}]
         edges.append(_edge(a, b, link, links.between(a, b), both, is_measured=is_measured))
     slots = topology.pcie
-    return LinksPicture(tuple(_node(device, slots.get(device)) for device in ids), tuple(edges))
+    return InterconnectPicture(
+        tuple(_node(device, slots.get(device)) for device in ids), tuple(edges)
+    )
 
 
 def _is_shown(pair: tuple[str, str], ids: Sequence[str]) -> bool:

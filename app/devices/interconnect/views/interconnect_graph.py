@@ -14,7 +14,7 @@ from PySide6.QtWidgets import QSizePolicy, QWidget
 from app.core.scale import px
 from app.core.translation import tr
 from app.core.units import decimal
-from app.devices.interconnect.links import Edge, LinksPicture, Node
+from app.devices.interconnect.interconnect import Edge, InterconnectPicture, Node
 from app.widgets.theme import theme, theme_signals
 
 if TYPE_CHECKING:
@@ -41,18 +41,18 @@ class NodeLook:
     colour: int
 
 
-class LinksGraph(QWidget):
+class InterconnectGraph(QWidget):
     """Graph of the links; the table below it has the same facts as text."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        self._picture = LinksPicture()
+        self._picture = InterconnectPicture()
         self._looks: dict[str, NodeLook] = {}
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
         self.setAccessibleName(tr("Graph of the links; the table below lists the same facts"))
         theme_signals().changed.connect(self.update)
 
-    def show_picture(self, picture: LinksPicture, looks: dict[str, NodeLook]) -> None:
+    def show_picture(self, picture: InterconnectPicture, looks: dict[str, NodeLook]) -> None:
         """Draw links, with devices named and coloured by `looks`."""
         self._picture, self._looks = picture, looks
         self.updateGeometry()
