@@ -19,7 +19,7 @@ from engine import EngineError, Fallback, error_line, json_escaped, one_line, pr
 CLEAR_LINE: Final = "\r\x1b[K"
 """Sequence with which a terminal goes to the start of its line and clears it."""
 
-MOST_PROGRESS: Final = 200
+MAX_PROGRESS: Final = 200
 """Largest number of characters of a line of progress."""
 
 
@@ -80,7 +80,7 @@ def note_progress(text: str = "") -> None:
     """Show what is going on in the last line of a terminal, in place of what was there."""
     if sys.stderr.isatty():
         line = " ".join(printable(text).splitlines())
-        _write_error(f"{CLEAR_LINE}{line[:MOST_PROGRESS]}")
+        _write_error(f"{CLEAR_LINE}{line[:MAX_PROGRESS]}")
 
 
 def note_error(error: EngineError) -> None:

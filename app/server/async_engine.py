@@ -44,14 +44,14 @@ PROGRESS = (
 )  # fmt: skip
 """Events that do not end the command that they answer."""
 
-MOST_UNREAD = 4096
+MAX_UNREAD = 4096
 """Number of events that may wait for a reader; an answer that nobody reads fails there."""
 
-MOST_TOGETHER = 32
+MAX_TOGETHER = 32
 """Largest number of tokens of texts that are put together while they wait."""
 
 
-class EngineLink:
+class AsyncEngine:
     """The way from one asyncio loop to an engine that others may use as well.
 
     All but `on_event` belongs to the loop's thread.
@@ -69,7 +69,7 @@ class EngineLink:
         self.model: ModelLoaded | None = None
         self.on_loss: Callable[[EngineError], None] | None = None
         self._submit, self._cancel = submit, cancel
-        self._asked: dict[int, tuple[AskedEvents, int]] = {}  # by number of the command
+        self._submitted: dict[int, tuple[CommandEvents, int]] = {}  # by number of the command
         self._arrived: deque[HostEvent] = deque()
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -77,8 +77,8 @@ class EngineLink:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no command of this link is under way."""
-        return not self._asked
+        """Whether no command of it is under way."""
+        return not self._submitted
 
     def open(self) -> None:
         """Take events from now on to the running loop; those that came before come first."""
@@ -104,9 +104,9 @@ class EngineLink:
             with suppress(RuntimeError):  # the loop has just been closed
                 self._loop.call_soon_threadsafe(self._drain)
 
-    def asking(self, commands: Sequence[Command]) -> AskedEvents:
+    def events_of(self, commands: Sequence[Command]) -> CommandEvents:
         """Return the events of commands, which are submitted when it is entered."""
-        return AskedEvents(self, commands)
+        return CommandEvents(self, commands)
 
     async def run(
         self, command: Command, on_progress: Callable[[Event], None] | None = None
@@ -119,7 +119,7 @@ class EngineLink:
         Raises:
             EngineError: the command has failed.
         """
-        async with self.asking([command]) as events:
+        async with self.events_of([command]) as events:
             async for _, event in events:
                 if isinstance(event, Failed):
                     raise event.error
@@ -131,23 +131,23 @@ class EngineLink:
 
     def fail(self, error: EngineError) -> None:
         """Fail whatever waits for events, as where the engine was given up."""
-        for number in list(self._asked):
+        for number in list(self._submitted):
             self._take(number, Failed(error))
 
-    def submit_for(self, asked: AskedEvents, index: int, command: Command) -> int:
-        """Submit a command whose events `asked` gets, and return its number."""
+    def submit_for(self, events: CommandEvents, index: int, command: Command) -> int:
+        """Submit a command for a reader of its events and return its number."""
         number = self._submit(command)
-        self._asked[number] = asked, index  # its events are taken later, on this thread
+        self._submitted[number] = events, index  # its events are taken later, on this thread
         return number
 
     def end(self, number: int) -> None:
         """Ask a command to end, if it has not; its last events still come."""
-        if number in self._asked:
+        if number in self._submitted:
             self._cancel(number)
 
     def drop(self, number: int) -> None:
         """End a command whose events nobody wants any more."""
-        if self._asked.pop(number, None) is not None:
+        if self._submitted.pop(number, None) is not None:
             self._cancel(number)
 
     def _drain(self) -> None:
@@ -169,25 +169,25 @@ class EngineLink:
             self.on_loss(event.error)
 
     def _take(self, number: int, event: Event) -> None:
-        if (found := self._asked.get(number)) is None:
+        if (found := self._submitted.get(number)) is None:
             return
-        asked, index = found
+        events, index = found
         is_last = not isinstance(event, PROGRESS)
         if is_last:
-            del self._asked[number]
-        if not asked.put(index, event, is_last=is_last):
+            del self._submitted[number]
+        if not events.put(index, event, is_last=is_last):
             self.drop(number)
 
 
-class AskedEvents(AsyncIterator[tuple[int, Event]]):
+class CommandEvents(AsyncIterator[tuple[int, Event]]):
     """The events of some commands, each with its command's index; it ends when all have ended.
 
     Leaving its `async with` block cancels what has not ended. A failure is an event like others.
     Texts that wait for the reader are put together.
     """
 
-    def __init__(self, link: EngineLink, commands: Sequence[Command]) -> None:
-        self._link, self._commands = link, commands
+    def __init__(self, async_engine: AsyncEngine, commands: Sequence[Command]) -> None:
+        self._engine, self._commands = async_engine, commands
         self._numbers: list[int] = []
         self._n_running = len(commands)
         self._waiting: deque[tuple[int, Event]] = deque()
@@ -195,12 +195,12 @@ class AskedEvents(AsyncIterator[tuple[int, Event]]):
 
     async def __aenter__(self) -> Self:
         for index, command in enumerate(self._commands):
-            self._numbers.append(self._link.submit_for(self, index, command))
+            self._numbers.append(self._engine.submit_for(self, index, command))
         return self
 
     async def __aexit__(self, *_: object) -> None:
         for number in self._numbers:
-            self._link.drop(number)
+            self._engine.drop(number)
 
     async def __anext__(self) -> tuple[int, Event]:
         while not self._waiting:
@@ -213,11 +213,11 @@ class AskedEvents(AsyncIterator[tuple[int, Event]]):
     def end(self, index: int | None = None) -> None:
         """End one of the commands, or all, where they are; their last events still come."""
         for number in self._numbers if index is None else [self._numbers[index]]:
-            self._link.end(number)
+            self._engine.end(number)
 
     def put(self, index: int, event: Event, *, is_last: bool) -> bool:
         """Add an event; return False if too many are unread, which ends the command."""
-        is_too_much = not is_last and len(self._waiting) >= MOST_UNREAD
+        is_too_much = not is_last and len(self._waiting) >= MAX_UNREAD
         if is_too_much:
             event = Failed(Refusal(408, "The answer was not read."))
         self._n_running -= is_last or is_too_much
@@ -236,7 +236,7 @@ def _together(one: tuple[int, Event], other: tuple[int, Event]) -> tuple[int, Ev
         return None
     if not isinstance(second, TokenText) or first.part != second.part:
         return None
-    if len(first.ids) >= MOST_TOGETHER:
+    if len(first.ids) >= MAX_TOGETHER:
         return None
     return index, join_texts((first, second))
 
@@ -252,14 +252,14 @@ class CacheGauge:
     numbers hold.
     """
 
-    def __init__(self, link: EngineLink) -> None:
-        self._link = link
+    def __init__(self, async_engine: AsyncEngine) -> None:
+        self._engine = async_engine
         self._asking: asyncio.Task[None] | None = None
         self._latest: CacheCounted | None = None
 
     async def read(self) -> CacheCounted | None:
         """Return the use of the cache; None without a model, or where the engine cannot tell."""
-        if self._link.model is None:
+        if self._engine.model is None:
             self._latest = None
             return None
         if self._asking is None or self._asking.done():
@@ -269,7 +269,7 @@ class CacheGauge:
 
     async def _ask(self) -> None:
         try:
-            found = await self._link.run(CountCache())
+            found = await self._engine.run(CountCache())
         except EngineError:  # such as one of a model that another machine computes
             self._latest = None
             return

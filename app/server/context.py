@@ -10,10 +10,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from app.server.async_engine import CacheGauge, EngineLink
+from app.server.async_engine import AsyncEngine, CacheGauge
 from app.server.models import Models, OfferedModel, Spelling, find_model
 from app.server.refusal import NO_PLACES, FieldPlaces, Refusal, refusal_of
-from app.server.request_log import Ledger, RequestRecord
+from app.server.request_log import RequestLog, RequestRecord
 from app.server.settings import ServerSettings
 from engine import Command, EngineError, Event, Failed, Generate, ScoreTokens
 
@@ -190,11 +190,11 @@ AnswerEvents = AsyncGenerator[tuple[int, Event], None]
 """Events of some answers, each with its answer's index."""
 
 
-class Desk:
+class ServerContext:
     """The engine, models, limits and records that all requests share.
 
     Attributes:
-        ledger: what is noted of requests.
+        request_log: what is noted of requests.
         admission: places of the engine.
         spelling: the bytes of the model's tokens.
         cache: how full the model's KV cache is.
@@ -204,12 +204,12 @@ class Desk:
         machines: returns the other machines that compute the model, and the links between all.
     """
 
-    def __init__(self, link: EngineLink, models: Models, settings: ServerSettings) -> None:
-        self.link, self.models, self.settings = link, models, settings
-        self.ledger = Ledger()
+    def __init__(self, async_engine: AsyncEngine, models: Models, settings: ServerSettings) -> None:
+        self.engine, self.models, self.settings = async_engine, models, settings
+        self.request_log = RequestLog()
         self.admission = Admission(settings.most_running, settings.most_waiting)
         self.spelling = Spelling()
-        self.cache = CacheGauge(link)
+        self.cache = CacheGauge(async_engine)
         self.parsing = asyncio.Lock()
         self.problem: Callable[[], str] = models.problem
         self.machines: Callable[[], MachinesState] = MachinesState
@@ -232,7 +232,7 @@ class Desk:
         """
         await self.models.ready(record.model)
         try:
-            return await self.link.run(command)
+            return await self.engine.run(command)
         except EngineError as error:
             raise self._refusal(error, NO_PLACES) from None
 
@@ -257,7 +257,7 @@ class Desk:
             if self.settings.logs_prompts:
                 for command in commands[:1]:
                     log.warning("request %d asks %r", record.number, command)
-            async with self.link.asking(commands) as events:
+            async with self.engine.events_of(commands) as events:
                 loop = asyncio.get_running_loop()
                 timer = loop.call_later(self.settings.most_answer_s, events.end)
                 try:
@@ -271,7 +271,7 @@ class Desk:
 
     def _refusal(self, error: EngineError, places: FieldPlaces) -> Refusal:
         """Return how an error of the engine is told, which may have cost the model."""
-        if self.link.model is not None:
+        if self.engine.model is not None:
             return refusal_of(error, places)
         models = self.models
         return refusal_of(error, places, back_s=models.back_s, lost_hint=models.lost_hint)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import engine  # names that need torch are resolved when they are used
-from app.server.async_engine import EngineLink
+from app.server.async_engine import AsyncEngine
 from app.server.refusal import Refusal
 from engine import (
     EngineError,
@@ -184,10 +184,10 @@ class SingleModel:
     lost_hint = LOADED_AGAIN
 
     def __init__(
-        self, link: EngineLink, params: LoadParams, info: ModelInfo, aliases: Sequence[str] = (),
-        keep_s: float | None = None,
+        self, async_engine: AsyncEngine, params: LoadParams, info: ModelInfo,
+        aliases: Sequence[str] = (), keep_s: float | None = None,
     ) -> None:  # fmt: skip
-        self._link, self._params, self._keep_s = link, params, keep_s
+        self._engine, self._params, self._keep_s = async_engine, params, keep_s
         self._offered = offered_file(info, aliases)
         self._loading: asyncio.Task[ModelLoaded] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -207,7 +207,7 @@ class SingleModel:
     @property
     def _loaded(self) -> ModelLoaded | None:
         """What is loaded, if it is this model."""
-        model = self._link.model
+        model = self._engine.model
         is_own = model is not None and model.params.path == self._params.path
         return model if is_own else None
 
@@ -224,7 +224,7 @@ class SingleModel:
             EngineError: it cannot be loaded.
         """
         start = time.monotonic()
-        event = await self._link.run(Load(self._params), on_progress)
+        event = await self._engine.run(Load(self._params), on_progress)
         assert isinstance(event, ModelLoaded), "the closing event of a load"
         self._load_s = time.monotonic() - start
         return event
@@ -277,14 +277,14 @@ class SingleModel:
 
     def _give_up(self) -> None:
         self._timer = None
-        if self._link.is_idle:
+        if self._engine.is_idle:
             self._unloading = asyncio.create_task(self._unload())
         else:
             self._stay()
 
     async def _unload(self) -> None:
         try:
-            await self._link.run(Unload())
+            await self._engine.run(Unload())
         finally:
             self._unloading = None
 
@@ -312,22 +312,22 @@ class HeldModel:
     back_s = PERSON_S
     lost_hint = "The model has to be loaded again in Tandem."
 
-    def __init__(self, link: EngineLink, aliases: Sequence[str] = ()) -> None:
-        self._link, self._aliases = link, tuple(aliases)
+    def __init__(self, async_engine: AsyncEngine, aliases: Sequence[str] = ()) -> None:
+        self._engine, self._aliases = async_engine, tuple(aliases)
 
     def offered(self) -> Sequence[OfferedModel]:
-        model = self._link.model
+        model = self._engine.model
         if model is None:
             return []
         return [offered_file(model.info, self._aliases).loaded_as(model)]
 
     def problem(self) -> str:
-        return "" if self._link.model is not None else "No model is loaded."
+        return "" if self._engine.model is not None else "No model is loaded."
 
     async def ready(self, name: str) -> ModelLoaded:
-        if self._link.model is None:
+        if self._engine.model is None:
             raise no_model()
-        return self._link.model
+        return self._engine.model
 
 
 def _file_time(path: str) -> int:
@@ -426,10 +426,10 @@ class LibraryModels:
     lost_hint = LOADED_AGAIN
 
     def __init__(
-        self, link: EngineLink, first: SingleModel, shelf: ModelShelf, choose: ChooseParams,
-        keep_s: float | None = None,
+        self, async_engine: AsyncEngine, first: SingleModel, shelf: ModelShelf,
+        choose: ChooseParams, keep_s: float | None = None,
     ) -> None:  # fmt: skip
-        self._link, self._shelf = link, shelf
+        self._engine, self._shelf = async_engine, shelf
         self._choose, self._keep_s = choose, keep_s
         self._now = self._first = first
         self._turn = asyncio.Lock()
@@ -469,7 +469,7 @@ class LibraryModels:
         model = next((one for one in self.offered() if one.id == name), None)
         if model is None:
             raise Refusal(404, f"{name[:100]} is not there any more.", code="model_not_found")
-        while not self._link.is_idle:
+        while not self._engine.is_idle:
             await asyncio.sleep(IDLE_S)
         self._now.close()
         if name in [one.id for one in self._first.offered()]:
@@ -479,7 +479,7 @@ class LibraryModels:
             params = await _on_thread(partial(self._choose, model.info.path))
         except EngineError as error:
             raise Refusal(503, f"The model cannot be loaded: {error}", error.hint) from None
-        self._now = SingleModel(self._link, params, model.info, (), self._keep_s)
+        self._now = SingleModel(self._engine, params, model.info, (), self._keep_s)
 
     def open(self) -> None:
         """Look for models from now on, on a thread."""

@@ -79,11 +79,11 @@ def bad_value(param: str, message: str, code: str | None = None) -> Refusal:
     return Refusal(400, message, param=param, code=code)
 
 
-MOST_CHARACTERS = 2 << 20
+MAX_CHARACTERS = 2 << 20
 """Maximum characters of a conversation to render or count."""
 
 
-def check_size(given: object, param: str, most: int = MOST_CHARACTERS) -> None:
+def check_size(given: object, param: str, most: int = MAX_CHARACTERS) -> None:
     """Check the size of what the engine will read.
 
     Raises:

@@ -9,13 +9,13 @@ from typing import Any, NoReturn
 from starlette.requests import ClientDisconnect, Request
 
 from app.server.refusal import BUSY_S, Refusal
-from app.server.request_log import Ledger, RequestRecord
+from app.server.request_log import RequestLog, RequestRecord
 from app.server.settings import MIB, ServerSettings
 
-MOST_DEPTH = 64
+MAX_DEPTH = 64
 """Most levels of lists and objects inside each other."""
 
-MOST_NUMBER = 1e300
+MAX_NUMBER = 1e300
 """Largest number, which a whole number cannot exceed either."""
 
 MAX_VALUES = 200_000
@@ -86,19 +86,19 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 def _too_deep() -> Refusal:
-    return Refusal(400, f"The request body has more than {MOST_DEPTH} levels.")
+    return Refusal(400, f"The request body has more than {MAX_DEPTH} levels.")
 
 
 def _check(document: Any) -> None:
     level = [document]
-    for _ in range(MOST_DEPTH + 1):
+    for _ in range(MAX_DEPTH + 1):
         below: list[Any] = []
         for value in level:
             if isinstance(value, list):
                 below += value
             elif isinstance(value, dict):
                 below += value.values()
-            elif isinstance(value, int | float) and not -MOST_NUMBER <= value <= MOST_NUMBER:
+            elif isinstance(value, int | float) and not -MAX_NUMBER <= value <= MAX_NUMBER:
                 raise Refusal(400, "The request body has a number that is too large.")
         if not below:
             return
@@ -126,12 +126,12 @@ SMALL_BODY = 256 << 10
 
 
 async def read_body(
-    request: Request, settings: ServerSettings, ledger: Ledger, most: int
+    request: Request, settings: ServerSettings, request_log: RequestLog, most: int
 ) -> bytearray:
     """Return the body of a request.
 
     Args:
-        ledger: counts the bytes of all bodies.
+        request_log: counts the bytes of all bodies.
         most: largest number of bytes.
 
     Raises:
@@ -147,10 +147,10 @@ async def read_body(
         async with asyncio.timeout(settings.most_read_s):
             async for piece in request.stream():
                 body += piece
-                ledger.hold(record, len(piece))
+                request_log.hold(record, len(piece))
                 if len(body) > most:
                     raise too_large(most)
-                if len(body) > SMALL_BODY and ledger.n_held > settings.most_bodies:
+                if len(body) > SMALL_BODY and request_log.n_held > settings.most_bodies:
                     raise _too_many(settings.most_bodies)
                 values.add(piece)
     except TimeoutError:

@@ -31,7 +31,7 @@ from app.server.refusal import Refusal
 from app.server.request_body import read_json, too_large
 from engine import SamplingParams
 
-MOST_SHOWN = 60
+MAX_SHOWN = 60
 """Largest number of characters of a wrong value that an error repeats."""
 
 Schema = dict[str, Any]
@@ -97,7 +97,7 @@ def _shown(value: Any) -> str:
     if isinstance(value, list):
         return f"a list of {len(value)}"
     text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= MOST_SHOWN else f"{text[: MOST_SHOWN - 1]}…"
+    return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 1]}…"
 
 
 class KindShape(ABC):
@@ -385,11 +385,11 @@ JsonObject = dict[str, Any]
 NOTED: set[str] = set()
 """Unknown fields that the log has a line of."""
 
-MOST_NOTED = 1000
+MAX_NOTED = 1000
 """Number of unknown fields after which the log has no more lines."""
 
 
-def asked(
+def body_field(
     help: str, default: Any = MISSING, *, least: float | None = None, most: float | None = None,  # noqa: A002
     is_file: bool = False,
 ) -> Any:  # fmt: skip
@@ -404,7 +404,7 @@ def asked(
     return dataclass_field(default=default, metadata=metadata)
 
 
-def asked_like(name: str) -> Any:
+def sampling_field(name: str) -> Any:
     """Return a field of a request that sets the field of `SamplingParams` with that name."""
     (spec,) = (spec for spec in fields(SamplingParams) if spec.name == name)
     return dataclass_field(default=None, metadata=spec.metadata)
@@ -422,7 +422,7 @@ def read_request(kind: type[T], body: bytes | bytearray, most: int | None = None
     notes = Notes()
     request: T = shape_of(cast(Any, kind)).read(read_json(body), "", notes)
     for name in notes.unknown:
-        if name not in NOTED and len(NOTED) < MOST_NOTED:
+        if name not in NOTED and len(NOTED) < MAX_NOTED:
             NOTED.add(name)
             log.warning("requests have the field %.80r, which is not known and not used", name)
     if most is not None and len(body) - notes.n_files > most:

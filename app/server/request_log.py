@@ -11,10 +11,10 @@ from typing import Literal
 
 from engine import Finished, PrefillProgress, TokenText
 
-MOST_KEPT = 500
+MAX_KEPT = 500
 """Number of ended requests that are kept."""
 
-MOST_CLIENTS = 64
+MAX_CLIENTS = 64
 """Number of clients of which sums are kept; all others are one, `OTHERS`."""
 
 OTHERS = "others"
@@ -22,7 +22,7 @@ OTHERS = "others"
 METHODS = ("GET", "HEAD", "POST", "OPTIONS")
 """Methods that sums name; whatever else clients send is one."""
 
-MOST_ASKED = 120
+MAX_TARGET = 120
 """Largest number of characters that are kept of method and path."""
 
 Phase = Literal["waiting", "reading", "writing", "ended"]
@@ -36,7 +36,7 @@ class RequestRecord:
     Attributes:
         number: number of the request, from 1.
         client: address of the client.
-        asked: method and path, as the client wrote them.
+        target: method and path, as the client wrote them.
         route: the same as the operation has them; "GET (none)" where there is none.
         began: time when it came, as of `time.time`.
         seconds: how long it took; 0 while it is under way.
@@ -60,7 +60,7 @@ class RequestRecord:
 
     number: int
     client: str
-    asked: str
+    target: str
     route: str
     began: float = field(default_factory=time.time)
     model: str = ""
@@ -131,7 +131,7 @@ class Sums:
     n_answered: int = 0
 
 
-class Ledger:
+class RequestLog:
     """Requests under way, the last ones and sums of all.
 
     Attributes:
@@ -143,7 +143,7 @@ class Ledger:
 
     def __init__(self) -> None:
         self.running: dict[int, RequestRecord] = {}
-        self.ended: deque[RequestRecord] = deque(maxlen=MOST_KEPT)
+        self.ended: deque[RequestRecord] = deque(maxlen=MAX_KEPT)
         self.sums = Sums()
         self.n_held = 0
         self.on_end: Callable[[RequestRecord], None] | None = None
@@ -152,8 +152,8 @@ class Ledger:
     def begin(self, client: str, method: str, path: str) -> RequestRecord:
         """Note that a request has come, and return what is noted of it."""
         known = method if method in METHODS else "OTHER"
-        asked = f"{method} {path}"[:MOST_ASKED]
-        record = RequestRecord(next(self._numbers), client, asked, f"{known} (none)")
+        target = f"{method} {path}"[:MAX_TARGET]
+        record = RequestRecord(next(self._numbers), client, target, f"{known} (none)")
         self.running[record.number] = record
         return record
 
@@ -188,7 +188,7 @@ class Ledger:
 
     def _client(self, client: str) -> str:
         known = self.sums.tokens
-        return client if client in known or len(known) < MOST_CLIENTS else OTHERS
+        return client if client in known or len(known) < MAX_CLIENTS else OTHERS
 
     def clients(self) -> Iterator[tuple[str, float]]:
         """Yield the clients with answers under way, and the tokens per second that they get."""

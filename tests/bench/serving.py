@@ -22,8 +22,8 @@ from dataclasses import dataclass
 
 import httpx2
 
-from app.server.async_engine import EngineLink
-from app.server.context import Desk
+from app.server.async_engine import AsyncEngine
+from app.server.context import ServerContext
 from app.server.models import HeldModel
 from app.server.settings import ServerSettings
 from app.server.web.server import ServerThread
@@ -113,11 +113,13 @@ def alone(engine: Engine, asked: Sequence[str], n_tokens: int) -> Round:
 
 def served(engine: Engine, asked: Sequence[str], n_tokens: int, *, stream: bool) -> Round:
     """Have a client for each prompt ask the server."""
-    link = EngineLink(engine.hosts.thread_host.submit, engine.hosts.thread_host.cancel)
-    link.model = engine.loaded
-    engine.take = link.on_event
+    async_engine = AsyncEngine(engine.host.submit, engine.host.cancel)
+    async_engine.model = engine.loaded
+    engine.take = async_engine.on_event
     settings = ServerSettings(port=0)
-    thread = ServerThread(lambda: Desk(link, HeldModel(link), settings), settings)
+    thread = ServerThread(
+        lambda: ServerContext(async_engine, HeldModel(async_engine), settings), settings
+    )
     address = thread.start()
     first, counts = list[float](), list[int]()
 

@@ -35,7 +35,7 @@ from engine.vision.images.placed import PromptImage
 from tests.helpers.fake_planner import CPU, GPUS, fake_machine
 from tests.helpers.tiny_mmproj import text_of
 
-MOST_CHARACTERS = 500
+MAX_CHARACTERS = 500
 """Largest length of a sentence."""
 
 SAMPLES = (
@@ -68,7 +68,7 @@ def check_sentence(text: str) -> None:
     Raises:
         WrongOutcomeError: it is something else.
     """
-    if len(text) > MOST_CHARACTERS:
+    if len(text) > MAX_CHARACTERS:
         raise WrongOutcomeError(f"a sentence of {len(text)} characters: {text[:80]!r}")
     if not text.isprintable():
         raise WrongOutcomeError(f"a sentence with control characters: {text[:200]!r}")
@@ -83,7 +83,7 @@ def read_header(path: Path, draw: int) -> None:
     """Do what the window does first when a file is picked, and look at all metadata."""
     info = read_model_info(path)
     for text in (info.name, info.architecture, info.quant):
-        if not text.isprintable() or not 0 < len(text) <= MOST_CHARACTERS:
+        if not text.isprintable() or not 0 < len(text) <= MAX_CHARACTERS:
             raise WrongOutcomeError(f"a name that cannot be shown: {text[:80]!r}")
     with GGUFFile.open(path) as file:
         for key in file.meta.keys():  # noqa: SIM118

@@ -11,8 +11,8 @@ from typing import Any, Self
 from openai import OpenAI
 
 from app.core.paths import demo_model
-from app.server.async_engine import EngineLink
-from app.server.context import Desk
+from app.server.async_engine import AsyncEngine
+from app.server.context import ServerContext
 from app.server.models import HeldModel
 from app.server.settings import ServerSettings
 from app.server.web.server import ServerThread
@@ -42,7 +42,7 @@ class EngineOnThread:
     ) -> None:
         self.cancelled: list[int] = []
         self.submitted: dict[int, Command] = {}
-        self.links: list[EngineLink] = []
+        self.links: list[AsyncEngine] = []
         self._loaded: ModelLoaded | None = None
         self._is_loaded = threading.Event()
         self.host: EngineHost = make_host(self._on_event)
@@ -84,18 +84,18 @@ class Served:
 
     Attributes:
         address: where it listens, such as "http://127.0.0.1:40000".
-        desk: what it has and does; belongs to its thread.
+        context: what it has and does; belongs to its thread.
     """
 
     def __init__(self, engine: EngineOnThread, **settings: Any) -> None:
         self._engine = engine
         self._settings = ServerSettings(**{"port": 0, **settings})
-        self._link = EngineLink(engine.submit, engine.cancel)
-        self._thread = ServerThread(self._make_desk, self._settings)
-        self.desk: Desk
+        self._async_engine = AsyncEngine(engine.submit, engine.cancel)
+        self._thread = ServerThread(self._make_context, self._settings)
+        self.context: ServerContext
 
     def __enter__(self) -> Self:
-        self._engine.links.append(self._link)
+        self._engine.links.append(self._async_engine)
         self.address = self._thread.start()
         return self
 
@@ -108,8 +108,8 @@ class Served:
     def stop(self) -> None:
         """End the server, if it has not ended."""
         assert self._thread.stop()
-        if self._link in self._engine.links:
-            self._engine.links.remove(self._link)
+        if self._async_engine in self._engine.links:
+            self._engine.links.remove(self._async_engine)
 
     def client(self, **options: Any) -> OpenAI:
         """Return a client of the server, which does not try again."""
@@ -117,7 +117,9 @@ class Served:
         given = {"base_url": f"{self.address}/v1", "api_key": key, "max_retries": 0, "timeout": 60}
         return OpenAI(**{**given, **options})
 
-    def _make_desk(self) -> Desk:
-        self._link.model = self._engine.loaded
-        self.desk = Desk(self._link, HeldModel(self._link), self._settings)
-        return self.desk
+    def _make_context(self) -> ServerContext:
+        self._async_engine.model = self._engine.loaded
+        self.context = ServerContext(
+            self._async_engine, HeldModel(self._async_engine), self._settings
+        )
+        return self.context

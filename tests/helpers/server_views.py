@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from app.server.page.session import ClientSpeed, LedgerView, ShownRequest
+from app.server.page.session import ClientSpeed, LogView, ShownRequest
 
 BEGAN = 1_764_000_000.0
 
@@ -15,7 +15,7 @@ WRITING = ShownRequest(
 )  # fmt: skip
 
 
-def server_view() -> LedgerView:
+def server_view() -> LogView:
     """Return two requests under way, one that waits, and three that ended in different ways."""
     here = "127.0.0.1"
     ended = replace(WRITING, phase="ended", seconds=7.5, n_prompt=1200)
@@ -33,4 +33,4 @@ def server_view() -> LedgerView:
         replace(ended, number=1, client=here, status=499, n_tokens=12, tokens_per_s=38.0),
     )  # fmt: skip
     clients = ClientSpeed("192.168.1.31", 27.3, 0), ClientSpeed(here, 13.6, 1842)
-    return LedgerView(requests, clients)
+    return LogView(requests, clients)

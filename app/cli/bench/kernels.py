@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 HEADERS = ("DEVICE", "KERNEL", "STARTS", "TIME", "OF THE TOKEN")
 RIGHT = frozenset({2, 3, 4})
 
-MOST_ROWS = 16
+MAX_ROWS = 16
 """Most kernels shown one by one; all further ones share a row."""
 
 
@@ -37,9 +37,9 @@ def _table(row: BenchRow) -> str:
     kernels, token_s = result.gpu.kernels, result.token_s
     cells = [
         (k.device, k.name, f"{k.count:.4g}", _microseconds(k.seconds), percent(k.seconds / token_s))
-        for k in kernels[:MOST_ROWS]
+        for k in kernels[:MAX_ROWS]
     ]
-    if rest := kernels[MOST_ROWS:]:
+    if rest := kernels[MAX_ROWS:]:
         seconds = sum(k.seconds for k in rest)
         count = f"{sum(k.count for k in rest):.4g}"
         name = f"{len(rest)} others"

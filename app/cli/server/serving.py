@@ -21,8 +21,8 @@ from app.core.paths import models_dir
 from app.core.process.engine_place import chosen_host
 from app.core.process.interruption import handle, restore
 from app.models.library.scan import known_places, scan
-from app.server.async_engine import EngineLink
-from app.server.context import Desk
+from app.server.async_engine import AsyncEngine
+from app.server.context import ServerContext
 from app.server.models import LibraryModels, ModelShelf, SingleModel
 from app.server.request_log import RequestRecord
 from app.server.settings import ServerSettings
@@ -93,7 +93,7 @@ EVERYWHERE = "0.0.0.0"
 QUIET_ROUTES = ("GET /health", "GET /metrics", "GET /slots")
 """Routes that monitors ask all the time."""
 
-MOST_TRIES = 3
+MAX_TRIES = 3
 """Number of first loads that may fail, one after the other, while all machines are there."""
 
 LOST_S = 3.5
@@ -119,7 +119,7 @@ class ServerRun:
         self._host: EngineHost | None = None
         self._server: QuietServer | None = None
         self._main: asyncio.Task[None] | None = None
-        self._desk: Desk | None = None
+        self._context: ServerContext | None = None
         self._signal = 0  # the first one that came
 
     async def run(self) -> int:
@@ -129,47 +129,47 @@ class ServerRun:
             EngineError: the model cannot be loaded.
         """
         self._main = asyncio.current_task()
-        link = EngineLink(self._submit, self._cancel)
+        async_engine = AsyncEngine(self._submit, self._cancel)
         info = read_model_info(self._params.path)
-        first = SingleModel(link, self._params, info, self._settings.aliases, self._keep_s)
-        models = self._models(link, first)
-        link.open()
+        first = SingleModel(async_engine, self._params, info, self._settings.aliases, self._keep_s)
+        models = self._models(async_engine, first)
+        async_engine.open()
         make_host = chosen_host() if self._machines is None else self._machines.make_host
-        self._host = make_host(link.on_event)
+        self._host = make_host(async_engine.on_event)
         try:
             with self._signals():
-                await self._serve(link, first, models)
+                await self._serve(async_engine, first, models)
         except asyncio.CancelledError:
             return self._signal
         finally:
             models.close()
-            link.close()
+            async_engine.close()
             await asyncio.to_thread(self._host.close, CLOSE_S)
         return 0
 
-    def _models(self, link: EngineLink, first: SingleModel) -> SingleModel | LibraryModels:
+    def _models(self, async_engine: AsyncEngine, first: SingleModel) -> SingleModel | LibraryModels:
         if self._others is None:
             return first
         shelf = ModelShelf(self._others.find)
-        return LibraryModels(link, first, shelf, self._others.choose, self._keep_s)
+        return LibraryModels(async_engine, first, shelf, self._others.choose, self._keep_s)
 
     async def _serve(
-        self, link: EngineLink, first: SingleModel, models: SingleModel | LibraryModels
+        self, async_engine: AsyncEngine, first: SingleModel, models: SingleModel | LibraryModels
     ) -> None:
         loaded = await self._load(first)
         for sentence in (*loaded.warnings, *(one.sentence for one in loaded.fallbacks)):
             note(sentence)
         if isinstance(models, LibraryModels):
             models.open()
-        desk = self._desk = Desk(link, models, self._settings)
+        context = self._context = ServerContext(async_engine, models, self._settings)
         if self._machines is None:
-            link.on_loss = models.restore
+            async_engine.on_loss = models.restore
         else:
-            desk.problem = partial(_problem, self._machines, link)
-            desk.machines = partial(getattr, self._machines, "state")
+            context.problem = partial(_problem, self._machines, async_engine)
+            context.machines = partial(getattr, self._machines, "state")
             self._load_again(self._machines, first)
-        desk.ledger.on_end = note_request
-        await serve(desk, self._sock, self._tell_ready)
+        context.request_log.on_end = note_request
+        await serve(context, self._sock, self._tell_ready)
 
     async def _load(self, model: SingleModel) -> ModelLoaded:
         """Load the model for the first time, again if a machine is lost meanwhile.
@@ -187,7 +187,7 @@ class ServerRun:
                 )  # fmt: skip
             except MachineLost as error:
                 n_tries += 1
-                if machines is None or n_tries == MOST_TRIES:
+                if machines is None or n_tries == MAX_TRIES:
                     raise
                 note(f"{error.message} {error.hint}")
             finally:
@@ -237,26 +237,26 @@ class ServerRun:
             restore(previous)
 
     def _on_signal(self, number: int) -> None:
-        server, desk = self._server, self._desk
-        if server is None or desk is None or server.should_exit:
+        server, context = self._server, self._context
+        if server is None or context is None or server.should_exit:
             self._signal = number
             if self._main is not None:
                 self._main.cancel()
             return
         server.should_exit = True
-        if n_running := desk.admission.n_running + desk.admission.n_waiting:
+        if n_running := context.admission.n_running + context.admission.n_waiting:
             what = "an answer" if n_running == 1 else f"{n_running} answers"
             note(f"Waiting for {what} to end. Ctrl+C ends it now.")
 
 
-def _problem(machines: ServedMachines, link: EngineLink) -> str:
+def _problem(machines: ServedMachines, async_engine: AsyncEngine) -> str:
     """Return why the model of several machines cannot answer now; "" if it can.
 
     It names no machine, because `/health` needs no key.
     """
     if machines.problem:
         return "The model waits for another machine."
-    return "" if link.model else "The model is being loaded."
+    return "" if async_engine.model else "The model is being loaded."
 
 
 def example(address: str, *, has_key: bool) -> str:
@@ -273,9 +273,9 @@ def note_request(record: RequestRecord) -> None:
         return
     speed = f", {record.tokens_per_s:.1f}/s" if record.tokens_per_s else ""
     tokens = f"  {record.n_tokens} tokens{speed}" if record.n_tokens else ""
-    asked = one_line(record.asked)
+    target = one_line(record.target)
     problem = f"  {one_line(record.problem)}" if record.problem else ""
     note(
-        f"{time.strftime('%H:%M:%S')}  {record.client}  {asked}  {record.status}{tokens}"
+        f"{time.strftime('%H:%M:%S')}  {record.client}  {target}  {record.status}{tokens}"
         f"  {record.seconds:.2f} s{problem}"
     )

@@ -19,7 +19,7 @@ from app.server.anthropic.request import (
     offered_tools,
     tool_choice,
 )
-from app.server.context import AnswerEvents, Desk
+from app.server.context import AnswerEvents, ServerContext
 from app.server.openai.answer import read_arguments
 from app.server.openai.routes import EFFORTS
 from app.server.openai.sampling import SamplingFields, sampled
@@ -112,7 +112,7 @@ class MessageAnswer:
         """Return the whole response."""
         async with aclosing(events):
             async for _, event in events:
-                for _ in self._told(event):
+                for _ in self._events(event):
                     pass  # the blocks keep what is told
         content = [block.whole() for block in self._blocks]
         return {**self._head, "content": content, **self._end(), "usage": self._counts()}
@@ -125,7 +125,7 @@ class MessageAnswer:
                 if not is_begun:
                     is_begun = True
                     yield _frame("message_start", message=self._beginning(event))
-                for kind, fields in self._told(event):
+                for kind, fields in self._events(event):
                     yield _frame(kind, **fields)
         yield _frame("message_delta", delta=self._end(), usage=self._counts())
         yield _frame("message_stop")
@@ -140,7 +140,7 @@ class MessageAnswer:
         empty: Document = {"content": [], "stop_reason": None, "stop_sequence": None}
         return {**self._head, **empty, "usage": usage}
 
-    def _told(self, event: Event) -> Iterator[tuple[str, Document]]:
+    def _events(self, event: Event) -> Iterator[tuple[str, Document]]:
         """Note an event; yield the events of a stream that tell it."""
         if isinstance(event, Finished):
             yield from self._close()
@@ -226,43 +226,47 @@ def error_document(refusal: Refusal) -> dict[str, Any]:
     return {"type": "error", "error": error}
 
 
-async def create_message(desk: Desk, record: RequestRecord, request: MessageRequest) -> Response:
+async def create_message(
+    context: ServerContext, record: RequestRecord, request: MessageRequest
+) -> Response:
     """Answer a conversation.
 
     Raises:
         Refusal: the request cannot be answered.
     """
-    model = desk.find(request.model, record)
+    model = context.find(request.model, record)
     template = message_command(request)
     fields = SamplingFields(
         temperature=request.temperature, top_p=request.top_p, top_k=request.top_k,
         stop=request.stop_sequences or None,
     )  # fmt: skip
-    make = sampled(template, fields, desk.settings.sampling, request.max_tokens)
-    events = desk.answers(record, 1, make, field_places(request))
+    make = sampled(template, fields, context.settings.sampling, request.max_tokens)
+    events = context.answers(record, 1, make, field_places(request))
     answer = MessageAnswer(request, model.id)
     if request.stream:
         frames = answer.stream(events)
-        return EventStream(frames, error_document, desk.settings.ping_s, error_event)
+        return EventStream(frames, error_document, context.settings.ping_s, error_event)
     return AwaitedJson(lambda: answer.collect(events), error_document)
 
 
-async def count_tokens(desk: Desk, record: RequestRecord, request: AskedConversation) -> Response:
+async def count_tokens(
+    context: ServerContext, record: RequestRecord, request: AskedConversation
+) -> Response:
     """Return the number of tokens of a conversation's prompt.
 
     Raises:
         Refusal: it is too long, or the model does not take it.
     """
-    desk.find(request.model, record)
-    asked = message_command(request)
+    context.find(request.model, record)
+    template = message_command(request)
     command = ApplyTemplate(
-        asked.messages, asked.tools, continue_last=asked.continue_last, thinks=asked.thinks,
-        effort=asked.effort,
+        template.messages, template.tools, continue_last=template.continue_last,
+        thinks=template.thinks, effort=template.effort,
     )  # fmt: skip
     check_conversation(command)
 
     async def make() -> Document:
-        done = await desk.run(record, command)
+        done = await context.run(record, command)
         assert isinstance(done, TemplateApplied), "the closing event of this command"
         return {"input_tokens": done.n_tokens}
 

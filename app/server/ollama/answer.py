@@ -14,7 +14,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from app.server.context import AnswerEvents, Desk
+from app.server.context import AnswerEvents, ServerContext
 from app.server.models import OfferedModel, capabilities_of
 from app.server.ollama.request import (
     AnyOllamaRequest,
@@ -166,7 +166,9 @@ LINES = "application/x-ndjson"
 ROLES = ("system", "user", "assistant", "tool")
 
 
-async def chat(desk: Desk, record: RequestRecord, request: OllamaChatRequest) -> Response:
+async def chat(
+    context: ServerContext, record: RequestRecord, request: OllamaChatRequest
+) -> Response:
     """Go on with a conversation; without messages, have the model loaded.
 
     Raises:
@@ -174,10 +176,12 @@ async def chat(desk: Desk, record: RequestRecord, request: OllamaChatRequest) ->
     """
     messages = tuple(_message(turn, at) for at, turn in enumerate(request.messages))
     command = Generate(messages, tools=offered_tools(request.tools))
-    return await _answer(desk, record, request, command if messages else None, is_chat=True)
+    return await _answer(context, record, request, command if messages else None, is_chat=True)
 
 
-async def generate(desk: Desk, record: RequestRecord, request: OllamaGenerateRequest) -> Response:
+async def generate(
+    context: ServerContext, record: RequestRecord, request: OllamaGenerateRequest
+) -> Response:
     """Answer a text, or go on with it; without one, have the model loaded.
 
     Raises:
@@ -192,8 +196,8 @@ async def generate(desk: Desk, record: RequestRecord, request: OllamaGenerateReq
     else:
         told = [ChatMessage("system", request.system)] if request.system else []
         command = Generate((*told, ChatMessage("user", request.prompt, pictures=request.images)))
-    is_asked = bool(request.prompt or request.suffix or request.images)
-    return await _answer(desk, record, request, command if is_asked else None, is_chat=False)
+    has_text = bool(request.prompt or request.suffix or request.images)
+    return await _answer(context, record, request, command if has_text else None, is_chat=False)
 
 
 def _message(turn: OllamaTurn, at: int) -> ChatMessage:
@@ -213,13 +217,13 @@ def _message(turn: OllamaTurn, at: int) -> ChatMessage:
 
 
 async def _answer(
-    desk: Desk, record: RequestRecord, request: AnyOllamaRequest, command: Generate | None, *,
-    is_chat: bool,
+    context: ServerContext, record: RequestRecord, request: AnyOllamaRequest,
+    command: Generate | None, *, is_chat: bool,
 ) -> Response:  # fmt: skip
     """Answer a command; without one, say that the model is loaded."""
-    model = desk.find(model_of(request.model), record)
+    model = context.find(model_of(request.model), record)
     if command is None:
-        await desk.models.ready(model.id)
+        await context.models.ready(model.id)
         return json_response(_nothing_asked(model.id, is_chat=is_chat))
     effort = request.think if isinstance(request.think, str) else ""
     template = replace(
@@ -233,10 +237,10 @@ async def _answer(
     options = request.options or OllamaOptions()
     fields = sampling_fields(options)
     most = None if options.num_predict is None else max(-1, options.num_predict)
-    make = sampled(template, fields, desk.settings.sampling, most)
+    make = sampled(template, fields, context.settings.sampling, most)
     tools = request.tools if isinstance(request, OllamaChatRequest) else ()
     places = FieldPlaces("format", parameter_places(tools))
-    events = desk.answers(record, 1, make, places=places)
+    events = context.answers(record, 1, make, places=places)
     answer = OllamaAnswer(model.id, is_chat=is_chat)
     if request.stream:
         return EventStream(
@@ -261,12 +265,12 @@ def _form_of(request: AnyOllamaRequest) -> Grammar | None:
     Raises:
         Refusal: it is neither "json" nor a schema.
     """
-    asked = request.format
-    if asked is None or asked == "":
+    form = request.format
+    if form is None or form == "":
         return None
-    if isinstance(asked, dict):
-        return json_form(asked)
-    if asked != "json":
+    if isinstance(form, dict):
+        return json_form(form)
+    if form != "json":
         raise bad_value("format", 'format must be "json" or a JSON schema.')
     return json_form(None)
 
@@ -284,33 +288,35 @@ FOREVER = "2318-01-01T00:00:00Z"
 """When a model leaves that nobody unloads, as Ollama writes it."""
 
 
-async def tell_version(desk: Desk, record: RequestRecord, request: Request) -> Response:
+async def tell_version(context: ServerContext, record: RequestRecord, request: Request) -> Response:
     """Return which version's protocol this is."""
     return json_response({"version": VERSION})
 
 
-async def list_tags(desk: Desk, record: RequestRecord, request: Request) -> Response:
+async def list_tags(context: ServerContext, record: RequestRecord, request: Request) -> Response:
     """Return the models that clients can ask for."""
-    return json_response({"models": [_described(one) for one in desk.models.offered()]})
+    return json_response({"models": [_described(one) for one in context.models.offered()]})
 
 
-async def list_running(desk: Desk, record: RequestRecord, request: Request) -> Response:
+async def list_running(context: ServerContext, record: RequestRecord, request: Request) -> Response:
     """Return the models that are loaded."""
-    loaded = [one for one in desk.models.offered() if one.n_ctx is not None]
-    memory = desk.link.model.memory if desk.link.model is not None else ()
+    loaded = [one for one in context.models.offered() if one.n_ctx is not None]
+    memory = context.engine.model.memory if context.engine.model is not None else ()
     on_gpus = sum(one.measured.total for one in memory if not one.device.startswith("cpu"))
     more = {"expires_at": FOREVER, "size_vram": on_gpus}
     models = [_described(one) | more | {"context_length": one.n_ctx} for one in loaded]
     return json_response({"models": models})
 
 
-async def show(desk: Desk, record: RequestRecord, request: OllamaShowRequest) -> Response:
+async def show(
+    context: ServerContext, record: RequestRecord, request: OllamaShowRequest
+) -> Response:
     """Return what is known of a model.
 
     Raises:
         Refusal: there is no such model.
     """
-    one = desk.find(model_of(request.model or request.name), record)
+    one = context.find(model_of(request.model or request.name), record)
     info = one.info
     facts = {
         "general.architecture": info.architecture, "general.basename": info.name,
@@ -348,18 +354,20 @@ def _details(one: OfferedModel) -> Document:
     }  # fmt: skip
 
 
-async def embed(desk: Desk, record: RequestRecord, request: OllamaEmbedRequest) -> Response:
+async def embed(
+    context: ServerContext, record: RequestRecord, request: OllamaEmbedRequest
+) -> Response:
     """Return the embeddings of texts.
 
     Raises:
         Refusal: the request cannot be answered.
     """
     begun = time.perf_counter()
-    info = desk.find(model_of(request.model), record).info
+    info = context.find(model_of(request.model), record).info
     command = Embed(embedding_inputs(request.input, info.n_vocab))
 
     async def make() -> Document:
-        done = await embedded(desk, record, command)
+        done = await embedded(context, record, command)
         return {
             "model": record.model, "embeddings": [[*vector] for vector in done.vectors],
             "total_duration": int((time.perf_counter() - begun) * NS), "load_duration": 0,

@@ -165,7 +165,7 @@ class ChoicesAnswer(ABC):
         usage = {"usage": None} if self._has_usage else {}
         async with aclosing(events):
             async for index, event in events:
-                for choice in self._told(index, event):
+                for choice in self._events(index, event):
                     yield event_bytes({**head, "choices": [choice], **usage})
         if self._has_usage:
             yield event_bytes({**head, "choices": [], "usage": self._count.document()})
@@ -176,7 +176,7 @@ class ChoicesAnswer(ABC):
         """Note an event of the command with an index."""
 
     @abstractmethod
-    def _told(self, index: int, event: Event) -> Iterable[Document]:
+    def _events(self, index: int, event: Event) -> Iterable[Document]:
         """Note an event, and return what chunks of a stream tell of it."""
 
     @abstractmethod
@@ -390,7 +390,7 @@ class ChatAnswer(ChoicesAnswer):
         self._count.note(event, is_first=index == 0)
         return self._choices[index].note(event)
 
-    def _told(self, index: int, event: Event) -> Iterator[Document]:
+    def _events(self, index: int, event: Event) -> Iterator[Document]:
         """Yield what chunks tell of an event; before the first, the role."""
         choice = self._choices[index]
         if (delta := self._note(index, event)) is None:

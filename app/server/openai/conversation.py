@@ -10,17 +10,17 @@ from typing import Literal
 
 from app.server.openai.sampling import SamplingFields
 from app.server.refusal import bad_value
-from app.server.request_fields import JsonObject, asked
+from app.server.request_fields import JsonObject, body_field
 from engine import IMAGE_PLACEHOLDER, ChatMessage, Grammar, Tool, ToolCall
 
 Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
-MOST_MESSAGES = 10_000
+MAX_MESSAGES = 10_000
 """Largest number of messages of a conversation."""
 
-MOST_TOOLS = 512
+MAX_TOOLS = 512
 """Largest number of functions that a request may offer."""
 
 
@@ -28,127 +28,127 @@ MOST_TOOLS = 512
 class PictureAddress:
     """Where a picture is."""
 
-    url: str = asked(
+    url: str = body_field(
         "The picture itself as a data URI; other addresses are not fetched.", is_file=True
     )
-    detail: str | None = asked("Without effect.", None)
+    detail: str | None = body_field("Without effect.", None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContentPart:
     """A part of a message: a text or a picture."""
 
-    type: str = asked('"text", "image_url" or "input_image"; sounds are refused.')
-    text: str = asked("The text.", "")
-    image_url: PictureAddress | str | None = asked(
+    type: str = body_field('"text", "image_url" or "input_image"; sounds are refused.')
+    text: str = body_field("The text.", "")
+    image_url: PictureAddress | str | None = body_field(
         "The picture, or its data URI.", None, is_file=True
     )
-    refusal: str = asked("Text of a part of the type refusal.", "")
+    refusal: str = body_field("Text of a part of the type refusal.", "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalledFunction:
     """A function that the assistant has called, with its arguments."""
 
-    name: str = asked("Name of the function.")
-    arguments: str | JsonObject = asked("Text of a JSON object.", "{}")
+    name: str = body_field("Name of the function.")
+    arguments: str | JsonObject = body_field("Text of a JSON object.", "{}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolCallTurn:
     """A call in an earlier answer."""
 
-    function: CalledFunction = asked("The function and its arguments.")
-    id: str = asked("Name of the call.", "")
-    type: str = asked('"function".', "function")
-    index: int | None = asked("Without effect.", None)
+    function: CalledFunction = body_field("The function and its arguments.")
+    id: str = body_field("Name of the call.", "")
+    type: str = body_field('"function".', "function")
+    index: int | None = body_field("Without effect.", None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatTurn:
     """A message of the conversation."""
 
-    role: Role = asked("Who speaks; developer is the same as system.")
-    content: str | tuple[ContentPart, ...] | None = asked("A text, or texts one by one.", None)
-    name: str = asked("Name of the function whose result this is.", "")
-    tool_calls: tuple[ToolCallTurn, ...] = asked("What the assistant called.", ())
-    tool_call_id: str = asked("The call whose result this is.", "")
-    reasoning_content: str = asked("What the assistant thought before its answer.", "")
-    reasoning: str = asked("The same as reasoning_content.", "")
-    refusal: str = asked("Text with which the assistant refused.", "")
+    role: Role = body_field("Who speaks; developer is the same as system.")
+    content: str | tuple[ContentPart, ...] | None = body_field("A text, or texts one by one.", None)
+    name: str = body_field("Name of the function whose result this is.", "")
+    tool_calls: tuple[ToolCallTurn, ...] = body_field("What the assistant called.", ())
+    tool_call_id: str = body_field("The call whose result this is.", "")
+    reasoning_content: str = body_field("What the assistant thought before its answer.", "")
+    reasoning: str = body_field("The same as reasoning_content.", "")
+    refusal: str = body_field("Text with which the assistant refused.", "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfferedFunction:
     """A function that the model may call."""
 
-    name: str = asked("Name of the function.")
-    description: str = asked("What it does, for the model.", "")
-    parameters: JsonObject | None = asked("JSON schema of its arguments.", None)
-    strict: bool | None = asked("Without effect.", None)
+    name: str = body_field("Name of the function.")
+    description: str = body_field("What it does, for the model.", "")
+    parameters: JsonObject | None = body_field("JSON schema of its arguments.", None)
+    strict: bool | None = body_field("Without effect.", None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfferedTool:
     """A tool; only functions can be offered."""
 
-    type: str = asked('"function".', "function")
-    function: OfferedFunction | None = asked("The function.", None)
+    type: str = body_field('"function".', "function")
+    function: OfferedFunction | None = body_field("The function.", None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FunctionName:
     """The name of a function that must be called."""
 
-    name: str = asked("Name of the function.")
+    name: str = body_field("Name of the function.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamedChoice:
     """The choice of one function, which the model must call."""
 
-    type: str = asked('"function".', "function")
-    function: FunctionName | None = asked("The function.", None)
+    type: str = body_field('"function".', "function")
+    function: FunctionName | None = body_field("The function.", None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamedSchema:
     """The JSON schema that an answer must have."""
 
-    name: str = asked("Without effect.", "")
-    description: str = asked("Without effect.", "")
-    schema: JsonObject | None = asked("The schema; none is any object.", None)
-    strict: bool | None = asked("Without effect: a schema always holds.", None)
+    name: str = body_field("Without effect.", "")
+    description: str = body_field("Without effect.", "")
+    schema: JsonObject | None = body_field("The schema; none is any object.", None)
+    strict: bool | None = body_field("Without effect: a schema always holds.", None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponseFormat:
     """The form that an answer must have."""
 
-    type: Literal["text", "json_object", "json_schema"] = asked("Any text, or JSON.")
-    json_schema: NamedSchema | None = asked("The schema, for the type json_schema.", None)
-    schema: JsonObject | None = asked("A schema for the type json_object.", None)
+    type: Literal["text", "json_object", "json_schema"] = body_field("Any text, or JSON.")
+    json_schema: NamedSchema | None = body_field("The schema, for the type json_schema.", None)
+    schema: JsonObject | None = body_field("A schema for the type json_object.", None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamOptions:
     """Further content of a stream, beside the answer."""
 
-    include_usage: bool = asked("Send the numbers of tokens at the end.", default=False)
-    include_obfuscation: bool | None = asked("Without effect.", None)
+    include_usage: bool = body_field("Send the numbers of tokens at the end.", default=False)
+    include_obfuscation: bool | None = body_field("Without effect.", None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnyCompletion(SamplingFields):
     """Fields that requests for chat completions and for completions share."""
 
-    model: str = asked("Name of the model; any that is loaded if it is empty.", "")
-    stream: bool = asked("Send the answer as it is written.", default=False)
-    stream_options: StreamOptions | None = asked("What the stream has beside it.", None)
-    user: str = asked("Without effect.", "")
-    response_format: ResponseFormat | None = asked("The form of the answer.", None)
-    grammar: str = asked("A grammar of the answer in GBNF.", "")
-    regex: str = asked("A regular expression that the answer matches.", "")
+    model: str = body_field("Name of the model; any that is loaded if it is empty.", "")
+    stream: bool = body_field("Send the answer as it is written.", default=False)
+    stream_options: StreamOptions | None = body_field("What the stream has beside it.", None)
+    user: str = body_field("Without effect.", "")
+    response_format: ResponseFormat | None = body_field("The form of the answer.", None)
+    grammar: str = body_field("A grammar of the answer in GBNF.", "")
+    regex: str = body_field("A regular expression that the answer matches.", "")
 
     @property
     def wants_usage(self) -> bool:
@@ -160,38 +160,38 @@ class AnyCompletion(SamplingFields):
 class ChatRequest(AnyCompletion):
     """A request for chat completions."""
 
-    messages: tuple[ChatTurn, ...] = asked("The conversation.", least=1, most=MOST_MESSAGES)
-    max_completion_tokens: int | None = asked(
+    messages: tuple[ChatTurn, ...] = body_field("The conversation.", least=1, most=MAX_MESSAGES)
+    max_completion_tokens: int | None = body_field(
         "Most tokens of the answer, thoughts included.", None, least=-1, most=2**31 - 1
     )
-    logprobs: bool = asked("Tell how likely each token was.", default=False)
-    top_logprobs: int | None = asked(
+    logprobs: bool = body_field("Tell how likely each token was.", default=False)
+    top_logprobs: int | None = body_field(
         "Number of likeliest tokens to tell at each place.", None, least=0, most=20
     )
-    tools: tuple[OfferedTool, ...] = asked("What the model may call.", (), most=MOST_TOOLS)
-    tool_choice: str | NamedChoice | None = asked(
+    tools: tuple[OfferedTool, ...] = body_field("What the model may call.", (), most=MAX_TOOLS)
+    tool_choice: str | NamedChoice | None = body_field(
         '"none", "auto", "required", or a function that must be called.', None
     )
-    parallel_tool_calls: bool = asked("Whether several calls may come.", default=False)
-    reasoning_effort: Effort | None = asked("How much the model thinks, if it can.", None)
-    chat_template_kwargs: JsonObject | None = asked("Variables for the chat template.", None)
-    continue_final_message: bool = asked(
+    parallel_tool_calls: bool = body_field("Whether several calls may come.", default=False)
+    reasoning_effort: Effort | None = body_field("How much the model thinks, if it can.", None)
+    chat_template_kwargs: JsonObject | None = body_field("Variables for the chat template.", None)
+    continue_final_message: bool = body_field(
         "Go on with the last message, which is the assistant's.", default=False
     )
-    add_generation_prompt: bool | None = asked("Without effect: see the field above.", None)
-    modalities: tuple[str, ...] = asked("Only text can be written.", ())
-    audio: JsonObject | None = asked("Refused.", None)
-    functions: tuple[JsonObject, ...] = asked("Refused; tools have taken its place.", ())
-    function_call: str | JsonObject | None = asked("Refused, as functions are.", None)
-    web_search_options: JsonObject | None = asked("Refused.", None)
-    metadata: JsonObject | None = asked("Without effect.", None)
-    store: bool | None = asked("Without effect: nothing is stored.", None)
-    prediction: JsonObject | None = asked("Without effect.", None)
-    service_tier: str = asked("Without effect.", "")
-    verbosity: str = asked("Without effect.", "")
-    safety_identifier: str = asked("Without effect.", "")
-    prompt_cache_key: str = asked("Without effect: prompts are always cached.", "")
-    prompt_cache_retention: str = asked("Without effect.", "")
+    add_generation_prompt: bool | None = body_field("Without effect: see the field above.", None)
+    modalities: tuple[str, ...] = body_field("Only text can be written.", ())
+    audio: JsonObject | None = body_field("Refused.", None)
+    functions: tuple[JsonObject, ...] = body_field("Refused; tools have taken its place.", ())
+    function_call: str | JsonObject | None = body_field("Refused, as functions are.", None)
+    web_search_options: JsonObject | None = body_field("Refused.", None)
+    metadata: JsonObject | None = body_field("Without effect.", None)
+    store: bool | None = body_field("Without effect: nothing is stored.", None)
+    prediction: JsonObject | None = body_field("Without effect.", None)
+    service_tier: str = body_field("Without effect.", "")
+    verbosity: str = body_field("Without effect.", "")
+    safety_identifier: str = body_field("Without effect.", "")
+    prompt_cache_key: str = body_field("Without effect: prompts are always cached.", "")
+    prompt_cache_retention: str = body_field("Without effect.", "")
 
 
 _DATA = re.compile(r"data:[a-z]+/[a-z0-9.+-]+;base64,", re.IGNORECASE)
@@ -421,18 +421,18 @@ def form_of(request: AnyCompletion) -> Grammar | None:
     Raises:
         Refusal: the request asks for several.
     """
-    asked = []
+    forms = []
     if request.grammar:
-        asked.append(Grammar("gbnf", request.grammar))
+        forms.append(Grammar("gbnf", request.grammar))
     if request.regex:
-        asked.append(Grammar("regex", request.regex))
+        forms.append(Grammar("regex", request.regex))
     if request.response_format is not None and request.response_format.type != "text":
-        asked.append(json_form(_schema(request.response_format)))
-    if len(asked) > 1:
+        forms.append(json_form(_schema(request.response_format)))
+    if len(forms) > 1:
         raise bad_value(
             "response_format", "Only one of response_format, grammar and regex can be asked for."
         )
-    return asked[0] if asked else None
+    return forms[0] if forms else None
 
 
 def form_place(request: AnyCompletion) -> str:
@@ -440,19 +440,19 @@ def form_place(request: AnyCompletion) -> str:
     for name in ("grammar", "regex"):
         if getattr(request, name):
             return name
-    asked = request.response_format
-    is_named = asked is not None and asked.type == "json_schema"
+    form = request.response_format
+    is_named = form is not None and form.type == "json_schema"
     return "response_format.json_schema.schema" if is_named else "response_format.schema"
 
 
-def _schema(asked: ResponseFormat) -> JsonObject | None:
-    """Return the JSON schema that is asked for; None for any object."""
-    if asked.type != "json_schema":
-        return asked.schema
-    if asked.json_schema is None:
+def _schema(form: ResponseFormat) -> JsonObject | None:
+    """Return the JSON schema of a form; None for any object."""
+    if form.type != "json_schema":
+        return form.schema
+    if form.json_schema is None:
         place = "response_format.json_schema"
         raise bad_value(place, f"{place} is missing.")
-    return asked.json_schema.schema
+    return form.json_schema.schema
 
 
 def json_form(schema: JsonObject | None) -> Grammar:

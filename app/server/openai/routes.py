@@ -7,7 +7,7 @@ import json
 from starlette.requests import Request
 from starlette.responses import Response
 
-from app.server.context import Desk
+from app.server.context import ServerContext
 from app.server.models import OfferedModel, capabilities_of, find_model
 from app.server.openai.answer import ChatAnswer
 from app.server.openai.conversation import (
@@ -42,24 +42,26 @@ EFFORTS = {"minimal": "low", "xhigh": "high", "max": "high"}
 """Efforts that the engine has under another name."""
 
 
-async def chat_completions(desk: Desk, record: RequestRecord, request: ChatRequest) -> Response:
+async def chat_completions(
+    context: ServerContext, record: RequestRecord, request: ChatRequest
+) -> Response:
     """Answer a conversation.
 
     Raises:
         Refusal: the request cannot be answered.
     """
-    model = desk.find(request.model, record)
+    model = context.find(request.model, record)
     refuse_unsupported(request)
     template = chat_command(request)
     limit = request.max_completion_tokens
     most = request.max_tokens if limit is None else limit
-    make = sampled(template, request, desk.settings.sampling, most)
+    make = sampled(template, request, context.settings.sampling, most)
     places = FieldPlaces(form_place(request), parameter_places(request.tools))
-    events = desk.answers(record, request.n, make, places)
-    spell = await desk.spelling.of(model.info.path) if request.logprobs else None
+    events = context.answers(record, request.n, make, places)
+    spell = await context.spelling.of(model.info.path) if request.logprobs else None
     answer = ChatAnswer(request, model.id, spell)
     if request.stream:
-        return EventStream(answer.stream(events), error_document, desk.settings.ping_s)
+        return EventStream(answer.stream(events), error_document, context.settings.ping_s)
     return AwaitedJson(lambda: answer.collect(events), error_document)
 
 
@@ -111,18 +113,18 @@ def chat_command(request: ChatRequest) -> Generate:
     )
 
 
-def list_document(desk: Desk) -> Document:
+def list_document(context: ServerContext) -> Document:
     """Return the models that clients can ask for."""
-    return {"object": "list", "data": [_document(model) for model in desk.models.offered()]}
+    return {"object": "list", "data": [_document(model) for model in context.models.offered()]}
 
 
-def model_document(desk: Desk, name: str) -> Document:
+def model_document(context: ServerContext, name: str) -> Document:
     """Return what is said of a model.
 
     Raises:
         Refusal: there is no such model.
     """
-    return _document(find_model(desk.models, name))
+    return _document(find_model(context.models, name))
 
 
 def _document(model: OfferedModel) -> Document:
@@ -151,12 +153,12 @@ def _document(model: OfferedModel) -> Document:
     return found
 
 
-async def _list_models(desk: Desk, record: RequestRecord, request: Request) -> Response:
-    return json_response(list_document(desk))
+async def _list_models(context: ServerContext, record: RequestRecord, request: Request) -> Response:
+    return json_response(list_document(context))
 
 
-async def _show_model(desk: Desk, record: RequestRecord, request: Request) -> Response:
-    return json_response(model_document(desk, request.path_params["model"]))
+async def _show_model(context: ServerContext, record: RequestRecord, request: Request) -> Response:
+    return json_response(model_document(context, request.path_params["model"]))
 
 
 OPENAI = (

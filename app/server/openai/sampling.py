@@ -8,16 +8,16 @@ from typing import Any, Literal
 
 from app.server.context import MakeCommands
 from app.server.refusal import Refusal, bad_value
-from app.server.request_fields import asked, asked_like
+from app.server.request_fields import body_field, sampling_field
 from engine import EngineError, Generate, ModelInfo, ModelLoaded, SamplingParams
 
-MOST_CHOICES = 16
+MAX_CHOICES = 16
 """Largest number of answers to one request."""
 
-MOST_STOPS = 64
+MAX_STOPS = 64
 """Largest number of stop strings."""
 
-MOST_BIASED = 4096
+MAX_BIASED = 4096
 """Largest number of tokens with a bias."""
 
 FORBIDDING = -100.0
@@ -31,49 +31,51 @@ SEEDS = 1 << 64
 class SamplingFields:
     """The fields of a request that become `SamplingParams`; those below `n` are Tandem's own."""
 
-    temperature: float | None = asked_like("temperature")
-    top_p: float | None = asked_like("top_p")
-    frequency_penalty: float | None = asked_like("frequency_penalty")
-    presence_penalty: float | None = asked_like("presence_penalty")
-    max_tokens: int | None = asked("Most tokens of the answer.", None, least=-1, most=2**31 - 1)
-    stop: str | tuple[str, ...] | None = asked(
-        "The answer ends before any of these texts.", None, most=MOST_STOPS
+    temperature: float | None = sampling_field("temperature")
+    top_p: float | None = sampling_field("top_p")
+    frequency_penalty: float | None = sampling_field("frequency_penalty")
+    presence_penalty: float | None = sampling_field("presence_penalty")
+    max_tokens: int | None = body_field(
+        "Most tokens of the answer.", None, least=-1, most=2**31 - 1
     )
-    seed: int | None = asked(
+    stop: str | tuple[str, ...] | None = body_field(
+        "The answer ends before any of these texts.", None, most=MAX_STOPS
+    )
+    seed: int | None = body_field(
         "The same seed gives the same answer again; -1 is a new one.", None, least=-1,
         most=SEEDS - 1,
     )  # fmt: skip
-    logit_bias: Mapping[str, float] | None = asked(
+    logit_bias: Mapping[str, float] | None = body_field(
         "Numbers added to the scores of tokens, by token id; -100 or less forbids a token.", None
     )
-    n: int = asked("Number of answers.", 1, least=1, most=MOST_CHOICES)
-    top_k: int | None = asked_like("top_k")
-    min_p: float | None = asked_like("min_p")
-    typical_p: float | None = asked_like("typical_p")
-    repeat_penalty: float | None = asked_like("repeat_penalty")
-    repeat_last_n: int | None = asked_like("repeat_last_n")
-    dry_multiplier: float | None = asked_like("dry_multiplier")
-    dry_base: float | None = asked_like("dry_base")
-    dry_allowed_length: int | None = asked_like("dry_allowed_length")
-    dry_last_n: int | None = asked_like("dry_last_n")
-    dry_breakers: tuple[str, ...] | None = asked(
-        "DRY ends a repetition before any of these texts.", None, most=MOST_STOPS
+    n: int = body_field("Number of answers.", 1, least=1, most=MAX_CHOICES)
+    top_k: int | None = sampling_field("top_k")
+    min_p: float | None = sampling_field("min_p")
+    typical_p: float | None = sampling_field("typical_p")
+    repeat_penalty: float | None = sampling_field("repeat_penalty")
+    repeat_last_n: int | None = sampling_field("repeat_last_n")
+    dry_multiplier: float | None = sampling_field("dry_multiplier")
+    dry_base: float | None = sampling_field("dry_base")
+    dry_allowed_length: int | None = sampling_field("dry_allowed_length")
+    dry_last_n: int | None = sampling_field("dry_last_n")
+    dry_breakers: tuple[str, ...] | None = body_field(
+        "DRY ends a repetition before any of these texts.", None, most=MAX_STOPS
     )
-    top_n_sigma: float | None = asked_like("top_n_sigma")
-    xtc_probability: float | None = asked_like("xtc_probability")
-    xtc_threshold: float | None = asked_like("xtc_threshold")
-    dynatemp_range: float | None = asked_like("dynatemp_range")
-    dynatemp_exponent: float | None = asked_like("dynatemp_exponent")
-    mirostat: bool | None = asked_like("mirostat")
-    mirostat_tau: float | None = asked_like("mirostat_tau")
-    mirostat_eta: float | None = asked_like("mirostat_eta")
-    samplers: tuple[str, ...] | None = asked("Order of the steps of sampling.", None, most=16)
-    banned_strings: tuple[str, ...] | None = asked(
-        "Texts that no answer contains.", None, most=MOST_STOPS
+    top_n_sigma: float | None = sampling_field("top_n_sigma")
+    xtc_probability: float | None = sampling_field("xtc_probability")
+    xtc_threshold: float | None = sampling_field("xtc_threshold")
+    dynatemp_range: float | None = sampling_field("dynatemp_range")
+    dynatemp_exponent: float | None = sampling_field("dynatemp_exponent")
+    mirostat: bool | None = sampling_field("mirostat")
+    mirostat_tau: float | None = sampling_field("mirostat_tau")
+    mirostat_eta: float | None = sampling_field("mirostat_eta")
+    samplers: tuple[str, ...] | None = body_field("Order of the steps of sampling.", None, most=16)
+    banned_strings: tuple[str, ...] | None = body_field(
+        "Texts that no answer contains.", None, most=MAX_STOPS
     )
-    ignore_eos: bool | None = asked_like("ignore_eos")
-    on_overflow: Literal["stop", "shift"] | None = asked_like("on_overflow")
-    cache_prompt: bool | None = asked("Without effect: prompts are always cached.", None)
+    ignore_eos: bool | None = sampling_field("ignore_eos")
+    on_overflow: Literal["stop", "shift"] | None = sampling_field("on_overflow")
+    cache_prompt: bool | None = body_field("Without effect: prompts are always cached.", None)
 
 
 SAME = tuple(
@@ -157,8 +159,8 @@ def _biases(
     """
     if biases is None:
         return None
-    if len(biases) > MOST_BIASED:
-        raise bad_value("logit_bias", f"logit_bias has more than {MOST_BIASED} tokens.")
+    if len(biases) > MAX_BIASED:
+        raise bad_value("logit_bias", f"logit_bias has more than {MAX_BIASED} tokens.")
     for token in biases:
         if not (token.isascii() and token.isdecimal() and int(token[:20]) < n_vocab):
             shown = f"logit_bias must have ids of tokens from 0 to {n_vocab - 1}, not {token:.40}."

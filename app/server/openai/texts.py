@@ -12,7 +12,7 @@ from typing import Literal
 
 from starlette.responses import Response
 
-from app.server.context import Desk
+from app.server.context import ServerContext
 from app.server.models import Spell
 from app.server.openai.answer import (
     REASONS,
@@ -23,7 +23,7 @@ from app.server.openai.answer import (
     prompt_logprobs,
 )
 from app.server.openai.conversation import (
-    MOST_TOOLS,
+    MAX_TOOLS,
     AnyCompletion,
     ChatTurn,
     OfferedTool,
@@ -32,7 +32,7 @@ from app.server.openai.conversation import (
     form_place,
     offered_tools,
 )
-from app.server.openai.sampling import MOST_CHOICES, sampling_of
+from app.server.openai.sampling import MAX_CHOICES, sampling_of
 from app.server.refusal import (
     FieldPlaces,
     bad_value,
@@ -40,7 +40,7 @@ from app.server.refusal import (
     check_size,
     error_document,
 )
-from app.server.request_fields import JsonObject, asked
+from app.server.request_fields import JsonObject, body_field
 from app.server.request_log import RequestRecord
 from app.server.web.responses import AwaitedJson, Document, EventStream, json_response
 from engine import (
@@ -68,7 +68,7 @@ TextInput = str | tuple[str, ...] | tuple[int, ...] | tuple[tuple[int, ...], ...
 TextOrIds = str | tuple[int, ...]
 """A text, or the ids of its tokens."""
 
-MOST_IDS = 1 << 20
+MAX_IDS = 1 << 20
 """Largest number of tokens of a text."""
 
 
@@ -103,8 +103,8 @@ def check_ids(ids: tuple[int, ...], place: str, n_vocab: int) -> None:
     Raises:
         Refusal: it is not so.
     """
-    if not 0 < len(ids) <= MOST_IDS:
-        text = f"{place} must have 1 to {MOST_IDS} tokens, not {len(ids)}."
+    if not 0 < len(ids) <= MAX_IDS:
+        text = f"{place} must have 1 to {MAX_IDS} tokens, not {len(ids)}."
         raise bad_value(place, text)
     if min(ids) >= 0 and max(ids) < n_vocab:
         return
@@ -118,17 +118,17 @@ def check_ids(ids: tuple[int, ...], place: str, n_vocab: int) -> None:
 class CompletionRequest(AnyCompletion):
     """A request for completions."""
 
-    prompt: TextInput = asked(
-        "The text to go on with, or several, or the ids of their tokens.", least=1, most=MOST_IDS
+    prompt: TextInput = body_field(
+        "The text to go on with, or several, or the ids of their tokens.", least=1, most=MAX_IDS
     )
-    suffix: str = asked("The text behind the gap that the answer fills in.", "")
-    echo: bool = asked(
+    suffix: str = body_field("The text behind the gap that the answer fills in.", "")
+    echo: bool = body_field(
         "Repeat the prompt before the answer, and tell its logprobs, too.", default=False
     )
-    logprobs: int | None = asked(
+    logprobs: int | None = body_field(
         "Number of likeliest tokens to tell at each place.", None, least=0, most=20
     )
-    best_of: int | None = asked("Must be n, if anything.", None)
+    best_of: int | None = body_field("Must be n, if anything.", None)
 
     @property
     def wants_scores(self) -> bool:
@@ -191,7 +191,7 @@ class CompletionAnswer(ChoicesAnswer):
             for index, one in enumerate(self._choices)
         ]
 
-    def _told(self, index: int, event: Event) -> Iterable[Document]:
+    def _events(self, index: int, event: Event) -> Iterable[Document]:
         self._note(index, event)
         at = index - self._n_scored
         if isinstance(event, TokenText):
@@ -243,13 +243,15 @@ DEFAULT_TOKENS = 16
 """Most tokens of a completion where the request does not say, as in OpenAI's protocol."""
 
 
-async def completions(desk: Desk, record: RequestRecord, request: CompletionRequest) -> Response:
+async def completions(
+    context: ServerContext, record: RequestRecord, request: CompletionRequest
+) -> Response:
     """Go on with one or several texts.
 
     Raises:
         Refusal: the request cannot be answered.
     """
-    model = desk.find(request.model, record)
+    model = context.find(request.model, record)
     prompts = separate_inputs(request.prompt, "prompt", model.info.n_vocab)
     n_answers = len(prompts) * request.n
     refuse_impossible(request, n_answers)
@@ -257,7 +259,7 @@ async def completions(desk: Desk, record: RequestRecord, request: CompletionRequ
 
     def make(loaded: ModelLoaded) -> list[Generate | ScoreTokens]:
         most = DEFAULT_TOKENS if request.max_tokens is None else request.max_tokens
-        params = sampling_of(request, desk.settings.sampling, loaded.info, most)
+        params = sampling_of(request, context.settings.sampling, loaded.info, most)
         scored = prompts if request.wants_scores else ()
         answers = [
             Generate(
@@ -270,11 +272,11 @@ async def completions(desk: Desk, record: RequestRecord, request: CompletionRequ
         return [*(ScoreTokens(prompt, request.logprobs or 0) for prompt in scored), *answers]
 
     needs_spelling = request.logprobs is not None or request.echo
-    spell = await desk.spelling.of(model.info.path) if needs_spelling else None
-    events = desk.answers(record, n_answers, make, places=FieldPlaces(form_place(request)))
+    spell = await context.spelling.of(model.info.path) if needs_spelling else None
+    events = context.answers(record, n_answers, make, places=FieldPlaces(form_place(request)))
     answer = CompletionAnswer(request, prompts, model.id, spell)
     if request.stream:
-        return EventStream(answer.stream(events), error_document, desk.settings.ping_s)
+        return EventStream(answer.stream(events), error_document, context.settings.ping_s)
     return AwaitedJson(lambda: answer.collect(events), error_document)
 
 
@@ -284,15 +286,15 @@ def refuse_impossible(request: CompletionRequest, n_answers: int) -> None:
     Raises:
         Refusal: there is something of that kind.
     """
-    if n_answers > MOST_CHOICES:
-        raise bad_value("n", f"n times the prompts are {n_answers}, at most {MOST_CHOICES} can be.")
+    if n_answers > MAX_CHOICES:
+        raise bad_value("n", f"n times the prompts are {n_answers}, at most {MAX_CHOICES} can be.")
     if request.best_of not in (None, request.n):
         raise bad_value("best_of", "best_of must be n; answers are not compared.")
     if request.suffix and request.echo:
         raise bad_value("echo", "echo cannot go with suffix: the answer is not behind the prompt.")
 
 
-MOST_INPUTS = 2048
+MAX_INPUTS = 2048
 """Largest number of texts of a request, as in OpenAI's protocol."""
 
 
@@ -300,30 +302,32 @@ MOST_INPUTS = 2048
 class EmbeddingRequest:
     """A request for embeddings."""
 
-    input: TextInput = asked(
-        "A text, or several, or the ids of their tokens.", least=1, most=MOST_IDS
+    input: TextInput = body_field(
+        "A text, or several, or the ids of their tokens.", least=1, most=MAX_IDS
     )
-    model: str = asked("Name of the model; any that is loaded if it is empty.", "")
-    encoding_format: Literal["float", "base64"] = asked(
+    model: str = body_field("Name of the model; any that is loaded if it is empty.", "")
+    encoding_format: Literal["float", "base64"] = body_field(
         "Numbers, or the bytes of little-endian F32 in base64.", "float"
     )
-    dimensions: int | None = asked("Must be the model's, if anything.", None)
-    user: str = asked("Without effect.", "")
+    dimensions: int | None = body_field("Must be the model's, if anything.", None)
+    user: str = body_field("Without effect.", "")
 
 
-async def embeddings(desk: Desk, record: RequestRecord, request: EmbeddingRequest) -> Response:
+async def embeddings(
+    context: ServerContext, record: RequestRecord, request: EmbeddingRequest
+) -> Response:
     """Return the embeddings of texts.
 
     Raises:
         Refusal: the request cannot be answered.
     """
-    info = desk.find(request.model, record).info
+    info = context.find(request.model, record).info
     if request.dimensions not in (None, info.n_embd):
         raise bad_value("dimensions", f"dimensions must be {info.n_embd}, the model's own.")
     command = Embed(embedding_inputs(request.input, info.n_vocab))
 
     async def make() -> Document:
-        done = await embedded(desk, record, command)
+        done = await embedded(context, record, command)
         data = [
             {"object": "embedding", "index": index, "embedding": _written(vector, request)}
             for index, vector in enumerate(done.vectors)
@@ -334,14 +338,14 @@ async def embeddings(desk: Desk, record: RequestRecord, request: EmbeddingReques
     return AwaitedJson(make, error_document)
 
 
-async def embedded(desk: Desk, record: RequestRecord, command: Embed) -> Embedded:
+async def embedded(context: ServerContext, record: RequestRecord, command: Embed) -> Embedded:
     """Return the embeddings of texts, once the engine has room for them.
 
     Raises:
         Refusal: they cannot be computed.
     """
-    async with desk.admission.places(1):
-        done = await desk.run(record, command)
+    async with context.admission.places(1):
+        done = await context.run(record, command)
     assert isinstance(done, Embedded), "the closing event of this command"
     record.n_prompt = done.n_tokens
     return done
@@ -354,8 +358,8 @@ def embedding_inputs(given: TextInput, n_vocab: int) -> tuple[TextOrIds, ...]:
         Refusal: there is an empty one or a token that the model lacks, or there are too many.
     """
     found = separate_inputs(given, "input", n_vocab)
-    if len(found) > MOST_INPUTS:
-        text = f"input has {len(found)} texts, at most {MOST_INPUTS} can be."
+    if len(found) > MAX_INPUTS:
+        text = f"input has {len(found)} texts, at most {MAX_INPUTS} can be."
         raise bad_value("input", text)
     if "" in found:
         place = f"input[{found.index('')}]"
@@ -373,13 +377,13 @@ def _written(vector: Sequence[float], request: EmbeddingRequest) -> list[float] 
     return base64.b64encode(numbers.tobytes()).decode()
 
 
-MOST_TOKENISED = 1 << 20
+MAX_TOKENISED = 1 << 20
 """Maximum number of characters of a text to tokenise."""
 
-MOST_SPELT = 1 << 17
+MAX_SPELT = 1 << 17
 """The same if the text of each token is returned, too."""
 
-MOST_DECODED = 1 << 18
+MAX_DECODED = 1 << 18
 """Maximum number of tokens to detokenise at once."""
 
 
@@ -387,44 +391,46 @@ MOST_DECODED = 1 << 18
 class TokenizeRequest:
     """A text whose tokens are wanted."""
 
-    content: str = asked("The text.")
-    model: str = asked("Name of the model.", "")
-    add_special: bool = asked("Add what begins and ends a text.", default=False)
-    parse_special: bool = asked("Read the names of control tokens as such.", default=True)
-    with_pieces: bool = asked("Tell the text of each token, too.", default=False)
+    content: str = body_field("The text.")
+    model: str = body_field("Name of the model.", "")
+    add_special: bool = body_field("Add what begins and ends a text.", default=False)
+    parse_special: bool = body_field("Read the names of control tokens as such.", default=True)
+    with_pieces: bool = body_field("Tell the text of each token, too.", default=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DetokenizeRequest:
     """Tokens whose text is wanted."""
 
-    tokens: tuple[int, ...] = asked("Ids of the tokens.", most=MOST_DECODED)
-    model: str = asked("Name of the model.", "")
+    tokens: tuple[int, ...] = body_field("Ids of the tokens.", most=MAX_DECODED)
+    model: str = body_field("Name of the model.", "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TemplateRequest:
     """A conversation whose prompt is wanted."""
 
-    messages: tuple[ChatTurn, ...] = asked("The conversation.", least=1)
-    model: str = asked("Name of the model.", "")
-    tools: tuple[OfferedTool, ...] = asked("What the model may call.", (), most=MOST_TOOLS)
-    chat_template_kwargs: JsonObject | None = asked("Variables for the chat template.", None)
-    add_generation_prompt: bool = asked("End where the assistant begins.", default=True)
+    messages: tuple[ChatTurn, ...] = body_field("The conversation.", least=1)
+    model: str = body_field("Name of the model.", "")
+    tools: tuple[OfferedTool, ...] = body_field("What the model may call.", (), most=MAX_TOOLS)
+    chat_template_kwargs: JsonObject | None = body_field("Variables for the chat template.", None)
+    add_generation_prompt: bool = body_field("End where the assistant begins.", default=True)
 
 
-async def tokenize(desk: Desk, record: RequestRecord, request: TokenizeRequest) -> Response:
+async def tokenize(
+    context: ServerContext, record: RequestRecord, request: TokenizeRequest
+) -> Response:
     """Return the tokens of a text.
 
     Raises:
         Refusal: it is too long.
     """
-    check_size(request.content, "content", MOST_SPELT if request.with_pieces else MOST_TOKENISED)
+    check_size(request.content, "content", MAX_SPELT if request.with_pieces else MAX_TOKENISED)
     command = Tokenize(
         request.content, request.add_special, request.parse_special, request.with_pieces
     )
-    desk.find(request.model, record)
-    done = await desk.run(record, command)
+    context.find(request.model, record)
+    done = await context.run(record, command)
     assert isinstance(done, Tokenized), "the closing event of this command"
     tokens: list[int] | list[Document] = [*done.ids]
     if request.with_pieces:
@@ -441,21 +447,25 @@ def _piece(spelt: bytes) -> str | list[int]:
         return [*spelt]
 
 
-async def detokenize(desk: Desk, record: RequestRecord, request: DetokenizeRequest) -> Response:
+async def detokenize(
+    context: ServerContext, record: RequestRecord, request: DetokenizeRequest
+) -> Response:
     """Return the text of tokens.
 
     Raises:
         Refusal: the model has no such tokens.
     """
-    n_vocab = desk.find(request.model, record).info.n_vocab
+    n_vocab = context.find(request.model, record).info.n_vocab
     if request.tokens:
         check_ids(request.tokens, "tokens", n_vocab)
-    done = await desk.run(record, Detokenize(request.tokens))
+    done = await context.run(record, Detokenize(request.tokens))
     assert isinstance(done, Detokenized), "the closing event of this command"
     return json_response({"content": done.text})
 
 
-async def apply_template(desk: Desk, record: RequestRecord, request: TemplateRequest) -> Response:
+async def apply_template(
+    context: ServerContext, record: RequestRecord, request: TemplateRequest
+) -> Response:
     """Return the prompt of a conversation.
 
     Raises:
@@ -469,10 +479,10 @@ async def apply_template(desk: Desk, record: RequestRecord, request: TemplateReq
         add_generation_prompt=request.add_generation_prompt,
     )
     check_conversation(command)
-    desk.find(request.model, record)
+    context.find(request.model, record)
 
     async def make() -> Document:
-        done = await desk.run(record, command)
+        done = await context.run(record, command)
         assert isinstance(done, TemplateApplied), "the closing event of this command"
         return {"prompt": done.prompt}
 

@@ -11,7 +11,7 @@ from typing import Literal
 
 from starlette.responses import Response
 
-from app.server.context import AnswerEvents, Desk
+from app.server.context import AnswerEvents, ServerContext
 from app.server.openai.answer import TokenCount, misfit, read_arguments
 from app.server.openai.conversation import json_form
 from app.server.openai.routes import EFFORTS
@@ -55,7 +55,7 @@ DELTAS: dict[ItemKind, str] = {
 }
 """Names of the events that tell more of an item."""
 
-Told = tuple[str, Document]
+NamedEvent = tuple[str, Document]
 """Name and fields of an event of a stream."""
 
 
@@ -108,7 +108,7 @@ class OutputItem:
         text = "" if is_empty else self.text
         return found | {"call_id": self.call_id, "name": self.name, of_what: text}
 
-    def begin(self) -> Iterator[Told]:
+    def begin(self) -> Iterator[NamedEvent]:
         """Yield the events that begin it."""
         yield "output_item.added", {
             "output_index": self.index, "item": self.document(),
@@ -116,14 +116,14 @@ class OutputItem:
         if self.kind in ("message", "reasoning"):
             yield "content_part.added", self._where | {"content_index": 0, "part": self._part("")}
 
-    def add(self, text: str) -> Iterator[Told]:
+    def add(self, text: str) -> Iterator[NamedEvent]:
         """Add to it, and yield the event that tells it; a custom tool's input comes at its end."""
         self.texts.append(text)
         if self.kind != "custom_tool_call":
             name, more = DELTAS[self.kind], self._more()
             yield f"{name}.delta", self._where | more | {"delta": text}
 
-    def end(self, status: str) -> Iterator[Told]:
+    def end(self, status: str) -> Iterator[NamedEvent]:
         """Yield the events that end it with a status."""
         self.status = status
         if not self.is_told:
@@ -178,7 +178,7 @@ class ResponseAnswer:
         """Return the whole response."""
         async with aclosing(events):
             async for _, event in events:
-                for _ in self._told(event):
+                for _ in self._events(event):
                     pass  # the items keep what is told
         return self._document()
 
@@ -191,7 +191,7 @@ class ResponseAnswer:
                     is_begun = True
                     yield self._frame("created", {"response": self._document("in_progress")})
                     yield self._frame("in_progress", {"response": self._document("in_progress")})
-                for name, fields in self._told(event):
+                for name, fields in self._events(event):
                     yield self._frame(name, fields)
         yield self._frame(self._status, {"response": self._document()})
 
@@ -211,7 +211,7 @@ class ResponseAnswer:
         self._n_told += 1
         return event_bytes({"type": kind, "sequence_number": number, **fields}, kind)
 
-    def _told(self, event: Event) -> Iterator[Told]:
+    def _events(self, event: Event) -> Iterator[NamedEvent]:
         """Note an event; yield the events of a stream that tell it."""
         self._count.note(event, is_first=True)
         if isinstance(event, Finished):
@@ -231,14 +231,14 @@ class ResponseAnswer:
         elif isinstance(event, ToolCallEnded):
             yield from self._close("completed" if event.is_whole else "incomplete")
 
-    def _open(self, kind: ItemKind, call_id: str = "", name: str = "") -> Iterator[Told]:
+    def _open(self, kind: ItemKind, call_id: str = "", name: str = "") -> Iterator[NamedEvent]:
         yield from self._close("completed")
         item = OutputItem(kind, len(self._items), call_id, name)
         self._items.append(item)
         self._is_open = True
         yield from item.begin()
 
-    def _close(self, status: str) -> Iterator[Told]:
+    def _close(self, status: str) -> Iterator[NamedEvent]:
         if self._is_open:
             self._is_open = False
             yield from self._items[-1].end(status)
@@ -278,23 +278,25 @@ def _plain(document: Document) -> Document:
     return {key: value for key, value in document.items() if value not in (None, "")}
 
 
-async def create_response(desk: Desk, record: RequestRecord, request: ResponseRequest) -> Response:
+async def create_response(
+    context: ServerContext, record: RequestRecord, request: ResponseRequest
+) -> Response:
     """Answer a conversation.
 
     Raises:
         Refusal: the request cannot be answered.
     """
-    model = desk.find(request.model, record)
+    model = context.find(request.model, record)
     refuse_unsupported(request)
     template = response_command(request)
     fields = SamplingFields(temperature=request.temperature, top_p=request.top_p)
-    make = sampled(template, fields, desk.settings.sampling, request.max_output_tokens)
+    make = sampled(template, fields, context.settings.sampling, request.max_output_tokens)
     places = FieldPlaces("text.format.schema", parameter_places(request.tools))
-    events = desk.answers(record, 1, make, places)
+    events = context.answers(record, 1, make, places)
     answer = ResponseAnswer(request, model.id)
     if request.stream:
         frames = answer.stream(events)
-        return EventStream(frames, error_document, desk.settings.ping_s, answer.error_event)
+        return EventStream(frames, error_document, context.settings.ping_s, answer.error_event)
     return AwaitedJson(lambda: answer.collect(events), error_document)
 
 
@@ -336,10 +338,10 @@ def response_command(request: ResponseRequest) -> Generate:
 
 def _form_of(request: ResponseRequest) -> Grammar | None:
     """Return the form that the answer must have; None for any."""
-    asked = request.text and request.text.format
-    if not asked or asked.type == "text":
+    form = request.text and request.text.format
+    if not form or form.type == "text":
         return None
-    return json_form(asked.schema if asked.type == "json_schema" else None)
+    return json_form(form.schema if form.type == "json_schema" else None)
 
 
 RESPONSES = (

@@ -11,8 +11,8 @@ from typing import Literal
 
 from app.server.openai.conversation import (
     CHOICES,
-    MOST_MESSAGES,
-    MOST_TOOLS,
+    MAX_MESSAGES,
+    MAX_TOOLS,
     ROLES,
     ContentPart,
     Effort,
@@ -22,7 +22,7 @@ from app.server.openai.conversation import (
     shown_content,
 )
 from app.server.refusal import bad_value
-from app.server.request_fields import JsonObject, asked
+from app.server.request_fields import JsonObject, body_field
 from engine import ChatMessage, Tool, ToolCall
 
 
@@ -30,107 +30,111 @@ from engine import ChatMessage, Tool, ToolCall
 class InputItem:
     """An item of the conversation: a message, a thought, a call of a tool, or its result."""
 
-    type: str = asked("Kind of the item.", "message")
-    role: Literal["", "system", "developer", "user", "assistant"] = asked("Who speaks.", "")
-    content: str | tuple[ContentPart, ...] | None = asked("A text, or its parts.", None)
-    call_id: str = asked("Name of the call.", "")
-    name: str = asked("Name of the tool that was called.", "")
-    arguments: str = asked("Text of a JSON object.", "")
-    input: str = asked("What a custom tool was called with.", "")
-    output: str | tuple[ContentPart, ...] | None = asked("Result of the call.", None)
-    summary: tuple[ContentPart, ...] = asked("The thought in short.", ())
-    encrypted_content: str | None = asked("Without effect.", None)
-    id: str | None = asked("Without effect.", None)
-    status: str | None = asked("Without effect.", None)
-    phase: str | None = asked("Without effect.", None)
+    type: str = body_field("Kind of the item.", "message")
+    role: Literal["", "system", "developer", "user", "assistant"] = body_field("Who speaks.", "")
+    content: str | tuple[ContentPart, ...] | None = body_field("A text, or its parts.", None)
+    call_id: str = body_field("Name of the call.", "")
+    name: str = body_field("Name of the tool that was called.", "")
+    arguments: str = body_field("Text of a JSON object.", "")
+    input: str = body_field("What a custom tool was called with.", "")
+    output: str | tuple[ContentPart, ...] | None = body_field("Result of the call.", None)
+    summary: tuple[ContentPart, ...] = body_field("The thought in short.", ())
+    encrypted_content: str | None = body_field("Without effect.", None)
+    id: str | None = body_field("Without effect.", None)
+    status: str | None = body_field("Without effect.", None)
+    phase: str | None = body_field("Without effect.", None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponseTool:
     """A tool that the model may call."""
 
-    type: str = asked('"function" or "custom"; tools of other kinds are not offered to the model.')
-    name: str = asked("Name of the tool.", "")
-    description: str = asked("What it does, for the model.", "")
-    parameters: JsonObject | None = asked("JSON schema of its arguments.", None)
-    strict: bool | None = asked("Without effect: a schema always holds.", None)
-    format: JsonObject | None = asked("Form of a custom tool's input, told to the model.", None)
+    type: str = body_field(
+        '"function" or "custom"; tools of other kinds are not offered to the model.'
+    )
+    name: str = body_field("Name of the tool.", "")
+    description: str = body_field("What it does, for the model.", "")
+    parameters: JsonObject | None = body_field("JSON schema of its arguments.", None)
+    strict: bool | None = body_field("Without effect: a schema always holds.", None)
+    format: JsonObject | None = body_field(
+        "Form of a custom tool's input, told to the model.", None
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolPick:
     """The choice of one tool, which the model must call."""
 
-    type: str = asked('"function" or "custom".')
-    name: str = asked("Name of the tool.", "")
+    type: str = body_field('"function" or "custom".')
+    name: str = body_field("Name of the tool.", "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextFormat:
     """The form that an answer must have."""
 
-    type: Literal["text", "json_object", "json_schema"] = asked("Any text, or JSON.")
-    name: str = asked("Without effect.", "")
-    description: str = asked("Without effect.", "")
-    schema: JsonObject | None = asked("The schema; none is any object.", None)
-    strict: bool | None = asked("Without effect: a schema always holds.", None)
+    type: Literal["text", "json_object", "json_schema"] = body_field("Any text, or JSON.")
+    name: str = body_field("Without effect.", "")
+    description: str = body_field("Without effect.", "")
+    schema: JsonObject | None = body_field("The schema; none is any object.", None)
+    strict: bool | None = body_field("Without effect: a schema always holds.", None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextConfig:
     """Settings of the text of an answer."""
 
-    format: TextFormat | None = asked("The form of the answer.", None)
-    verbosity: str | None = asked("Without effect.", None)
+    format: TextFormat | None = body_field("The form of the answer.", None)
+    verbosity: str | None = body_field("Without effect.", None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReasoningWish:
     """The wish for how much the model thinks."""
 
-    effort: Effort | None = asked("How much the model thinks, if it can.", None)
-    summary: str | None = asked("Without effect: thoughts come as they are.", None)
-    generate_summary: str | None = asked("Without effect.", None)
-    context: str | None = asked("Without effect.", None)
+    effort: Effort | None = body_field("How much the model thinks, if it can.", None)
+    summary: str | None = body_field("Without effect: thoughts come as they are.", None)
+    generate_summary: str | None = body_field("Without effect.", None)
+    context: str | None = body_field("Without effect.", None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponseRequest:
     """A request for a response."""
 
-    model: str = asked("Name of the model; any that is loaded if it is empty.", "")
-    input: str | tuple[InputItem, ...] = asked("The conversation.", least=1, most=MOST_MESSAGES)
-    instructions: str = asked("What the model is told before.", "")
-    max_output_tokens: int | None = asked(
+    model: str = body_field("Name of the model; any that is loaded if it is empty.", "")
+    input: str | tuple[InputItem, ...] = body_field("The conversation.", least=1, most=MAX_MESSAGES)
+    instructions: str = body_field("What the model is told before.", "")
+    max_output_tokens: int | None = body_field(
         "Most tokens of the answer, thoughts included.", None, least=1, most=2**31 - 1
     )
-    temperature: float | None = asked("Higher is more varied.", None, least=0, most=5)
-    top_p: float | None = asked("Share of the likeliest tokens.", None, least=0, most=1)
-    stream: bool = asked("Send the answer as it is written.", default=False)
-    stream_options: StreamOptions | None = asked("Without effect.", None)
-    tools: tuple[ResponseTool, ...] = asked("What the model may call.", (), most=MOST_TOOLS)
-    tool_choice: str | ToolPick | None = asked(
+    temperature: float | None = body_field("Higher is more varied.", None, least=0, most=5)
+    top_p: float | None = body_field("Share of the likeliest tokens.", None, least=0, most=1)
+    stream: bool = body_field("Send the answer as it is written.", default=False)
+    stream_options: StreamOptions | None = body_field("Without effect.", None)
+    tools: tuple[ResponseTool, ...] = body_field("What the model may call.", (), most=MAX_TOOLS)
+    tool_choice: str | ToolPick | None = body_field(
         '"none", "auto", "required", or a tool that must be called.', None
     )
-    parallel_tool_calls: bool = asked("Whether several calls may come.", default=False)
-    text: TextConfig | None = asked("What the text is like.", None)
-    reasoning: ReasoningWish | None = asked("How much the model thinks.", None)
-    previous_response_id: str | None = asked("Refused: nothing is kept.", None)
-    conversation: str | JsonObject | None = asked("Refused: nothing is kept.", None)
-    prompt: JsonObject | None = asked("Refused: there are no stored prompts.", None)
-    background: bool | None = asked("Refused if true.", None)
-    store: bool | None = asked("Without effect: nothing is stored.", None)
-    metadata: JsonObject | None = asked("Given back as it is.", None)
-    include: tuple[str, ...] = asked("Without effect.", ())
-    truncation: str = asked("Without effect.", "")
-    top_logprobs: int | None = asked("Without effect.", None)
-    max_tool_calls: int | None = asked("Without effect.", None)
-    user: str = asked("Without effect.", "")
-    service_tier: str = asked("Without effect.", "")
-    safety_identifier: str = asked("Without effect.", "")
-    prompt_cache_key: str = asked("Without effect: prompts are always cached.", "")
-    prompt_cache_retention: str = asked("Without effect.", "")
-    client_metadata: JsonObject | None = asked("Without effect.", None)
+    parallel_tool_calls: bool = body_field("Whether several calls may come.", default=False)
+    text: TextConfig | None = body_field("What the text is like.", None)
+    reasoning: ReasoningWish | None = body_field("How much the model thinks.", None)
+    previous_response_id: str | None = body_field("Refused: nothing is kept.", None)
+    conversation: str | JsonObject | None = body_field("Refused: nothing is kept.", None)
+    prompt: JsonObject | None = body_field("Refused: there are no stored prompts.", None)
+    background: bool | None = body_field("Refused if true.", None)
+    store: bool | None = body_field("Without effect: nothing is stored.", None)
+    metadata: JsonObject | None = body_field("Given back as it is.", None)
+    include: tuple[str, ...] = body_field("Without effect.", ())
+    truncation: str = body_field("Without effect.", "")
+    top_logprobs: int | None = body_field("Without effect.", None)
+    max_tool_calls: int | None = body_field("Without effect.", None)
+    user: str = body_field("Without effect.", "")
+    service_tier: str = body_field("Without effect.", "")
+    safety_identifier: str = body_field("Without effect.", "")
+    prompt_cache_key: str = body_field("Without effect: prompts are always cached.", "")
+    prompt_cache_retention: str = body_field("Without effect.", "")
+    client_metadata: JsonObject | None = body_field("Without effect.", None)
 
 
 log = logging.getLogger(__name__)

@@ -26,7 +26,7 @@ ROUTE, STATUS, CLIENT = 1, 2, 5
 
 PHASES: Final = {"waiting": tr_later("waiting"), "writing": tr_later("writing")}
 
-LEAST_HEIGHT, LEAST_ROUTE = 132, 72
+MIN_HEIGHT, MIN_ROUTE = 132, 72
 
 AnyIndex = QModelIndex | QPersistentModelIndex
 
@@ -104,7 +104,7 @@ class RequestTable(QTableView):
         self.setSelectionMode(QTableView.SelectionMode.SingleSelection)
         self.verticalHeader().hide()
         scaled(self, self.verticalHeader().setDefaultSectionSize, 26)
-        scaled(self, self.setMinimumHeight, LEAST_HEIGHT)
+        scaled(self, self.setMinimumHeight, MIN_HEIGHT)
         scaled(self, self._set_text_size, 12)
         header = self.horizontalHeader()
         header.setHighlightSections(False)
@@ -136,7 +136,7 @@ class RequestTable(QTableView):
         """Give the routes what the other columns leave; the table scrolls sideways if it must."""
         header = self.horizontalHeader()
         others = header.length() - header.sectionSize(ROUTE)
-        width = max(px(LEAST_ROUTE), self.viewport().width() - others)
+        width = max(px(MIN_ROUTE), self.viewport().width() - others)
         if width != header.sectionSize(ROUTE):
             header.resizeSection(ROUTE, width)
 

@@ -20,7 +20,7 @@ from PySide6.QtWidgets import (
 from app.core.settings import Settings
 from app.core.translation import tr, tr_n
 from app.server.page.request_table import RequestTable, rate_text
-from app.server.page.session import ClientSpeed, LedgerView, pages_text, read_pages
+from app.server.page.session import ClientSpeed, LogView, pages_text, read_pages
 from app.widgets.buttons import Chip, IconButton, button
 from app.widgets.controls import Switch, ignore_wheel, line, page_scroll, show_number
 from app.widgets.text import caption_text, label, set_tip
@@ -241,8 +241,8 @@ class AccessSettings(QWidget):
         self.pages_problem.setVisible(bool(text) and self.for_pages.is_on)
 
 
-MOST_PORT = 65535
-MOST_CLIENTS = 6
+MAX_PORT = 65535
+MAX_CLIENTS = 6
 """Number of clients that are named; the others are counted."""
 
 
@@ -266,7 +266,7 @@ class ServerPanel(QWidget):
         self.main = SwitchRow(tr("Server"), "")
         self.problem = label(role="shortage")
         self.address = CopiedText(tr("Address"), tr("Copy the address"))
-        self.port = QSpinBox(minimum=1, maximum=MOST_PORT)
+        self.port = QSpinBox(minimum=1, maximum=MAX_PORT)
         self.at_start = QCheckBox(caption_text(tr("Start with the window")))
         self.access = AccessSettings()
         self.example = ExampleText(tr("Copy the example"))
@@ -274,7 +274,7 @@ class ServerPanel(QWidget):
         self.no_requests = label(tr("None yet."), role="muted")
         self.clients = label(role="muted")
         self._build()
-        self.show_view(LedgerView())
+        self.show_view(LogView())
 
     def show_settings(self, settings: Settings, key: str, key_problem: str) -> None:
         """Show what is chosen, and the key; "" while it is unknown."""
@@ -298,7 +298,7 @@ class ServerPanel(QWidget):
         self.address.set_text(url)
         self.example.set_text(example_text(url, needs_key=needs_key))
 
-    def show_view(self, view: LedgerView) -> None:
+    def show_view(self, view: LogView) -> None:
         """Show the requests and the clients."""
         self.table.show_requests(view.requests)
         self.table.setVisible(bool(view.requests))
@@ -362,7 +362,7 @@ class ServerPanel(QWidget):
         self.hidden.emit()
 
 
-def state_text(view: LedgerView) -> str:
+def state_text(view: LogView) -> str:
     """Return what a running server is doing: "Answering 3 requests, 41.0 tok/s"."""
     if not view.n_running:
         return tr("Waiting for requests")
@@ -373,8 +373,8 @@ def state_text(view: LedgerView) -> str:
 
 def clients_text(clients: Sequence[ClientSpeed]) -> str:
     """Return a line for each client: its speed now and its tokens."""
-    lines = [_client_line(client) for client in clients[:MOST_CLIENTS]]
-    if n := len(clients[MOST_CLIENTS:]):
+    lines = [_client_line(client) for client in clients[:MAX_CLIENTS]]
+    if n := len(clients[MAX_CLIENTS:]):
         lines.append(tr_n("{n} more client", "{n} more clients", n))
     return "\n".join(lines)
 

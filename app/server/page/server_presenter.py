@@ -7,7 +7,7 @@ from PySide6.QtCore import QObject, QTimer, Slot
 from app.core.engine_client import EngineClient
 from app.core.translation import tr
 from app.server.page.server_panel import ServerPanel, state_text
-from app.server.page.session import LedgerView, ServerSession
+from app.server.page.session import LogView, ServerSession
 
 LOOK_MS = 1000
 
@@ -20,7 +20,7 @@ class ServerPresenter(QObject):
     ) -> None:
         super().__init__(parent)
         self._session, self._panel, self._client = session, panel, client
-        self._view = LedgerView()
+        self._view = LogView()
         self._timer = QTimer(self, interval=LOOK_MS)
         self._timer.timeout.connect(session.look)
         panel.switched.connect(session.switch)
@@ -43,7 +43,7 @@ class ServerPresenter(QObject):
         session, panel = self._session, self._panel
         choices = session.choices
         if not session.address:
-            self._view = LedgerView(tuple(r for r in self._view.requests if r.phase == "ended"))
+            self._view = LogView(tuple(r for r in self._view.requests if r.phase == "ended"))
             panel.show_view(self._view)
         panel.show_settings(session.settings, session.key, session.key_problem)
         panel.show_state(is_on=session.is_wanted, state=self._state_text(), problem=session.problem)
@@ -72,7 +72,7 @@ class ServerPresenter(QObject):
         self.refresh()
 
     @Slot(object)
-    def _on_view(self, view: LedgerView) -> None:
+    def _on_view(self, view: LogView) -> None:
         if not self._session.address or not self._panel.isVisible():
             return
         self._view = view

@@ -17,8 +17,8 @@ from app.core.engine_client import EngineClient
 from app.core.engine_sentences import translated
 from app.core.settings import Settings, SettingsStore
 from app.core.translation import tr
-from app.server.async_engine import EngineLink
-from app.server.context import Desk
+from app.server.async_engine import AsyncEngine
+from app.server.context import ServerContext
 from app.server.models import HeldModel
 from app.server.settings import ServerHints, ServerSettings
 from app.server.web.server import ServerThread
@@ -26,7 +26,7 @@ from engine import EngineError, one_line
 
 if TYPE_CHECKING:
     from app.core.engine_client.inbox import EngineSharing
-    from app.server.request_log import Ledger, RequestRecord
+    from app.server.request_log import RequestLog, RequestRecord
 
 HERE, EVERYWHERE = "127.0.0.1", "0.0.0.0"
 """Addresses to listen on: for this machine alone, and for all that can reach it."""
@@ -100,7 +100,7 @@ def _origin(word: str) -> str:
     return f"{parts.scheme}://{host}{port}"
 
 
-MOST_SHOWN = 200
+MAX_SHOWN = 200
 """Number of requests that are shown."""
 
 
@@ -150,7 +150,7 @@ class ClientSpeed:
 
 
 @dataclass(frozen=True, slots=True)
-class LedgerView:
+class LogView:
     """What the server does and has done.
 
     Attributes:
@@ -172,14 +172,14 @@ class LedgerView:
         return sum(client.tokens_per_s for client in self.clients)
 
 
-def view_of(ledger: Ledger) -> LedgerView:
+def view_of(request_log: RequestLog) -> LogView:
     """Return a copy of what there is to show; to be called on the server's thread."""
-    running = sorted(ledger.running.values(), key=lambda record: -record.number)
-    records = [*running, *reversed(ledger.ended)][:MOST_SHOWN]
-    speeds = dict(ledger.clients())
-    names = dict.fromkeys([*speeds, *(name for name, _ in ledger.sums.tokens.most_common())])
-    clients = (ClientSpeed(n, speeds.get(n, 0.0), ledger.sums.tokens[n]) for n in names)
-    return LedgerView(tuple(map(_shown, records)), tuple(clients))
+    running = sorted(request_log.running.values(), key=lambda record: -record.number)
+    records = [*running, *reversed(request_log.ended)][:MAX_SHOWN]
+    speeds = dict(request_log.clients())
+    names = dict.fromkeys([*speeds, *(name for name, _ in request_log.sums.tokens.most_common())])
+    clients = (ClientSpeed(n, speeds.get(n, 0.0), request_log.sums.tokens[n]) for n in names)
+    return LogView(tuple(map(_shown, records)), tuple(clients))
 
 
 def _shown(record: RequestRecord) -> ShownRequest:
@@ -208,12 +208,12 @@ class RunningServer:
 
     def __init__(self, sharing: EngineSharing, choices: ServerChoices, key: str) -> None:
         self._sharing = sharing
-        self._link = EngineLink(sharing.submit, sharing.cancel)
+        self._engine = AsyncEngine(sharing.submit, sharing.cancel)
         self._settings = ServerSettings(
             host=choices.host, port=choices.port, key=key, origins=choices.pages, hints=_hints()
         )
-        self._desk: Desk | None = None
-        self._thread = ServerThread(self._make_desk, self._settings)
+        self._context: ServerContext | None = None
+        self._thread = ServerThread(self._make_context, self._settings)
         self.address = ""
 
     def start(self) -> None:
@@ -222,7 +222,7 @@ class RunningServer:
         Raises:
             EngineError: it cannot listen there.
         """
-        self._link.model = self._sharing.watch(self._link.on_event)
+        self._engine.model = self._sharing.watch(self._engine.on_event)
         try:
             address = self._thread.start()
         except BaseException:
@@ -237,15 +237,15 @@ class RunningServer:
         self._thread.stop()
         self._sharing.on_event = None
 
-    def view(self, then: Callable[[LedgerView], None]) -> None:
+    def view(self, then: Callable[[LogView], None]) -> None:
         """Have `then` called on the server's thread with what the server notes, if it runs."""
-        desk = self._desk
-        if desk is not None:
-            self._thread.call(lambda: then(view_of(desk.ledger)))
+        context = self._context
+        if context is not None:
+            self._thread.call(lambda: then(view_of(context.request_log)))
 
-    def _make_desk(self) -> Desk:
-        self._desk = Desk(self._link, HeldModel(self._link), self._settings)
-        return self._desk
+    def _make_context(self) -> ServerContext:
+        self._context = ServerContext(self._engine, HeldModel(self._engine), self._settings)
+        return self._context
 
 
 def _hints() -> ServerHints:
@@ -315,7 +315,7 @@ class ServerSession(QObject):
     """
 
     changed = Signal()
-    viewed = Signal(object)  # LedgerView
+    viewed = Signal(object)  # LogView
 
     def __init__(
         self, client: EngineClient, settings: SettingsStore, keep: Callable[[Settings], None],

@@ -24,7 +24,7 @@ OPEN_PATHS = ("/health",)
 
 METHODS = "GET, POST, OPTIONS"
 
-SHORTEST_KEY = 8
+MIN_KEY = 8
 """Least number of characters of a key."""
 
 
@@ -49,14 +49,14 @@ def check_settings(settings: ServerSettings) -> None:
             f"A server on {settings.host} can be reached from other machines, and needs a key.",
             "Set one with --api-key-file or TANDEM_API_KEY.",
         )
-    if settings.key and (len(settings.key) < SHORTEST_KEY or not settings.key.isprintable()):
+    if settings.key and (len(settings.key) < MIN_KEY or not settings.key.isprintable()):
         raise EngineError(
-            f"A key has at least {SHORTEST_KEY} characters, and none that cannot be seen.",
+            f"A key has at least {MIN_KEY} characters, and none that cannot be seen.",
             "For example what `openssl rand -hex 16` prints.",
         )
 
 
-class Gate:
+class AccessMiddleware:
     """Guard of an ASGI application.
 
     Args:

@@ -9,14 +9,14 @@ from typing import Any
 
 from starlette.responses import Response
 
-from app.server.context import Desk
+from app.server.context import ServerContext
 from app.server.refusal import error_document
 from app.server.request_fields import Schema, schema_of
 from app.server.request_log import RequestRecord
 from app.server.web.responses import ErrorShape
 from engine import package_version
 
-Act = Callable[[Desk, RequestRecord, Any], Awaitable[Response]]
+Act = Callable[[ServerContext, RequestRecord, Any], Awaitable[Response]]
 """What answers a request: its body as the operation's type, or the bare request if it has none."""
 
 

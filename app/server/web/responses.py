@@ -74,7 +74,7 @@ class AwaitedJson(Response):
             try:
                 response = json_response(await self._make())
             except EngineError as error:
-                response = _told(scope, error, self._shape)
+                response = _events(scope, error, self._shape)
             await response(scope, receive, send)
 
         await _until_gone(scope, receive, work)
@@ -123,7 +123,7 @@ class EventStream(Response):
         except EngineError as error:
             if not self._is_started:
                 self._is_started = True
-                await _told(scope, error, self._shape)(scope, receive, send)
+                await _events(scope, error, self._shape)(scope, receive, send)
                 return
             await self._tell_end(send, _noted(scope, error))
         except Exception:  # a bug must not end a stream without a word
@@ -158,7 +158,7 @@ class EventStream(Response):
         await send({"type": "http.response.body", "body": frame, "more_body": True})
 
 
-def _told(scope: Scope, error: EngineError, shape: ErrorShape) -> Response:
+def _events(scope: Scope, error: EngineError, shape: ErrorShape) -> Response:
     return refusal_response(_noted(scope, error), shape)
 
 

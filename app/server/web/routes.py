@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.server.anthropic.answer import ANTHROPIC
 from app.server.anthropic.answer import error_document as anthropic_error
-from app.server.context import Desk
+from app.server.context import ServerContext
 from app.server.ollama.answer import OLLAMA
 from app.server.ollama.answer import error_document as ollama_error
 from app.server.openai.routes import OPENAI
@@ -29,7 +29,7 @@ from app.server.request_body import SMALL_BODY, read_body
 from app.server.request_fields import read_request
 from app.server.request_log import RequestRecord
 from app.server.settings import ServerSettings
-from app.server.web.access import Gate
+from app.server.web.access import AccessMiddleware
 from app.server.web.operations import Operation, openapi_document
 from app.server.web.responses import ErrorShape, json_bytes, refusal_response
 from app.server.web.state import STATE
@@ -47,25 +47,25 @@ SHAPES: Mapping[str, ErrorShape] = {"/v1/messages": anthropic_error, OLLAMA_PATH
 """Documents that tell refusals, by the beginning of paths; all others have OpenAI's."""
 
 
-def make_site(desk: Desk) -> Starlette:
-    """Return the application that answers for a desk."""
-    operations = OPERATIONS + (OLLAMA if desk.settings.has_ollama else ())
+def make_app(context: ServerContext) -> Starlette:
+    """Return the application that answers for a context."""
+    operations = OPERATIONS + (OLLAMA if context.settings.has_ollama else ())
 
     @cache  # many clients that ask for it would hold up all others
     def description() -> bytes:
         return json_bytes(openapi_document(operations))
 
-    async def describe(desk: Desk, record: RequestRecord, request: Request) -> Response:
+    async def describe(context: ServerContext, record: RequestRecord, request: Request) -> Response:
         return Response(description(), media_type="application/json")
 
     page = Operation("/openapi.json", "Describe the server in OpenAPI.", describe)
     return Starlette(
-        routes=[_route(desk, one) for one in (*operations, page)],
+        routes=[_route(context, one) for one in (*operations, page)],
         middleware=[
-            Middleware(Recorded, desk=desk),
-            Middleware(Gate, settings=desk.settings, shape_of=shape_of),
+            Middleware(RequestLogMiddleware, context=context),
+            Middleware(AccessMiddleware, settings=context.settings, shape_of=shape_of),
         ],
-        exception_handlers={HTTPException: partial(_not_routed, desk.settings)},
+        exception_handlers={HTTPException: partial(_not_routed, context.settings)},
     )
 
 
@@ -75,12 +75,12 @@ def shape_of(path: str) -> ErrorShape:
     return next(found, openai_error)
 
 
-def _route(desk: Desk, operation: Operation) -> Route:
+def _route(context: ServerContext, operation: Operation) -> Route:
     async def answer(request: Request) -> Response:
         record: RequestRecord = request.state.record
         record.route = f"{operation.method} {operation.path}"
         try:
-            return await operation.act(desk, record, await _asked(desk, operation, request))
+            return await operation.act(context, record, await _parsed(context, operation, request))
         except EngineError as error:
             # a local variable would be a cycle with the traceback, which holds the body
             record.problem = str(refusal_of(error))
@@ -89,7 +89,7 @@ def _route(desk: Desk, operation: Operation) -> Route:
     return Route(operation.path, answer, methods=[operation.method])
 
 
-async def _asked(desk: Desk, operation: Operation, request: Request) -> Any:
+async def _parsed(context: ServerContext, operation: Operation, request: Request) -> Any:
     """Return what an operation takes: its checked body, or the request if it has none.
 
     Raises:
@@ -97,12 +97,12 @@ async def _asked(desk: Desk, operation: Operation, request: Request) -> Any:
     """
     if operation.takes is None:
         return request
-    settings = desk.settings
+    settings = context.settings
     most = settings.most_body + settings.most_pictures * operation.has_pictures
-    body = await read_body(request, settings, desk.ledger, most)
+    body = await read_body(request, settings, context.request_log, most)
     if len(body) <= SMALL_BODY:
         return read_request(operation.takes, body, settings.most_body)
-    async with desk.parsing:
+    async with context.parsing:
         return await asyncio.to_thread(read_request, operation.takes, body, settings.most_body)
 
 
@@ -122,21 +122,21 @@ async def _not_routed(settings: ServerSettings, request: Request, error: Excepti
     return response
 
 
-class Recorded:
-    """Keeper of the ledger: each request is noted, with its status and its end.
+class RequestLogMiddleware:
+    """Keeper of the request_log: each request is noted, with its status and its end.
 
     What nobody has expected becomes a sentence and a line in the log.
     """
 
-    def __init__(self, app: ASGIApp, desk: Desk) -> None:
-        self._app, self._ledger = app, desk.ledger
+    def __init__(self, app: ASGIApp, context: ServerContext) -> None:
+        self._app, self._request_log = app, context.request_log
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         client = scope.get("client") or ("unknown", 0)
-        record = self._ledger.begin(client[0], scope["method"], scope["path"])
+        record = self._request_log.begin(client[0], scope["method"], scope["path"])
         scope.setdefault("state", {})["record"] = record
 
         async def noted(message: Message) -> None:
@@ -153,4 +153,4 @@ class Recorded:
                 shape = shape_of(scope["path"])
                 await refusal_response(server_bug(), shape)(scope, receive, noted)
         finally:
-            self._ledger.end(record)
+            self._request_log.end(record)

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, cast
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from app.server.context import Desk
+from app.server.context import ServerContext
 from app.server.refusal import BUSY_S, Refusal
 from app.server.settings import ServerSettings
 from app.server.web.access import check_settings
 from app.server.web.responses import refusal_response
-from app.server.web.routes import make_site, shape_of
+from app.server.web.routes import make_app, shape_of
 from engine import EngineError
 
 if TYPE_CHECKING:
@@ -227,7 +227,7 @@ def _address(connection: TimedProtocol) -> str | None:
     return None if connection.client is None else connection.client[0]
 
 
-class Uncrowded:
+class ConnectionLimitMiddleware:
     """An application that refuses requests while there are too many connections.
 
     uvicorn could do so itself, but tells it in no protocol's shape.
@@ -267,7 +267,7 @@ class Uncrowded:
 
 def make_server(app: ASGIApp) -> QuietServer:
     """Return a server for an application, which starts with `serve(sockets=[...])`."""
-    uncrowded = Uncrowded(app)
+    uncrowded = ConnectionLimitMiddleware(app)
     config = uvicorn.Config(
         uncrowded, loop="asyncio", http=TimedProtocol, ws="none", lifespan="off", log_config=None,
         log_level="critical", access_log=False, proxy_headers=False, server_header=False,
@@ -338,15 +338,17 @@ def address_of(sock: Listener) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-async def serve(desk: Desk, sock: Listener, on_ready: Callable[[QuietServer], None]) -> None:
-    """Serve a desk until its server is told to end.
+async def serve(
+    context: ServerContext, sock: Listener, on_ready: Callable[[QuietServer], None]
+) -> None:
+    """Serve until the server is told to end.
 
     Args:
         sock: what `listen` returned.
         on_ready: called with the server once it takes requests; `should_exit` ends it when the
             answers under way have ended, and `force_exit` at once.
     """
-    server = make_server(make_site(desk))
+    server = make_server(make_app(context))
     serving = asyncio.create_task(server.serve(sockets=[sock]))
     try:
         while not (server.started or serving.done()):
@@ -373,12 +375,12 @@ class ServerThread:
     """A server on a thread of its own, for a program with another main loop.
 
     Args:
-        make_desk: makes the desk, on the thread and inside its running loop.
+        make_context: makes the context, on the thread and inside its running loop.
         settings: where it listens.
     """
 
-    def __init__(self, make_desk: Callable[[], Desk], settings: ServerSettings) -> None:
-        self._make_desk, self._settings = make_desk, settings
+    def __init__(self, make_context: Callable[[], ServerContext], settings: ServerSettings) -> None:
+        self._make_context, self._settings = make_context, settings
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._server: QuietServer | None = None
@@ -439,12 +441,12 @@ class ServerThread:
 
     async def _serve(self, sock: Listener) -> None:
         self._loop = asyncio.get_running_loop()
-        desk = self._make_desk()
-        desk.link.open()
+        context = self._make_context()
+        context.engine.open()
         try:
-            await serve(desk, sock, self._started)
+            await serve(context, sock, self._started)
         finally:
-            desk.link.close()
+            context.engine.close()
 
     def _started(self, server: QuietServer) -> None:
         self._server = server

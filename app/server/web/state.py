@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from starlette.requests import Request
 from starlette.responses import Response
 
-from app.server.context import Admission, Desk, Labels, MachinesState
-from app.server.request_log import Ledger, RequestRecord
+from app.server.context import Admission, Labels, MachinesState, ServerContext
+from app.server.request_log import RequestLog, RequestRecord
 from app.server.web.operations import Operation
 from app.server.web.responses import Document, json_response
 
@@ -24,8 +24,8 @@ ALONE = MachinesState()
 
 
 def metrics_text(
-    ledger: Ledger, admission: Admission, model: ModelLoaded | None, cache: CacheCounted | None,
-    machines: MachinesState = ALONE,
+    request_log: RequestLog, admission: Admission, model: ModelLoaded | None,
+    cache: CacheCounted | None, machines: MachinesState = ALONE,
 ) -> str:  # fmt: skip
     """Return all figures, each with its help and type.
 
@@ -33,7 +33,7 @@ def metrics_text(
         cache: how full the KV cache is; None if that is unknown.
         machines: the other machines that compute the model.
     """
-    sums, running = ledger.sums, list(ledger.running.values())
+    sums, running = request_log.sums, list(request_log.running.values())
     requests = (
         ({"route": route, "status": status}, n) for (route, status), n in sums.requests.items()
     )
@@ -65,7 +65,7 @@ def metrics_text(
         ),
         _family(
             "client_completion_tokens_per_second", "gauge", "Speed of answers, by client.",
-            (({"client": client}, speed) for client, speed in ledger.clients()),
+            (({"client": client}, speed) for client, speed in request_log.clients()),
         ),
         *(_family(name, "gauge", text, values) for name, text, values in machines.figures()),
     ]  # fmt: skip
@@ -104,31 +104,33 @@ def _escaped(label: str) -> str:
     return label.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
-async def _health(desk: Desk, record: RequestRecord, request: Request) -> Response:
+async def _health(context: ServerContext, record: RequestRecord, request: Request) -> Response:
     """Return whether the server can answer; it needs no key, and so tells nothing else."""
-    if problem := desk.problem():
-        headers = {"retry-after": str(desk.models.back_s)}
+    if problem := context.problem():
+        headers = {"retry-after": str(context.models.back_s)}
         return json_response({"status": "waiting", "reason": problem}, 503, headers)
     return json_response({"status": "ok"})
 
 
-async def _metrics(desk: Desk, record: RequestRecord, request: Request) -> Response:
-    cache = await desk.cache.read()
-    machines = desk.machines()
-    text = metrics_text(desk.ledger, desk.admission, desk.link.model, cache, machines)
+async def _metrics(context: ServerContext, record: RequestRecord, request: Request) -> Response:
+    cache = await context.cache.read()
+    machines = context.machines()
+    text = metrics_text(
+        context.request_log, context.admission, context.engine.model, cache, machines
+    )
     return Response(text, media_type=MEDIA_TYPE)
 
 
-async def _slots(desk: Desk, record: RequestRecord, request: Request) -> Response:
+async def _slots(context: ServerContext, record: RequestRecord, request: Request) -> Response:
     """Return the requests under way, but for the one that asks."""
-    found = [_slot(one) for one in desk.ledger.running.values() if one is not record]
+    found = [_slot(one) for one in context.request_log.running.values() if one is not record]
     return json_response(
         {
             "slots": found,
-            "running": desk.admission.n_running,
-            "waiting": desk.admission.n_waiting,
-            "most_running": desk.settings.most_running,
-            "most_waiting": desk.settings.most_waiting,
+            "running": context.admission.n_running,
+            "waiting": context.admission.n_waiting,
+            "most_running": context.settings.most_running,
+            "most_waiting": context.settings.most_waiting,
         }
     )
 

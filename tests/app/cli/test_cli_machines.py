@@ -57,8 +57,8 @@ def test_a_machine_that_is_lost_in_the_first_load_is_waited_for(
 
 
 def test_a_load_that_always_fails_ends_though_all_machines_are_there() -> None:
-    assert first_load(Machines(is_there=True), serving.MOST_TRIES - 1) is LOADED
+    assert first_load(Machines(is_there=True), serving.MAX_TRIES - 1) is LOADED
     with pytest.raises(MachineLost, match="b is gone"):
-        first_load(Machines(is_there=True), serving.MOST_TRIES)
+        first_load(Machines(is_there=True), serving.MAX_TRIES)
     with pytest.raises(MachineLost):
         first_load(None, 1)

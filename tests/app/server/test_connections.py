@@ -62,11 +62,11 @@ def test_the_oldest_connection_that_does_nothing_makes_room(
 ) -> None:
     monkeypatch.setattr(web_server, limit, 4)
     with Served(demo_engine) as server, ExitStack() as stack, asking(server, ENDLESS) as answer:
-        wait_until(lambda: server.desk.admission.n_running == 1)
+        wait_until(lambda: server.context.admission.n_running == 1)
         strangers = [stack.enter_context(connect(server, sent)) for _ in range(6)]
         assert ask_health(server).status_code == 200
         wait_until(lambda: sum(map(is_closed, strangers)) >= 3)
-        assert server.desk.admission.n_running == 1
+        assert server.context.admission.n_running == 1
         assert answer.recv(1000), "the answer goes on"
 
 
@@ -75,7 +75,7 @@ def test_where_all_connections_are_of_use_a_further_one_is_told(
 ) -> None:
     monkeypatch.setattr(web_server, "MAX_PER_ADDRESS", 1)
     with Served(demo_engine) as server, asking(server, ENDLESS):
-        wait_until(lambda: server.desk.admission.n_running == 1)
+        wait_until(lambda: server.context.admission.n_running == 1)
         refused = ask_health(server)
         assert refused.status_code == 503
         assert int(refused.headers["retry-after"]) > 0
@@ -102,9 +102,9 @@ def test_a_client_that_reads_no_answer_is_left(
     with Served(demo_engine) as server, connect(server) as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         connection.sendall(request * 300)
-        ledger = server.desk.ledger
-        wait_until(lambda: bool(ledger.ended))
-        wait_until(lambda: not ledger.running)
+        request_log = server.context.request_log
+        wait_until(lambda: bool(request_log.ended))
+        wait_until(lambda: not request_log.running)
 
 
 class FullListener(socket.socket):

@@ -10,7 +10,7 @@ import pytest
 from openai import OpenAI
 
 from app.remote.client.answer import ServerFigures, parse_figures
-from app.server.async_engine import CacheGauge, EngineLink
+from app.server.async_engine import AsyncEngine, CacheGauge
 from app.server.models import capabilities_of
 from app.server.openai.sampling import SamplingFields, sampled
 from engine import (
@@ -63,7 +63,7 @@ def test_the_use_of_the_cache_is_told_while_answers_run(
         assert found.kv_room == 4096
         assert found.kv_used is not None
         assert found.kv_used in range(256, 1025, 256)
-    while served.desk.ledger.running:
+    while served.context.request_log.running:
         time.sleep(0.01)
     while figures(http).kv_used:
         time.sleep(0.01)
@@ -81,17 +81,17 @@ class Gauged:
     def __init__(self) -> None:
         self.asked: list[Command] = []
         self.cancelled: list[int] = []
-        self.link = EngineLink(self._submit, self.cancelled.append)
-        self.link.open()
-        self.link.model = model_loaded(LoadParams("/models/tiny.gguf"))
-        self.gauge = CacheGauge(self.link)
+        self.engine = AsyncEngine(self._submit, self.cancelled.append)
+        self.engine.open()
+        self.engine.model = model_loaded(LoadParams("/models/tiny.gguf"))
+        self.gauge = CacheGauge(self.engine)
 
     def _submit(self, command: Command) -> int:
         self.asked.append(command)
         return len(self.asked)
 
     async def reply(self, event: CacheCounted | Failed) -> None:
-        self.link.on_event(HostEvent(len(self.asked), event))
+        self.engine.on_event(HostEvent(len(self.asked), event))
         await asyncio.sleep(0.01)
 
 
@@ -108,10 +108,10 @@ def test_an_engine_that_is_busy_is_asked_once_and_keeps_nobody_waiting() -> None
         await gauged.reply(Failed(EngineError("A remote model cannot do this.")))
         assert await gauged.gauge.read() is None
         assert len(gauged.asked) == 3
-        gauged.link.model = None
+        gauged.engine.model = None
         assert await gauged.gauge.read() is None
         assert len(gauged.asked) == 3, "nobody is there to ask"
-        gauged.link.close()
+        gauged.engine.close()
 
     asyncio.run(act())
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from app.core.paths import demo_model
-from app.server.async_engine import EngineLink
+from app.server.async_engine import AsyncEngine
 from app.server.models import LibraryModels, ModelShelf, SingleModel, find_model
 from app.server.refusal import Refusal
 from engine import ChatMessage, EngineError, Generate, Load, LoadParams, Unload, read_model_info
@@ -21,7 +21,7 @@ class Played:
     """What a test acts on."""
 
     models: LibraryModels
-    link: EngineLink
+    async_engine: AsyncEngine
     host: FakeHost
 
     @property
@@ -50,14 +50,16 @@ def play(
         return LoadParams(path)
 
     async def run() -> Played:
-        link = EngineLink(lambda command: host.submit(command), lambda number: host.cancel(number))
-        link.open()
-        host = FakeHost(link.on_event, Script(others={"Endless": Script(hold=True)}))
+        async_engine = AsyncEngine(
+            lambda command: host.submit(command), lambda number: host.cancel(number)
+        )
+        async_engine.open()
+        host = FakeHost(async_engine.on_event, Script(others={"Endless": Script(hold=True)}))
         path = str(folder / "one.gguf")
-        first = SingleModel(link, LoadParams(path), read_model_info(path))
+        first = SingleModel(async_engine, LoadParams(path), read_model_info(path))
         shelf = ModelShelf(lambda: sorted(folder.glob("*.gguf")))
-        models = LibraryModels(link, first, shelf, choose, keep_s)
-        played = Played(models, link, host)
+        models = LibraryModels(async_engine, first, shelf, choose, keep_s)
+        played = Played(models, async_engine, host)
         try:
             models.open()
             while not shelf.models:
@@ -65,7 +67,7 @@ def play(
             await act(played)
         finally:
             models.close()
-            link.close()
+            async_engine.close()
             host.close()
         return played
 
@@ -99,7 +101,7 @@ def test_the_model_that_is_named_is_loaded_in_place_of_the_other(folder: Path) -
 def test_another_model_waits_for_the_answers_of_the_loaded_one(folder: Path) -> None:
     async def act(played: Played) -> None:
         await played.models.ready("one")
-        async with played.link.asking([Generate((ChatMessage("user", "Endless"),))]):
+        async with played.async_engine.events_of([Generate((ChatMessage("user", "Endless"),))]):
             other = asyncio.create_task(played.models.ready("two"))
             behind = asyncio.create_task(played.models.ready("one"))
             await asyncio.sleep(0.1)

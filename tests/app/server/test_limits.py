@@ -60,12 +60,12 @@ def test_a_client_that_goes_frees_the_engine_within_a_second(
     seconds = wait_until(lambda: not running(served))
     assert seconds < 1.0
     assert len(demo_engine.cancelled) == n_before + 1
-    assert served.desk.ledger.ended[-1].status in (200, 499)
-    assert served.desk.admission.n_running == 0
+    assert served.context.request_log.ended[-1].status in (200, 499)
+    assert served.context.admission.n_running == 0
 
 
 def running(served: Served) -> list[object]:
-    return list(served.desk.ledger.running.values())
+    return list(served.context.request_log.running.values())
 
 
 def test_several_answers_end_with_their_client(demo_engine: EngineOnThread, served: Served) -> None:
@@ -81,13 +81,13 @@ def test_more_than_can_wait_is_told_when_to_come_again(demo_engine: EngineOnThre
         server.client() as client,
         asking(server, ENDLESS),
     ):
-        wait_until(lambda: server.desk.admission.n_running == 1)
+        wait_until(lambda: server.context.admission.n_running == 1)
         with asking(server, ENDLESS):
-            wait_until(lambda: server.desk.admission.n_waiting == 1)
+            wait_until(lambda: server.context.admission.n_waiting == 1)
             with pytest.raises(RateLimitError, match="waiting already") as caught:
                 client.completions.create(model="", prompt="x")
             assert 1 <= int(caught.value.response.headers["retry-after"]) <= 60
-        wait_until(lambda: server.desk.admission.n_waiting == 0)
+        wait_until(lambda: server.context.admission.n_waiting == 0)
 
 
 def test_who_waits_is_answered_in_order(demo_engine: EngineOnThread) -> None:
@@ -99,11 +99,11 @@ def test_who_waits_is_answered_in_order(demo_engine: EngineOnThread) -> None:
             texts.append(done.choices[0].text)
 
         with asking(server, ENDLESS):
-            wait_until(lambda: server.desk.admission.n_running == 1)
+            wait_until(lambda: server.context.admission.n_running == 1)
             threads = [threading.Thread(target=ask) for _ in range(3)]
             for thread in threads:
                 thread.start()
-            wait_until(lambda: server.desk.admission.n_waiting == 3)
+            wait_until(lambda: server.context.admission.n_waiting == 3)
             assert texts == []
         for thread in threads:
             thread.join(WAIT_S)
@@ -211,14 +211,14 @@ def test_bodies_have_a_common_limit(demo_engine: EngineOnThread) -> None:
         head = f"POST /tokenize HTTP/1.1\r\nhost: {split.netloc}\r\ncontent-length: 999999\r\n"
         with socket.create_connection((split.hostname, split.port), WAIT_S) as connection:
             connection.sendall(head.encode() + b"\r\n" + b" " * 2 * SMALL_BODY)
-            wait_until(lambda: server.desk.ledger.n_held == 2 * SMALL_BODY)
+            wait_until(lambda: server.context.request_log.n_held == 2 * SMALL_BODY)
             refused = client.post("/v1/completions", json=large)
             assert refused.status_code == 503
             assert int(refused.headers["retry-after"]) > 0
             assert "under way have more than 0.75 MiB" in refused.json()["error"]["message"]
             small = {"prompt": "x", "max_tokens": 1}
             assert client.post("/v1/completions", json=small).status_code == 200
-        wait_until(lambda: server.desk.ledger.n_held == 0)
+        wait_until(lambda: server.context.request_log.n_held == 0)
         assert client.post("/v1/completions", json=large).status_code == 200
 
 
@@ -266,7 +266,7 @@ def test_a_request_that_comes_too_slowly_is_refused(demo_engine: EngineOnThread)
 
 def test_a_stream_shows_signs_of_life_while_it_waits(demo_engine: EngineOnThread) -> None:
     with Served(demo_engine, most_running=1, ping_s=0.05) as server, asking(server, ENDLESS):
-        wait_until(lambda: server.desk.admission.n_running == 1)
+        wait_until(lambda: server.context.admission.n_running == 1)
         with asking(server, ENDLESS) as connection:
             read = b""
             while read.count(b": ping\n\n") < 3:

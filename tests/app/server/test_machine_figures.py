@@ -1,7 +1,7 @@
 """Figures of the machines that compute a model together, as Prometheus and people read them."""
 
 from app.server.context import Admission, MachinesState, wires_text
-from app.server.request_log import Ledger
+from app.server.request_log import RequestLog
 from app.server.web.state import metrics_text
 from engine import DeviceSnapshot, JoinedMachine, WiresMeasured, WireSpeed
 
@@ -12,7 +12,7 @@ LINKED = WiresMeasured(("small", "big"), (WireSpeed(0, 1, 0.0005, 0.002, 117e6, 
 
 def test_metrics_have_machines_and_links() -> None:
     state = MachinesState((MACHINE,), LINKED)
-    lines = metrics_text(Ledger(), Admission(4, 4), None, None, state).splitlines()
+    lines = metrics_text(RequestLog(), Admission(4, 4), None, None, state).splitlines()
     device = 'machine="big",device="cuda:0"'
     assert "tandem_machines_joined 1" in lines
     assert f"tandem_machine_memory_used_bytes{{{device}}} {3 << 30}" in lines
@@ -22,7 +22,7 @@ def test_metrics_have_machines_and_links() -> None:
 
 
 def test_a_server_on_one_machine_has_none_of_them() -> None:
-    assert "machine" not in metrics_text(Ledger(), Admission(4, 4), None, None)
+    assert "machine" not in metrics_text(RequestLog(), Admission(4, 4), None, None)
 
 
 def test_links_are_told_to_people() -> None:

@@ -86,7 +86,7 @@ def test_room_for_several_requests_is_as_many_pages(tmp_path: Path) -> None:
 @pytest.mark.parametrize("mode", ["tensor", "layer"])
 def test_groups_and_plans_are_the_same_for_all_splits(tmp_path: Path, mode: str) -> None:
     path = gemma_270m(tmp_path / "m.gguf")
-    params = LoadParams(str(path), ("cpu",) * 3, (5, 1, 1), mode, 4096, parallel=2)
+    params = LoadParams(str(path), ("cpu",) * 3, (5, 1, 1), mode, n_ctx=4096, parallel=2)
     with GGUFFile.open(path) as file:
         declaration = declare(file, params)
         assert windows_of(declaration.states) == (NO_WINDOW, AttentionWindow(512))
@@ -102,7 +102,7 @@ def test_what_is_planned_is_allocated(
     tmp_path: Path, write: Callable[[Path], Path], mode: str
 ) -> None:
     path = write(tmp_path / "m.gguf")
-    params = LoadParams(str(path), ("cpu",) * 3, (5, 1, 2), mode, 32768, parallel=2)
+    params = LoadParams(str(path), ("cpu",) * 3, (5, 1, 2), mode, n_ctx=32768, parallel=2)
     with GGUFFile.open(path) as file:
         declaration = declare(file, params)
         plan = make_plan(declaration, params, None)

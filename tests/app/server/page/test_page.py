@@ -16,7 +16,7 @@ from app.core.paths import api_keys_file, settings_file
 from app.main import Shell
 from app.server.page.request_table import CLIENT
 from app.server.page.server_panel import ServerPanel, state_text
-from app.server.page.session import LedgerView
+from app.server.page.session import LogView
 from app.widgets.buttons import IconButton
 from app.window import auto_load as idle
 from tests.app.server.page.test_session import ask
@@ -173,7 +173,7 @@ def test_a_model_that_programs_use_is_not_idle(
 
 
 def test_figures_are_told_in_words() -> None:
-    assert state_text(LedgerView()) == "Waiting for requests"
+    assert state_text(LogView()) == "Waiting for requests"
     assert state_text(server_view()) == "Answering 3 requests, 40.9 tok/s"
 
 
@@ -186,6 +186,6 @@ def test_rows_say_what_a_request_is_doing(qtbot: QtBot) -> None:
     assert not panel.table.isColumnHidden(CLIENT)
     tip = panel.table.rows.index(4, 0).data(Qt.ItemDataRole.ToolTipRole)
     assert "The key is missing or wrong." in tip
-    panel.show_view(LedgerView((replace(WRITING, phase="reading", read_part=0.456),)))
+    panel.show_view(LogView((replace(WRITING, phase="reading", read_part=0.456),)))
     assert rows(panel)[0][2] == "reading 46 %"
     assert panel.table.isColumnHidden(CLIENT), "there is only one"

@@ -15,7 +15,7 @@ from pytestqt.qtbot import QtBot
 
 from app.core.engine_client import EngineClient
 from app.core.settings import Settings, SettingsStore
-from app.server.page.session import LedgerView, ServerSession, choices_of, own_address, read_pages
+from app.server.page.session import LogView, ServerSession, choices_of, own_address, read_pages
 from engine import EngineCrashed, EngineError, LoadParams
 from tests.helpers.fake_host import FakeHost, Script
 
@@ -204,7 +204,7 @@ def test_it_starts_with_the_window_if_that_is_wanted(
 def test_requests_are_copied_while_they_run(
     qtbot: QtBot, session: ServerSession, script: Script, client: EngineClient
 ) -> None:
-    address, views = started(qtbot, session), list[LedgerView]()
+    address, views = started(qtbot, session), list[LogView]()
     session.viewed.connect(views.append)
     ask(address)
     script.hold, script.hold_after = True, 2

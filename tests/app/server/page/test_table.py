@@ -8,7 +8,7 @@ from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
 
 from app.server.page.request_table import CLIENT, ROUTE, RequestRows, RequestTable
-from app.server.page.session import MOST_SHOWN, ShownRequest
+from app.server.page.session import MAX_SHOWN, ShownRequest
 from tests.helpers.server_views import WRITING
 
 
@@ -28,7 +28,7 @@ def requests(newest: int) -> tuple[ShownRequest, ...]:
             WRITING, number=newest - at, n_tokens=40 * at * at, tokens_per_s=at * 7.7,
             client=f"192.168.1.{at}", phase="writing" if at < 8 else "ended",
         )
-        for at in range(MOST_SHOWN)
+        for at in range(MAX_SHOWN)
     )  # fmt: skip
 
 
