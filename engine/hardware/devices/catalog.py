@@ -55,7 +55,7 @@ Source = Gpu | AmdGpu | TorchGpu | Adapter
 
 NO_MEMORY = Memory(0, 0, 0)
 
-LEAST_BYTES = 4 << 30
+MIN_BYTES = 4 << 30
 """Bytes of memory from which on a GPU of another maker than torch's is worth a mention; what a
 processor has built in usually has less."""
 
@@ -179,12 +179,12 @@ def large_amd_gpus() -> list[Source]:
     large: list[Source] = []
     for gpu in amd_gpus():
         try:
-            if amd_memory(gpu).total_bytes >= LEAST_BYTES:
+            if amd_memory(gpu).total_bytes >= MIN_BYTES:
                 large.append(gpu)
         except DeviceError:
             continue
     return large or [
-        one for one in find_adapters() if one.maker == "amd" and one.total_bytes >= LEAST_BYTES
+        one for one in find_adapters() if one.maker == "amd" and one.total_bytes >= MIN_BYTES
     ]
 
 
