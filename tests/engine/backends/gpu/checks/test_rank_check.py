@@ -10,7 +10,7 @@ from gguf.constants import GGMLQuantizationType as Kind
 from torch import Tensor
 
 from engine import EngineError, Model, load_model
-from engine.backends.gpu import attention, elementwise, moe, ops
+from engine.backends.gpu import attention, elementwise, moe
 from engine.backends.gpu.backend import GpuBackend
 from engine.backends.gpu.checks import calls
 from engine.backends.gpu.checks.rank_check import Verdicts
@@ -143,7 +143,7 @@ def few(q: Tensor, *_: object) -> bool:
          "products of 1 row with Q8_0 weights"),
         (tile_gemm, "_multiply", always, "linears", [("tile_gemm", Q8_0, 16)],
          "products of up to 16 rows with Q8_0 weights"),
-        (ops.rope, "rope_all", always, "ropes", [("rope_all",)], "rope all"),
+        (elementwise, "rope_all", always, "ropes", [("rope_all",)], "rope all"),
         (elementwise, "_norm", always, "rms_norm", [("rms_norm",)], "rms norm"),
         (attention, "attention", few, "new_attention", [("attention", "f16", 16, 1)],
          "attention over keys and values in f16"),
