@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from engine.backends.gpu.elementwise import power_of_two
-from engine.backends.gpu.kernels import attention as kernels
+from engine.backends.gpu.kernels import flash_attention as kernels
 from engine.backends.gpu.kernels import kv_cells
 from engine.backends.gpu.launch.configs import KernelTarget, allows, target_of
 from engine.backends.gpu.launch.kernel_launch import launch

@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from engine.backends.gpu.checks import op_checks
-from engine.backends.gpu.checks.calls import OpCall, OpCallLog
 from engine.backends.gpu.checks.comparison import Drawing, Pair, StandIns, all_agree, drawn_tokens
 from engine.backends.gpu.checks.op_checks import FileRows, ProductChecks
 from engine.backends.gpu.launch.configs import KernelKey, refuse, refused, watched
+from engine.backends.gpu.loading.dry_run import OpCall, OpCallLog
 from engine.backends.gpu.ops import GpuOps
 from engine.errors import EngineError
 from engine.formats.gguf.tensors import TYPES

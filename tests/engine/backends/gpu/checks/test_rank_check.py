@@ -12,11 +12,11 @@ from torch import Tensor
 from engine import EngineError, Model, load_model
 from engine.backends.gpu import attention, elementwise, moe
 from engine.backends.gpu.backend import GpuBackend
-from engine.backends.gpu.checks import calls
 from engine.backends.gpu.checks.rank_check import Verdicts
 from engine.backends.gpu.decode.sampling import DeviceSampler
 from engine.backends.gpu.launch.configs import allow_all, refuse, refused
 from engine.backends.gpu.launch.kernel_launch import intercept_launches
+from engine.backends.gpu.loading.dry_run import variant_of
 from engine.backends.gpu.matmul import gemv, tile_gemm
 from engine.backends.gpu.page_tables import PagedRows
 from engine.backends.gpu.quantised import attached
@@ -69,10 +69,10 @@ def one_by_one(model: Model) -> np.ndarray:
 def test_right_kernels_pass(path: Path) -> None:
     """Each variant that a pass or the sampling of a token starts has been started."""
     rank, started = CheckedRank(path), set[object]()
-    with intercept_launches(lambda start: not started.add(calls.variant_of(start))):  # type: ignore[func-returns-value]
+    with intercept_launches(lambda start: not started.add(variant_of(start))):  # type: ignore[func-returns-value]
         n = rank.check()
     assert n == len(rank.calls.calls) + 1
-    assert {calls.variant_of(start) for start in rank.starts} <= started
+    assert {variant_of(start) for start in rank.starts} <= started
     assert not refused(CPU)
     assert not rank.warnings
     assert not any(held.any() for cache in rank.cache.layers for held in cache.held())
