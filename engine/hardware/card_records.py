@@ -29,13 +29,13 @@ WHOLE_CARD = "card"
 
 TRIES_AGAIN = "'tandem devices --measure' tests again"
 
-MOST_CARDS = 12
+MAX_CARDS = 12
 """Most keys in the file; those written to last are kept."""
 
-MOST_CHECKS = 1000
+MAX_CHECKS = 1000
 """Most verdicts of a key; those written last are kept."""
 
-MOST_WHY = 200
+MAX_WHY = 200
 """Most characters of a verdict's reason."""
 
 GPU_CODE = Path(__file__).parents[1] / "backends" / "gpu"
@@ -121,10 +121,10 @@ class CardRecords:
             for what in (*found, *gone):
                 checks.pop(what, None)
             checks.update(found)
-            cards[key] = _last(checks, MOST_CHECKS)
-            self._cards = _last(cards, MOST_CARDS)
+            cards[key] = _last(checks, MAX_CHECKS)
+            self._cards = _last(cards, MAX_CARDS)
             document = {
-                card: {what: [v.outcome, v.why[:MOST_WHY], v.date] for what, v in known.items()}
+                card: {what: [v.outcome, v.why[:MAX_WHY], v.date] for what, v in known.items()}
                 for card, known in self._cards.items()
             }
             write_json(self._path, document)

@@ -273,7 +273,7 @@ CUDA_OVERHEAD_BYTES = 500 << 20
 """Bytes of a GPU that CUDA and its libraries take before anything is computed there, as long as
 they were not measured: 300 to 600 MB, by driver and card."""
 
-LEAST_OVERHEAD, MOST_OVERHEAD = 64 << 20, 4 << 30
+MIN_OVERHEAD, MAX_OVERHEAD = 64 << 20, 4 << 30
 """Least and most bytes that a measurement may give; drivers tell nonsense in some containers."""
 
 _measured: dict[str, int] = {}
@@ -293,4 +293,4 @@ def use_overheads(measured: Mapping[str, int]) -> None:
 
 def is_overhead(n_bytes: int) -> bool:
     """Return whether a measurement may be right."""
-    return LEAST_OVERHEAD <= n_bytes <= MOST_OVERHEAD
+    return MIN_OVERHEAD <= n_bytes <= MAX_OVERHEAD

@@ -26,7 +26,7 @@ out wrong in a check of a load, and slower ones or PyTorch compute instead. "dra
 model has failed, on any device. "pictures": the encoder of pictures could not be loaded again
 behind a re-split. "machines": values go through host memory between machines."""
 
-LONGEST_REASON = 300
+MAX_REASON = 300
 """Most characters of a reason; drivers and compilers can say very much."""
 
 
@@ -123,7 +123,7 @@ class Fallback:
     help: str = ""
 
     def __post_init__(self) -> None:
-        line = next(iter(self.why.strip().splitlines()), "").strip()[:LONGEST_REASON]
+        line = next(iter(self.why.strip().splitlines()), "").strip()[:MAX_REASON]
         why = re.sub(r"[.\s]+$", "", line) or "the reason is unknown"
         object.__setattr__(self, "why", why)
         object.__setattr__(self, "devices", tuple(dict.fromkeys(self.devices)))

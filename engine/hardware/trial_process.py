@@ -17,7 +17,7 @@ from typing import Any
 
 from engine.util.programs import NO_WINDOW, child_environment, tie_child
 
-MOST_SAID = 2000
+MAX_SAID = 2000
 """Bytes of a failed child's error output that go to the log."""
 
 HUNG = "hung"
@@ -104,7 +104,7 @@ class TrialProcess:
     def said(self) -> str:
         """Return the end of the child's error output."""
         self._errors.seek(0)
-        return self._errors.read()[-MOST_SAID:].decode(errors="replace").strip()
+        return self._errors.read()[-MAX_SAID:].decode(errors="replace").strip()
 
     def _read(self) -> None:
         """Queue the lines of the child's output, then None; the reader thread's function."""

@@ -15,7 +15,7 @@ from torch import Tensor
 from engine.errors import CommError
 from engine.hardware.host_memory import HostTensor
 
-LEAST_BYTES = 1 << 20
+MIN_BYTES = 1 << 20
 """Smallest size of the pinned buffer, in bytes."""
 
 
@@ -67,7 +67,7 @@ class DeviceCopier:
             self._last.synchronize()
             self._last = None
         if self._buffer is None or self._buffer.value.nbytes < value.nbytes:
-            n_bytes = max(LEAST_BYTES, 1 << (value.nbytes - 1).bit_length())
+            n_bytes = max(MIN_BYTES, 1 << (value.nbytes - 1).bit_length())
             self._buffer = None  # freed before the next one is allocated
             self._buffer = HostTensor((n_bytes,), torch.uint8, gpu)
         return self._buffer.value[: value.nbytes].view(value.dtype).view(value.shape)

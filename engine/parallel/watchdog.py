@@ -178,7 +178,7 @@ SILENT_S = 3.5
 LOOK_S = 0.2
 """Seconds between two looks. A longer gap counts as two looks: the process itself stood still."""
 
-LONGEST_S = 300.0
+MAX_S = 300.0
 """Seconds without any collective after which a rank counts as hung though it shows signs of life.
 
 Every block of a model has collectives and takes far less; only an endless loop takes longer.
@@ -263,8 +263,8 @@ class Watchdog:
         self._stuck_s = 0.0
         if all(self._silent_s[rank] >= SILENT_S for rank in working):
             return self.error(working, f"shown no sign of life for {SILENT_S:g} seconds")
-        if waiting and self._since_collective_s() >= LONGEST_S:
-            return self.error(working, f"reached no other rank for {LONGEST_S:.0f} seconds")
+        if waiting and self._since_collective_s() >= MAX_S:
+            return self.error(working, f"reached no other rank for {MAX_S:.0f} seconds")
         return None
 
     def is_silent(self, rank: int) -> bool:

@@ -18,12 +18,12 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from engine.backends.gpu.checks import comparison, op_checks
-from engine.backends.gpu.checks.calls import OpCallLog
 from engine.backends.gpu.checks.comparison import Pair
 from engine.backends.gpu.checks.rank_check import DryModel, Verdicts, check_rank
 from engine.backends.gpu.launch.configs import KernelTarget, use_target
 from engine.backends.gpu.launch.kernel_launch import intercept_launches
 from engine.backends.gpu.loading import dry_run
+from engine.backends.gpu.loading.dry_run import OpCallLog
 from engine.backends.gpu.matmul import dequant_gemm
 from engine.formats.gguf.reader import GGUFFile
 from engine.hardware.card_records import CardRecords

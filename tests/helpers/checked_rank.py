@@ -8,10 +8,9 @@ from pathlib import Path
 import torch
 
 from engine.backends.gpu.backend import GpuBackend
-from engine.backends.gpu.checks.calls import OpCallLog
 from engine.backends.gpu.checks.rank_check import DryModel, Verdicts, check_rank
 from engine.backends.gpu.launch.configs import INTERPRETER
-from engine.backends.gpu.loading.dry_run import collect_launches
+from engine.backends.gpu.loading.dry_run import OpCallLog, collect_launches
 from engine.formats.gguf.reader import GGUFFile
 from engine.hardware.fallbacks import Fallbacks
 from engine.load_params import LoadParams

@@ -208,8 +208,8 @@ def install(driver: FakeDriver, monkeypatch: pytest.MonkeyPatch) -> FakeDriver:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("engine.hardware.devices.amd.SYSFS", Path("/nowhere"))
     monkeypatch.setattr("engine.hardware.devices.catalog.find_adapters", list)
-    monkeypatch.setattr("engine.hardware.devices.torch_gpus.CUDA_FILES", ())
-    monkeypatch.setattr("engine.hardware.devices.torch_gpus.HIP_FILES", ())
+    monkeypatch.setattr("engine.hardware.devices.other_gpus.CUDA_FILES", ())
+    monkeypatch.setattr("engine.hardware.devices.other_gpus.HIP_FILES", ())
     use_build(monkeypatch, TorchBuild(is_installed=True, cuda="13.0"))
     return driver
 

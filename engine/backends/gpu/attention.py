@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from engine.backends.gpu.elementwise import power_of_two
-from engine.backends.gpu.kernels import attention as kernels
+from engine.backends.gpu.kernels import flash_attention as kernels
 from engine.backends.gpu.kernels import kv_cells
 from engine.backends.gpu.launch.configs import KernelTarget, allows, target_of
 from engine.backends.gpu.launch.kernel_launch import launch
@@ -38,7 +38,7 @@ DTYPES = {
 WRITTEN = 1 << 10
 """Elements that one program writes to the cache."""
 
-LARGEST_HEAD = 1 << 12
+MAX_HEAD = 1 << 12
 """Most elements of a head that one program can write."""
 
 
@@ -86,7 +86,7 @@ def fits(cache: LayerCache, k: Tensor, v: Tensor | None) -> bool:
             continue
         if not is_plain(x) or not holds(held, kind, cache) or x.shape[1] != held.shape[0]:
             return False
-        if x.shape[2] != n_elements(held.shape[2], kind) or x.shape[2] > LARGEST_HEAD:
+        if x.shape[2] != n_elements(held.shape[2], kind) or x.shape[2] > MAX_HEAD:
             return False
     return v is None or k.shape[0] == v.shape[0]
 
@@ -134,13 +134,13 @@ FEW_PIECES = 64
 MANY_KEYS = 512
 """Keys in a short piece, for more than `SMALL_BATCH` tokens."""
 
-MOST_PIECES = 16
+MAX_PIECES = 16
 """Number of short pieces, and at most of longer ones, for more than `SMALL_BATCH` tokens."""
 
 PROGRAMS = 4
 """Programs per multiprocessor: as many as it holds at once, which hides the memory's latency."""
 
-SMALLEST_PART, LARGEST_PART = 16, 128
+MIN_PART, MAX_PART = 16, 128
 """Smallest and largest number of elements of a head that are multiplied at once."""
 
 
@@ -357,8 +357,8 @@ def key_pieces_of(shape: AttentionShape, *, is_few: bool) -> KeyPieces:
     only the last positions, all are short.
     """
     if not is_few:
-        large = max(MANY_KEYS, -(-shape.n_ctx // (MANY_KEYS * MOST_PIECES)) * MANY_KEYS)
-        return KeyPieces(MANY_KEYS, MOST_PIECES, MANY_KEYS if shape.span < shape.n_ctx else large)
+        large = max(MANY_KEYS, -(-shape.n_ctx // (MANY_KEYS * MAX_PIECES)) * MANY_KEYS)
+        return KeyPieces(MANY_KEYS, MAX_PIECES, MANY_KEYS if shape.span < shape.n_ctx else large)
     return KeyPieces(FEW_KEYS, FEW_PIECES, FEW_KEYS if shape.span < shape.n_ctx else 4 * FEW_KEYS)
 
 
@@ -431,7 +431,7 @@ def _part(dim: int, kind: str, most: int = 0) -> int:
     """Return how many of a head's `dim` elements are multiplied at once.
 
     For types without blocks: the largest power of two that divides `dim`, but at least
-    `SMALLEST_PART` and at most `most` (`LARGEST_PART` for 0).
+    `MIN_PART` and at most `most` (`MAX_PART` for 0).
     """
-    most = most or LARGEST_PART
-    return 32 if kind in BLOCKS else max(SMALLEST_PART, min(most, dim & -dim))
+    most = most or MAX_PART
+    return 32 if kind in BLOCKS else max(MIN_PART, min(most, dim & -dim))

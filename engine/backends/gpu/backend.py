@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from engine.backends.cpu.thread_comm import ThreadCommunicator
-from engine.backends.gpu.checks.calls import OpCallLog
 from engine.backends.gpu.checks.rank_check import DryModel, check_rank, verdicts_of
 from engine.backends.gpu.comm.nccl import HostCollectives
 from engine.backends.gpu.decode.sampling import sampling_starts
@@ -17,7 +16,7 @@ from engine.backends.gpu.launch.configs import allows, target_of, use_target
 from engine.backends.gpu.launch.graph import capture
 from engine.backends.gpu.launch.kernel_launch import Compiling
 from engine.backends.gpu.loading import weight_loader
-from engine.backends.gpu.loading.dry_run import collect_launches
+from engine.backends.gpu.loading.dry_run import OpCallLog, collect_launches
 from engine.backends.gpu.loading.weight_loader import Arenas
 from engine.backends.gpu.ops import GpuOps
 from engine.backends.reference.backend import Backend, Compilation, WeightLoader

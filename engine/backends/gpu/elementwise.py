@@ -24,7 +24,7 @@ from engine.model.forward.ops import frequencies
 if TYPE_CHECKING:
     from engine.model.forward.operands import Activation, Addend, NormLayer, RopeParams
 
-LONGEST_ROW = 1 << 14
+MAX_ROW = 1 << 14
 """Most elements that one program holds at once: 16 in each of 1024 threads."""
 
 BLOCK = 1 << 10
@@ -126,7 +126,7 @@ def add_norm_launch(
     if not is_plain(x) or (delta is not None and not (delta.shape == x.shape and is_plain(delta))):
         return None
     are_vectors = all(_is_vector(v, n) for v in vectors if v is not None)
-    if n > LONGEST_ROW or not are_vectors or not _is_vector(factor, 1):
+    if n > MAX_ROW or not are_vectors or not _is_vector(factor, 1):
         return None
     total = torch.empty_like(x)
     y = torch.empty_like(x) if outer else total
@@ -174,7 +174,7 @@ def norm_gated(x: Tensor, norm_of: NormLayer, act: Activation, gate: Tensor) -> 
     if norm_of.is_absent or act.kind == "oai" or act.limit or not _is_matrix(gate):
         return None
     shape = x.shape
-    if len(shape) != 3 or gate.shape != (shape[0], shape[1] * shape[2]) or shape[2] > LONGEST_ROW:
+    if len(shape) != 3 or gate.shape != (shape[0], shape[1] * shape[2]) or shape[2] > MAX_ROW:
         return None
     y = _norm(norm_of.kind, x, norm_of.weight, norm_of.bias, norm_of.eps, act.kind, gate)
     return None if y is None else y.flatten(1)
@@ -188,7 +188,7 @@ def opened(x: Tensor, door: Tensor, y: Tensor, other: Tensor | None = None) -> T
     size = power_of_two(max(n_in, n))
     if not all(map(_is_matrix, (x, y, base))) or not _is_vector(door, n_in):
         return None
-    if size > LONGEST_ROW or base.shape != y.shape:
+    if size > MAX_ROW or base.shape != y.shape:
         return None
     out = torch.empty(y.shape, device=y.device)
     sizes = (n_in, n, x.stride(0), y.stride(0), base.stride(0))
@@ -249,7 +249,7 @@ def _norm(
     kind: str, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float,
     act: str = "none", gate: Tensor | None = None,
 ) -> Tensor | None:  # fmt: skip
-    """Normalise rows: of any length without a gate, of up to `LONGEST_ROW` elements with one."""
+    """Normalise rows: of any length without a gate, of up to `MAX_ROW` elements with one."""
     rows = rows_of(x)
     if rows is None:
         return None
@@ -261,7 +261,7 @@ def _norm(
     y = torch.empty(x.shape, device=x.device)
     stride = 0 if gate is None else gate.stride(0)
     unit = unit_of(x, gate, *vectors, sizes=(rows.n, rows.token_stride, rows.head_stride, stride))
-    size = min(power_of_two(rows.n), LONGEST_ROW)
+    size = min(power_of_two(rows.n), MAX_ROW)
     own = rows.n // unit if per_head else 0
     places = [x if v is None else v for v in (weight, bias)]
     numbers = [rows.n_head, rows.n, rows.token_stride, rows.head_stride]
@@ -360,7 +360,7 @@ def unit_of(*tensors: Tensor | None, sizes: tuple[int, ...]) -> int:
 
 def warps_of(size: int) -> int:
     """Return the warps of a program that holds `size` elements, a power of two."""
-    return min(32 if size == LONGEST_ROW else 16, max(1, size // 256))
+    return min(32 if size == MAX_ROW else 16, max(1, size // 256))
 
 
 def power_of_two(n: int) -> int:
@@ -373,7 +373,7 @@ def rows_at_once(n: int) -> int:
     return min(power_of_two(n), SMALL_BATCH)
 
 
-LONGEST_HEAD = 1 << 12
+MAX_HEAD = 1 << 12
 """Most elements of a head that one program holds."""
 
 TURNED = 1 << 9
@@ -437,7 +437,7 @@ def rope_all(
     for x in (cos, sin):
         if not _is_plain(x) or not x.is_contiguous():
             return None
-    if dim > LONGEST_HEAD or 2 * n_pairs > dim:
+    if dim > MAX_HEAD or 2 * n_pairs > dim:
         return None
     weights = [(xs[0], 0.0)] * 2  # placeholders without norms
     if norms:

@@ -45,10 +45,10 @@ from engine.model.forward.ops import SMALLEST_SUM
 if TYPE_CHECKING:
     from engine.model.forward.operands import Activation, ExpertLayer, Routing
 
-MOST_EXPERTS = 2048
+MAX_EXPERTS = 2048
 """Most experts that one program compares."""
 
-LEAST_BLOCK = 16
+MIN_BLOCK = 16
 """Smallest block of rows of one expert that are multiplied together, for many tokens."""
 
 SORT_STEP = 1024
@@ -103,7 +103,7 @@ def assign(
     The first ones are chosen among experts with equal scores.
     """
     n_expert = rule.n_expert
-    if not is_plain(logits) or n_expert > MOST_EXPERTS or not (bias is None or is_plain(bias)):
+    if not is_plain(logits) or n_expert > MAX_EXPERTS or not (bias is None or is_plain(bias)):
         return None
     n_token, n_used = logits.shape[0], rule.n_used
     is_few = n_token <= most_few_rows()
@@ -135,7 +135,7 @@ def sorted_groups(chosen: Tensor, n_expert: int) -> DeviceGroups:
         chosen: each token's experts, ascending, int32 (T, n_used), without gaps.
     """
     n_pair = chosen.numel()
-    wanted = max(power_of_two(-(-n_pair // n_expert)), LEAST_BLOCK)
+    wanted = max(power_of_two(-(-n_pair // n_expert)), MIN_BLOCK)
     block_rows = min(wanted, most_block_rows(target_of(chosen.device)))
     n_block = n_pair // block_rows + min(n_expert, n_pair)
     table = _numbers(n_block * 3, chosen, torch.int32).view(n_block, 3)
@@ -151,7 +151,7 @@ def sorted_groups(chosen: Tensor, n_expert: int) -> DeviceGroups:
 def most_block_rows(target: KernelTarget) -> int:
     """Return the most rows of one expert per program: with more, weights are decoded less often."""
     if target.maker == "nvidia" and target.capability < 80:
-        return LEAST_BLOCK
+        return MIN_BLOCK
     return 128 if target.maker == "nvidia" and 90 <= target.capability < 120 else 64
 
 

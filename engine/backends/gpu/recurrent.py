@@ -34,11 +34,11 @@ CONV_CHANNELS = 128
 HELD = 1 << 10
 """Elements of a state that one warp holds: 32 registers of each thread."""
 
-SMALLEST_TILE = 16
+MIN_TILE = 16
 """Smallest number of rows or columns that tensor cores multiply."""
 
 STATE_ROWS = 32
-"""Rows of a state that are multiplied at once by SMALLEST_TILE columns: as registers allow."""
+"""Rows of a state that are multiplied at once by MIN_TILE columns: as registers allow."""
 
 
 @refusable
@@ -157,10 +157,10 @@ def scan_chunks(chunks: Chunks, state: Tensor) -> Tensor | None:
     plain = [t.contiguous() for t in (q, k, v, products, from_start, to_end)]
     last = products if inverse is None else inverse.contiguous()
     flat = state.transpose(1, 2) if state.stride(1) == 1 and n_value > 1 else state
-    if size < SMALLEST_TILE or not is_plain(flat):
+    if size < MIN_TILE or not is_plain(flat):
         return None
     y = torch.empty(n_chunk * size, n_head, n_value, device=q.device)
-    columns, rows = SMALLEST_TILE, min(STATE_ROWS, max(SMALLEST_TILE, power_of_two(n_key)))
+    columns, rows = MIN_TILE, min(STATE_ROWS, max(MIN_TILE, power_of_two(n_key)))
     launch(
         recurrent.scan_chunks, (n_head, -(-n_value // columns)),
         *plain, last, state, y, n_chunk, num_stages=1,

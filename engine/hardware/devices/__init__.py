@@ -7,9 +7,8 @@
     monitor.DeviceMonitor().snapshot() -> [DeviceSnapshot]
     topology.read_topology() -> Topology             PCIe slots of GPUs, connection of each pair
 
-Reads psutil and the drivers: `nvml` for NVIDIA, `amd` for AMD, `adapters` for what the system lists
-without a driver, `torch_gpus` where only torch can tell. Each describes and reads the GPUs that it
-finds; `catalog` decides which of them torch can use, and under which number. Without a driver there
-is only the CPU. `torch_builds` names the build of torch that a card needs. Imports no torch, and of
-the engine only `errors`.
+Reads psutil and the drivers: `nvml` for NVIDIA, `amd` for AMD, `other_gpus` where only torch or the
+system can tell. Each describes and reads the GPUs that it finds; `catalog` decides which of them
+torch can use, and under which number. Without a driver there is only the CPU. `torch_builds` names
+the build of torch that a card needs. Imports no torch, and of the engine only `errors`.
 """

@@ -1,7 +1,7 @@
 """Lists the devices of this machine under torch's ids, and parses the names that people write.
 
 The drivers tell of GPUs at once: NVML of NVIDIA's, files of the kernel of AMD's. Where neither
-does, torch is asked (`torch_gpus`). The GPUs of the maker that torch was built for come first, with
+does, torch is asked (`other_gpus`). The GPUs of the maker that torch was built for come first, with
 torch's numbers; others follow, with the reason why torch cannot use them.
 """
 
@@ -16,7 +16,6 @@ from dataclasses import replace
 from typing import Literal
 
 from engine.errors import DeviceError, DeviceStopped, NoDevice
-from engine.hardware.devices.adapters import Adapter, GpuMaker, find_adapters
 from engine.hardware.devices.amd import (
     AmdGpu,
     access_problem,
@@ -26,6 +25,7 @@ from engine.hardware.devices.amd import (
 )
 from engine.hardware.devices.host import cpu_info
 from engine.hardware.devices.nvml import NO_DRIVER, Gpu, Nvml
+from engine.hardware.devices.other_gpus import Adapter, GpuMaker, TorchGpu, ask_torch, find_adapters
 from engine.hardware.devices.torch_builds import (
     Advice,
     TorchBuild,
@@ -34,7 +34,6 @@ from engine.hardware.devices.torch_builds import (
     choose_wheel,
     find_torch_build,
 )
-from engine.hardware.devices.torch_gpus import TorchGpu, ask_torch
 from engine.hardware.devices.types import DeviceInfo, Memory, far_id
 from engine.hardware.devices.visibility import (
     VISIBLE,
@@ -55,7 +54,7 @@ Source = Gpu | AmdGpu | TorchGpu | Adapter
 
 NO_MEMORY = Memory(0, 0, 0)
 
-LEAST_BYTES = 4 << 30
+MIN_BYTES = 4 << 30
 """Bytes of memory from which on a GPU of another maker than torch's is worth a mention; what a
 processor has built in usually has less."""
 
@@ -179,12 +178,12 @@ def large_amd_gpus() -> list[Source]:
     large: list[Source] = []
     for gpu in amd_gpus():
         try:
-            if amd_memory(gpu).total_bytes >= LEAST_BYTES:
+            if amd_memory(gpu).total_bytes >= MIN_BYTES:
                 large.append(gpu)
         except DeviceError:
             continue
     return large or [
-        one for one in find_adapters() if one.maker == "amd" and one.total_bytes >= LEAST_BYTES
+        one for one in find_adapters() if one.maker == "amd" and one.total_bytes >= MIN_BYTES
     ]
 
 

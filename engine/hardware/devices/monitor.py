@@ -7,13 +7,12 @@ import threading
 from collections.abc import Callable, Sequence
 
 from engine.errors import DeviceError, NoDevice
-from engine.hardware.devices.adapters import Adapter
 from engine.hardware.devices.amd import AmdGpu, read_amd
 from engine.hardware.devices.catalog import cuda_status, find_gpus, nvidia_gpus
 from engine.hardware.devices.host import CpuReader, OwnProcesses
 from engine.hardware.devices.nvml import Gpu, Nvml
+from engine.hardware.devices.other_gpus import Adapter, TorchGpu, read_torch_gpu
 from engine.hardware.devices.torch_builds import find_torch_build
-from engine.hardware.devices.torch_gpus import TorchGpu, read_torch_gpu
 from engine.hardware.devices.types import DeviceSnapshot
 
 log = logging.getLogger(__name__)

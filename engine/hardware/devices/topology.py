@@ -36,7 +36,7 @@ PEER_PROBLEMS: Mapping[int, str] = {
 }  # fmt: skip
 """NVML_P2P_STATUS_… other than OK (0) and UNKNOWN, in words."""
 
-MOST_NVLINKS = 36
+MAX_NVLINKS = 36
 """Largest number of NVLinks of a GPU."""
 
 
@@ -127,7 +127,7 @@ def _peer_problem(nvml: Nvml, gpu_a: Gpu, gpu_b: Gpu) -> str:
 def _nvlinks(nvml: Nvml, gpu_a: Gpu, gpu_b: Gpu) -> tuple[int, int]:
     """Return the number of NVLinks from one GPU to the other, and their version."""
     active = [
-        link for link in range(MOST_NVLINKS)
+        link for link in range(MAX_NVLINKS)
         if nvml.ask("nvmlDeviceGetNvLinkState", gpu_a.handle, link)
     ]  # fmt: skip
     ends = [nvml.ask("nvmlDeviceGetNvLinkRemotePciInfo", gpu_a.handle, link) for link in active]

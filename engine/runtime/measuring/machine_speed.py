@@ -212,7 +212,7 @@ def _seconds(compute: Callable[[], Tensor], device: torch.device) -> float:
 WATCHED_S = 0.25
 """Seconds for which devices are watched."""
 
-LEAST_PERCENT = 15.0
+MIN_PERCENT = 15.0
 """Load in percent below which a device counts as idle."""
 
 
@@ -229,4 +229,4 @@ def other_load(devices: Sequence[str]) -> tuple[tuple[str, float], ...]:
     except EngineError:
         return ()
     loads = ((reading.device, reading.load_percent or 0.0) for reading in found)
-    return tuple((device, round(load, 1)) for device, load in loads if load >= LEAST_PERCENT)
+    return tuple((device, round(load, 1)) for device, load in loads if load >= MIN_PERCENT)

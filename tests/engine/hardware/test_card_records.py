@@ -102,8 +102,8 @@ def test_damaged_files_count_as_unchecked(path: Path, content: str) -> None:
 
 
 def test_the_file_stays_small(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(card_records, "MOST_CARDS", 3)
-    monkeypatch.setattr(card_records, "MOST_CHECKS", 2)
+    monkeypatch.setattr(card_records, "MAX_CARDS", 3)
+    monkeypatch.setattr(card_records, "MAX_CHECKS", 2)
     records = CardRecords(path)
     for card in "abcd":
         records.keep(card, "card", CardVerdict("crashed", "x" * 10_000))
@@ -111,7 +111,7 @@ def test_the_file_stays_small(path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     kept = json.loads(path.read_text())
     assert list(kept) == ["c", "d", "b"]
     assert list(kept["b"]) == ["2", "3"]
-    assert kept["c"]["card"] == ["crashed", "x" * card_records.MOST_WHY, ""]
+    assert kept["c"]["card"] == ["crashed", "x" * card_records.MAX_WHY, ""]
 
 
 def test_a_folder_that_cannot_be_written_does_no_harm(tmp_path: Path) -> None:

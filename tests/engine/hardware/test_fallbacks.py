@@ -4,7 +4,7 @@ from typing import get_args
 
 import pytest
 
-from engine.hardware.fallbacks import LONGEST_REASON, Fallback, FallbackKind, Fallbacks
+from engine.hardware.fallbacks import MAX_REASON, Fallback, FallbackKind, Fallbacks
 
 
 @pytest.mark.parametrize("kind", get_args(FallbackKind))
@@ -22,7 +22,7 @@ def test_the_sentence_names_device_reason_and_help() -> None:
     assert found.sentence == (
         "On cuda:0 and cuda:1, kernels are started one by one: it snows. Tokens are slower. Wait."
     )
-    assert len(Fallback("graph", (), "x" * 9999).why) == LONGEST_REASON
+    assert len(Fallback("graph", (), "x" * 9999).why) == MAX_REASON
     assert Fallback("graph", (), " \n").why == "the reason is unknown"
 
 

@@ -5,7 +5,7 @@ import types
 import pytest
 import torch
 
-from engine.hardware.devices.torch_gpus import TorchGpu
+from engine.hardware.devices.other_gpus import TorchGpu
 from engine.hardware.torch_devices import has_code_for, list_gpus
 
 CUDA = types.SimpleNamespace(

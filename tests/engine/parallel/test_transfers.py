@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.parallel.transfers import LEAST_BYTES, DeviceCopier, copy_over
+from engine.parallel.transfers import MIN_BYTES, DeviceCopier, copy_over
 
 CPU = torch.device("cpu")
 GPU = torch.device("cuda:0")
@@ -58,7 +58,7 @@ def test_a_buffer_is_not_written_while_it_is_read(monkeypatch: pytest.MonkeyPatc
 
 def test_a_longer_value_gets_a_longer_buffer() -> None:
     copier = DeviceCopier(CPU, Copies())
-    value = torch.randn(LEAST_BYTES)
+    value = torch.randn(MIN_BYTES)
     assert torch.equal(copier.through_pinned(value[:10], GPU), value[:10])
     assert torch.equal(copier.through_pinned(value, GPU), value)
 

@@ -223,7 +223,7 @@ def test_threads_that_a_library_starts_for_a_rank_count_too(*, is_of_rank: bool)
 
 @pytest.mark.usefixtures("hasty")
 def test_what_computes_without_end_meets_the_old_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.parallel.watchdog.LONGEST_S", 0.8)
+    monkeypatch.setattr("engine.parallel.watchdog.MAX_S", 0.8)
     ranks = Ranks(2)
 
     def step(comm: ThreadCommunicator) -> Tensor:

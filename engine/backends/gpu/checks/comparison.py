@@ -35,7 +35,7 @@ from engine.sampling_params import SamplingParams
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from engine.backends.gpu.checks.calls import OpCall, OpCallLog
+    from engine.backends.gpu.loading.dry_run import OpCall, OpCallLog
     from engine.model.forward.ops import Ops
     from engine.model.layers.module import Slot
 

@@ -334,7 +334,7 @@ STATE_AT = {"causal_conv": 1, "delta_net": 1, "selective_scan": 7, "state_space_
 OF_STATES = Bar(0.02, 5e-3)
 """Bar of recurrent operations: each token goes on with the errors of those before."""
 
-LEAST_PAST = 300
+MIN_PAST = 300
 """Cached tokens before those that attend, if there is room: some pieces of keys, one not full."""
 
 
@@ -420,7 +420,7 @@ def attention(
 
 def _n_past(cache: LayerCache, n: int, scores: Scores) -> int:
     """Return how many tokens to cache before n: more than a window or chunk, if there is room."""
-    wanted = max(LEAST_PAST, (scores.window or scores.chunk) + n)
+    wanted = max(MIN_PAST, (scores.window or scores.chunk) + n)
     return max(0, min(cache.k.shape[1] - n, wanted))
 
 

@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from engine.backends.gpu.checks import op_checks
-from engine.backends.gpu.checks.calls import OpCall, OpCallLog
 from engine.backends.gpu.checks.comparison import Drawing, Pair, StandIns, all_agree, drawn_tokens
 from engine.backends.gpu.checks.op_checks import FileRows, ProductChecks
 from engine.backends.gpu.launch.configs import KernelKey, refuse, refused, watched
+from engine.backends.gpu.loading.dry_run import OpCall, OpCallLog
 from engine.backends.gpu.ops import GpuOps
 from engine.errors import EngineError
 from engine.formats.gguf.tensors import TYPES
@@ -50,13 +50,13 @@ Prepare = Callable[[], Compare]
 BY_ROUNDING = ("linears", "matmul", "gated_linears", "per_head")
 """Products that are checked twice: with numbers that no rounding changes, and with others."""
 
-MOST_TRIALS = 8
+MAX_TRIALS = 8
 """Most rounds in which kernels of one operation are refused."""
 
 SAMPLING: KernelKey = ("sampling",)
 """Name of the kernels that sample tokens."""
 
-LONGEST_WHY = 180
+MAX_WHY = 180
 """Most characters of the kernels' names in a verdict that is kept."""
 
 WORDS = {
@@ -136,7 +136,7 @@ class WeightCheck:
                 refuse(self._device, wrong)
                 wanted |= wrong
         if records and new:
-            kept = {what: found for what, found in new.items() if len(found.why) <= LONGEST_WHY}
+            kept = {what: found for what, found in new.items() if len(found.why) <= MAX_WHY}
             records.keep_all(key, kept)
         return wanted & refused(self._device)
 
@@ -183,7 +183,7 @@ def wrong_keys(mark: str, compare: Compare) -> set[KernelKey]:
         EngineError: there are none such.
     """
     without: set[KernelKey] = set()
-    for _ in range(MOST_TRIALS):
+    for _ in range(MAX_TRIALS):
         is_right, asked = _made(compare, without)
         if is_right:
             return without

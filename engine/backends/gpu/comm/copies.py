@@ -32,7 +32,7 @@ from engine.model.forward.batch import MOST_COPIED_WHOLE
 from engine.planning.memory import GATHER_BYTES, LINK_SETS, shown_bytes
 from engine.planning.memory import LINK_ROUND_BYTES as ROUND_BYTES
 
-LEAST_CHUNK, MOST_CHUNK = 512 << 10, 2 << 20
+MIN_CHUNK, MAX_CHUNK = 512 << 10, 2 << 20
 """Least and most bytes of a chunk: long enough for a link's full speed, short enough that copies to
 and from the host overlap."""
 
@@ -358,7 +358,7 @@ def _turns(seat: Seat, step: int) -> list[int]:
 
 
 def _chunks(part: slice, held: Tensor) -> Iterator[Span]:
-    most = min(max(held.nbytes // 4, LEAST_CHUNK), MOST_CHUNK) // held.itemsize
+    most = min(max(held.nbytes // 4, MIN_CHUNK), MAX_CHUNK) // held.itemsize
     stop = part.stop
     return ((start, min(start + most, stop)) for start in range(part.start, stop, most))
 

@@ -50,13 +50,13 @@ log = logging.getLogger(__name__)
 TIMEOUT_S = 1.5 if sys.platform == "win32" else 4.0
 """Seconds a kernel waits for a peer. Windows resets a GPU whose kernels take two seconds."""
 
-MOST_WORDS = 32 << 10
+MAX_WORDS = 32 << 10
 """Most words of a message: as many as a slot has packets."""
 
 HEADER, RENEWED = one_shot.HEADER.value, one_shot.RENEWED.value
-MOST_MEMBERS = one_shot.MOST_MEMBERS.value
+MAX_MEMBERS = one_shot.MAX_MEMBERS.value
 
-SLOT = HEADER + MOST_WORDS
+SLOT = HEADER + MAX_WORDS
 """Packets in each half of a slot: a header and the packets of the largest value."""
 
 assert (SLOT - HEADER) % (2 * RENEWED) == 0, "rewriting old packets goes round evenly"
@@ -64,10 +64,10 @@ assert (SLOT - HEADER) % (2 * RENEWED) == 0, "rewriting old packets goes round e
 BLOCK = 4096
 """Elements that one program sums: few programs wait at a time."""
 
-MOST_TOGETHER, FEW = 4, 2
-"""Members a program waits for at once: all of a group up to MOST_TOGETHER, else FEW at a time."""
+MAX_TOGETHER, FEW = 4, 2
+"""Members a program waits for at once: all of a group up to MAX_TOGETHER, else FEW at a time."""
 
-MOST_HELD = 4 << 10
+MAX_HELD = 4 << 10
 """Most words per member for which registers hold several members; larger come one by one."""
 
 SMALLEST = 4 * RENEWED
@@ -215,8 +215,8 @@ class OneShotGroups:
             return ()
         names = [str(self.devices[rank]) for rank in group]
         why = why_not_together(names, self._routes)
-        if len(group) > MOST_MEMBERS:
-            why = f"there are more than {MOST_MEMBERS}"
+        if len(group) > MAX_MEMBERS:
+            why = f"there are more than {MAX_MEMBERS}"
         if not why:
             try:
                 with torch.inference_mode(mode=False):
@@ -322,7 +322,7 @@ class OneShot:
         n = prod(shape)
         assert self.serves(n), "too many elements for a one-shot all-reduce"
         halves = n > MOST_IN_F32 and not is_checking()
-        if not halves and n > MOST_WORDS:
+        if not halves and n > MAX_WORDS:
             return self._in_parts(x, shape)
         out = torch.empty(tuple(shape), device=self._device)
         own = out if x is None else _plain(x)
@@ -338,7 +338,7 @@ class OneShot:
     def _in_parts(self, x: Tensor | None, shape: Sequence[int]) -> Tensor:
         """All-reduce a value that has more elements than a slot has packets for F32."""
         n, flat = prod(shape), None if x is None else _plain(x).view(-1)
-        parts = [slice(start, min(start + MOST_WORDS, n)) for start in range(0, n, MOST_WORDS)]
+        parts = [slice(start, min(start + MAX_WORDS, n)) for start in range(0, n, MAX_WORDS)]
         found = [
             self.all_reduce(None if flat is None else flat[part], (part.stop - part.start,))
             for part in parts
@@ -379,7 +379,7 @@ class OneShot:
     def words(self, own: Tensor) -> Tensor:
         """Gather words (m,), int32, of all members: (n, m) in group order, equal on all."""
         n = own.numel()
-        assert 0 < n <= MOST_WORDS, "too many words for one message"
+        assert 0 < n <= MAX_WORDS, "too many words for one message"
         own = own.contiguous()
         out = torch.empty(len(self.group), n, dtype=torch.int32, device=self._device)
         size = min(BLOCK, max(SMALLEST, power_of_two(n)))
@@ -407,7 +407,7 @@ class OneShot:
         is_far = any(slot.is_far for slot in self._end.slots)
         args = *args, self._end.patience, n_word // 2 // n_warp if is_far else 1
         target, n = target_of(self._device), len(self.group)
-        together = 1 if n_word > MOST_HELD else n if n <= MOST_TOGETHER else FEW
+        together = 1 if n_word > MAX_HELD else n if n <= MAX_TOGETHER else FEW
         constants |= {"N": n, "TOGETHER": together, "SLOT": SLOT, "ASM": target.has_asm}
         if target.maker != "interpreter" or self._device.type == "meta":
             launch(kernel, grid, *args, PUSH=True, COLLECT=True, **constants)

@@ -49,7 +49,7 @@ BLOCK = 1024
 STREAM_BLOCK = 2048
 """Elements of a hidden state that are read at once."""
 
-MOST_GROUPS = 8192
+MAX_GROUPS = 8192
 """Most groups of logits: one program holds their maxima. Large vocabularies have at least half."""
 
 RING = 16
@@ -81,7 +81,7 @@ class SamplerSlots:
     ) -> None:  # fmt: skip
         self._device, self.own, self.n_uniform = device, own, n_uniform
         n_own, self._n_wide = len(own), max(1, len(own))
-        self._group = max(1, power_of_two(-(-n_own // MOST_GROUPS)))
+        self._group = max(1, power_of_two(-(-n_own // MAX_GROUPS)))
         self.block = max(BLOCK, self._group)
         self.n_program = max(1, -(-n_own // self.block))
         self._n_maxima = self.n_program * self.block // self._group

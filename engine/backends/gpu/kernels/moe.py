@@ -367,7 +367,7 @@ def shorten(x, scale, out, lead, n_columns, width, HAS_SCALE: tl.constexpr, UNIT
 TAKEN = tl.constexpr(-(1 << 60))
 """Mark of an entry that is taken, below all keys with indices."""
 
-LEAST_KEY = tl.constexpr(2 - (1 << 31))
+MIN_KEY = tl.constexpr(2 - (1 << 31))
 """Least key of a number; experts of groups that were not chosen have one less."""
 
 
@@ -375,7 +375,7 @@ LEAST_KEY = tl.constexpr(2 - (1 << 31))
 def key_of(x):
     """Return a 32-bit integer for each F32, in the same order."""
     bits = x.to(tl.int32, bitcast=True)
-    return tl.maximum(tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits), LEAST_KEY)
+    return tl.maximum(tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits), MIN_KEY)
 
 
 @triton.jit
@@ -407,12 +407,12 @@ def within_best_groups(key, N_GROUP: tl.constexpr, N_GROUP_USED: tl.constexpr,
     member = tl.arange(0, MEMBERS)[None, :]
     first = tl.max(groups, axis=1)
     place = tl.min(tl.where(groups == first[:, None], member, MEMBERS), axis=1)
-    second = tl.max(tl.where(member == place[:, None], LEAST_KEY, groups), axis=1)
+    second = tl.max(tl.where(member == place[:, None], MIN_KEY, groups), axis=1)
     group = tl.arange(0, GROUPS)
     best = largest(
         key_of(number_of(first) + number_of(second)), group, group < N_GROUP, N_GROUP_USED
     )
-    return tl.reshape(tl.where(best[:, None], groups, LEAST_KEY - 1), (GROUPS * MEMBERS,))
+    return tl.reshape(tl.where(best[:, None], groups, MIN_KEY - 1), (GROUPS * MEMBERS,))
 
 
 @triton.jit
@@ -449,7 +449,7 @@ def assign(logits, bias, weights, chosen, pair_of, scale, smallest, N_EXPERT: tl
         wanted = logit  # in the same order, but large scores do not all round to 1
     if HAS_BIAS:
         wanted = wanted + tl.load(bias + expert, mask=inside, other=0.0)
-    key = tl.where(inside, key_of(wanted), LEAST_KEY)
+    key = tl.where(inside, key_of(wanted), MIN_KEY)
     if N_GROUP > 1 and GATING != "softmax_chosen":
         key = within_best_groups(key, N_GROUP, N_GROUP_USED, GROUPS, MEMBERS)
     is_chosen = largest(key, at, inside, N_USED)

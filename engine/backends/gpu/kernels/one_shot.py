@@ -45,7 +45,7 @@ RENEWED = tl.constexpr(32)
 LOOK = tl.constexpr(64)
 """Number of polls between two checks of the host's word."""
 
-MOST_MEMBERS = tl.constexpr(8)
+MAX_MEMBERS = tl.constexpr(8)
 """Largest number of members of a group: kernels are unrolled over them, and a seat plus one must be
 below 16, see `received`."""
 

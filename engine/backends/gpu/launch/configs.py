@@ -109,7 +109,7 @@ Key = tuple[str, int, int, str, tuple[tuple[str, Any], ...]]
 WARP = 32
 """Number of threads in a warp."""
 
-MOST_WARPS = 4
+MAX_WARPS = 4
 """Largest number of warps of a gemv program: small, so that some programs load while others end."""
 
 PROGRAMS_PER_SM = 2
@@ -122,7 +122,7 @@ def gemv_config(target: KernelTarget, *, n_blocks: int) -> Config:
     Each warp has at least a second block, so that there is one to prefetch.
     """
     n_warps = 1
-    while n_warps < MOST_WARPS and 2 * n_warps * WARP // 4 < n_blocks:
+    while n_warps < MAX_WARPS and 2 * n_warps * WARP // 4 < n_blocks:
         n_warps *= 2
     return {"num_warps": n_warps, "unroll": 1}
 
@@ -192,7 +192,7 @@ def expert_gemv_config(target: KernelTarget, *, n_blocks: int) -> Config:
     Experts are small and many programs start together, so a program loads all it needs at once.
     """
     n_warps = 1
-    while n_warps < MOST_WARPS and 2 * n_warps * WARP // 4 < n_blocks:
+    while n_warps < MAX_WARPS and 2 * n_warps * WARP // 4 < n_blocks:
         n_warps *= 2
     return {"num_warps": n_warps, "unroll": 1}
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-MOST_CONSTANTS = 4096
+MAX_CONSTANTS = 4096
 """Number of remembered constants at which all are forgotten."""
 
 
@@ -111,7 +111,7 @@ def _with_known_operands(convert: Callable[..., Any], tensor: type[Any]) -> Call
                 return left, known[key][0]
             found = convert(self, left, right, *rest, **named)
             if found[0] is left:
-                if len(known) >= MOST_CONSTANTS:
+                if len(known) >= MAX_CONSTANTS:
                     known.clear()
                 known[key] = found[1], shape  # kept, so that its `id` stays its own
             return found

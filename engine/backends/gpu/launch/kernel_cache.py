@@ -38,7 +38,7 @@ UNUSED_S = 14 * 24 * 3600.0
 NEEDED_BYTES = 64 << 20
 """Smallest free disk space for caching, in bytes; the kernels of a model take some MiB."""
 
-LONGEST_PATH = 110
+MAX_PATH = 110
 """Longest path of the folder on Windows, in characters. A whole path has at most 260, and Triton
 adds 52 for a hash, 60 for a unique temporary name, and the kernel's name."""
 
@@ -154,7 +154,7 @@ def short_path(folder: Path) -> Path:
 
     The path is passed to compilers of other makers, some of which cannot read other paths.
     """
-    if sys.platform == "win32" and not (str(folder).isascii() and len(str(folder)) <= LONGEST_PATH):
+    if sys.platform == "win32" and not (str(folder).isascii() and len(str(folder)) <= MAX_PATH):
         import ctypes
 
         with contextlib.suppress(OSError):

@@ -42,9 +42,9 @@ Argument = Tensor | int | float
 ALIGNMENT = 16
 """Divisor of addresses (in bytes) and integers for which Triton compiles a variant of its own."""
 
-MOST_INT32 = (1 << 31) - 1
+MAX_INT32 = (1 << 31) - 1
 
-MOST_KNOWN = 1 << 14
+MAX_KNOWN = 1 << 14
 """Number of remembered kinds of launches at which all are forgotten."""
 
 
@@ -211,7 +211,7 @@ def _remember(key: tuple[object, ...], request: KernelLaunch, device: int) -> St
         start = launcher.loaded(compiled.function, places)
     else:
         start = _by_triton(compiled, places, len(request.kernel.params))
-    if len(_known) >= MOST_KNOWN:
+    if len(_known) >= MAX_KNOWN:
         _known.clear()
     _known[key] = start
     return start
@@ -249,7 +249,7 @@ def intercept_launches(hook: LaunchHook) -> Iterator[None]:
 
 def is_far(x: Tensor) -> bool:
     """Return whether a tensor's memory is too large for offsets of 32 bits."""
-    return x.untyped_storage().nbytes() > MOST_INT32
+    return x.untyped_storage().nbytes() > MAX_INT32
 
 
 def is_interpreted(kernel: Any) -> bool:
@@ -262,10 +262,10 @@ log = logging.getLogger(__name__)
 CompileProgress = Callable[[int, int], None]
 """Callback: number of compiled variants, number of all; from several threads, one at a time."""
 
-MOST_THREADS = 4
+MAX_THREADS = 4
 """Largest number of compiling threads; more gain little, since part of the work is in Python."""
 
-MOST_INT64 = (1 << 63) - 1
+MAX_INT64 = (1 << 63) - 1
 
 POLL_S = 0.05
 """Time between two checks whether a wait was cancelled, in seconds."""
@@ -304,7 +304,7 @@ class Compiling(Compilation):
         self._on_progress = on_progress
         self._lock = threading.Lock()
         self._pool = ThreadPoolExecutor(
-            n_threads or min(MOST_THREADS, usable_cores()), "compile kernels"
+            n_threads or min(MAX_THREADS, usable_cores()), "compile kernels"
         )
         on_progress(0, self.n_total)
         self._futures = [self._pool.submit(partial(self._compile, one, device)) for one in wanted]
@@ -454,7 +454,7 @@ def _specialisation(arg: Argument, *, is_plain: bool) -> Hashable:
         return str(arg.dtype), is_aligned, is_far(arg)
     if isinstance(arg, bool | float):
         return type(arg).__name__
-    size = "i32" if -MOST_INT32 - 1 <= arg <= MOST_INT32 else "i64" if arg <= MOST_INT64 else "u64"
+    size = "i32" if -MAX_INT32 - 1 <= arg <= MAX_INT32 else "i64" if arg <= MAX_INT64 else "u64"
     if is_plain:
         return size
     return size, arg == 1, arg % ALIGNMENT == 0

@@ -55,7 +55,7 @@ N_SCRATCH = 2
 SLOT_BYTES = 8
 """Bytes of memory for each argument; CUDA reads as many of them as the parameter has."""
 
-MOST_ARGUMENTS = 128
+MAX_ARGUMENTS = 128
 """Largest number of arguments of a kernel, scratch memory included."""
 
 PACKED = {"f32": "f4x", "fp32": "f4x", "fp64": "d", "u64": "Q", "*": "Q"}
@@ -106,10 +106,10 @@ class _Arguments(threading.local):
     """
 
     def __init__(self) -> None:
-        self.memory = (ctypes.c_uint64 * MOST_ARGUMENTS)()
+        self.memory = (ctypes.c_uint64 * MAX_ARGUMENTS)()
         first = ctypes.addressof(self.memory)
-        places = range(first, first + SLOT_BYTES * MOST_ARGUMENTS, SLOT_BYTES)
-        self.addresses = (ctypes.c_void_p * MOST_ARGUMENTS)(*places)
+        places = range(first, first + SLOT_BYTES * MAX_ARGUMENTS, SLOT_BYTES)
+        self.addresses = (ctypes.c_void_p * MAX_ARGUMENTS)(*places)
 
 
 _arguments = _Arguments()

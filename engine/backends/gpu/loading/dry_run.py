@@ -2,13 +2,19 @@
 
 So they are known before weights are read. It also fails where a layer reads a number back from the
 device, which a CUDA graph could not do either.
+
+`OpCallLog` notes the first operation that starts each compiled kernel: only these need a check on
+the device (`gpu.checks`). Operations that others are composed of belong to the outermost one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from math import prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
@@ -16,27 +22,187 @@ from torch import Tensor
 from engine.backends.cpu.weights import JoinedColumns
 from engine.backends.gpu.comm.one_shot import OneShotGroups
 from engine.backends.gpu.launch.configs import KernelTarget, use_target, watched
-from engine.backends.gpu.launch.kernel_launch import KernelLaunch, intercept_launches
+from engine.backends.gpu.launch.kernel_launch import (
+    ALIGNMENT,
+    KernelLaunch,
+    intercept_launches,
+    variant_key,
+)
 from engine.backends.gpu.matmul.weights import GpuPlain, GpuPlanes
 from engine.backends.gpu.ops import GpuOps
 from engine.backends.reference.weights import DenseWeight, PackedWeight
+from engine.formats.gguf.tensors import TYPES
 from engine.formats.quants.layout import LAYOUTS, Extent, n_tiles
 from engine.hardware.devices.topology import Routes
 from engine.model.forward.batch import MOST_IN_F32, SMALL_BATCH, Batch
 from engine.model.forward.cache import Cache
 from engine.model.forward.context import Context
+from engine.model.forward.expert_rows import Groups
 from engine.model.forward.operands import Weight
 from engine.model.forward.state import CacheSize
 from engine.model.sharding.placement import Shard, Slices
 from engine.planning.footprint import plane_parts, slot_pieces, x_bytes
 
 if TYPE_CHECKING:
-    from engine.backends.gpu.checks.calls import OpCallLog
+    from engine.backends.gpu.launch.configs import KernelKey
     from engine.load_params import LoadParams
     from engine.model.architectures.declare import Declaration
     from engine.model.forward.communicator import FusedAllReduce, Group
     from engine.model.forward.ops import Ops
     from engine.model.layers.module import Slot
+
+LOGGED = (
+    "linears", "gated_linears", "rms_norm", "layer_norm", "l2_norm", "add_norm", "activate",
+    "gated", "xielu", "softplus", "norm_gated", "opened", "causal_conv", "delta_net",
+    "selective_scan", "state_space_scan", "assign", "experts", "sum_of_experts", "rope_angles",
+    "ropes", "write_cache", "attention", "new_attention",
+)  # fmt: skip
+"""Operations of `Ops` that start kernels."""
+
+OF_WEIGHTS = ("matmul", "lookup", "per_head")
+"""Methods of weights that layers call by themselves."""
+
+WEIGHT_TYPES = GpuPlanes | GpuPlain | DenseWeight | PackedWeight | JoinedColumns
+
+
+@dataclass(frozen=True, slots=True)
+class OpCall:
+    """An operation that starts kernels which none before it has started.
+
+    Attributes:
+        name: name of the operation, or of a weight's method, whose first argument is the weight.
+        args: arguments, with tensors that have no memory.
+        named: arguments by name.
+        mark: text that tells the compiled variants, types and cuts of weights from others.
+    """
+
+    name: str
+    args: tuple[Any, ...]
+    named: Mapping[str, Any]
+    mark: str
+
+
+class OpCallLog:
+    """Log of the operations of a dry run.
+
+    Attributes:
+        calls: the operations to check, in order.
+        routings: arguments of the routing that made each group of rows, by its id; with the group,
+            so that no other one gets its id.
+        asked: kernels that the dry run asked for, refused ones included.
+        context: context of the dry run.
+    """
+
+    context: Context
+
+    def __init__(self) -> None:
+        self.calls: list[OpCall] = []
+        self.asked: dict[KernelKey, None] = {}
+        self.routings: dict[int, tuple[Groups, tuple[Any, ...]]] = {}
+        self._known: set[Hashable] = set()
+        self._alike: set[Hashable] = set()
+        self._begun: list[KernelLaunch] | None = None
+
+    def note(self, launch: KernelLaunch) -> None:
+        """Note a launch of the operation that is computed."""
+        if self._begun is not None:
+            self._begun.append(launch)
+
+    def logged_ops(self, ops: Ops) -> Ops:
+        """Return operations that are logged here."""
+        return cast("Ops", _LoggedOps(ops, self))
+
+    def log_weight(self, weight: object) -> None:
+        """Log a weight's methods here from now on."""
+        for part in weight.parts if isinstance(weight, JoinedColumns) else [weight]:
+            if isinstance(part, GpuPlanes | GpuPlain):
+                for name in OF_WEIGHTS:
+                    method = getattr(type(part), name)
+                    setattr(part, name, partial(self.call, name, method, part))
+
+    def call(self, name: str, function: Callable[..., Any], *args: Any, **named: Any) -> Any:
+        """Compute an operation; note it if it starts a kernel for the first time."""
+        if self._begun is not None:
+            return function(*args, **named)
+        self._begun = []
+        try:
+            found = function(*args, **named)
+            begun = self._begun
+        finally:
+            self._begun = None
+        if name == "assign":
+            self.routings[id(found[1])] = found[1], args
+        if begun and not _is_shared(args):
+            self._keep(name, args, named, begun)
+        return found
+
+    def _keep(
+        self, name: str, args: tuple[Any, ...], named: Mapping[str, Any],
+        begun: Sequence[KernelLaunch],
+    ) -> None:  # fmt: skip
+        weights = tuple(fact for value in (*args, *named.values()) for fact in _facts(value))
+        alike = name, weights, tuple(map(_quick_key, begun))
+        if alike in self._alike:  # most calls: those of other layers
+            return
+        self._alike.add(alike)
+        key = name, weights, frozenset(map(variant_of, begun))
+        if key not in self._known:
+            self._known.add(key)
+            numbers = sorted(map(repr, key[2]))
+            digest = hashlib.sha256(repr(numbers).encode()).hexdigest()[:12]
+            words = " ".join(dict.fromkeys(map(str, weights)))
+            self.calls.append(OpCall(name, args, named, f"{name} {words} {digest}"))
+
+
+class _LoggedOps:
+    """Operations that are noted in a log; everything else is passed on."""
+
+    def __init__(self, ops: Ops, log: OpCallLog) -> None:
+        self._ops, self._log = ops, log
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._ops, name)
+        return partial(self._log.call, name, found) if name in LOGGED else found
+
+
+def _quick_key(launch: KernelLaunch) -> Hashable:
+    """Return a key that launches share only if they start the same variant, quickly made."""
+    numbers = [
+        (arg.dtype, arg.storage_offset() % ALIGNMENT) if isinstance(arg, Tensor) else arg
+        for arg in launch.args
+    ]
+    return id(launch.kernel), *numbers, *launch.constants.values(), launch.num_warps
+
+
+def variant_of(launch: KernelLaunch) -> Hashable:
+    """Return a key of the variant that a launch starts; interpreted kernels are told apart too."""
+    if hasattr(launch.kernel, "params"):
+        return variant_key(launch)
+    constants = tuple(sorted((name, str(value)) for name, value in launch.constants.items()))
+    return launch.kernel.__name__, constants, launch.num_warps
+
+
+def _is_shared(args: Sequence[Any]) -> bool:
+    """Return whether other ranks take part in a call, with kernels that are proven with them."""
+    return any(hasattr(value, "all_reduce") for value in args)
+
+
+def _facts(value: Any) -> list[str]:
+    """Return type and cut of the weights of an argument: code that packs and unpacks differs."""
+    weight = getattr(value, "weight", value)
+    parts = weight.parts if isinstance(weight, JoinedColumns) else [weight]
+    return [fact for part in parts if (fact := _fact(part))]
+
+
+def _fact(weight: Any) -> str:
+    if isinstance(weight, GpuPlain):
+        return str(weight.data.dtype).removeprefix("torch.")
+    if not isinstance(weight, GpuPlanes):
+        return ""
+    extent = weight.extent
+    cuts = ("skip" * bool(extent.skip), "lead" * bool(extent.lead), "odd" * (not extent.is_exact))
+    return "-".join(filter(None, (TYPES[weight.type_number].name, *cuts)))
+
 
 META = torch.device("meta")
 PLAIN = {"F16": torch.float16, "BF16": torch.bfloat16, "F32": torch.float32}

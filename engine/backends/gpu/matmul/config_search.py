@@ -95,7 +95,7 @@ TOKEN_COUNTS = (16, 32, 64, 128, 256)
 EXPERT_ROWS = (16, 32, 64, 128)
 """Numbers of rows per expert for which grouped GEMMs are searched."""
 
-MOST_USED = 8
+MAX_USED = 8
 """Largest number of experts per token that is assumed."""
 
 CODE_BITS = 0x3F
@@ -104,7 +104,7 @@ CODE_BITS = 0x3F
 DISTINCT_BYTES = 256 << 20
 """Size of all copies of a matrix together, in bytes: more than any GPU's cache holds."""
 
-MOST_COPIES = 32
+MAX_COPIES = 32
 """Largest number of copies of a matrix."""
 
 N_REPLAYS = 8
@@ -132,7 +132,7 @@ class MatrixKind(NamedTuple):
     @property
     def n_used(self) -> int:
         """Number of experts per token."""
-        return min(MOST_USED, -(-self.n_expert // 2))
+        return min(MAX_USED, -(-self.n_expert // 2))
 
 
 class SearchCase(NamedTuple):
@@ -367,7 +367,7 @@ class ProductCopies:
         n_bytes = first.planes.nbytes if isinstance(first, GpuPlanes) else first.nbytes
         if matrix.n_expert:
             n_bytes = n_bytes * min(n_token * matrix.n_used, matrix.n_expert) // matrix.n_expert
-        self.n_copies = max(1, min(MOST_COPIES, DISTINCT_BYTES // n_bytes))
+        self.n_copies = max(1, min(MAX_COPIES, DISTINCT_BYTES // n_bytes))
         x = torch.randn(n_token, matrix.n_columns, device=device)
         self._products: list[Callable[[], Tensor | None]] = []
         for index in range(self.n_copies):

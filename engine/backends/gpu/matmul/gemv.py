@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-MOST_TOGETHER = 3
+MAX_TOGETHER = 3
 """Largest number of matrices in one launch."""
 
 
@@ -78,8 +78,8 @@ def products(
         weight = weights[group[0]]
         if (weight.extent, weight.x_bytes) not in rows:
             rows[weight.extent, weight.x_bytes] = quantise(x, weight.extent, weight.x_bytes)
-        for start in range(0, len(group), MOST_TOGETHER):
-            some = group[start : start + MOST_TOGETHER]
+        for start in range(0, len(group), MAX_TOGETHER):
+            some = group[start : start + MAX_TOGETHER]
             results = _launch_products(
                 rows[weight.extent, weight.x_bytes],
                 [weights[n] for n in some], [biases[n] for n in some], None,
@@ -181,7 +181,7 @@ def _launch_shape(
             target, "few_parts", n_blocks=n_blocks, n_rows=weight.n_rows,
             num_warps=config["num_warps"],
         )["parts"]
-        if weight.n_rows <= N_COUNTERS // MOST_TOGETHER * TILE
+        if weight.n_rows <= N_COUNTERS // MAX_TOGETHER * TILE
         else 1
         for weight in weights
     ]  # fmt: skip
@@ -214,8 +214,8 @@ def _shared(rows: QuantisedRows, n_program: int, n_sums: int) -> tuple[Tensor, T
 
 
 def _padded(things: Sequence[T]) -> list[T]:
-    """Return `MOST_TOGETHER` things, the last one repeated, for the kernel's parameters."""
-    return [*things, *[things[-1]] * (MOST_TOGETHER - len(things))]
+    """Return `MAX_TOGETHER` things, the last one repeated, for the kernel's parameters."""
+    return [*things, *[things[-1]] * (MAX_TOGETHER - len(things))]
 
 
 def plain_product(x: Tensor, data: Tensor) -> Tensor | None:

@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     from engine.backends.gpu.quantised import QuantisedMatrix
     from engine.formats.quants.layout import Extent
 
-MOST_ROWS = 256
+MAX_ROWS = 256
 """Largest number of rows x."""
 
-MOST_ROWS_WITHOUT_CORES = 32
+MAX_ROWS_WITHOUT_CORES = 32
 """Largest number of rows x where Triton cannot use tensor cores: NVIDIA's cards before Ampere."""
 
-LEAST_TOKENS = 16
+MIN_TOKENS = 16
 """Number of rows x below which configurations do not differ."""
 
 ONE = 0x4B000000
@@ -66,7 +66,7 @@ def products(x: Tensor, weights: Sequence[QuantisedMatrix]) -> list[Tensor] | No
     target = target_of(x.device)
     if x.shape[0] > most_rows(target):
         return None
-    n_token = max(LEAST_TOKENS, power_of_two(x.shape[0]))  # so that few variants exist
+    n_token = max(MIN_TOKENS, power_of_two(x.shape[0]))  # so that few variants exist
     if not all(allows(x.device, "tile_gemm", w.type_number, n_token) for w in weights):
         return None
     shorts: dict[tuple[Extent, int], ShortRows] = {}
@@ -84,7 +84,7 @@ def products(x: Tensor, weights: Sequence[QuantisedMatrix]) -> list[Tensor] | No
 def most_rows(target: KernelTarget) -> int:
     """Return the largest number of rows x that the kernel serves on a target."""
     is_old = target.maker == "nvidia" and target.capability < 80
-    return MOST_ROWS_WITHOUT_CORES if is_old else MOST_ROWS
+    return MAX_ROWS_WITHOUT_CORES if is_old else MAX_ROWS
 
 
 def _to_half(x: Tensor, extent: Extent, low: int, n_block: int) -> ShortRows:

@@ -3,22 +3,28 @@
 The number of rows x decides how they are multiplied: few by gemv, which reads each weight once for
 all rows (`reference.few_rows`); up to some hundred by a tile GEMM, which converts weights to
 F16 or BF16 on their way to the tensor cores; more by the vendor's library, from weights converted
-in memory.
+in memory. Multi-head latent attention has one matrix for each head: there, kernels multiply few
+rows, and the library more.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from engine.backends.gpu import moe
-from engine.backends.gpu.launch.configs import target_of
-from engine.backends.gpu.matmul import dequant_gemm, gemv, per_head, tile_gemm
-from engine.backends.gpu.quantised import QuantisedMatrix
+from engine.backends.gpu.kernels import unquantised as kernels
+from engine.backends.gpu.launch.configs import allows, target_of
+from engine.backends.gpu.launch.kernel_launch import launch
+from engine.backends.gpu.matmul import dequant_gemm, gemv, tile_gemm
+from engine.backends.gpu.quantised import QuantisedMatrix, constants_of
 from engine.errors import EngineError
 from engine.formats.gguf.tensors import TYPES
+from engine.formats.quants.layout import DEVICE_CHUNK, LAYOUTS, TILE, Extent
+from engine.model.forward.attention import most_few_rows
 from engine.model.forward.batch import SMALL_BATCH
 from engine.model.forward.operands import ALL
 
@@ -85,8 +91,8 @@ class GpuPlanes(QuantisedMatrix):
         )
 
     def per_head(self, x: Tensor, rows: slice = ALL, *, transposed: bool = False) -> Tensor:
-        held = per_head.HeadMatrices.of_planes(self, rows)
-        return per_head.product(x, held, is_transposed=transposed)
+        held = HeadMatrices.of_planes(self, rows)
+        return per_head_product(x, held, is_transposed=transposed)
 
 
 class GpuPlain:
@@ -123,5 +129,138 @@ class GpuPlain:
         return y
 
     def per_head(self, x: Tensor, rows: slice = ALL, *, transposed: bool = False) -> Tensor:
-        held = per_head.HeadMatrices.of_plain(self.data, rows)
-        return per_head.product(x, held, is_transposed=transposed)
+        held = HeadMatrices.of_plain(self.data, rows)
+        return per_head_product(x, held, is_transposed=transposed)
+
+
+WORDS = 64
+"""Number of words of the plane `low` that a program of `x Wᵀ` reads at a time, of each row."""
+
+WORDS_TRANSPOSED, NUMBERS_TRANSPOSED = 16, 512
+"""Number of words of the plane `low` that a program of `x W` reads at a time, of each row, and of
+sums that it holds for each of them: there every weight of a word has a sum of its own."""
+
+ROWS, COLUMNS = 4, 256
+"""Rows and columns of an unquantised matrix that a program of `x Wᵀ` reads at a time."""
+
+PLAIN_ROWS, PLAIN_COLUMNS = 16, 64
+"""Rows and columns of an unquantised matrix that a program of `x W` reads at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeadMatrices:
+    """A range of rows of one matrix for each head.
+
+    Attributes:
+        data: planes (n_head, n_tile, tile_bytes), or elements (n_head, n_rows, n_columns).
+        type_number: number of the GGML type of planes; None for elements.
+        extent: columns of the file's matrix that are held.
+        first, stop: first row of the range, and the row behind its last.
+    """
+
+    data: Tensor
+    type_number: int | None
+    extent: Extent
+    first: int
+    stop: int
+
+    @classmethod
+    def of_planes(cls, weight: QuantisedMatrix, part: slice) -> HeadMatrices:
+        """Return the rows `part` of matrices in planes."""
+        first, stop, _ = part.indices(weight.n_rows)
+        return cls(weight.planes, weight.type_number, weight.extent, first, stop)
+
+    @classmethod
+    def of_plain(cls, data: Tensor, part: slice) -> HeadMatrices:
+        """Return the rows `part` of unquantised matrices."""
+        first, stop, _ = part.indices(data.shape[-2])
+        return cls(data, None, Extent.of(0, data.shape[-1]), first, stop)
+
+    @property
+    def n_part(self) -> int:
+        """Number of rows in the range."""
+        return self.stop - self.first
+
+    def values(self, dtype: torch.dtype, start: int, stop: int) -> Tensor:
+        """Return the range's elements for heads `start` to `stop`, (heads, n_part, n_columns)."""
+        data = self.data[start:stop]
+        if self.type_number is None:
+            return data[:, self.first : self.stop].to(dtype)
+        n_head, n_tile, tile_bytes = data.shape
+        n_rows = n_head * n_tile * TILE
+        found = dequant_gemm.dequantise_rows(
+            data.reshape(-1, tile_bytes), self.type_number, self.extent, n_rows, 0, n_rows, dtype
+        )
+        return found.view(n_head, n_tile * TILE, -1)[:, self.first : self.stop]
+
+
+def per_head_product(x: Tensor, held: HeadMatrices, *, is_transposed: bool) -> Tensor:
+    """Return `x Wᵀ` of each head, or `x W`; see `engine.model.forward.ops.Weight.per_head`.
+
+    Args:
+        x: F32 (T, n_head, n); few rows have the bits of each alone.
+        is_transposed: whether to compute `x W`.
+    """
+    kind = str(held.data.dtype) if held.type_number is None else held.type_number
+    is_few = 0 < x.shape[0] <= most_few_rows() and held.data.is_contiguous()
+    if not is_few or not allows(x.device, "per_head", kind, int(is_transposed)):
+        return _gemm(x, held, is_transposed)
+    if x.stride(-1) != 1:
+        x = x.contiguous()
+    width = held.extent.n_columns if is_transposed else held.n_part
+    y = x.new_empty(x.shape[0], x.shape[1], width)
+    if held.n_part == 0:
+        return y.zero_()
+    gemv = _plain_gemv if held.type_number is None else _planes_gemv
+    gemv(x, held, y, is_transposed)
+    return y
+
+
+def _planes_gemv(x: Tensor, held: HeadMatrices, y: Tensor, is_transposed: bool) -> None:
+    assert held.type_number is not None, "it is in planes"
+    extent, low = held.extent, LAYOUTS[held.type_number].low
+    if is_transposed:
+        n_block, n_rows = WORDS_TRANSPOSED // low, min(64, NUMBERS_TRANSPOSED * low // 32)
+        n_part = -(-extent.n_blocks // n_block)
+    else:
+        n_block, n_rows = WORDS // low, TILE
+        n_part = -(-held.stop // TILE) - held.first // TILE
+    n_tile, tile_bytes = held.data.shape[1:]
+    launch(
+        kernels.planes_transposed if is_transposed else kernels.planes_product,
+        (x.shape[1], n_part, x.shape[0]),
+        x, held.data, y, tile_bytes, n_tile, extent.n_blocks, extent.skip, extent.lead,
+        extent.n_columns, held.first, held.n_part, x.stride(0), x.stride(1), BLOCKS=n_block,
+        ROWS=n_rows, ASM=target_of(x.device).has_asm, **constants_of(held.type_number),
+    )  # fmt: skip
+
+
+def _plain_gemv(x: Tensor, held: HeadMatrices, y: Tensor, is_transposed: bool) -> None:
+    n_rows, n_columns = held.data.shape[1:]
+    aligned = 16 if n_columns % 16 == 0 else 1
+    n_part = -(-n_columns // PLAIN_COLUMNS) if is_transposed else -(-held.n_part // ROWS)
+    launch(
+        kernels.plain_transposed if is_transposed else kernels.plain_product,
+        (x.shape[1], n_part, x.shape[0]),
+        x, held.data, y, n_rows, n_columns // aligned, held.first, held.n_part, x.stride(0),
+        x.stride(1), ROWS=PLAIN_ROWS if is_transposed else ROWS,
+        COLUMNS=PLAIN_COLUMNS if is_transposed else COLUMNS, ALIGNED=aligned,
+    )  # fmt: skip
+
+
+def _gemm(x: Tensor, held: HeadMatrices, is_transposed: bool) -> Tensor:
+    """Multiply by torch, some heads at a time."""
+    dtype = dequant_gemm.half_dtype(x.device)
+    if held.type_number is None and held.data.dtype != torch.bfloat16:
+        dtype = held.data.dtype  # F32 and F16 have more digits than BF16
+    numbers, scale = dequant_gemm.to_half(x.transpose(0, 1), dtype)
+    n_head, n_columns = x.shape[1], held.extent.n_columns
+    y = x.new_empty(n_head, x.shape[0], n_columns if is_transposed else held.n_part)
+    per_head = n_columns * held.data.shape[1] * (1 if held.type_number is None else TILE)
+    step = max(1, DEVICE_CHUNK // max(1, per_head))
+    for start in range(0, n_head, step):
+        values = held.values(dtype, start, start + step)
+        y[start : start + step] = dequant_gemm.batched_multiply(
+            numbers[start : start + step], values if is_transposed else values.mT
+        )
+    return (y if scale is None else y.mul_(scale)).transpose(0, 1)

@@ -80,7 +80,7 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu, "FEW_KEYS", 16)
     monkeypatch.setattr(gpu, "FEW_PIECES", 2)
     monkeypatch.setattr(gpu, "MANY_KEYS", 16)
-    monkeypatch.setattr(gpu, "MOST_PIECES", 2)
+    monkeypatch.setattr(gpu, "MAX_PIECES", 2)
     whole = gpu.tiles_of
 
     def tiles_of(shape: gpu.AttentionShape, target: KernelTarget, *, is_few: bool) -> gpu.TileSizes:

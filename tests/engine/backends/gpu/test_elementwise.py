@@ -53,7 +53,7 @@ def test_heads_of_a_fused_projection(name: str, device: str) -> None:
 def test_rows_that_no_program_holds(
     name: str, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(elementwise, "LONGEST_ROW", 64)
+    monkeypatch.setattr(elementwise, "MAX_ROW", 64)
     x, weight, bias = (randn(*shape, device=device) for shape in ((2, 200), (200,), (200,)))
     check(
         getattr(elementwise, name)(x, weight, bias, 1e-5),

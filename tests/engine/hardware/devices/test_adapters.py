@@ -2,8 +2,8 @@
 
 import pytest
 
-from engine.hardware.devices import adapters
-from engine.hardware.devices.adapters import Adapter, find_adapters
+from engine.hardware.devices import other_gpus as adapters
+from engine.hardware.devices.other_gpus import Adapter, find_adapters
 
 
 def add(folder, name, kind, vendor):

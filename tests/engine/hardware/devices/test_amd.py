@@ -8,9 +8,9 @@ import pytest
 
 from engine.errors import NoDevice
 from engine.hardware.devices import amd as amd_module
-from engine.hardware.devices.adapters import Adapter
 from engine.hardware.devices.catalog import cuda_status, hidden_gpus, list_devices
 from engine.hardware.devices.monitor import DeviceMonitor
+from engine.hardware.devices.other_gpus import Adapter
 from engine.hardware.devices.torch_builds import TorchBuild
 from engine.hardware.devices.types import DeviceInfo
 from tests.helpers.fake_amd import (

@@ -13,7 +13,6 @@ import pytest
 
 from engine.errors import NoDevice
 from engine.hardware.devices import torch_builds as torch_build
-from engine.hardware.devices.adapters import Adapter
 from engine.hardware.devices.catalog import (
     cuda_status,
     hidden_gpus,
@@ -22,6 +21,7 @@ from engine.hardware.devices.catalog import (
     parse_target,
     require_devices,
 )
+from engine.hardware.devices.other_gpus import Adapter
 from engine.hardware.devices.torch_builds import TorchBuild, find_torch_build
 from engine.hardware.devices.types import DeviceInfo
 from engine.hardware.devices.visibility import variables_for, visible, visible_problem

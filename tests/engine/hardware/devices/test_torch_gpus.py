@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from engine.hardware.devices import torch_gpus
+from engine.hardware.devices import other_gpus as torch_gpus
 from engine.hardware.devices.catalog import cuda_status, list_devices
 from engine.hardware.devices.monitor import DeviceMonitor
 from engine.hardware.devices.torch_builds import TorchBuild

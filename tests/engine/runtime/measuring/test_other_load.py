@@ -9,14 +9,14 @@ import pytest
 
 from engine.hardware.devices.monitor import DeviceMonitor
 from engine.hardware.devices.types import DeviceSnapshot
-from engine.runtime.measuring.machine_speed import LEAST_PERCENT, other_load
+from engine.runtime.measuring.machine_speed import MIN_PERCENT, other_load
 
 BUSY = "while True: pass"
 
 
 def test_a_busy_program_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     n_cores = os.cpu_count() or 1
-    monkeypatch.setattr("engine.runtime.measuring.machine_speed.LEAST_PERCENT", 50 / n_cores)
+    monkeypatch.setattr("engine.runtime.measuring.machine_speed.MIN_PERCENT", 50 / n_cores)
     with subprocess.Popen([sys.executable, "-c", BUSY]) as busy:
         try:
             time.sleep(0.2)
@@ -28,7 +28,7 @@ def test_a_busy_program_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_only_what_is_in_use_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    loads = {"cuda:0": 99.0, "cuda:1": LEAST_PERCENT - 1, "cuda:2": None}
+    loads = {"cuda:0": 99.0, "cuda:1": MIN_PERCENT - 1, "cuda:2": None}
     monkeypatch.setattr(
         DeviceMonitor, "snapshot",
         lambda _: [DeviceSnapshot(d, 0.0, 0, 0, 0, load) for d, load in loads.items()],

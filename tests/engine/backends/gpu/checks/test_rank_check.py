@@ -10,13 +10,13 @@ from gguf.constants import GGMLQuantizationType as Kind
 from torch import Tensor
 
 from engine import EngineError, Model, load_model
-from engine.backends.gpu import attention, elementwise, moe, ops
+from engine.backends.gpu import attention, elementwise, moe
 from engine.backends.gpu.backend import GpuBackend
-from engine.backends.gpu.checks import calls
 from engine.backends.gpu.checks.rank_check import Verdicts
 from engine.backends.gpu.decode.sampling import DeviceSampler
 from engine.backends.gpu.launch.configs import allow_all, refuse, refused
 from engine.backends.gpu.launch.kernel_launch import intercept_launches
+from engine.backends.gpu.loading.dry_run import variant_of
 from engine.backends.gpu.matmul import gemv, tile_gemm
 from engine.backends.gpu.page_tables import PagedRows
 from engine.backends.gpu.quantised import attached
@@ -69,10 +69,10 @@ def one_by_one(model: Model) -> np.ndarray:
 def test_right_kernels_pass(path: Path) -> None:
     """Each variant that a pass or the sampling of a token starts has been started."""
     rank, started = CheckedRank(path), set[object]()
-    with intercept_launches(lambda start: not started.add(calls.variant_of(start))):  # type: ignore[func-returns-value]
+    with intercept_launches(lambda start: not started.add(variant_of(start))):  # type: ignore[func-returns-value]
         n = rank.check()
     assert n == len(rank.calls.calls) + 1
-    assert {calls.variant_of(start) for start in rank.starts} <= started
+    assert {variant_of(start) for start in rank.starts} <= started
     assert not refused(CPU)
     assert not rank.warnings
     assert not any(held.any() for cache in rank.cache.layers for held in cache.held())
@@ -143,7 +143,7 @@ def few(q: Tensor, *_: object) -> bool:
          "products of 1 row with Q8_0 weights"),
         (tile_gemm, "_multiply", always, "linears", [("tile_gemm", Q8_0, 16)],
          "products of up to 16 rows with Q8_0 weights"),
-        (ops.rope, "rope_all", always, "ropes", [("rope_all",)], "rope all"),
+        (elementwise, "rope_all", always, "ropes", [("rope_all",)], "rope all"),
         (elementwise, "_norm", always, "rms_norm", [("rms_norm",)], "rms norm"),
         (attention, "attention", few, "new_attention", [("attention", "f16", 16, 1)],
          "attention over keys and values in f16"),

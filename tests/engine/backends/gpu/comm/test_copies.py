@@ -29,7 +29,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shrink buffers, so that even small values need several rounds."""
     monkeypatch.setattr(buffers, "LINK_ROUND_BYTES", ROUND)
     monkeypatch.setattr(copies, "ROUND_BYTES", ROUND)
-    monkeypatch.setattr(copies, "LEAST_CHUNK", 128)
+    monkeypatch.setattr(copies, "MIN_CHUNK", 128)
     monkeypatch.setattr(copies, "SMALL_BYTES", 256)
 
 
@@ -218,4 +218,4 @@ def test_chunks_let_both_ways_be_used_at_once() -> None:
     assert parts[0][0] == 0
     assert parts[-1][1] == len(held)
     assert all(a[1] == b[0] for a, b in pairwise(parts))
-    assert all((stop - start) * 2 <= copies.MOST_CHUNK for start, stop in parts)
+    assert all((stop - start) * 2 <= copies.MAX_CHUNK for start, stop in parts)

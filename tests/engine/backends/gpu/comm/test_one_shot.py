@@ -12,7 +12,7 @@ from torch import Tensor
 from engine.backends.gpu import elementwise
 from engine.backends.gpu.comm import one_shot as one_shot_module
 from engine.backends.gpu.comm import slots
-from engine.backends.gpu.comm.one_shot import MOST_ONE_SHOT, MOST_WORDS, OneShot, OneShotGroups
+from engine.backends.gpu.comm.one_shot import MAX_WORDS, MOST_ONE_SHOT, OneShot, OneShotGroups
 from engine.backends.gpu.comm.slots import most_waiting
 from engine.backends.gpu.kernels import one_shot
 from engine.backends.gpu.launch.configs import KernelTarget, use_target
@@ -64,7 +64,7 @@ def test_all_members_have_the_same_bits(n: int, empty: Sequence[int]) -> None:
 def test_rows_that_check_guesses_are_added_as_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """In F32, whatever their number, in several rounds where a slot has no room for all."""
     monkeypatch.setattr(one_shot_module, "MOST_IN_F32", 3)
-    monkeypatch.setattr(one_shot_module, "MOST_WORDS", 20)
+    monkeypatch.setattr(one_shot_module, "MAX_WORDS", 20)
 
     def summed(one_shot: OneShot) -> Tensor:
         with computing(checked(2)):
@@ -336,7 +336,7 @@ def test_what_a_one_shot_takes() -> None:
     assert one_shot.add_norm(long, Addend(long), None) is None
     odd = torch.empty(MOST_ONE_SHOT // 5, 5, device=META)  # more packets than it has numbers
     assert one_shot.add_norm(odd, Addend(odd), None) is None
-    assert one_shot.words(torch.empty(MOST_WORDS, dtype=torch.int32, device=META)).shape[0] == 2
+    assert one_shot.words(torch.empty(MAX_WORDS, dtype=torch.int32, device=META)).shape[0] == 2
 
 
 def test_programs_of_ranks_on_one_gpu_find_room(monkeypatch: pytest.MonkeyPatch) -> None:

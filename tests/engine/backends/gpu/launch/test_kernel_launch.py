@@ -128,7 +128,7 @@ def test_amds_short_offsets_are_not_used_for_large_memory(
 def test_not_everything_is_remembered_for_ever(
     devices: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kernel_launch, "MOST_KNOWN", 3)
+    monkeypatch.setattr(kernel_launch, "MAX_KNOWN", 3)
     for n in range(10):
         launch(FakeKernel(), (1,), X, n, 1.0, SIZE=16)
         assert len(kernel_launch._known) <= 3

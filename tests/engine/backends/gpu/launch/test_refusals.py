@@ -219,7 +219,7 @@ def test_positions_are_turned_by_torch() -> None:
 
 def test_most_rows_of_a_tile_are_as_before() -> None:
     held, _ = weight()
-    x = rows(tile_gemm.MOST_ROWS)
+    x = rows(tile_gemm.MAX_ROWS)
     assert tile_gemm.product(x, held) is not None
-    refuse(CPU, [("tile_gemm", Q8_0, tile_gemm.MOST_ROWS)])
+    refuse(CPU, [("tile_gemm", Q8_0, tile_gemm.MAX_ROWS)])
     assert tile_gemm.product(x, held) is None

@@ -11,7 +11,7 @@ import torch
 from gguf.constants import GGMLQuantizationType as Kind
 from torch import Tensor
 
-from engine.backends.gpu import elementwise, quantise
+from engine.backends.gpu import elementwise, quantised
 from engine.backends.gpu.launch import configs
 from engine.backends.gpu.launch.configs import KernelTarget
 from engine.backends.gpu.launch.kernel_launch import KernelLaunch, intercept_launches
@@ -114,7 +114,7 @@ def counted(call: Callable[[], T]) -> tuple[T, int]:
 
 def seen(x: Tensor, weight: Held) -> Tensor:
     """Return the numbers that quantised rows stand for, in F64."""
-    rows, extent = quantise.quantise(x, weight.extent, weight.x_bytes), weight.extent
+    rows, extent = quantised.quantise(x, weight.extent, weight.x_bytes), weight.extent
     shape = (len(x), extent.n_blocks, weight.x_bytes, 2, 16)
     whole = rows.numbers.view(torch.int8).view(shape).double()
     total = whole[:, :, 0] if weight.x_bytes == 1 else whole[:, :, 0] * 255 + whole[:, :, 1]
@@ -178,14 +178,14 @@ def test_so_has_a_row_among_more_that_check_guesses(parts: int, device: str) -> 
         found = product(x, weight, residual=residual)
         gated = gemv.gated(x, weight, weight, SILU)
         assert gated is not None
-        inner = quantise.attached(gated)
+        inner = quantised.attached(gated)
         assert inner is not None
         for rows in (slice(0, 2), slice(7, 9), slice(10, 11)):
             assert torch.equal(product(x[rows], weight, residual=residual[rows]), found[rows])
             alone = gemv.gated(x[rows], weight, weight, SILU)
             assert alone is not None
             assert torch.equal(alone, gated[rows])
-            numbers = quantise.quantise(alone, inner.extent, inner.x_bytes).numbers
+            numbers = quantised.quantise(alone, inner.extent, inner.x_bytes).numbers
             assert torch.equal(numbers, inner.numbers[rows])
 
 
@@ -307,10 +307,10 @@ def test_what_is_rounded_on_the_way(x_bytes: int, how: str, device: str) -> None
 
 def test_counters_are_zeros_again(device: str) -> None:
     weight, x = some(Kind.Q4_0, device, n_rows=40), random_x(2, device)
-    made: list[quantise.QuantisedRows] = []
+    made: list[quantised.QuantisedRows] = []
 
-    def kept(*given: object) -> quantise.QuantisedRows:
-        made.append(quantise.quantise(*given))
+    def kept(*given: object) -> quantised.QuantisedRows:
+        made.append(quantised.quantise(*given))
         return made[-1]
 
     with many_parts(), mock.patch.object(gemv, "quantise", kept):
