@@ -23,8 +23,7 @@ from engine.generation.generate import Generation, fitting_tokens
 from engine.generation.results import ContextShifted
 from engine.generation.scoring import check_n_logprobs
 from engine.generation.wishes import PromptWishes
-from engine.text.messages import text_size
-from engine.text.thinking import THINK_OPEN, thinking_marks
+from engine.text.messages import THINK_OPEN, text_size, thinking_marks
 from engine.vision.images.placed import PlacedImages, text_ids
 
 if TYPE_CHECKING:

@@ -20,8 +20,7 @@ from engine.generation.wishes import PromptWishes
 from engine.text.chat_template import ChatTemplate, chat_template_from_metadata
 from engine.text.messages import ChatMessage, Tool
 from engine.text.tokenizer import Tokenizer
-from engine.text.tool_calls.detection import detect
-from engine.text.tool_calls.turns import TemplateUse, as_functions, has_more_than_text
+from engine.text.tool_calls.turns import TemplateUse, as_functions, detect, has_more_than_text
 from engine.text.vocabulary import NO_VOCABULARY, has_vocabulary
 
 if TYPE_CHECKING:

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from engine.errors import PromptError
-from engine.text.messages import Tool
-from engine.text.thinking import EFFORT_VARIABLE, THINKING_VARIABLES
+from engine.text.messages import EFFORT_VARIABLE, THINKING_VARIABLES, Tool
 from engine.text.tool_calls.turns import read_object
 
 _TAKEN = frozenset({"self", "messages", "tools", "add_generation_prompt", "now"})

@@ -1,8 +1,8 @@
 """What guesses for a loaded model: files of MTP blocks alone, and draft models with their memory.
 
-llama.cpp's converter writes files of MTP blocks with `--mtp`: the blocks under the numbers that they
-have behind the model's own ones, with the embedding, final norm and head that they share with it. A
-draft model is a small model of its own, with the same vocabulary.
+llama.cpp's converter writes files of MTP blocks with `--mtp`: the blocks under the numbers that
+they have behind the model's own ones, with the embedding, final norm and head that they share with
+it. A draft model is a small model of its own, with the same vocabulary.
 """
 
 from __future__ import annotations

@@ -15,9 +15,8 @@ from engine.planning.choice import Choice, choose
 from engine.planning.evaluation.fit import Fit
 from engine.planning.search.estimate import Alternative
 from engine.planning.search.results import GOALS, Goal, Speeds
-from engine.planning.speed.collectives import GIGABIT, Wires
 from engine.planning.speed.facts import MESSAGE_BYTES, LinkFacts
-from engine.planning.speed.links import Links
+from engine.planning.speed.links import GIGABIT, Links, Wires
 from engine.planning.speed.rigs import Rig
 from engine.planning.speed.rigs import parse_rig as parse_machine
 

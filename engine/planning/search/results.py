@@ -213,7 +213,7 @@ class TuneResult:
         model_name: name that the model's file gives.
         model_hash: hash of the model, see `engine.formats.gguf.reader`.
         n_ctx: context of the trials, in tokens.
-        device_set: key of the devices, see `engine.planning.speed.calibration.device_set`.
+        device_set: key of the devices, see `engine.planning.speed.forecast.device_set`.
         goal: request that was to be fast.
         trials: all trials in order; a repeated one stands once.
         regions: splits that the search left out for lack of memory, to be drawn.

@@ -22,7 +22,7 @@ from engine.planning.search.results import (
     Trial,
     TuneResult,
 )
-from engine.planning.speed.calibration import device_set
+from engine.planning.speed.forecast import device_set
 from engine.util.files import cache_folder, read_json, write_json
 
 if TYPE_CHECKING:

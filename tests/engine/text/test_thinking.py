@@ -8,7 +8,7 @@ from engine import ChatMessage, read_model_info
 from engine.formats.gguf.reader import GGUFFile
 from engine.generation.prompts import Prompts
 from engine.generation.wishes import PromptWishes
-from engine.text.thinking import (
+from engine.text.messages import (
     ThoughtMarker,
     can_think,
     has_effort,

@@ -4,9 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from engine.planning.speed.collectives import COPY_S, MOST_F32_BYTES, MOST_ONE_SHOT_BYTES, PEER_S
 from engine.planning.speed.facts import LinkFacts
-from engine.planning.speed.links import Links
+from engine.planning.speed.links import COPY_S, MOST_F32_BYTES, MOST_ONE_SHOT_BYTES, PEER_S, Links
 from engine.planning.speed.rigs import parse_rig
 
 RATE = 1e9
