@@ -28,7 +28,7 @@ from engine.planning.footprint import WorkingSizes, held_bytes
 from engine.planning.memory import MemoryUse
 from engine.planning.rank_size import RankSize, rank_memory, rank_size
 from engine.vision.encoders.base import TextModel
-from engine.vision.encoders.file import (
+from engine.vision.encoders.registry import (
     STORAGE,
     declare_vision_encoder,
     find_vision_encoder,

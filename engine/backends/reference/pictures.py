@@ -13,7 +13,7 @@ from engine.backends.reference.weights import PackedWeight
 from engine.errors import Cancelled
 from engine.util.progress import IsCancelled, never
 from engine.vision.encoders.base import VisionOps
-from engine.vision.encoders.file import max_queries
+from engine.vision.encoders.registry import max_queries
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
