@@ -250,7 +250,7 @@ if TYPE_CHECKING:
     from engine.util.sanitize import error_line, json_escaped, one_line, package_version, printable
     from engine.vision.images.decoding import (
         MAX_IMAGES,
-        MOST_PIXELS,
+        MAX_PIXELS,
         UnusableImage,
         decode_image,
     )

@@ -23,7 +23,7 @@ from engine.formats.gguf.reader import GGUFFile, model_hash
 from engine.hardware.devices.selection import parse_devices, parse_target
 from engine.load_params import ControlVector, LoadParams
 from engine.model.architectures.info import describe
-from engine.util.files import MOST_BYTES, read_file, read_json, replace_json, tandem_folder
+from engine.util.files import MAX_BYTES, read_file, read_json, replace_json, tandem_folder
 
 if TYPE_CHECKING:
     from engine.hardware.devices.types import DeviceInfo
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-MOST_ENTRIES = 4096
+MAX_ENTRIES = 4096
 """Most entries of a list; more devices or overrides are a mistake."""
 
 
@@ -79,7 +79,7 @@ def _optional(read: Callable[[Any], T]) -> Callable[[Any], T | None]:
 
 def _many(read: Callable[[Any], T]) -> Callable[[Any], tuple[T, ...]]:
     def read_all(value: Any) -> tuple[T, ...]:
-        if not isinstance(value, list | tuple) or len(value) > MOST_ENTRIES:
+        if not isinstance(value, list | tuple) or len(value) > MAX_ENTRIES:
             raise TypeError
         return tuple(read(item) for item in value)
 
@@ -175,7 +175,7 @@ READERS: Mapping[str, Callable[[Any], Any]] = {
 VERSION = 1
 KIND = "tandem plan"
 FOLDER = "plans"
-MOST_PLANS, MOST_LETTERS = 256, 100
+MAX_PLANS, MAX_LETTERS = 256, 100
 """Most plans of a model, and letters of a name."""
 
 AUTO_PLAN = "auto"
@@ -297,13 +297,13 @@ def checked_name(name: str) -> str:
     plain = " ".join(name.split())
     if (
         not plain
-        or len(plain) > MOST_LETTERS
+        or len(plain) > MAX_LETTERS
         or not plain.isprintable()
         or plain.lower() == AUTO_PLAN
     ):
         raise EngineError(
             f"'{plain[:60]}' cannot be the name of a plan.",
-            f"Use up to {MOST_LETTERS} letters, and not '{AUTO_PLAN}'.",
+            f"Use up to {MAX_LETTERS} letters, and not '{AUTO_PLAN}'.",
         )
     return plain
 
@@ -389,8 +389,8 @@ class PlanStore:
         """
         with self._lock:
             others = [p for p in self._read(model) if p.name.casefold() != plan.name.casefold()]
-            if len(others) >= MOST_PLANS:
-                raise EngineError(f"{model.name} has {MOST_PLANS} plans already.", "Delete some.")
+            if len(others) >= MAX_PLANS:
+                raise EngineError(f"{model.name} has {MAX_PLANS} plans already.", "Delete some.")
             self._write(model, [*others, plan])
 
     def delete(self, model: ModelKey, name: str) -> None:
@@ -509,7 +509,7 @@ def import_plan(path: Path) -> SavedPlan:
         EngineError: it cannot be read, or is not a plan.
     """
     try:
-        document = json.loads(read_file(path, MOST_BYTES).decode())
+        document = json.loads(read_file(path, MAX_BYTES).decode())
     except OSError as error:
         raise EngineError(f"{path} cannot be read: {error.strerror or error}.") from None
     except (ValueError, RecursionError):

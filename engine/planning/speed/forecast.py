@@ -38,13 +38,13 @@ if TYPE_CHECKING:
     from engine.planning.speed.rigs import Rig
 
 FILE_NAME = "calibration.json"
-MOST_SUBJECTS, MOST_RATIOS, MOST_LETTERS = 256, 9, 2000
+MAX_SUBJECTS, MAX_RATIOS, MAX_LETTERS = 256, 9, 2000
 """Most subjects of a file, ratios of a subject, and letters of a text."""
 
-LEAST, MOST = 1e-3, 1e3
+MIN_RATIO, MAX_RATIO = 1e-3, 1e3
 """Bounds of a ratio; others are mistakes, not measurements."""
 
-MOST_OF_ONE = 2.0
+MAX_OF_ONE = 2.0
 """Largest correction by a single run, as a factor: something else may have slowed it down."""
 
 DECODE, PREFILL = "decode", "prefill"
@@ -112,8 +112,8 @@ class Calibration:
             if self._path is not None:
                 self._ratios = _read(self._path) or self._ratios
             known = self._ratios.pop(subject, ())
-            self._ratios[subject] = (*known, ratio)[-MOST_RATIOS:]
-            while len(self._ratios) > MOST_SUBJECTS:
+            self._ratios[subject] = (*known, ratio)[-MAX_RATIOS:]
+            while len(self._ratios) > MAX_SUBJECTS:
                 del self._ratios[next(iter(self._ratios))]  # the oldest
             write_json(self._path, _document(self._ratios))
 
@@ -144,7 +144,7 @@ class Calibration:
 def _moved(before: float, ratios: Sequence[float]) -> float:
     """Return the logarithm of a factor after these ratios; it counts as one of them."""
     middle = median([before, *map(math.log, ratios)])
-    most = math.log(MOST_OF_ONE) if len(ratios) == 1 else math.inf
+    most = math.log(MAX_OF_ONE) if len(ratios) == 1 else math.inf
     return min(max(middle, before - most), before + most)
 
 
@@ -163,8 +163,8 @@ def _read(path: Path | None) -> dict[Subject, tuple[float, ...]]:
         if _is_subject(subject):
             good = tuple(float(ratio) for ratio in ratios if _is_ratio(ratio))
             if good:
-                found[subject] = good[-MOST_RATIOS:]
-    return dict(list(found.items())[-MOST_SUBJECTS:])
+                found[subject] = good[-MAX_RATIOS:]
+    return dict(list(found.items())[-MAX_SUBJECTS:])
 
 
 def _document(ratios: dict[Subject, tuple[float, ...]]) -> dict[str, Any]:
@@ -179,12 +179,12 @@ def _document(ratios: dict[Subject, tuple[float, ...]]) -> dict[str, Any]:
 def _is_ratio(value: object) -> bool:
     if not isinstance(value, int | float) or isinstance(value, bool):
         return False
-    return LEAST <= value <= MOST  # false for NaN, too
+    return MIN_RATIO <= value <= MAX_RATIO  # false for NaN, too
 
 
 def _is_subject(subject: Subject) -> bool:
     texts = *subject.devices, subject.test, subject.about
-    return all(isinstance(text, str) and len(text) <= MOST_LETTERS for text in texts)
+    return all(isinstance(text, str) and len(text) <= MAX_LETTERS for text in texts)
 
 
 PROMPT_TOKENS = 512
@@ -194,7 +194,7 @@ CACHED_BYTES, CACHED = 128 << 20, " in cache"
 """Bytes of weights that a CPU's caches may hold, and the mark of such runs: they read much faster,
 so larger models learn nothing from them."""
 
-MOST_MODELS = 16
+MAX_MODELS = 16
 """Most speed models that a forecaster keeps."""
 
 
@@ -364,7 +364,7 @@ class Forecaster:
         key = ids, params.cpu_threads, params.kv_on_host, params.p2p
         found = self._models.get(key)
         if found is None:
-            if len(self._models) >= MOST_MODELS:
+            if len(self._models) >= MAX_MODELS:
                 self._models.clear()
             facts = [self._facts[device] for device in ids]
             links = self._by_mode.get(params.p2p, self._links)

@@ -36,10 +36,10 @@ How = Literal["lane", "copies", "threads", "machines"]
 Wire = Literal["F32", "BF16"]
 """Element type of what is exchanged."""
 
-MOST_F32_BYTES = 4 * MOST_IN_F32
+MAX_F32_BYTES = 4 * MOST_IN_F32
 """Largest value, in bytes of F32, that GPUs exchange as it is; larger ones go in BF16."""
 
-MOST_ONE_SHOT_BYTES = 4 * MOST_ONE_SHOT
+MAX_ONE_SHOT_BYTES = 4 * MOST_ONE_SHOT
 """Largest value, in bytes of F32, that goes by a one-shot all-reduce."""
 
 PACKET_FACTOR = 2.0
@@ -124,10 +124,10 @@ def all_reduce_times(group: LinkGroup, n_bytes: float) -> list[AllReduceTime]:
     if group.has_cpu:
         threads = min(group.one_shot_s(n_bytes), group.sliced_s(n_bytes, 0.0))
         return [AllReduceTime(threads, "threads", "F32")]
-    wire: Wire = "F32" if n_bytes <= MOST_F32_BYTES else "BF16"
+    wire: Wire = "F32" if n_bytes <= MAX_F32_BYTES else "BF16"
     sent = n_bytes if wire == "F32" else n_bytes / 2
     copies = AllReduceTime(group.sliced_s(sent, COPY_S), "copies", wire)
-    if n_bytes > MOST_ONE_SHOT_BYTES:
+    if n_bytes > MAX_ONE_SHOT_BYTES:
         return [copies]
     return [AllReduceTime(group.one_shot_s(PACKET_FACTOR * sent), "lane", wire), copies]
 
@@ -138,11 +138,11 @@ def by_route(links: Sequence[tuple[str, LinkFacts]]) -> tuple[tuple[LinkFacts, .
     return tuple(tuple(link for of, link in links if of == route) for route in routes)
 
 
-MOST_AT_ONCE_BYTES = 4 << 14
+MAX_AT_ONCE_BYTES = 4 << 14
 """Largest value, in bytes of F32, that machines exchange without telling its shape first (see
 `engine.distributed.process_comm.MOST_AT_ONCE`)."""
 
-LEAST_SLICED_BYTES = 4 << 16
+MIN_SLICED_BYTES = 4 << 16
 """Smallest value of which three or more machines sum a slice each (`LEAST_SLICED` there)."""
 
 EXCHANGE = 2
@@ -223,10 +223,10 @@ class Wires:
         n_ranks = Counter(machine_of(device) for device in devices)
         pairs = list(combinations(n_ranks, 2))
         exchange = max(self.exchange_s(a, b) for a, b in pairs)
-        is_short = len(n_ranks) == len(devices) and n_bytes <= MOST_AT_ONCE_BYTES
+        is_short = len(n_ranks) == len(devices) and n_bytes <= MAX_AT_ONCE_BYTES
         n_exchanges = 1 if is_short else 2  # the first one tells shapes
         sent = n_bytes * max(n_ranks.values()) * (len(n_ranks) - 1)
-        if len(n_ranks) == len(devices) > 2 and n_bytes >= LEAST_SLICED_BYTES:
+        if len(n_ranks) == len(devices) > 2 and n_bytes >= MIN_SLICED_BYTES:
             sent, n_exchanges = 2 * sent / len(n_ranks), 3
         slowest = max(self.between(a, b).payload_s(sent) for a, b in pairs)
         return n_exchanges * exchange + slowest
@@ -339,7 +339,7 @@ class Links:
         key = tuple(devices), n_bytes
         found = self._sums.get(key)
         if found is None:
-            if len(self._sums) >= MOST_KNOWN:
+            if len(self._sums) >= MAX_KNOWN:
                 self._sums.clear()
             found = self._sums[key] = self._sum_times(devices, n_bytes)
         return found
@@ -393,7 +393,7 @@ def _sorted(pair: tuple[str, str]) -> tuple[str, str]:
     return (a, b) if a <= b else (b, a)
 
 
-MOST_KNOWN = 1 << 12
+MAX_KNOWN = 1 << 12
 """Most all-reduces that are kept: a split that is dragged has the same ones all the time."""
 
 SHARED_MEMORY = LinkFacts(11e-6, 3e9, 32 << 10)

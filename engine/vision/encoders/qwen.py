@@ -1,5 +1,5 @@
-"""Qwen's encoders, for images of any size: of 2.5-VL, whose patches see each other in windows and all
-of them in some blocks, and of 3-VL and 3.5, with 2-D RoPE and 2 x 2 patches in a token.
+"""Qwen's encoders for images of any size: 2.5-VL, whose patches see each other in windows and in
+some blocks all of them; 3-VL and 3.5, with 2-D RoPE and 2 x 2 patches in a token.
 """
 
 from __future__ import annotations

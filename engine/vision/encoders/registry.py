@@ -19,7 +19,7 @@ from engine.vision.encoders.internvl import InternVLEncoder
 from engine.vision.encoders.pixtral import PixtralEncoder
 from engine.vision.encoders.qwen import Qwen3VLEncoder, Qwen25VLEncoder
 from engine.vision.encoders.siglip import Gemma3Encoder, Idefics3Encoder
-from engine.vision.images.placed import MOST_TOKENS
+from engine.vision.images.placed import MAX_TOKENS
 
 if TYPE_CHECKING:
     from engine.formats.gguf.metadata import Metadata
@@ -103,8 +103,8 @@ def declare_vision_encoder(file: GGUFFile, text: TextModel) -> VisionDeclaration
     source = TensorSource(str(file.path), file.tensors)
     cls.adapt(source, keys)
     encoder = cls(keys, text)
-    if encoder.rule.most_tokens > MOST_TOKENS:
-        raise keys.invalid(f"its pictures have more than {MOST_TOKENS} tokens")
+    if encoder.rule.most_tokens > MAX_TOKENS:
+        raise keys.invalid(f"its pictures have more than {MAX_TOKENS} tokens")
     slots = tuple(encoder.bind(source))
     unknown = [n for n in file.tensors if n not in source.used and not n.startswith(HEARING)]
     if unknown:
@@ -140,7 +140,7 @@ def find_vision_encoder(model: Path, text: TextModel) -> Path | None:
     return None
 
 
-MOST_SCORES = 1 << 25
+MAX_SCORES = 1 << 25
 """Largest number of attention scores that exist at once."""
 
 F32_BYTES = 4
@@ -155,7 +155,7 @@ UNPACK_BYTES = 2 * F32_BYTES * (1 << 22)
 
 def max_queries(n: int, n_head: int) -> int:
     """Return for how many of n patches attention computes scores at once."""
-    return max(1, min(n, MOST_SCORES // (n * n_head)))
+    return max(1, min(n, MAX_SCORES // (n * n_head)))
 
 
 def work_bytes(encoder: VisionEncoder) -> int:

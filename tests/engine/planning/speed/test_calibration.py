@@ -127,7 +127,7 @@ def test_what_is_good_in_a_file_is_kept(file: Path) -> None:
 
 def test_a_huge_file_is_not_read(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Calibration(file).note(ONE, 1.0, 4.0)
-    monkeypatch.setattr("engine.util.files.MOST_BYTES", 10)
+    monkeypatch.setattr("engine.util.files.MAX_BYTES", 10)
     assert Calibration(file).factor(ONE) == 1.0
 
 
