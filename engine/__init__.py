@@ -203,10 +203,8 @@ if TYPE_CHECKING:
         TuneResult,
     )
     from engine.planning.search.results_file import TuneFile, last_result, result_document
-    from engine.planning.speed.calibration import Calibration
-    from engine.planning.speed.collectives import Wires
     from engine.planning.speed.facts import DeviceFacts, LinkFacts, Prediction, WireSpeed
-    from engine.planning.speed.forecast import Forecast, Forecaster
+    from engine.planning.speed.forecast import Calibration, Forecast, Forecaster
     from engine.planning.speed.link_records import (
         LinkRecord,
         chosen_way,
@@ -214,7 +212,7 @@ if TYPE_CHECKING:
         record_document,
         speed_of,
     )
-    from engine.planning.speed.links import Links
+    from engine.planning.speed.links import Links, Wires
     from engine.planning.speed.machine_file import (
         MachineFile,
         known_facts,
@@ -234,13 +232,15 @@ if TYPE_CHECKING:
     from engine.text.chat_template import load_chat_template, load_tokenizer
     from engine.text.messages import (
         IMAGE_PLACEHOLDER,
+        THINK_CLOSE,
+        THINK_OPEN,
         ChatMessage,
         ImageFile,
+        ThoughtMarker,
         Tool,
         ToolCall,
         text_size,
     )
-    from engine.text.thinking import THINK_CLOSE, THINK_OPEN, ThoughtMarker
     from engine.util.child_program import answer_lines, ending_after
     from engine.util.files import (
         atomic_write,
@@ -267,7 +267,7 @@ if TYPE_CHECKING:
     from engine.util.sanitize import error_line, json_escaped, one_line, package_version, printable
     from engine.vision.images.decoding import (
         MAX_IMAGES,
-        MOST_PIXELS,
+        MAX_PIXELS,
         UnusableImage,
         decode_image,
     )

@@ -20,7 +20,7 @@ from engine.generation.results import (
     ToolCallText,
 )
 from engine.sampling_params import Grammar
-from engine.text.thinking import (
+from engine.text.messages import (
     THINK_CLOSE,
     THINK_OPEN,
     ThinkingMarks,

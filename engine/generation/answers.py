@@ -22,8 +22,7 @@ from engine.generation.generate import Generation, check_n_logprobs, fitting_tok
 from engine.generation.prompts import PromptOptions
 from engine.generation.results import ContextShifted
 from engine.generation.sequence import in_background
-from engine.text.messages import text_size
-from engine.text.thinking import THINK_OPEN, thinking_marks
+from engine.text.messages import THINK_OPEN, text_size, thinking_marks
 from engine.vision.images.placed import PlacedImages, text_ids
 
 if TYPE_CHECKING:

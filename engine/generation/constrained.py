@@ -19,14 +19,14 @@ from engine.decoding.grammar.schema import (
 )
 from engine.errors import GrammarError
 from engine.sampling_params import Grammar
-from engine.text.thinking import thinking_marks, thinking_state
+from engine.text.messages import thinking_marks, thinking_state
 from engine.text.tool_calls.marks import AnswerMark
 from engine.util.progress import IsCancelled, never
 
 if TYPE_CHECKING:
     from engine.decoding.sampling.sampler import Logits
     from engine.generation.prompts import Prompts
-    from engine.text.thinking import ThinkingMarks, ThinkingState
+    from engine.text.messages import ThinkingMarks, ThinkingState
 
 GAP = b"\n\n"
 """Line breaks that may stand between a mark and what the grammar describes; models put them there.

@@ -17,11 +17,15 @@ from engine.generation.image_prompts import (
     without_numbers,
 )
 from engine.text.chat_template import ChatTemplate, chat_template_from_metadata
-from engine.text.messages import ChatMessage, Tool
-from engine.text.thinking import EFFORT_VARIABLE, THINKING_VARIABLES
+from engine.text.messages import EFFORT_VARIABLE, THINKING_VARIABLES, ChatMessage, Tool
 from engine.text.tokenizer import Tokenizer
-from engine.text.tool_calls.detection import detect
-from engine.text.tool_calls.turns import TemplateUse, as_functions, has_more_than_text, read_object
+from engine.text.tool_calls.turns import (
+    TemplateUse,
+    as_functions,
+    detect,
+    has_more_than_text,
+    read_object,
+)
 from engine.text.vocabulary import NO_VOCABULARY, has_vocabulary
 
 if TYPE_CHECKING:

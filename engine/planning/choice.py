@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from engine.planning.planner import Planner
     from engine.planning.speed.forecast import Forecast, Forecaster
 
-MOST_NAMED = 3
+MAX_NAMED = 3
 """Most GPUs that are named; more are counted."""
 
 
@@ -137,7 +137,7 @@ def _with_cpu(chosen: Alternative, others: Sequence[Alternative], gpus: Sequence
 
 
 def _all(gpus: Sequence[str]) -> str:
-    return names(gpus) if len(gpus) <= MOST_NAMED else f"the {len(gpus)} GPUs"
+    return names(gpus) if len(gpus) <= MAX_NAMED else f"the {len(gpus)} GPUs"
 
 
 def _have(gpus: Sequence[str]) -> str:
@@ -180,7 +180,7 @@ def _set(one: Alternative, gpus: Sequence[str]) -> str:
     n = len(one.params.devices)
     if n == len(gpus):
         return "both" if n == 2 else f"all {n} GPUs"
-    return names(one.params.devices) if n <= MOST_NAMED else f"{n} GPUs"
+    return names(one.params.devices) if n <= MAX_NAMED else f"{n} GPUs"
 
 
 def _upper(text: str) -> str:
@@ -195,19 +195,19 @@ def _number(tokens_per_s: float) -> str:
     return f"{tokens_per_s:.0f}" if tokens_per_s >= 20 else f"{tokens_per_s:.1f}"
 
 
-LEAST_GAIN = 0.1
+MIN_GAIN = 0.1
 """Least part of the time that more devices must save: each is one more to fail, and to heat."""
 
 F32_BYTES = 4
 """Bytes of one element of the hidden state, which ranks exchange."""
 
-MOST_COMBINED = 8
+MAX_COMBINED = 8
 """Most GPUs of which all sets are considered; of more, the fastest and the largest of each size."""
 
-MOST_PLANNED = 3
+MAX_PLANNED = 3
 """Most set sizes, beyond the smallest that holds the model, that are planned in full."""
 
-LEAST_LOADED = 0.9
+MIN_LOADED = 0.9
 """Part of a file's bytes that a set must at least hold: some models have unused tensors."""
 
 
@@ -297,7 +297,7 @@ class _Chooser:
         Where the answer is no shorter than the prompt, decoding must be faster as well: prompts are
         short then, and those of models with routed experts are predicted only roughly.
         """
-        part = 1 - LEAST_GAIN
+        part = 1 - MIN_GAIN
         is_near = part * one.seconds <= best.seconds
         if self._goal.n_gen >= self._goal.n_prompt:
             is_near |= one.speeds.decode_ts >= part * best.speeds.decode_ts
@@ -345,7 +345,7 @@ class _Chooser:
         n_all = len(self._gpus)
         numbers = {2**n for n in range(1, n_all.bit_length())} | {n_all}
         larger = [n for n in numbers if fewest < n <= n_all]
-        return sorted(larger, key=lambda n: self._promised_s(self._promising(n)[0]))[:MOST_PLANNED]
+        return sorted(larger, key=lambda n: self._promised_s(self._promising(n)[0]))[:MAX_PLANNED]
 
     def _alone(self) -> Iterator[Alternative]:
         """Yield one GPU of each kind by itself: the first one that holds the model."""
@@ -376,13 +376,13 @@ class _Chooser:
 
     def _promising(self, n: int) -> list[tuple[str, ...]]:
         """Return the fastest and the largest of the sets of n GPUs that may hold the model."""
-        if len(self._gpus) <= MOST_COMBINED:
+        if len(self._gpus) <= MAX_COMBINED:
             sets = list(combinations(self._gpus, n))
         else:
             by_room = sorted(self._gpus, key=lambda gpu: -self._rooms[gpu].free_bytes)[:n]
             sets = [tuple(self._gpus[:n]), tuple(g for g in self._gpus if g in by_room)]
         rooms = {gpus: sum(self._rooms[gpu].free_bytes for gpu in gpus) for gpus in sets}
-        least = LEAST_LOADED * self._planner.info.n_bytes
+        least = MIN_LOADED * self._planner.info.n_bytes
         roomy = sorted((s for s in sets if rooms[s] >= least), key=self._promised_s)
         return list(dict.fromkeys([*roomy[:1], *sorted(roomy, key=lambda s: -rooms[s])[:1]]))
 

@@ -15,9 +15,8 @@ from engine.planning.choice import Choice, choose
 from engine.planning.evaluation.fit import Fit
 from engine.planning.search.estimate import Alternative
 from engine.planning.search.results import GOALS, Goal, Speeds
-from engine.planning.speed.collectives import GIGABIT, Wires
 from engine.planning.speed.facts import MESSAGE_BYTES, LinkFacts
-from engine.planning.speed.links import Links
+from engine.planning.speed.links import GIGABIT, Links, Wires
 from engine.planning.speed.rigs import Rig
 from engine.planning.speed.rigs import parse_rig as parse_machine
 
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     from engine.planning.planner import Planner
     from engine.planning.speed.forecast import Forecaster
 
-LEAST_GAIN = 0.1
+MIN_GAIN = 0.1
 """Least part of the time that further machines must save: each is one more to fail."""
 
 
@@ -89,7 +88,7 @@ def choose_machines(
         why = f"{_alone_text(fastest)}. No split over the machines fits."
         return Choice(fastest.way.params, why, tuple(one.way for one in found))
     ways = sorted([*found, split], key=lambda one: one.way.seconds)
-    is_worth = fastest is None or split.way.seconds < (1 - LEAST_GAIN) * fastest.way.seconds
+    is_worth = fastest is None or split.way.seconds < (1 - MIN_GAIN) * fastest.way.seconds
     best = split if fastest is None or is_worth else fastest
     return Choice(
         best.way.params, reason_for_machines(split, fastest, best), tuple(one.way for one in ways)
@@ -187,7 +186,7 @@ def _rate(one: MachineSpeed) -> str:
     return f"{one.way.speeds.decode_ts:.1f} tok/s"
 
 
-MOST_MACHINES = 16
+MAX_MACHINES = 16
 """Most machines of a rig."""
 
 BETWEEN = re.compile(r"\s/\s")
@@ -219,8 +218,8 @@ def parse_rig(text: str) -> Rig:
                 "A network needs two machines.", "Write ' / ' between them: 1x3090 / 1x4090."
             )
         return parse_machine(machines_text)
-    if len(parts) > MOST_MACHINES:
-        raise EngineError(f"There are at most {MOST_MACHINES} machines.", "Write fewer of them.")
+    if len(parts) > MAX_MACHINES:
+        raise EngineError(f"There are at most {MAX_MACHINES} machines.", "Write fewer of them.")
     rigs = [parse_machine(part) for part in parts]
     return _joined(text.strip(), rigs, Wires(other=parse_wire(wire) if wire.strip() else GIGABIT))
 

@@ -54,7 +54,7 @@ class DeviceMemory:
     measured: MemoryUse
 
 
-LEAST_BYTES = 512
+MIN_BYTES = 512
 """Bytes to whose multiples every tensor is rounded."""
 
 SMALL_BYTES, SMALL_SEGMENT = 1 << 20, 2 << 20
@@ -66,13 +66,13 @@ LARGE_BYTES, LARGE_SEGMENT = 10 << 20, 20 << 20
 SEGMENT_STEP = 2 << 20
 """Bytes to whose multiples a segment for one tensor is rounded."""
 
-LARGEST_ARENA = 1 << 30
+MAX_ARENA = 1 << 30
 """Most bytes of an arena: kernels for AMD reach 2 GiB by cheaper addresses."""
 
 
 def aligned_bytes(n_bytes: int) -> int:
     """Return the bytes of a tensor up to where the next one may begin."""
-    return -(-n_bytes // LEAST_BYTES) * LEAST_BYTES
+    return -(-n_bytes // MIN_BYTES) * MIN_BYTES
 
 
 def is_arena(n_bytes: int) -> bool:
@@ -80,7 +80,7 @@ def is_arena(n_bytes: int) -> bool:
 
     Smaller ones share segments anyway.
     """
-    return LARGE_BYTES <= n_bytes <= LARGEST_ARENA
+    return LARGE_BYTES <= n_bytes <= MAX_ARENA
 
 
 def allocated_bytes(n_bytes: int) -> int:
@@ -106,10 +106,10 @@ LOAD_BUFFERS, LOAD_BUFFER_BYTES = 3, 32 << 20
 """Number and bytes of the staging buffers through which the file's parts reach a GPU, in host
 memory and as many on the GPU. One is filled and one is copied while one waits."""
 
-LEAST_FILLS = 16
+MIN_FILLS = 16
 """Least number of buffers' contents that a load is divided into: large buffers take long to pin."""
 
-LEAST_BUFFER_BYTES = 1 << 20
+MIN_BUFFER_BYTES = 1 << 20
 """Least size of a staging buffer, in bytes."""
 
 PACK_BYTES = 64 << 20
@@ -137,7 +137,7 @@ PAGE_BYTES = 2 << 20
 
 def staging_bytes(file_bytes: int) -> int:
     """Return the bytes of one staging buffer for a rank that reads so much of the file."""
-    return min(LOAD_BUFFER_BYTES, max(LEAST_BUFFER_BYTES, file_bytes // LEAST_FILLS))
+    return min(LOAD_BUFFER_BYTES, max(MIN_BUFFER_BYTES, file_bytes // MIN_FILLS))
 
 
 def shown_bytes(stage: int, n_ranks: int) -> int:

@@ -27,7 +27,7 @@ from engine.planning.footprint import WorkingSizes, held_bytes
 from engine.planning.memory import MemoryUse
 from engine.planning.rank_size import RankSize, rank_memory, rank_size
 from engine.vision.encoders.base import TextModel
-from engine.vision.encoders.file import (
+from engine.vision.encoders.registry import (
     STORAGE,
     declare_vision_encoder,
     find_vision_encoder,
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from engine.model.layers.hparams import HParams
     from engine.model.sharding.shares import Shares
 
-MOST_KEPT = 8
+MAX_KEPT = 8
 """Most files whose sizes are remembered: a plan is made for each move of the mouse."""
 
 PICTURES_HINT = (
@@ -60,7 +60,7 @@ def mmproj_path(params: LoadParams, text: TextModel) -> str:
     return _beside(params.path, text, stamp_of(folder))
 
 
-@lru_cache(MOST_KEPT)
+@lru_cache(MAX_KEPT)
 def _beside(path: str, text: TextModel, stamp: Stamp) -> str:
     found = find_vision_encoder(Path(path), text)
     return "" if found is None else str(found)
@@ -76,7 +76,7 @@ def vision_bytes(params: LoadParams, text: TextModel) -> int:
     return _bytes(path, text, stamp_of(Path(path))) if path else 0
 
 
-@lru_cache(MOST_KEPT)
+@lru_cache(MAX_KEPT)
 def _bytes(path: str, text: TextModel, stamp: Stamp) -> int:
     with GGUFFile.open(path) as file:
         declaration = declare_vision_encoder(file, text)
@@ -88,7 +88,7 @@ DENSE_FRACTION = 0.8
 """Largest part of a device's free memory that dequantised weights may take; beyond it they stay
 quantised."""
 
-MOST_CHECKPOINT_BYTES, MOST_CHECKPOINTS = 4 << 30, 64
+MAX_CHECKPOINT_BYTES, MAX_CHECKPOINTS = 4 << 30, 64
 """Most bytes of recurrent states that are kept in the host's memory unless a load says otherwise,
 and the most sequences' states: three of each of some twenty chats."""
 
@@ -332,7 +332,7 @@ def _checkpoint_bytes(
     """
     if not n_bytes or params.checkpoint_bytes is not None:
         return (params.checkpoint_bytes or 0) if n_bytes else 0
-    most = min(MOST_CHECKPOINT_BYTES, MOST_CHECKPOINTS * n_bytes)
+    most = min(MAX_CHECKPOINT_BYTES, MAX_CHECKPOINTS * n_bytes)
     if free_bytes is None or CPU not in free_bytes:
         return most
     left = beside_reserve(free_bytes, params.reserve)[CPU] - plan.bytes_by_device().get(CPU, 0)

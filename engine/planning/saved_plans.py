@@ -23,7 +23,7 @@ from engine.errors import EngineError
 from engine.formats.gguf.reader import GGUFFile, model_hash
 from engine.load_params import LoadParams
 from engine.model.architectures.info import describe
-from engine.util.files import MOST_BYTES, read_file, read_json, replace_json, tandem_folder
+from engine.util.files import MAX_BYTES, read_file, read_json, replace_json, tandem_folder
 
 if TYPE_CHECKING:
     from engine.hardware.devices.types import DeviceInfo
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 VERSION = 1
 KIND = "tandem plan"
 FOLDER = "plans"
-MOST_PLANS, MOST_LETTERS = 256, 100
+MAX_PLANS, MAX_LETTERS = 256, 100
 """Most plans of a model, and letters of a name."""
 
 AUTO_PLAN = "auto"
@@ -154,13 +154,13 @@ def checked_name(name: str) -> str:
     plain = " ".join(name.split())
     if (
         not plain
-        or len(plain) > MOST_LETTERS
+        or len(plain) > MAX_LETTERS
         or not plain.isprintable()
         or plain.lower() == AUTO_PLAN
     ):
         raise EngineError(
             f"'{plain[:60]}' cannot be the name of a plan.",
-            f"Use up to {MOST_LETTERS} letters, and not '{AUTO_PLAN}'.",
+            f"Use up to {MAX_LETTERS} letters, and not '{AUTO_PLAN}'.",
         )
     return plain
 
@@ -246,8 +246,8 @@ class PlanStore:
         """
         with self._lock:
             others = [p for p in self._read(model) if p.name.casefold() != plan.name.casefold()]
-            if len(others) >= MOST_PLANS:
-                raise EngineError(f"{model.name} has {MOST_PLANS} plans already.", "Delete some.")
+            if len(others) >= MAX_PLANS:
+                raise EngineError(f"{model.name} has {MAX_PLANS} plans already.", "Delete some.")
             self._write(model, [*others, plan])
 
     def delete(self, model: ModelKey, name: str) -> None:
@@ -366,7 +366,7 @@ def import_plan(path: Path) -> SavedPlan:
         EngineError: it cannot be read, or is not a plan.
     """
     try:
-        document = json.loads(read_file(path, MOST_BYTES).decode())
+        document = json.loads(read_file(path, MAX_BYTES).decode())
     except OSError as error:
         raise EngineError(f"{path} cannot be read: {error.strerror or error}.") from None
     except (ValueError, RecursionError):

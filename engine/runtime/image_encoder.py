@@ -18,8 +18,8 @@ from engine.hardware.torch_devices import free_bytes, is_out_of_memory
 from engine.planning.footprint import held_bytes
 from engine.runtime.loader import ByteProgress, check_types, load_rank
 from engine.util.progress import IsCancelled, ignore, never
-from engine.vision.encoders.file import STORAGE, declare_vision_encoder, work_bytes
 from engine.vision.encoders.ops import VisionOps, product
+from engine.vision.encoders.registry import STORAGE, declare_vision_encoder, work_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -14,9 +14,15 @@ from itertools import chain
 from typing import TYPE_CHECKING, Protocol
 
 from engine.errors import InvalidGGUF, ModelFileError
-from engine.text.bpe import BpeEncoder, byte_alphabet
-from engine.text.pretokenizers import DEFAULT, PRE_TOKENIZERS, PreTokenizer
-from engine.text.spm import SPACE, SpmEncoder
+from engine.text.encoders import (
+    DEFAULT,
+    PRE_TOKENIZERS,
+    SPACE,
+    BpeEncoder,
+    PreTokenizer,
+    SpmEncoder,
+    byte_alphabet,
+)
 from engine.text.vocabulary import (
     BYTE,
     CONTROL,

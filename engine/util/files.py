@@ -268,7 +268,7 @@ def _delete(path: Path) -> None:
             path.unlink()
 
 
-MOST_BYTES = 4 << 20
+MAX_BYTES = 4 << 20
 """Size limit of a file; a larger one is not ours."""
 
 
@@ -285,7 +285,7 @@ def read_json(path: Path | None) -> Any:
     if path is None:
         return None
     try:
-        return json.loads(read_file(path, MOST_BYTES).decode())
+        return json.loads(read_file(path, MAX_BYTES).decode())
     except (OSError, ValueError, RecursionError):
         return None
 

@@ -6,10 +6,10 @@ import re
 from functools import cache
 from typing import Final
 
-MOST_ERROR: Final = 500
+MAX_ERROR: Final = 500
 """Largest number of characters of an error, its hint included."""
 
-MOST_HINT: Final = 250
+MAX_HINT: Final = 250
 """Largest number of characters of an error's hint."""
 
 REPLACEMENT: Final = "\N{REPLACEMENT CHARACTER}"
@@ -47,8 +47,8 @@ def one_line(text: str, most: int = 0) -> str:
 
 def error_line(message: str, hint: str = "") -> str:
     """Return an error and what to do about it, in one printable line of limited length."""
-    shown = one_line(hint, MOST_HINT)
-    room = MOST_ERROR - len(shown) - bool(shown)
+    shown = one_line(hint, MAX_HINT)
+    room = MAX_ERROR - len(shown) - bool(shown)
     return f"{one_line(message, room)} {shown}".strip()
 
 

@@ -33,7 +33,7 @@ from pathlib import Path
 import numpy as np
 import regex
 
-from engine.text.pretokenizers import LLAMA3
+from engine.text.encoders import LLAMA3
 from tests.bench.drafts import PROMPTS
 from tests.bench.random_blocks import Bytes, Shape, encoded
 from tests.bench.synthetic import FIRST_WORD, MODELS, Sizes, random_tensor, typed, write_header

@@ -23,7 +23,7 @@ from gguf import GGUFWriter, TokenType
 
 from engine.formats.gguf.tensors import TYPES
 from engine.model.architectures.info import FILE_TYPES
-from engine.text.bpe import byte_alphabet
+from engine.text.encoders import byte_alphabet
 from tests.bench.random_blocks import KINDS, PLAIN, Bytes, Shape, encoded, n_bytes
 from tests.bench.random_blocks import random_tensor as random_matrix
 

@@ -10,8 +10,8 @@ import sys
 import time
 from collections.abc import Callable
 
+from engine.text.chat_template import TemplateRenderer
 from engine.text.templates.program import MAX_SECONDS, render
-from engine.text.templates.renderer import TemplateRenderer
 from tests.helpers.golden import golden_path
 
 NAMES = ("Qwen-Qwen3-0.6B", "meta-llama-Llama-3.1-8B-Instruct", "openai-gpt-oss-120b")

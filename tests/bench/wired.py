@@ -29,9 +29,8 @@ from engine.distributed.machines import END, Machines
 from engine.distributed.straight_proof import measure_wires
 from engine.distributed.wire import GlooWire
 from engine.hardware.devices.types import far_id
-from engine.planning.speed.collectives import Wires
 from engine.planning.speed.facts import DeviceFacts
-from engine.planning.speed.links import Links
+from engine.planning.speed.links import Links, Wires
 from engine.planning.speed.machine_file import expected_facts
 from engine.planning.speed.speed_model import SpeedModel
 from engine.runtime.measuring.weight_speed import Probe, measurable

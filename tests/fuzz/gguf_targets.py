@@ -29,8 +29,7 @@ from engine.text.chat_template import chat_template_from_metadata
 from engine.text.messages import ChatMessage
 from engine.text.tokenizer import Tokenizer
 from engine.vision.encoders.base import TextModel
-from engine.vision.encoders.file import declare_vision_encoder
-from engine.vision.encoders.registry import ENCODERS
+from engine.vision.encoders.registry import ENCODERS, declare_vision_encoder
 from engine.vision.images.placed import PromptImage
 from tests.helpers.fake_planner import CPU, GPUS, fake_machine
 from tests.helpers.tiny_mmproj import text_of

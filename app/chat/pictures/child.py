@@ -102,7 +102,7 @@ def refusal(answer: Mapping[str, Any], name: str) -> EngineError:
         hint = tr("Attach a smaller copy, or the part that matters.")
     text = texts[kind].format(
         name=one_line(name, MOST_NAME), why=answer.get("why", ""),
-        n=answer.get("n_pixels", 0) // million, most=engine.MOST_PIXELS // million,
+        n=answer.get("n_pixels", 0) // million, most=engine.MAX_PIXELS // million,
     )  # fmt: skip
     return EngineError(text, hint)
 

@@ -1,4 +1,7 @@
-"""Dequantises rows of all supported GGML types."""
+"""Dequantises rows of all supported GGML types, and reads IQ formats.
+
+Codes of IQ formats index grids of four or eight magnitudes; signs are stored apart.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -6,11 +9,159 @@ from types import MappingProxyType
 
 import torch
 from gguf.constants import GGMLQuantizationType as Kind
+from gguf.quants import IQ4_NL
 from torch import Tensor
 
 from engine.formats.gguf.tensors import TYPES
-from engine.formats.quants import block_formats, iquants
-from engine.formats.quants.block_formats import Codes, plain, weight_reader
+from engine.formats.quants.block_formats import (
+    Q_SUPER,
+    Codes,
+    bits,
+    code_pairs,
+    even_signs,
+    grid,
+    look_up,
+    look_up_pairs,
+    mxfp4,
+    nvfp4,
+    plain,
+    q1_0,
+    q2_0,
+    q2_k,
+    q3_k,
+    q4_0,
+    q4_1,
+    q4_k,
+    q5_0,
+    q5_1,
+    q5_k,
+    q6_k,
+    q8_0,
+    read_field,
+    read_half,
+    scaled,
+    shifted_ternary_grid,
+    signs,
+    tq1_0,
+    tq2_0,
+    unpack_bytes,
+    unpack_planes,
+    weight_reader,
+)
+
+IQ4_VALUES: tuple[int, ...] = IQ4_NL.kvalues
+"""Values of the non-linear 4-bit codes."""
+
+
+def iq2_xxs(blocks: Tensor) -> Codes:
+    pairs = torch.unflatten(read_field(blocks, 2, 66), 1, (8, 8))
+    tail = pairs[..., 4:].flatten(1).view(torch.int32)
+    scale = read_half(blocks, 0) * (0.5 + _top_nibble(tail)) * 0.25
+    return scale, _signed("IQ2_XXS", pairs[..., :4].flatten(1), _sign_quads(tail))
+
+
+def iq2_xs(blocks: Tensor) -> Codes:
+    codes = read_field(blocks, 2, 66, torch.int16)
+    signs = look_up(even_signs(blocks.device), codes >> 9 & 0x7F)
+    scale = read_half(blocks, 0) * (0.5 + unpack_bytes(blocks[:, 66:], 4)) * 0.25
+    return scale, _signed("IQ2_XS", codes & 0x1FF, signs)
+
+
+def iq2_s(blocks: Tensor) -> Codes:
+    codes = _extended(blocks[:, 2:34], unpack_bytes(blocks[:, 66:74], 2))
+    negative = look_up(signs(blocks.device), blocks[:, 34:66])
+    scale = read_half(blocks, 0) * (0.5 + unpack_bytes(blocks[:, 74:], 4)) * 0.25
+    return scale, _signed("IQ2_S", codes, negative)
+
+
+def iq3_xxs(blocks: Tensor) -> Codes:
+    tail = read_field(blocks, 66, 98, torch.int32)
+    scale = read_half(blocks, 0) * (0.5 + _top_nibble(tail)) * 0.5
+    return scale, _signed("IQ3_XXS", blocks[:, 2:66], _sign_quads(tail))
+
+
+def iq3_s(blocks: Tensor) -> Codes:
+    ninth_bits = look_up(bits(blocks.device), blocks[:, 66:74])
+    codes = _extended(blocks[:, 2:66], ninth_bits)
+    negative = look_up(signs(blocks.device), blocks[:, 74:106])
+    scale = read_half(blocks, 0) * (1 + 2 * unpack_bytes(blocks[:, 106:], 4))
+    return scale, _signed("IQ3_S", codes, negative)
+
+
+def iq1_s(blocks: Tensor) -> Codes:
+    words = read_field(blocks, 34, 50, torch.int16)
+    threes = torch.stack([words >> shift & 7 for shift in (0, 3, 6, 9)], dim=-1)
+    direction = words >> 15 & 1
+    top = threes | direction.unsqueeze(-1) << 3
+    scale = read_half(blocks, 0) * (2 * (words >> 12 & 7) + 1)
+    return scale * 0.125, _eighths(_extended(blocks[:, 2:34], top.flatten(1)))
+
+
+def iq1_m(blocks: Tensor) -> Codes:
+    words = read_field(blocks, 48, 56, torch.int16)
+    threes = torch.stack([words >> shift & 7 for shift in (0, 3, 6, 9)], dim=-1).flatten(1)
+    scale = _scattered_half(words) * (2 * threes + 1)
+    codes = _extended(blocks[:, :32], unpack_bytes(blocks[:, 32:48], 4))
+    return scale * 0.125, _eighths(codes)
+
+
+def iq4_nl(blocks: Tensor) -> Tensor:
+    return scaled(_nonlinear(unpack_planes(blocks[:, 2:], 4)), read_half(blocks, 0))
+
+
+def iq4_xs(blocks: Tensor) -> Tensor:
+    scale = read_half(blocks, 0) * iq4_xs_scales(blocks)
+    return scaled(_nonlinear(iq4_xs_codes(blocks)), scale)
+
+
+def iq4_xs_codes(blocks: Tensor) -> Tensor:
+    """Return the stored codes, uint8 (n_blocks, 8, 2, 16)."""
+    return unpack_planes(torch.unflatten(blocks[:, 8:], 1, (8, 16)), 4)
+
+
+def iq4_xs_scales(blocks: Tensor) -> Tensor:
+    """Return the scales of the block's eight parts: four low bits and two high ones, less 32."""
+    low, top = unpack_bytes(blocks[:, 4:8], 4), unpack_bytes(blocks[:, 2:4], 2)
+    return low.add_(top, alpha=16).view(torch.int8).sub_(32)
+
+
+def _signed(name: str, codes: Tensor, signs: Tensor) -> Tensor:
+    """Return the magnitudes of grid `name`, with `signs` applied, int8 (n_blocks, 256)."""
+    magnitudes = look_up(grid(name, codes.device), codes)
+    return magnitudes.mul_(signs)
+
+
+def _eighths(codes: Tensor) -> Tensor:
+    """Return the values of the shifted IQ1 grid, in eighths."""
+    return look_up(shifted_ternary_grid(codes.device), codes)
+
+
+def _nonlinear(codes: Tensor) -> Tensor:
+    return look_up_pairs(code_pairs(IQ4_VALUES, codes.device), codes)
+
+
+def _extended(low: Tensor, top: Tensor) -> Tensor:
+    """Return codes of more than eight bits, int16, from their low bytes and top bits."""
+    return low.to(torch.int16) | top.to(torch.int16) << 8
+
+
+def _top_nibble(words: Tensor) -> Tensor:
+    return words >> 28 & 0x0F
+
+
+def _sign_quads(words: Tensor) -> Tensor:
+    """Return the signs of the four 7-bit sign codes in each 32-bit word, int8 (n_blocks, 256)."""
+    codes = torch.stack([words >> shift & 0x7F for shift in (0, 7, 14, 21)], dim=-1)
+    table = even_signs(words.device)
+    return look_up(table, codes.flatten(1)).view(-1, Q_SUPER)
+
+
+def _scattered_half(words: Tensor) -> Tensor:
+    """Return the float16 made of the top nibbles of four int16 words, as float32 (n_blocks, 1)."""
+    first, second, third, fourth = words.unbind(1)
+    number = (first >> 12 & 0xF) | (second >> 8 & 0xF0) | (third >> 4 & 0xF00) | fourth & -0x1000
+    return number.view(torch.float16).to(torch.float32).unsqueeze(1)
+
 
 # Elements to dequantise at a time. On a CPU, intermediate bytes then stay in its caches; elsewhere
 # a step must be long enough to hide its launch, and memory limits it.
@@ -47,34 +198,34 @@ _READERS: dict[int, Callable[[Tensor], Tensor]] = {
     Kind.I16: plain(torch.int16),
     Kind.I32: plain(torch.int32),
     Kind.I64: plain(torch.int64),
-    Kind.Q4_0: block_formats.q4_0,
-    Kind.Q4_1: block_formats.q4_1,
-    Kind.Q5_0: block_formats.q5_0,
-    Kind.Q5_1: block_formats.q5_1,
-    Kind.Q8_0: block_formats.q8_0,
-    Kind.Q2_K: block_formats.q2_k,
-    Kind.Q3_K: block_formats.q3_k,
-    Kind.Q4_K: block_formats.q4_k,
-    Kind.Q5_K: block_formats.q5_k,
-    Kind.Q6_K: block_formats.q6_k,
-    Kind.IQ4_NL: iquants.iq4_nl,
-    Kind.IQ4_XS: iquants.iq4_xs,
-    Kind.MXFP4: block_formats.mxfp4,
+    Kind.Q4_0: q4_0,
+    Kind.Q4_1: q4_1,
+    Kind.Q5_0: q5_0,
+    Kind.Q5_1: q5_1,
+    Kind.Q8_0: q8_0,
+    Kind.Q2_K: q2_k,
+    Kind.Q3_K: q3_k,
+    Kind.Q4_K: q4_k,
+    Kind.Q5_K: q5_k,
+    Kind.Q6_K: q6_k,
+    Kind.IQ4_NL: iq4_nl,
+    Kind.IQ4_XS: iq4_xs,
+    Kind.MXFP4: mxfp4,
 }
 
 _CODED: dict[int, Callable[[Tensor], Codes]] = {
-    Kind.IQ2_XXS: iquants.iq2_xxs,
-    Kind.IQ2_XS: iquants.iq2_xs,
-    Kind.IQ2_S: iquants.iq2_s,
-    Kind.IQ3_XXS: iquants.iq3_xxs,
-    Kind.IQ3_S: iquants.iq3_s,
-    Kind.IQ1_S: iquants.iq1_s,
-    Kind.IQ1_M: iquants.iq1_m,
-    Kind.TQ1_0: block_formats.tq1_0,
-    Kind.TQ2_0: block_formats.tq2_0,
-    Kind.NVFP4: block_formats.nvfp4,
-    41: block_formats.q1_0,
-    42: block_formats.q2_0,
+    Kind.IQ2_XXS: iq2_xxs,
+    Kind.IQ2_XS: iq2_xs,
+    Kind.IQ2_S: iq2_s,
+    Kind.IQ3_XXS: iq3_xxs,
+    Kind.IQ3_S: iq3_s,
+    Kind.IQ1_S: iq1_s,
+    Kind.IQ1_M: iq1_m,
+    Kind.TQ1_0: tq1_0,
+    Kind.TQ2_0: tq2_0,
+    Kind.NVFP4: nvfp4,
+    41: q1_0,
+    42: q2_0,
 }
 
 

@@ -12,7 +12,7 @@ from engine.formats.gguf.companions import MTP_MARK, files_beside
 from engine.formats.gguf.reader import GGUFFile
 from engine.model.layers.mtp import JOINT
 from engine.model.sharding.split import SplitPart, split_parts
-from engine.text.thinking import can_think, has_effort, thinking_marks
+from engine.text.messages import can_think, has_effort, thinking_marks
 
 
 @dataclass(frozen=True, slots=True)

@@ -278,11 +278,11 @@ def _wanted_rows(n_tokens: int, n_columns: int, n_sm: int) -> int:
     return max(TILE, GEMM_TILE * n_tile, LEAST_CHUNK // max(1, n_columns))
 
 
-MOST_IN_F32 = 8 << 10
+MAX_IN_F32 = 8 << 10
 """Largest value that GPUs exchange in F32, in elements (32 KiB); larger ones go in BF16, but for
 passes that check guesses, whose rows have the bits of single ones."""
 
-MOST_ONE_SHOT = 64 << 10
+MAX_ONE_SHOT = 64 << 10
 """Largest value that goes by a one-shot all-reduce, in elements: 8 rows of 8192. Its packets take
 as many bytes as F32 (256 KiB), about 20 us on a link of 12 GB/s; for larger values the latency of
 copies is small beside the time of the transfer."""

@@ -336,7 +336,7 @@ class MovableTensors:
             SplitError: the pattern is not a regular expression.
         """
         if pattern not in self._found:
-            if len(self._found) >= MOST_PATTERNS:
+            if len(self._found) >= MAX_PATTERNS:
                 self._found.clear()
             self._found[pattern] = self._search(_compile(pattern))
         return self._found[pattern]
@@ -376,7 +376,7 @@ def _moved(table: ShareTable, parts: MatchedParts, hot: Shares) -> ShareTable:
 END = -1
 """Block number of what lies at the ends of a model."""
 
-MOST_PATTERNS = 4096
+MAX_PATTERNS = 4096
 """Number of patterns to cache for a file."""
 
 _ENDS = {"token_embd.weight": "embedding", "output.weight": "output"}

@@ -26,7 +26,7 @@ rest is for other programs, which come and go."""
 CONTEXT_STEP = 256
 """Step of proposed contexts, in tokens."""
 
-LONGEST = 1 << 17
+MAX_CONTEXT = 1 << 17
 """Longest context proposed for a model that does not say what it was trained for, in tokens."""
 
 SMALLER_KV_TYPES = ("q8_0", "q8_0/q4_0", "q4_0")
@@ -134,7 +134,7 @@ class Fit:
             EngineError: the split cannot be made.
         """
         self._plan(params)
-        most = self._n_ctx_train or LONGEST
+        most = self._n_ctx_train or MAX_CONTEXT
         if self.fits(replace(params, n_ctx=most)):
             return most
         steps = _last(most // CONTEXT_STEP, lambda n: self.fits(_at(params, n * CONTEXT_STEP)))

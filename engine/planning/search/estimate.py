@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 LOAD_BYTES_PER_S = 5e8
 """Bytes/s at which a file that was read before reaches devices, or one split becomes another."""
 
-N_PROMPT, LEAST_PROMPT = 256, 128
-N_GEN, LEAST_GEN = 32, 16
+N_PROMPT, MIN_PROMPT = 256, 128
+N_GEN, MIN_GEN = 32, 16
 """Prompt and generated tokens of a trial; the smaller numbers if it would exceed `LONG_S`."""
 
 REPETITIONS = 2
@@ -33,7 +33,7 @@ N_WARM_UP = 4
 LONG_S = 4.0
 """Seconds of a trial beyond which it is made shorter."""
 
-SHORTEST_S, LONGEST_S = 20.0, 600.0
+MIN_S, MAX_S = 20.0, 600.0
 """Bounds of the default budget, in seconds."""
 
 SPARE = 1.25
@@ -56,7 +56,7 @@ class TrialSize:
         """Return this size, or a smaller one where a trial takes long at these speeds."""
         if self.seconds(prefill_ts, decode_ts) <= LONG_S:
             return self
-        return TrialSize(min(self.n_prompt, LEAST_PROMPT), min(self.n_gen, LEAST_GEN))
+        return TrialSize(min(self.n_prompt, MIN_PROMPT), min(self.n_gen, MIN_GEN))
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +145,7 @@ class TunePlan:
         trial_s = load_s + size.seconds(speeds.prefill_ts, speeds.decode_ts)
         n_trials = expected_trials(families)
         if budget_s is None:
-            budget_s = min(LONGEST_S, max(SHORTEST_S, SPARE * n_trials * trial_s))
+            budget_s = min(MAX_S, max(MIN_S, SPARE * n_trials * trial_s))
         n_possible = max(1, int(budget_s / trial_s))
         return TuneEstimate(min(n_trials, n_possible), trial_s, budget_s, len(families), size)
 

@@ -24,16 +24,16 @@ if TYPE_CHECKING:
     from engine.planning.planner import Planner
     from engine.planning.speed.forecast import Forecaster
 
-MOST_IN_ALL_SETS = 5
+MAX_IN_ALL_SETS = 5
 """Most devices of which all sets are tried; of more, the fastest and the largest of each size."""
 
-MOST_IN_ALL_GROUPS = 4
+MAX_IN_ALL_GROUPS = 4
 """Most ranks that are grouped in all ways; more only in equal parts, or as the mode does it."""
 
-MOST_OPTIMISED = 12
+MAX_OPTIMISED = 12
 """Most families whose best shares are predicted before anything is measured."""
 
-MOST_BALANCED = 4
+MAX_BALANCED = 4
 """Most times that shares are balanced before anything is measured."""
 
 N_REGION = 40
@@ -263,8 +263,8 @@ class ModelSpace:
         found = _without_twins(
             sorted(found, key=lambda family: family.predicted_s), self._forecaster.devices
         )
-        best = [self._optimised(family) for family in found[:MOST_OPTIMISED]]
-        return sorted(best + found[MOST_OPTIMISED:], key=lambda family: family.predicted_s)
+        best = [self._optimised(family) for family in found[:MAX_OPTIMISED]]
+        return sorted(best + found[MAX_OPTIMISED:], key=lambda family: family.predicted_s)
 
     def _sets_and_modes(self) -> Iterator[LoadParams]:
         """Yield each set of devices in each mode, once."""
@@ -287,7 +287,7 @@ class ModelSpace:
         yield from dict.fromkeys(tuple(devices[rank] for rank in ranks) for ranks in chosen)
 
     def _sets_of(self, ranks: Sequence[int]) -> Iterator[tuple[int, ...]]:
-        if len(ranks) <= MOST_IN_ALL_SETS:
+        if len(ranks) <= MAX_IN_ALL_SETS:
             for n in range(1, len(ranks) + 1):
                 yield from combinations(ranks, n)
             return
@@ -350,7 +350,7 @@ class ModelSpace:
     def _balanced(self, family: Family) -> Split:
         """Return the split at which ranks should be busy equally long, if that is faster."""
         split = family.start
-        for _ in range(MOST_BALANCED):
+        for _ in range(MAX_BALANCED):
             better = balanced(split, self._busy[_with(family.params, split)])
             if better is None or not (
                 self._predicted_s(family.params, better) < self._predicted_s(family.params, split)
@@ -411,7 +411,7 @@ def group_sizes(n_ranks: int) -> list[tuple[int, ...] | None]:
     """Return how n ranks can be grouped; groupings equal to another mode are left out."""
     if n_ranks < 3:
         return []
-    if n_ranks > MOST_IN_ALL_GROUPS:
+    if n_ranks > MAX_IN_ALL_GROUPS:
         equal = [n for n in range(2, n_ranks // 2 + 1) if n_ranks % n == 0]
         return [None, *((n,) * (n_ranks // n) for n in equal)]
     cuts = (c for n in range(1, n_ranks - 1) for c in combinations(range(1, n_ranks), n))

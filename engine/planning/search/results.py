@@ -19,7 +19,7 @@ WAYS = {
 }
 """Ways of guessing, as sentences name them; "off" is that without."""
 
-LEAST_GAIN = 1.03
+MIN_GAIN = 1.03
 """Gain from which on guesses are said to pay: speeds of single answers vary by some percent."""
 
 
@@ -54,7 +54,7 @@ def reason_for_drafts(trials: Sequence[DraftTrial]) -> str:
         f" {quoting:.2f} times."
         for way, (prose, quoting) in gains.items()
     )
-    if max(gains[best]) < LEAST_GAIN:
+    if max(gains[best]) < MIN_GAIN:
         return f"Guessed tokens do not pay here. {told}"
     end = f" The best are those {WAYS[best]}." if len(gains) > 1 else ""
     return f"Guessed tokens pay here. {told}{end}"
@@ -213,7 +213,7 @@ class TuneResult:
         model_name: name that the model's file gives.
         model_hash: hash of the model, see `engine.formats.gguf.reader`.
         n_ctx: context of the trials, in tokens.
-        device_set: key of the devices, see `engine.planning.speed.calibration.device_set`.
+        device_set: key of the devices, see `engine.planning.speed.forecast.device_set`.
         goal: request that was to be fast.
         trials: all trials in order; a repeated one stands once.
         regions: splits that the search left out for lack of memory, to be drawn.
@@ -275,7 +275,7 @@ def _note_on_others(others: Sequence[tuple[str, float]]) -> str:
     )
 
 
-LEAST_DIFFERENCE = 0.02
+MIN_DIFFERENCE = 0.02
 """Relative difference in time below which splits count as equally fast."""
 
 
@@ -307,7 +307,7 @@ def _ran(trials: Sequence[Trial]) -> list[Trial]:
 
 def difference(trial: Trial, goal: Goal) -> float:
     """Return the relative difference in time from which on another trial counts as slower."""
-    return max(LEAST_DIFFERENCE, trial.uncertainty(goal))
+    return max(MIN_DIFFERENCE, trial.uncertainty(goal))
 
 
 def reason_for_best(trials: Sequence[Trial], goal: Goal) -> str:

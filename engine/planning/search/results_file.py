@@ -23,7 +23,7 @@ from engine.planning.search.results import (
     Trial,
     TuneResult,
 )
-from engine.planning.speed.calibration import device_set
+from engine.planning.speed.forecast import device_set
 from engine.util.files import cache_folder, read_json, write_json
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from engine.planning.speed.forecast import Forecaster
 
 FILE_NAME = "tunings.json"
-MOST_RESULTS = 64
+MAX_RESULTS = 64
 """Most results in the file; older ones are dropped."""
 
 Key = tuple[str, int, str, str]
@@ -65,7 +65,7 @@ class TuneFile:
             key = result.model_hash, result.n_ctx, result.device_set, result.goal.name
             self._documents.pop(key, None)
             self._documents[key] = result_document(result)
-            while len(self._documents) > MOST_RESULTS:
+            while len(self._documents) > MAX_RESULTS:
                 del self._documents[next(iter(self._documents))]  # the oldest
             write_json(self._path, {"results": list(self._documents.values())})
 

@@ -34,8 +34,8 @@ HOPELESS = 1.5
 NEAR = 1.3
 """Multiple of the best time up to which a split is refined."""
 
-MOST_REFINED = 3
-FIRST_STEP, LEAST_STEP = 0.1, 0.02
+MAX_REFINED = 3
+FIRST_STEP, MIN_STEP = 0.1, 0.02
 """First and last step of a handle between two devices, as parts of its range."""
 
 COMPASS_STEPS = (0.08, 0.03)
@@ -44,7 +44,7 @@ COMPASS_STEPS = (0.08, 0.03)
 N_FINAL, N_ROUNDS = 3, 2
 """Number of splits that are measured again at the end, and how often."""
 
-MOST_BALANCED = 2
+MAX_BALANCED = 2
 
 
 class Infeasible(Exception):
@@ -148,7 +148,7 @@ class SplitSearch:
         """Try all families that are not hopeless, and refine the best of them."""
         tried = [family for family in families if self._survey(family)]
         tried.sort(key=lambda family: self._cost_of(family, family.start))
-        refined = [family for family in tried if family.n_ranks > 1][:MOST_REFINED]
+        refined = [family for family in tried if family.n_ranks > 1][:MAX_REFINED]
         for number, family in enumerate(refined):
             worth = NEAR if number else HOPELESS  # the best one may have been predicted badly
             if self._cost_of(family, family.start) <= worth * self._least():
@@ -177,7 +177,7 @@ class SplitSearch:
     def _refine(self, family: Family) -> None:
         """Move the handles of a family to where it is fastest."""
         if family.n_ranks == 2:
-            self._along(family, family.start, 0, FIRST_STEP, LEAST_STEP)
+            self._along(family, family.start, 0, FIRST_STEP, MIN_STEP)
             return
         split = self._balance(family, family.start) if family.can_balance else family.start
         for step in COMPASS_STEPS:
@@ -208,7 +208,7 @@ class SplitSearch:
 
     def _balance(self, family: Family, split: Split) -> Split:
         """Return the split after taking work from the busiest ranks for as long as that helps."""
-        for _ in range(MOST_BALANCED):
+        for _ in range(MAX_BALANCED):
             better = self._balanced(family, split)
             if better is None or not self._cost_of(family, better) < self._cost_of(family, split):
                 break
@@ -302,6 +302,6 @@ def expected_trials(families: Sequence[Family]) -> int:
     best = min((family.predicted_s for family in families), default=inf)
     tried = [family for family in families if family.predicted_s <= HOPELESS * best]
     refined = [f for f in tried if f.n_ranks > 1 and f.predicted_s <= NEAR * best]
-    steps = sum(5 if f.n_ranks == 2 else 4 * (f.n_ranks - 1) for f in refined[:MOST_REFINED])
+    steps = sum(5 if f.n_ranks == 2 else 4 * (f.n_ranks - 1) for f in refined[:MAX_REFINED])
     kinds = {family.n_ranks > 1 for family in families} - {family.n_ranks > 1 for family in tried}
     return len(tried) + len(kinds) + steps + n_final(len(families))

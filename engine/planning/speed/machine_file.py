@@ -40,10 +40,10 @@ from engine.util.files import cache_folder, read_json, write_json
 from engine.util.sanitize import package_version
 
 FILE_NAME = "machine.json"
-MOST_ENTRIES = 64
+MAX_ENTRIES = 64
 """Most devices, and most links, in the file."""
 
-MOST_PROOFS = 8 * MOST_ENTRIES
+MAX_PROOFS = 8 * MAX_ENTRIES
 """Most records of routes in the file; eight GPUs have 56."""
 
 T = TypeVar("T", DeviceFacts, LinkFacts, WeightRate)
@@ -149,7 +149,7 @@ class MachineFile:
 
     def _save(self) -> None:
         for entries in (self._devices, self._overheads, self._links, self._proofs):
-            most = MOST_PROOFS if entries is self._proofs else MOST_ENTRIES
+            most = MAX_PROOFS if entries is self._proofs else MAX_ENTRIES
             while len(entries) > most:
                 del entries[next(iter(entries))]  # the oldest
         document = {

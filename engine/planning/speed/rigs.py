@@ -15,7 +15,7 @@ from engine.planning.speed.device_specs import CPU_SPECS, GIB, GPU_SPECS, RESERV
 from engine.planning.speed.facts import DeviceFacts, LinkFacts
 from engine.planning.speed.links import CLASSES, SHARED_MEMORY, Links, nvlink_facts
 
-MOST_DEVICES = 16
+MAX_DEVICES = 16
 """Most GPUs of a rig."""
 
 SIMULATED = "These devices are simulated: you can plan for them, but not load a model."
@@ -134,8 +134,8 @@ def _entry(text: str) -> tuple[int, DeviceSpec]:
 
 
 def _check_count(gpus: Sequence[DeviceSpec]) -> None:
-    if len(gpus) > MOST_DEVICES:
-        raise EngineError(f"A rig has at most {MOST_DEVICES} GPUs.", "Write fewer of them.")
+    if len(gpus) > MAX_DEVICES:
+        raise EngineError(f"A rig has at most {MAX_DEVICES} GPUs.", "Write fewer of them.")
 
 
 def spec_from_text(name: str) -> DeviceSpec:

@@ -77,7 +77,7 @@ def _sum_up_to(n: int, window: int) -> float:
 
 NOTHING = _Times(0.0, 0.0, 0.0, 0.0)
 
-MOST_KNOWN = 1 << 14
+MAX_KNOWN = 1 << 14
 """Most times that are kept: a split that is dragged has many parts that it had before."""
 
 _Known = dict[tuple[int, int, _Span], tuple[RankWorkload, _Times]]
@@ -173,7 +173,7 @@ class SpeedModel:
         return list(found.values())
 
     def _run(self, span: _Span) -> _Run:
-        if len(self._known) > MOST_KNOWN:
+        if len(self._known) > MAX_KNOWN:
             self._known.clear()
         return _Run(self._devices, self._ids, self._threads, self._links, span, self._known)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
-from engine.text.thinking import THINK_CLOSE, THINK_OPEN, ThinkingMarks
+from engine.text.messages import THINK_CLOSE, THINK_OPEN, ThinkingMarks
 from engine.text.tool_calls.json_text import JSON, Dialect
 from engine.text.tool_calls.marks import AnswerMark
 

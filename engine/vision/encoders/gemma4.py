@@ -38,7 +38,7 @@ THETA = 100.0
 POOL = 3
 """Number of patches along each side of a token's square, unless a file has its own."""
 
-MOST_TOKENS = 280
+MAX_TOKENS = 280
 """Largest number of an image's tokens unless a file has its own."""
 
 EPS = 1e-5
@@ -171,7 +171,7 @@ def gemma4_rule(keys: Keys, sizes: VisionHParams, cell: int, text: TextModel) ->
     Raises:
         InvalidGGUF: the file's bound of their sizes is smaller than a token.
     """
-    most = keys.integer("vision.image_max_pixels", MOST_TOKENS * cell * cell)
+    most = keys.integer("vision.image_max_pixels", MAX_TOKENS * cell * cell)
     if most < cell * cell:
         raise keys.invalid("its pictures are smaller than what one token stands for")
     is_two_way = not text.has_layer_inputs

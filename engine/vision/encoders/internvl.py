@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from engine.model.layers.keys import Keys
     from engine.vision.encoders.ops import VisionOps
 
-MOST_TILES = 12
+MAX_TILES = 12
 """Most tiles of an image unless a file has its own number."""
 
 EPS = 1e-5
@@ -125,7 +125,7 @@ class InternVLEncoder(VisionEncoder):
         if sizes.n_side % merge or sizes.image % sizes.patch:
             raise keys.invalid(f"{sizes.n_side} patches in a row cannot be merged by {merge}")
         least = keys.integer("vision.preproc_min_tiles", 1)
-        most = keys.integer("vision.preproc_max_tiles", MOST_TILES)
+        most = keys.integer("vision.preproc_max_tiles", MAX_TILES)
         if not least <= most:
             raise keys.invalid("the bounds of the number of its tiles contradict each other")
         self.v = InternViT(sizes)

@@ -94,7 +94,7 @@ TEXTS = TileTexts(
 )  # fmt: skip
 """Texts around the tiles of an image."""
 
-LARGEST = 4096
+MAX_SIDE = 4096
 """Longest side to which an image is brought, in pixels."""
 
 
@@ -121,7 +121,7 @@ class Idefics3Encoder(VisionEncoder):
         self.mm = Idefics3Projector(sizes.n_embd * merge**2, text.n_embd)
         longest = keys.integer("vision.preproc_image_size", 4 * sizes.image)
         self.rule = ImageProcessor(
-            Resizing("lanczos", side=sizes.image, longest=min(longest, LARGEST)),
+            Resizing("lanczos", side=sizes.image, longest=min(longest, MAX_SIDE)),
             merge * sizes.patch, sizes.mean, sizes.std,
             AROUND + WHOLE_PICTURE, AROUND, tiles=TEXTS,
         )  # fmt: skip

@@ -12,17 +12,17 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from engine.util.child_program import answer_lines, ending_after
 from engine.vision.images.resizing import Resizing, TooNarrow, Views
 
-MOST_FILE_BYTES = 32 << 20
+MAX_FILE_BYTES = 32 << 20
 """Largest number of bytes of an image's file."""
 
 MAX_IMAGES = 64
 """Largest number of images of a conversation."""
 
-MOST_PIXELS = 1 << 26
+MAX_PIXELS = 1 << 26
 """Largest number of pixels of an image: 67 megapixels."""
 
 MAX_MEMORY = 1280 << 20
-"""Largest number of bytes of memory for decoding: an image of `MOST_PIXELS` with alpha or turned,
+"""Largest number of bytes of memory for decoding: an image of `MAX_PIXELS` with alpha or turned,
 the result, and what a progressive JPEG needs beside them."""
 
 MAX_SECONDS = 20.0
@@ -80,8 +80,8 @@ def decode_image(data: bytes) -> Image.Image:
     try:
         with Image.open(BytesIO(data), formats=FORMATS) as image:
             width, height = image.size
-            if width * height > MOST_PIXELS:
-                most = MOST_PIXELS // 1_000_000
+            if width * height > MAX_PIXELS:
+                most = MAX_PIXELS // 1_000_000
                 text = f"{width} x {height} pixels are more than {most} megapixels"
                 raise UnusableImage(text, "large", width * height)
             ImageOps.exif_transpose(image, in_place=True)

@@ -26,10 +26,10 @@ FIRST_ID = 1 << 62
 INDEX_BITS = 14
 """Bits of an id that count the tokens of an image; 48 bits above are a hash."""
 
-MOST_TOKENS = 1 << INDEX_BITS
+MAX_TOKENS = 1 << INDEX_BITS
 """Largest number of tokens of an image."""
 
-MOST_SCORES = 1 << 25
+MAX_SCORES = 1 << 25
 """Largest number of attention scores that exist at once."""
 
 
@@ -200,10 +200,10 @@ NO_IMAGES = PlacedImages()
 """The images of a sequence without any."""
 
 
-MOST_PIXELS: Final = 1 << 28
+MAX_PIXELS: Final = 1 << 28
 """Largest number of pixels, and of anything else, in sizes that another program tells."""
 
-MOST_TILES: Final = 64
+MAX_TILES: Final = 64
 """Largest number of tiles in such sizes."""
 
 
@@ -236,7 +236,7 @@ class VisionInfo:
         names = ("side", "factor", "least", "most", "longest", "least_tiles", "most_tiles")
         numbers = {name: sizes.get(name) for name in (*names, "cell")}
         flags = {name: sizes.get(name) for name in ("fills", "has_breaks")}
-        if not all(type(n) is int and 0 <= n <= MOST_PIXELS for n in numbers.values()):
+        if not all(type(n) is int and 0 <= n <= MAX_PIXELS for n in numbers.values()):
             return None
         if not all(type(flag) is bool for flag in flags.values()):
             return None
@@ -244,7 +244,7 @@ class VisionInfo:
         is_sized = known["side"] or known["longest"] or known["most"]
         if not is_sized or not known["factor"] or not known["cell"]:
             return None
-        if known["most_tiles"] > MOST_TILES or (known["most_tiles"] and not known["side"]):
+        if known["most_tiles"] > MAX_TILES or (known["most_tiles"] and not known["side"]):
             return None
         resizing = Resizing(
             "bicubic", **{name: known[name] for name in names}, fills=bool(flags["fills"])
@@ -271,4 +271,4 @@ class VisionInfo:
 
 def max_queries(n: int, n_head: int) -> int:
     """Return for how many of n patches attention computes scores at once."""
-    return max(1, min(n, MOST_SCORES // (n * n_head)))
+    return max(1, min(n, MAX_SCORES // (n * n_head)))

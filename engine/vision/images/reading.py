@@ -18,10 +18,10 @@ from engine.util.sandbox import ChildEnded, Excess, FairSemaphore, LimitedChild
 from engine.vision.images.decoding import (
     GRACE_S,
     MAX_AT_ONCE,
+    MAX_FILE_BYTES,
     MAX_MEMORY,
     MAX_SECONDS,
     MORE_SECONDS,
-    MOST_FILE_BYTES,
 )
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def image_base64(file: str | Path | bytes) -> str:
         ImageError: it cannot be read, or is too large.
     """
     data = file if isinstance(file, bytes) else image_bytes(Path(file))
-    if len(data) > MOST_FILE_BYTES:
+    if len(data) > MAX_FILE_BYTES:
         raise ImageError(f"A picture cannot be used: {_too_many_bytes()}.")
     return b64encode(data).decode("ascii")
 
@@ -58,7 +58,7 @@ def image_bytes(path: Path) -> bytes:
         ImageError: it cannot be read, or is too large.
     """
     try:
-        if path.stat().st_size > MOST_FILE_BYTES:
+        if path.stat().st_size > MAX_FILE_BYTES:
             raise ImageError(f"{path.name} cannot be used: {_too_many_bytes()}.")
         return path.read_bytes()
     except OSError as error:
@@ -110,7 +110,7 @@ class ImageDecoder:
             ImageError: it is no image, damaged or too large, or takes too long.
             Cancelled: `is_cancelled` has returned True.
         """
-        if len(image) > 4 * (MOST_FILE_BYTES // 3 + 1):
+        if len(image) > 4 * (MAX_FILE_BYTES // 3 + 1):
             raise ImageError(f"A picture cannot be used: {_too_many_bytes()}.")
         request = json.dumps({"picture": image, "resizing": asdict(resizing)}) + "\n"
         if not _turns.acquire(self._is_cancelled):
@@ -165,4 +165,4 @@ def _why(ended: ChildEnded) -> str:
 
 
 def _too_many_bytes() -> str:
-    return f"its file has more than {MOST_FILE_BYTES >> 20} MiB"
+    return f"its file has more than {MAX_FILE_BYTES >> 20} MiB"

@@ -67,7 +67,7 @@ def _above(n: int, side: int) -> int:
 
 Resample = Literal["bilinear", "bicubic", "lanczos"]
 
-MOST_NARROW = 200
+MAX_NARROW = 200
 """Largest ratio of an image's sides where these are kept in proportion (Qwen's own limit)."""
 
 
@@ -143,7 +143,7 @@ class Resizing:
             return self.side, self.side
         if self.fills:
             return self._filling(width, height)
-        if max(width, height) > MOST_NARROW * min(width, height):
+        if max(width, height) > MAX_NARROW * min(width, height):
             raise TooNarrow
         if self.longest:
             shrink = max(1.0, width / self.longest, height / self.longest)

@@ -25,9 +25,9 @@ from engine import (
     Usage,
 )
 from engine.generation.answer_parts import in_parts
-from engine.text.tool_calls.detection import KNOWN_FORMS
 from engine.text.tool_calls.formats import AnswerFormat
 from engine.text.tool_calls.parser import AnswerParser
+from engine.text.tool_calls.turns import KNOWN_FORMS
 from tests.helpers.answer_texts import ANSWERS, TYPES
 
 Calls = list[tuple[str, Any]]

@@ -9,7 +9,7 @@ import pytest
 from engine import Grammar, GrammarError
 from engine.decoding.grammar.matcher import MaskVocabulary
 from engine.generation.constrained import AnswerConstraint
-from engine.text.thinking import HARMONY_THINKING, ThinkingMarks, ThinkingState
+from engine.text.messages import HARMONY_THINKING, ThinkingMarks, ThinkingState
 from tests.helpers.vocabularies import CONTROL, USER_DEFINED, bpe, tokenizer
 
 MERGES = ("> {", "> \u010a", "t h", "th i", "n k", "thi nk", "< /", "\u010a \u010a", "y e", "ye s")

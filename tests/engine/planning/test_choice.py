@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from engine import GOALS, EngineError, Forecaster, LoadParams, Planner, parse_rig
-from engine.planning.choice import LEAST_GAIN, Choice, choose
+from engine.planning.choice import MIN_GAIN, Choice, choose
 from engine.planning.speed.facts import LinkFacts
 from engine.planning.speed.links import Links
 from tests.helpers.hollow import hollow_llama, hollow_moe
@@ -191,12 +191,12 @@ def test_the_fewest_cards_of_those_that_are_about_as_fast(chosen: Chosen) -> Non
     choice = chosen("8b", "8x3090@host")
     best = choice.alternatives[0]
     taken = next(one for one in choice.alternatives if one.params == choice.params)
-    near = (1 - LEAST_GAIN) * taken.seconds <= best.seconds
-    assert near or taken.speeds.decode_ts >= (1 - LEAST_GAIN) * best.speeds.decode_ts
+    near = (1 - MIN_GAIN) * taken.seconds <= best.seconds
+    assert near or taken.speeds.decode_ts >= (1 - MIN_GAIN) * best.speeds.decode_ts
     for one in choice.alternatives:
         if len(one.params.devices) < len(taken.params.devices):
-            assert (1 - LEAST_GAIN) * one.seconds > best.seconds
-            assert one.speeds.decode_ts < (1 - LEAST_GAIN) * best.speeds.decode_ts
+            assert (1 - MIN_GAIN) * one.seconds > best.seconds
+            assert one.speeds.decode_ts < (1 - MIN_GAIN) * best.speeds.decode_ts
 
 
 def test_too_little_gain_is_said(chosen: Chosen) -> None:

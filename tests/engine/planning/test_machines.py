@@ -7,9 +7,8 @@ import pytest
 
 from engine import EngineError, Forecaster, LinkFacts, LoadParams, Planner, choose_machines
 from engine.planning.machines import parse_rig, parse_wire, rank_counts
-from engine.planning.speed.collectives import Wires
 from engine.planning.speed.facts import DeviceFacts, WireSpeed
-from engine.planning.speed.links import SHARED_MEMORY, Links
+from engine.planning.speed.links import SHARED_MEMORY, Links, Wires
 from engine.planning.speed.speed_model import SpeedModel
 from tests.helpers.hollow import hollow_70b, hollow_llama
 

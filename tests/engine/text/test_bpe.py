@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.text.bpe import CUT, BpeEncoder, byte_alphabet
-from engine.text.pretokenizers import PRE_TOKENIZERS, PreTokenizer
+from engine.text.encoders import CUT, PRE_TOKENIZERS, BpeEncoder, PreTokenizer, byte_alphabet
 from tests.helpers.vocabularies import byte_characters
 
 MERGES = ["a b", "b a", "ab a", "a ba", "ab ab", "c a", "ca b"]
@@ -52,7 +51,7 @@ def test_a_text_has_the_same_tokens_in_parts(name: str, merge: str, text: str) -
     merges += [merge] if merge else []
     encoder, _ = encoder_for(merges, PRE_TOKENIZERS[name])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("engine.text.bpe.PIECE", 3)
+        patch.setattr("engine.text.encoders.MAX_PIECE", 3)
         parts = [*encoder.parts(text)]
     assert [*chain.from_iterable(parts)] == encoder.encode(text)
     assert not merge or len(parts) == 1
@@ -66,7 +65,7 @@ def test_a_text_of_a_plain_vocabulary_has_the_same_tokens_in_parts(name: str, te
     tokens = [*"abcA1.▁\n", "\n\n\n", *(merge.replace(" ", "") for merge in merges), *bytes_]
     encoder = BpeEncoder({t: i for i, t in enumerate(tokens)}, merges, PRE_TOKENIZERS[name])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("engine.text.bpe.PIECE", 3)
+        patch.setattr("engine.text.encoders.MAX_PIECE", 3)
         parts = [*encoder.parts(text)]
     assert [*chain.from_iterable(parts)] == encoder.encode(text)
     assert len(parts) > 1 or not CUT.search(text, 3)

@@ -10,8 +10,7 @@ from tokenizers import Regex
 from tokenizers.pre_tokenizers import PreTokenizer as Cutter
 from tokenizers.pre_tokenizers import Sequence, Split
 
-from engine.text.bpe import CUT
-from engine.text.pretokenizers import PRE_TOKENIZERS
+from engine.text.encoders import CUT, PRE_TOKENIZERS
 from tests.helpers.published_cuts import PUBLISHED, published_cut
 from tests.helpers.tiers import paired
 

@@ -5,7 +5,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.text.spm import SpmEncoder
+from engine.text.encoders import SpmEncoder
 
 LETTERS = "ab▁"
 

@@ -7,7 +7,7 @@ import pytest
 from engine import ChatMessage, read_model_info
 from engine.formats.gguf.reader import GGUFFile
 from engine.generation.prompts import PromptOptions, Prompts
-from engine.text.thinking import (
+from engine.text.messages import (
     ThoughtMarker,
     can_think,
     has_effort,

@@ -49,8 +49,8 @@ def test_a_text_is_encoded_only_as_far_as_is_asked(
     values: dict[str, Any], text: str, most: int
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("engine.text.bpe.PIECE", 3)
-        patch.setattr("engine.text.spm.PART", 3)
+        patch.setattr("engine.text.encoders.MAX_PIECE", 3)
+        patch.setattr("engine.text.encoders.PART", 3)
         tok = tokenizer(values)
         whole, some = tok.encode(text, parse_special=True), tok.encode(text, True, True, most)
     assert some == whole[: len(some)]

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.util.sanitize import (
-    MOST_ERROR,
-    MOST_HINT,
+    MAX_ERROR,
+    MAX_HINT,
     REPLACEMENT,
     error_line,
     json_escaped,
@@ -66,9 +66,9 @@ def test_long_texts_are_cut() -> None:
 @pytest.mark.parametrize("n_hint", [0, 10, 250, 10_000])
 def test_an_error_is_a_short_line_and_keeps_its_hint(n_message: int, n_hint: int) -> None:
     line = error_line("m" * n_message, "h" * n_hint)
-    assert len(line) <= MOST_ERROR
-    assert line.count("h") >= min(n_hint, MOST_HINT - 1)
-    assert line.count("m") >= min(n_message, MOST_ERROR - MOST_HINT - 2)
+    assert len(line) <= MAX_ERROR
+    assert line.count("h") >= min(n_hint, MAX_HINT - 1)
+    assert line.count("m") >= min(n_message, MAX_ERROR - MAX_HINT - 2)
 
 
 @given(st.text(st.sampled_from([*sorted(ACTING - {"\ud800"}), "a", '"', "\\"])))

@@ -115,7 +115,7 @@ def test_children_are_tied_on_windows_and_nowhere_else(monkeypatch: pytest.Monke
 def test_every_kind_of_child_is_tied(monkeypatch: pytest.MonkeyPatch, module: str) -> None:
     from engine.hardware.trial_process import TrialProcess
     from engine.hosts.process.child import EngineProcess
-    from engine.text.templates.renderer import TemplateChild
+    from engine.text.chat_template import TemplateChild
 
     tied: list[int] = []
     monkeypatch.setattr(f"{module}.tie_child", tied.append)

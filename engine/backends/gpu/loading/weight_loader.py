@@ -22,7 +22,7 @@ from torch import Tensor
 from engine.backends.cpu.packing import DTYPES, in_parts, joined_shape, stacks
 from engine.backends.gpu.loading.staging import Staging
 from engine.backends.gpu.matmul.weights import GpuPlain, GpuPlanes
-from engine.formats.quants import block_formats, iquants
+from engine.formats.quants import block_formats, dequantise
 from engine.formats.quants.block_formats import five_bits, read_field, unpack_planes
 from engine.formats.quants.dequantise import QUANTS, Quant
 from engine.formats.quants.encode import codes_and_scales
@@ -232,7 +232,7 @@ BLOCK_FIELDS: Mapping[int, BlockFields] = {
     Kind.Q5_K: BlockFields(block_formats.q5_k_codes, _six_bits, (0, 2)),
     Kind.Q6_K: BlockFields(block_formats.q6_k_codes, _bytes(192, 208), (208,)),
     Kind.IQ4_NL: BlockFields(_nibbles(2), _halves(0)),
-    Kind.IQ4_XS: BlockFields(iquants.iq4_xs_codes, iquants.iq4_xs_scales, (0,)),
+    Kind.IQ4_XS: BlockFields(dequantise.iq4_xs_codes, dequantise.iq4_xs_scales, (0,)),
     Kind.MXFP4: BlockFields(_nibbles(1), _bytes(0, 1)),
 }
 """Fields of all types that are packed as they stand in a file; offsets as in `ggml-common.h`."""

@@ -15,7 +15,7 @@ from app.chat.pictures.views.tiles import PictureTile
 from app.chat.pictures.views.viewer import PictureViewer
 from app.main import Shell
 from engine import Generate, ImageFile, VisionInfo
-from engine.vision.images.decoding import MOST_FILE_BYTES
+from engine.vision.images.decoding import MAX_FILE_BYTES
 from engine.vision.images.resizing import ImageProcessor, Resizing
 from tests.app.chat.attachments.test_shell_attachments import drop
 from tests.helpers.fake_host import Script
@@ -160,7 +160,7 @@ def test_one_that_cannot_be_used_is_told(
     large.write_bytes(as_file(Image.new("1", (10_000, 10_000))))
     with huge.open("wb") as file:
         file.write(b"BM")
-        file.truncate(MOST_FILE_BYTES + 1)
+        file.truncate(MAX_FILE_BYTES + 1)
     shell = make_shell(model=MODEL)
     said = {
         broken: "broken.png is damaged and cannot be opened.",

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from engine.hardware.devices.types import DeviceInfo
-from engine.planning.speed import calibration
-from engine.planning.speed.calibration import DECODE, PREFILL, Calibration, Subject, device_set
+from engine.planning.speed import forecast as calibration
 from engine.planning.speed.facts import Path as TimePath
 from engine.planning.speed.facts import Prediction, RankTime
+from engine.planning.speed.forecast import DECODE, PREFILL, Calibration, Subject, device_set
 
 RTX, CPU = "RTX 3090 580 1.0", "Xeon 2 1.0"
 ONE = Subject((RTX,), DECODE, "Q4_K_M")
@@ -127,7 +127,7 @@ def test_what_is_good_in_a_file_is_kept(file: Path) -> None:
 
 def test_a_huge_file_is_not_read(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Calibration(file).note(ONE, 1.0, 4.0)
-    monkeypatch.setattr("engine.util.files.MOST_BYTES", 10)
+    monkeypatch.setattr("engine.util.files.MAX_BYTES", 10)
     assert Calibration(file).factor(ONE) == 1.0
 
 

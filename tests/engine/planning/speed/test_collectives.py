@@ -4,9 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from engine.planning.speed.collectives import COPY_S, MOST_F32_BYTES, MOST_ONE_SHOT_BYTES, PEER_S
 from engine.planning.speed.facts import LinkFacts
-from engine.planning.speed.links import Links
+from engine.planning.speed.links import COPY_S, MAX_F32_BYTES, MAX_ONE_SHOT_BYTES, PEER_S, Links
 from engine.planning.speed.rigs import parse_rig
 
 RATE = 1e9
@@ -56,7 +55,7 @@ def test_two_ranks_exchange_by_copies_in_one_stage() -> None:
 
 def test_the_wire_has_f32_for_little_and_bf16_for_much() -> None:
     links = Links({}, FREE)
-    little, much = links.sums(gpus(2), MOST_F32_BYTES), links.sums(gpus(2), MOST_F32_BYTES + 4)
+    little, much = links.sums(gpus(2), MAX_F32_BYTES), links.sums(gpus(2), MAX_F32_BYTES + 4)
     assert {one.wire for one in little} == {"F32"}
     assert {one.wire for one in much} == {"BF16"}
     assert much[0].seconds == pytest.approx(little[0].seconds / 2, rel=1e-3)
@@ -65,10 +64,10 @@ def test_the_wire_has_f32_for_little_and_bf16_for_much() -> None:
 def test_one_shots_are_for_little_and_copies_for_much() -> None:
     links = Links({}, LinkFacts(6e-6, 26e9))
     assert {one.how for one in links.sums(gpus(4), 8 << 10)} == {"lane", "copies"}
-    assert [one.how for one in links.sums(gpus(4), MOST_ONE_SHOT_BYTES + 4)] == ["copies"]
-    for n_bytes in (1, 8 << 10, MOST_ONE_SHOT_BYTES, 1 << 28):
+    assert [one.how for one in links.sums(gpus(4), MAX_ONE_SHOT_BYTES + 4)] == ["copies"]
+    for n_bytes in (1, 8 << 10, MAX_ONE_SHOT_BYTES, 1 << 28):
         used = links.sums(gpus(4), n_bytes)[0]
-        assert used.how == ("lane" if n_bytes <= MOST_ONE_SHOT_BYTES else "copies")
+        assert used.how == ("lane" if n_bytes <= MAX_ONE_SHOT_BYTES else "copies")
         assert links.all_reduce_s(gpus(4), n_bytes) == used.seconds
 
 
@@ -77,7 +76,7 @@ def test_where_one_shots_end_copies_are_sooner(way: str) -> None:
     """Or nearly: larger all-reduces never become much cheaper."""
     links = parse_rig(f"4x3090@{way}").links
     last, next_ = (
-        links.all_reduce_s(gpus(2), n) for n in (MOST_ONE_SHOT_BYTES, MOST_ONE_SHOT_BYTES + 4)
+        links.all_reduce_s(gpus(2), n) for n in (MAX_ONE_SHOT_BYTES, MAX_ONE_SHOT_BYTES + 4)
     )
     assert 0.5 * last < next_ < 4 * last
     assert links.all_reduce_s(gpus(2), 16 << 10) < by_how(links, 2, 16 << 10)["copies"]
@@ -150,7 +149,7 @@ def test_a_push_of_four_gpus_takes_what_was_measured(n_bytes: int, measured_us: 
 
 
 def test_sums_that_are_remembered_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.planning.speed.links.MOST_KNOWN", 10)
+    monkeypatch.setattr("engine.planning.speed.links.MAX_KNOWN", 10)
     links = Links({}, FREE)
     for n_bytes in range(1, 50):
         links.all_reduce_s(gpus(2), n_bytes)

@@ -10,8 +10,7 @@ import pytest
 from engine import DeviceFacts, Forecaster, LinkFacts, Links, LoadParams, Planner, parse_rig
 from engine.hardware import backend_choice
 from engine.planning.evaluation.evaluator import Evaluation
-from engine.planning.speed.calibration import Calibration
-from engine.planning.speed.forecast import PROMPT_TOKENS
+from engine.planning.speed.forecast import PROMPT_TOKENS, Calibration
 from tests.helpers.hollow import hollow_llama, hollow_moe
 
 

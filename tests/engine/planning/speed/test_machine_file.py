@@ -92,7 +92,7 @@ def test_a_damaged_file_is_an_empty_one(path: Path, text: str) -> None:
 
 
 def test_the_file_stays_small(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.planning.speed.machine_file.MOST_ENTRIES", 2)
+    monkeypatch.setattr("engine.planning.speed.machine_file.MAX_ENTRIES", 2)
     file, cpus = MachineFile(path), [replace(CPU, name=f"CPU {n}") for n in range(3)]
     for cpu in cpus:
         file.keep_device(cpu, FACTS)

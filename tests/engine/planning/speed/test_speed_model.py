@@ -273,7 +273,7 @@ def _best_seconds(run: Callable[[], object]) -> float:
 
 
 def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.planning.speed.speed_model.MOST_KNOWN", 10)
+    monkeypatch.setattr("engine.planning.speed.speed_model.MAX_KNOWN", 10)
     speed = SpeedModel([GPU, OTHER], links())
     for position in range(50):
         load = RankWorkload(read_bytes=position, kv_bytes=1.0)

@@ -12,9 +12,9 @@ import psutil
 import pytest
 
 from engine.errors import TemplateError
-from engine.text.templates import renderer as child
+from engine.text import chat_template as child
+from engine.text.chat_template import TemplateRenderer
 from engine.text.templates.program import MAX_ADDED, MAX_REQUEST, MAX_SOURCE
-from engine.text.templates.renderer import TemplateRenderer
 from tests.helpers.prepared_templates import wait_for_templates
 from tests.helpers.template_attacks import comparisons
 
@@ -182,7 +182,7 @@ def test_a_prompt_is_at_most_so_much_longer_than_the_conversation(
 
 PARENT = """
 import sys
-from engine.text.templates.renderer import shared_renderer
+from engine.text.chat_template import shared_renderer
 shared_renderer.render("{{ 1 }}", {}, 2)
 print(shared_renderer._child.pid, flush=True)
 if sys.argv[1]:
@@ -206,7 +206,7 @@ def test_the_process_ends_with_the_one_that_started_it(source: str, seconds: flo
 
 WITHOUT_MEMORY = """
 import resource, psutil
-from engine.text.templates.renderer import shared_renderer
+from engine.text.chat_template import shared_renderer
 for _ in range(3):
     shared_renderer.render("{{ 1 }}", {}, 2)
 resource.setrlimit(resource.RLIMIT_AS, (psutil.Process().memory_info().vms,) * 2)
@@ -284,7 +284,7 @@ def test_opening_a_file_starts_the_process() -> None:
     """So that the first message does not wait for it; `prepare` does not either."""
     code = (
         "from engine.text.chat_template import chat_template_from_metadata\n"
-        "from engine.text.templates.renderer import shared_renderer\n"
+        "from engine.text.chat_template import shared_renderer\n"
         "from tests.helpers.vocabularies import metadata, spm, tokenizer\n"
         "chat_template_from_metadata(metadata({}), tokenizer(spm({'a': -1.0})))\n"
         "assert shared_renderer._child.is_running and not shared_renderer._child._is_ready\n"

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from engine.text.chat_template import DEFAULT_TEMPLATE, ChatTemplate
 from engine.text.messages import ChatMessage, ToolCall
-from engine.text.tool_calls.detection import KNOWN_FORMS, detect
-from engine.text.tool_calls.turns import TemplateUse, as_functions
+from engine.text.tool_calls.turns import KNOWN_FORMS, TemplateUse, as_functions, detect
 from tests.helpers.answer_texts import TOOLS, parsed
 from tests.helpers.call_templates import CALL_TEMPLATES
 from tests.helpers.golden import golden_path

@@ -10,7 +10,6 @@ from llguidance import LLMatcher, LLTokenizer
 
 from engine.errors import PromptError
 from engine.text.messages import Tool
-from engine.text.tool_calls.detection import KNOWN_FORMS
 from engine.text.tool_calls.formats import (
     FUNCTION_GEMMA,
     GEMMA,
@@ -21,7 +20,7 @@ from engine.text.tool_calls.formats import (
 )
 from engine.text.tool_calls.grammars import grammar_of_calls
 from engine.text.tool_calls.marks import AnswerMark
-from engine.text.tool_calls.turns import written_call
+from engine.text.tool_calls.turns import KNOWN_FORMS, written_call
 from tests.helpers.answer_texts import CLOCK, TOOLS, WEATHER, parsed
 
 BYTES = LLTokenizer("byte")

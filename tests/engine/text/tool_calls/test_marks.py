@@ -5,8 +5,8 @@ import regex
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.text.tool_calls.detection import KNOWN_FORMS
 from engine.text.tool_calls.marks import AnswerMark
+from engine.text.tool_calls.turns import KNOWN_FORMS
 
 MARKS = {
     mark.pattern: mark

@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers.utils.chat_parsing import parse_response
 
-from engine.text.tool_calls.detection import KNOWN_FORMS
 from engine.text.tool_calls.formats import (
     DEEPSEEK,
     DEEPSEEK_V32,
@@ -30,7 +29,7 @@ from engine.text.tool_calls.formats import (
 )
 from engine.text.tool_calls.marks import CallBegun, CallEnded, CallText, PartText
 from engine.text.tool_calls.parser import AnswerParser
-from engine.text.tool_calls.turns import as_functions
+from engine.text.tool_calls.turns import KNOWN_FORMS, as_functions
 from tests.helpers.answer_texts import ANSWERS, TOOLS, TYPES, Read, parsed, put_together
 
 FORMS = [pytest.param(form, id=form.name) for form in KNOWN_FORMS]

@@ -13,8 +13,7 @@ import pytest
 from engine.errors import TemplateError
 from engine.text.chat_template import ChatTemplate
 from engine.text.messages import ChatMessage, Tool, ToolCall
-from engine.text.tool_calls.detection import KNOWN_FORMS, detect
-from engine.text.tool_calls.turns import TemplateUse, as_functions
+from engine.text.tool_calls.turns import KNOWN_FORMS, TemplateUse, as_functions, detect
 from tests.helpers.answer_texts import Read, parsed
 
 FOLDER = Path(os.environ.get("TANDEM_TEMPLATES") or os.devnull)

@@ -77,7 +77,7 @@ def test_attention_of_some_queries_at_a_time_is_that_of_all(
     q, k, v = torch.randn(3, 24, 2, 8, generator=torch.Generator().manual_seed(0)).unbind()
     scores = (q.transpose(0, 1) @ k.permute(1, 2, 0)) * 8**-0.5
     wanted = (scores.softmax(-1) @ v.transpose(0, 1)).transpose(0, 1)
-    monkeypatch.setattr("engine.vision.images.placed.MOST_SCORES", most * 24 * 2)
+    monkeypatch.setattr("engine.vision.images.placed.MAX_SCORES", most * 24 * 2)
     assert torch.allclose(VisionOps().attend_all(q, k, v), wanted, atol=1e-5)
     windows: Sequence[int] = (10, 8, 6)
     parts = zip(*(x.split_with_sizes(list(windows)) for x in (q, k, v)), strict=True)

@@ -19,7 +19,7 @@ from transformers.models.pixtral.image_processing_pil_pixtral import get_resize_
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
 from engine import Cancelled, EngineError, image_base64
-from engine.vision.images.decoding import MOST_FILE_BYTES, in_rgb
+from engine.vision.images.decoding import MAX_FILE_BYTES, in_rgb
 from engine.vision.images.reading import DecodedImage, ImageDecoder
 from engine.vision.images.resizing import Resizing, TooNarrow
 from tests.helpers.peak_memory import PeakMemory
@@ -172,13 +172,13 @@ def test_what_is_no_usable_picture_is_told_in_a_sentence(data: bytes, problem: s
 def test_files_that_are_too_large_or_not_there_are_refused(tmp_path: Path) -> None:
     large = tmp_path / "large.png"
     with large.open("wb") as file:
-        file.truncate(MOST_FILE_BYTES + 1)
+        file.truncate(MAX_FILE_BYTES + 1)
     with pytest.raises(EngineError, match=r"large\.png cannot be used: .* more than 32 MiB"):
         image_base64(large)
     with pytest.raises(EngineError, match=r"missing\.png cannot be read"):
         image_base64(tmp_path / "missing.png")
     with pytest.raises(EngineError, match="more than 32 MiB"):
-        read_views("A" * (2 * MOST_FILE_BYTES), SQUARE)
+        read_views("A" * (2 * MAX_FILE_BYTES), SQUARE)
 
 
 def test_what_is_not_base64_is_refused() -> None:
