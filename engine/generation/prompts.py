@@ -111,7 +111,7 @@ PLAIN_USE = TemplateUse()
 
 NO_WISHES = PromptOptions()
 
-MOST_COUNTED = 1 << 15
+MAX_COUNTED = 1 << 15
 """Number of tokens up to which those of a prompt that is too long are counted, if it has at most
 four characters for each: to count all of a very long text would take seconds."""
 
@@ -452,8 +452,8 @@ class Prompts:
         tokenizer = self.tokenizer
         if n_ctx is None:
             return tokenizer.encode(text, add_special, parse_special)
-        is_short = len(text) <= MOST_COUNTED << 2
-        most = max(n_ctx, MOST_COUNTED) if is_short else n_ctx
+        is_short = len(text) <= MAX_COUNTED << 2
+        most = max(n_ctx, MAX_COUNTED) if is_short else n_ctx
         if (n_tokens := tokenizer.fewest(text)) <= most:
             ids = tokenizer.encode(text, add_special, parse_special, most)
             if (n_tokens := len(ids)) <= most:

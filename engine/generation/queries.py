@@ -112,7 +112,7 @@ def pooled(states: Iterable[NDArray[np.float32]], pooling: Pooling, n: int) -> N
     return found
 
 
-MOST_NUMBERS = 4 << 20
+MAX_NUMBERS = 4 << 20
 """Largest number of elements of the vectors of one `Embed`, which are sent at once."""
 
 Check = Callable[[], None]
@@ -350,7 +350,7 @@ class Queries:
                 context, there are too many, or it was cancelled.
         """
         pooling = pooling_of(self.runtime.hp.keys, self.info.name)
-        most = max(1, MOST_NUMBERS // self.info.n_embd)
+        most = max(1, MAX_NUMBERS // self.info.n_embd)
         if len(inputs) > most:
             raise EngineError(
                 f"{len(inputs)} texts are too many to be embedded at once.",

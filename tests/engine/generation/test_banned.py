@@ -21,7 +21,7 @@ from engine import (
     load_model,
 )
 from engine.decoding.sampling.sampler import Sampler
-from engine.generation.banned import BannedStrings, Said
+from engine.generation.generate import BannedStrings, Said
 from tests.helpers.ahead import AheadSource
 from tests.helpers.hf_models import FAMILIES
 from tests.helpers.tiny_gguf import tiny_gguf
