@@ -22,7 +22,7 @@ from engine.generation.answers import Answers
 from engine.generation.benchmark import Benchmark, BenchResult, BenchTest
 from engine.generation.draft_model import DraftModel
 from engine.generation.drafts import Drafts, MTPSource, draft_sources, draft_variants
-from engine.generation.image_prompts import PictureReader
+from engine.generation.image_prompts import ImageReader
 from engine.generation.prompts import Prompts
 from engine.generation.queries import Queries
 from engine.generation.requests import Generate
@@ -53,14 +53,14 @@ if TYPE_CHECKING:
     from engine.runtime.thread_runtime import ThreadRuntime
 
 
-class PictureSupport:
-    """Encoder of pictures of a loaded model, if an mmproj file is loaded with it.
+class ImageSupport:
+    """Encoder of images of a loaded model, if an mmproj file is loaded with it.
 
     Args:
         params: settings of the load.
         runtime: ranks of the model.
-        prompts: writer of the model's prompts, which reads pictures from now on.
-        scheduler: scheduler of the model's answers, which has pictures encoded from now on.
+        prompts: writer of the model's prompts, which reads images from now on.
+        scheduler: scheduler of the model's answers, which has images encoded from now on.
         is_cancelled: asked again and again; returning True ends the loading.
 
     Attributes:
@@ -105,7 +105,7 @@ class PictureSupport:
                 "Load it with larger batches of prompts, or without pictures.",
             )
         self.encoder = encoder
-        self._prompts.pictures = PictureReader(PictureSight(runtime.mmproj, rule), encoder.hash)
+        self._prompts.pictures = ImageReader(PictureSight(runtime.mmproj, rule), encoder.hash)
         self._scheduler.runner.encoder = encoder
         runtime.note_beside("pictures", encoder.n_bytes)
 
@@ -118,7 +118,7 @@ class PictureSupport:
     def attach(self, runtime: ThreadRuntime) -> None:
         """Go on beside a model that was split anew; `make_way` came before.
 
-        A failure is a fallback of the model, which goes on without pictures.
+        A failure is a fallback of the model, which goes on without images.
         """
         if not runtime.ranks:  # a failed re-split has closed it
             return
@@ -242,7 +242,7 @@ class Model(Queries, SavedStates):
         self.scheduler = Scheduler(self.runtime.runner, self.runtime.plan.checkpoint_bytes)
         try:
             self._open_draft(is_cancelled)
-            self._pictures = PictureSupport(
+            self._pictures = ImageSupport(
                 params, self.runtime, self._prompts, self.scheduler, is_cancelled
             )
         except BaseException:

@@ -42,7 +42,7 @@ from engine.vision.images.placed import PlacedPictures, text_ids
 
 if TYPE_CHECKING:
     from engine.decoding.grammar.matcher import Matcher
-    from engine.generation.image_prompts import Seen
+    from engine.generation.image_prompts import PromptImages
     from engine.generation.prompts import Prompt, Prompts
     from engine.generation.requests import Generate
     from engine.generation.sequence import Preparing, StepResult, Steps
@@ -286,7 +286,7 @@ class Answers:
             return None
         return (yield from in_background(partial(self._constraints.checked, grammar, grammar)))
 
-    def _read_pictures(self, messages: Sequence[ChatMessage]) -> Preparing[Seen]:
+    def _read_images(self, messages: Sequence[ChatMessage]) -> Preparing[PromptImages]:
         reader = self._prompts.pictures
         if reader is None or not any(message.pictures for message in messages):
             return ()
@@ -331,7 +331,7 @@ class Answers:
                 messages = (*messages[:-1], thought_apart(messages[-1]))
         stops = self._prompts.template.stop_strings  # a plain template has no end token of its own
         sampling = replace(request.sampling, stop=(*request.sampling.stop, *stops))
-        _ = yield from self._read_pictures(messages)  # held for the prompt
+        _ = yield from self._read_images(messages)  # held for the prompt
         wishes = PromptOptions.of(request.thinks, request.effort, request.variables, tools)
 
         def make() -> tuple[tuple[int, ...], str, Prompt]:

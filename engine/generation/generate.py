@@ -464,7 +464,7 @@ class Generation:
     def _shift(self) -> Generator[GenerationEvent | Step, StepResult | None, NotDone | None]:
         """Drop the older half of the tokens after the kept ones, and compute the rest again.
 
-        Where there are pictures nothing is dropped: half a picture would be another one.
+        Where there are images nothing is dropped: half an image would be another one.
 
         Returns:
             Why not; None if it was done.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from engine.errors import ContextOverflow, PictureError, PromptError, TemplateError
 from engine.generation.image_prompts import (
-    PictureReader,
+    ImageReader,
     by_number,
     encoded,
     with_numbers,
@@ -25,7 +25,7 @@ from engine.text.tool_calls.turns import TemplateUse, as_functions, has_more_tha
 
 if TYPE_CHECKING:
     from engine.formats.gguf.reader import GGUFFile
-    from engine.generation.image_prompts import Seen
+    from engine.generation.image_prompts import PromptImages
     from engine.vision.images.placed import Picture
 
 _TAKEN = frozenset({"self", "messages", "tools", "add_generation_prompt", "now"})
@@ -128,7 +128,7 @@ class Prompt:
         n_keep: number of tokens at the start that a context shift never drops.
         n_dropped: number of tokens that were left out with the oldest messages.
         marks: numbers of tokens behind which the prompt of another turn may go on otherwise.
-        pictures: pictures by their number, among them all whose tokens are in `ids`.
+        pictures: images by their number, among them all whose tokens are in `ids`.
     """
 
     ids: list[int]
@@ -147,13 +147,13 @@ class Prompts:
 
     Attributes:
         found: tokenizer of the file; None without a vocabulary.
-        pictures: reader of pictures; None where the model cannot see.
+        pictures: reader of images; None where the model cannot see.
     """
 
     def __init__(self, file: GGUFFile, name: str, template: str = "") -> None:
         self._name = name
         self.found: Tokenizer | None = None
-        self.pictures: PictureReader | None = None
+        self.pictures: ImageReader | None = None
         self._template: ChatTemplate | None = None
         if has_vocabulary(file.meta):
             self.found = Tokenizer.from_metadata(file.meta)
@@ -407,11 +407,11 @@ class Prompts:
         encode = partial(self._encode, n_ctx=n_ctx)
         return encoded(text, seen, encode) if seen else encode(text)
 
-    def _seen(self, messages: Sequence[ChatMessage]) -> Seen:
-        """Return the pictures of a conversation.
+    def _seen(self, messages: Sequence[ChatMessage]) -> PromptImages:
+        """Return the images of a conversation.
 
         Raises:
-            PictureError: the model cannot see, or a picture cannot be used.
+            PictureError: the model cannot see, or an image cannot be used.
         """
         if not any(message.pictures for message in messages):
             return ()
