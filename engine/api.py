@@ -253,7 +253,7 @@ class Model(Queries, SavedStates):
         self._occupancy = Occupancy()
 
     def _open_draft(self, is_cancelled: IsCancelled = never) -> None:
-        """Load the draft model, if there is to be one, and take guesses from all there is.
+        """Load the draft model, if there is to be one, and take drafts from all sources that there are.
 
         Raises:
             EngineError: it cannot be loaded, or it was cancelled.
@@ -267,7 +267,7 @@ class Model(Queries, SavedStates):
         self.scheduler.drafts = Drafts(self.params.n_draft, sources)
 
     def draft_variants(self) -> Mapping[str, Drafts]:
-        """Return the guesses of each kind that the model allows as it is loaded, to compare."""
+        """Return the drafts of each kind that the model allows as it is loaded, to compare."""
         return draft_variants(self.params, self._mtp, self._draft.source if self._draft else None)
 
     @contextmanager
@@ -445,10 +445,7 @@ class Model(Queries, SavedStates):
         with self._occupancy.use("it is being split anew", is_cancelled) as is_cancelled:
             self.runtime.runner.check_loaded()
             arguments.check_kept(self.params, params)
-            with (
-                GGUFFile.open(params.path) as file,
-                with_mtp_file(file, self._mtp_path) as whole,
-            ):
+            with GGUFFile.open(params.path) as file, with_mtp_file(file, self._mtp_path) as whole:
                 check_unchanged(whole, self._stamps)
                 on_progress = self._occupancy.called_back(on_progress)
                 self._pictures.make_way(self.runtime, params)

@@ -29,12 +29,7 @@ from engine.generation.structured_output import (
     output_format,
 )
 from engine.text.messages import text_size
-from engine.text.thinking import (
-    THINK_CLOSE,
-    THINK_OPEN,
-    ThoughtMarker,
-    thinking_marks,
-)
+from engine.text.thinking import THINK_CLOSE, THINK_OPEN, ThoughtMarker, thinking_marks
 from engine.text.tool_calls.json_text import parameters_of
 from engine.text.tool_calls.marks import AnswerPartEvent, CallBegun, CallText, PartText
 from engine.text.tool_calls.parser import AnswerParser
@@ -123,16 +118,29 @@ class AnswerReading:
 
     def _parser(self, prompt: str) -> AnswerParser:
         return AnswerParser(
-            self._form,
-            self._types,
-            prompt,
-            tuple(self._marks.values()),
-            is_single=self._is_single,
+            self._form, self._types, prompt, tuple(self._marks.values()), is_single=self._is_single
         )
 
 
 def _of(events: Sequence[AnswerPartEvent], part: str) -> str:
     return "".join(e.text for e in events if isinstance(e, PartText) and e.part == part)
+
+
+def _changed(
+    steps: Steps, change: Callable[[TokenText | Finished], Iterator[GenerationEvent]]
+) -> Steps:
+    """Yield the steps of an answer with other events in place of its text and its end."""
+    result: StepResult | None = None
+    while True:
+        try:
+            step = steps.send(result)
+        except StopIteration:
+            return
+        result = None
+        if isinstance(step, TokenText | Finished):
+            yield from change(step)
+        else:
+            result = yield step
 
 
 def in_parts(steps: Steps, parser: AnswerParser, told: str = "") -> Steps:
@@ -142,20 +150,15 @@ def in_parts(steps: Steps, parser: AnswerParser, told: str = "") -> Steps:
         told: text that the parser holds back, but that an earlier part of the answer has told.
     """
     events = _PartEvents(parser, told)
-    found: StepResult | None = None
-    while True:
-        try:
-            step = steps.send(found)
-        except StopIteration:
-            return
-        found = None
-        if isinstance(step, TokenText):
-            yield from events.of(step)
-        elif isinstance(step, Finished):
-            yield from events.end(is_cut=step.reason != "stop")
-            yield step
+
+    def parts(event: TokenText | Finished) -> Iterator[GenerationEvent]:
+        if isinstance(event, TokenText):
+            yield from events.of(event)
         else:
-            found = yield step
+            yield from events.end(is_cut=event.reason != "stop")
+            yield event
+
+    return _changed(steps, parts)
 
 
 class _PartEvents:
@@ -219,18 +222,14 @@ def in_text(steps: Steps, before: ChatMessage | None) -> Steps:
         before: first part of an answer that goes on, with its thought apart; None for a new one.
     """
     marker = marker_behind(before)
-    found: StepResult | None = None
-    while True:
-        try:
-            step = steps.send(found)
-        except StopIteration:
-            return
-        found = None
-        if isinstance(step, TokenText):
-            text = marker.written(step.text, is_thought=step.part == "reasoning")
-            yield replace(step, text=text, part="content")
-        else:
-            found = yield step
+
+    def marked(event: TokenText | Finished) -> Iterator[GenerationEvent]:
+        if isinstance(event, TokenText):
+            text = marker.written(event.text, is_thought=event.part == "reasoning")
+            event = replace(event, text=text, part="content")
+        yield event
+
+    return _changed(steps, marked)
 
 
 def marker_behind(before: ChatMessage | None) -> ThoughtMarker:
@@ -332,13 +331,13 @@ class Answers:
         stops = self._prompts.template.stop_strings  # a plain template has no end token of its own
         sampling = replace(request.sampling, stop=(*request.sampling.stop, *stops))
         _ = yield from self._read_images(messages)  # held for the prompt
-        wishes = PromptOptions.of(request.thinks, request.effort, request.variables, tools)
+        options = PromptOptions.of(request.thinks, request.effort, request.variables, tools)
 
         def make() -> tuple[tuple[int, ...], str, Prompt]:
-            begun, said = self._begun(request, messages, wishes, sampling.stop, reading)
+            begun, said = self._begun(request, messages, options, sampling.stop, reading)
             prompt = self._prompts.chat(
                 messages, self._n_ctx, continue_last=request.continue_last,
-                is_shortened=request.sampling.on_overflow == "shift", begun=begun, wishes=wishes,
+                is_shortened=request.sampling.on_overflow == "shift", begun=begun, options=options,
                 is_marked=self._is_marked,
             )  # fmt: skip
             return begun, said, prompt
@@ -385,7 +384,7 @@ class Answers:
         return marks is not None and marks.opening != THINK_OPEN
 
     def _begun(
-        self, request: Generate, messages: Sequence[ChatMessage], wishes: PromptOptions,
+        self, request: Generate, messages: Sequence[ChatMessage], options: PromptOptions,
         stops: Sequence[str], reading: AnswerReading | None,
     ) -> tuple[tuple[int, ...], str]:  # fmt: skip
         """Return the tokens and the text that an answer which is continued has had so far."""
@@ -395,7 +394,7 @@ class Answers:
         if reading is None:
             tokenizer = self._prompts.tokenizer
             return fitting_tokens(request.begun, last.content, tokenizer, stops), last.content
-        question = self._prompts.written(before, wishes=wishes) if before else ""
+        question = self._prompts.written(before, options=options) if before else ""
         text = self._prompts.template_use.continuation(last, question)
         return reading.go_on(last, question, request.begun, text)
 

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class AnswerToken:
     """A token of an answer.
 
     Attributes:
@@ -72,19 +72,19 @@ class BannedStrings:
     def __init__(self, banned: Sequence[str], said: str = "") -> None:
         self._banned = [_folded(text) for text in banned]
         self._n_tail = max((len(text) for text in self._banned), default=1) - 1
-        self.held: list[Said] = []
+        self.held: list[AnswerToken] = []
         self._tail = ""  # end of what was released, in which a string may have begun
         self._keep_tail(said)
 
     @property
     def held_text(self) -> str:
         """Text of the tokens that are held back."""
-        return "".join(said.text for said in self.held)
+        return "".join(token.text for token in self.held)
 
-    def feed(self, said: Said) -> int:
+    def feed(self, token: AnswerToken) -> int:
         """Add a token; return how many of the last tokens to take back, 0 for none."""
         n_before = len(self._tail) + len(self.held_text)
-        self.held.append(said)
+        self.held.append(token)
         if not self._banned:
             return 0
         text = self._tail + _folded(self.held_text)
@@ -92,7 +92,7 @@ class BannedStrings:
         begin = max(begins, default=-1)
         return 0 if begin < 0 else len(self.held) - self._token_at(begin)
 
-    def take_back(self, n: int) -> Said:
+    def take_back(self, n: int) -> AnswerToken:
         """Forget the last n tokens; return the first of them."""
         first = self.held[-n]
         del self.held[-n:]
@@ -109,10 +109,10 @@ class BannedStrings:
         is_over = not self._banned or (begin == len(text) and not is_half)
         return len(self.held) if is_over else self._token_at(begin)
 
-    def release(self, n: int) -> list[Said]:
+    def release(self, n: int) -> list[AnswerToken]:
         """Forget the first n tokens and return them; they cannot be taken back after that."""
         released, self.held = self.held[:n], self.held[n:]
-        self._keep_tail(self._tail + "".join(said.text for said in released))
+        self._keep_tail(self._tail + "".join(token.text for token in released))
         return released
 
     def _keep_tail(self, text: str) -> None:
@@ -134,11 +134,11 @@ class BannedStrings:
                 cannot be taken back, the first held token.
         """
         found, start = 0, len(self._tail)
-        for index, said in enumerate(self.held):
-            if start > place or (start == place and said.begun):
+        for index, token in enumerate(self.held):
+            if start > place or (start == place and token.begun):
                 break
             found = index
-            start += len(said.text)
+            start += len(token.text)
         return found
 
 
@@ -155,7 +155,7 @@ def _folded_character(char: str) -> str:
     return char
 
 
-Telling = Generator[GenerationEvent, None, bool]
+TextEvents = Generator[GenerationEvent, None, bool]
 """Events of some text; it returns whether a stop string ended the answer."""
 
 
@@ -290,7 +290,7 @@ class Generation:
         self._never = list(tokenizer.never_ids) if tokenizer else []
         self._n_logprobs = n_logprobs
         self._end: TokenLogprob | None = None
-        self._pending: list[Said] = []
+        self._pending: list[AnswerToken] = []
         self._is_stopped = False
         for token in begun:  # leave half a character, or half a stop string, where it was
             self._stop.feed(self._decoder.feed(token) if self._decoder else "")
@@ -377,9 +377,9 @@ class Generation:
         if self._constraint is not None:
             self._constraint.accept(token)
         if self._decoder is None:
-            return self._banned.feed(Said(token, "", b"", logprobs))
+            return self._banned.feed(AnswerToken(token, "", b"", logprobs))
         begun = self._decoder.begun
-        return self._banned.feed(Said(token, self._decoder.feed(token), begun, logprobs))
+        return self._banned.feed(AnswerToken(token, self._decoder.feed(token), begun, logprobs))
 
     def _without(self, token: int, n: int) -> Prefill:
         """Take back the last n tokens; return the step that finds another in place of the first.
@@ -408,7 +408,7 @@ class Generation:
         is_timed = bool(self._timed_every) and not self._n_sampled % self._timed_every
         n_left = self._most - self._n_sampled
         if self._constraint is not None and self._constraint.is_slow:
-            n_left = 1  # so that nothing is guessed
+            n_left = 1  # so that nothing is drafted
         while True:
             found = yield Decode(
                 token, self._sampler, self._never, n_left, is_timed,
@@ -479,7 +479,7 @@ class Generation:
         found = yield from self._prefill(Prefill(kept))
         return found if isinstance(found, str) else None
 
-    def _show(self) -> Telling:
+    def _show(self) -> TextEvents:
         """Yield the text that can be shown now; return whether a stop string ended the answer."""
         banned = self._banned
         if self._stop.would_stop(banned.held_text):
@@ -493,9 +493,9 @@ class Generation:
 
     def _settle(self, n: int) -> Generator[GenerationEvent, None, None]:
         """Yield the text of the first n tokens that were held back, if they are any."""
-        for said in self._banned.release(max(0, n)):
-            self._pending.append(said)
-            yield from self._emit(said.text)
+        for token in self._banned.release(max(0, n)):
+            self._pending.append(token)
+            yield from self._emit(token.text)
 
     def _emit(self, text: str) -> Generator[GenerationEvent, None, None]:
         """Yield what of a text is not held back as the beginning of a stop string."""
@@ -517,9 +517,9 @@ class Generation:
 
     def _told(self, text: str) -> TokenText:
         """Return the event of some text, with the tokens that nobody has been told of."""
-        said, self._pending = self._pending, []
-        logprobs = tuple(found for one in said for found in one.logprobs)
-        return TokenText(text, tuple(one.token for one in said), logprobs=logprobs)
+        tokens, self._pending = self._pending, []
+        logprobs = tuple(found for one in tokens for found in one.logprobs)
+        return TokenText(text, tuple(one.token for one in tokens), logprobs=logprobs)
 
     def _usage(self) -> Usage:
         return Usage(self._n_prompt, self._n_cached, self._n_sampled)

@@ -156,10 +156,7 @@ def encoded(text: str, seen: PromptImages, encode: Callable[[str, bool], list[in
     texts = _NUMBERED.split(text)
     numbers = [int(number) for number in texts[1::2]]
     if numbers != list(range(len(seen))):
-        raise PictureError(
-            "The model's chat template leaves pictures out.",
-            ANOTHER_TEMPLATE,
-        )
+        raise PictureError("The model's chat template leaves pictures out.", ANOTHER_TEMPLATE)
     ids, held, is_first = list[int](), texts[0], True
     for picture, behind in zip(seen, texts[2::2], strict=True):
         around = picture.texts

@@ -200,7 +200,7 @@ class Queries:
         thinks: bool | None = None, effort: str = "", variables: str = "",
         tools: Sequence[Tool] = (), add_generation_prompt: bool = True,
     ) -> str:  # fmt: skip
-        """Return the text of a conversation's prompt; see `engine.events.Generate`.
+        """Return the text of a conversation's prompt; see `engine.generation.requests.Generate`.
 
         Args:
             add_generation_prompt: whether to end where the assistant begins to speak.
@@ -213,7 +213,7 @@ class Queries:
         return self._prompts.written(
             messages,
             continue_last=continue_last,
-            wishes=PromptOptions.of(thinks, effort, variables, tools),
+            options=PromptOptions.of(thinks, effort, variables, tools),
             add_generation_prompt=add_generation_prompt,
         )
 
@@ -233,9 +233,9 @@ class Queries:
         """
         self._occupancy.check_open()
         _ = self._read_images(messages, is_cancelled)  # held meanwhile
-        wishes = PromptOptions.of(thinks, effort, variables, tools)
+        options = PromptOptions.of(thinks, effort, variables, tools)
         prompt = self._prompts.chat(
-            messages, 0, continue_last=continue_last, is_shortened=False, wishes=wishes
+            messages, 0, continue_last=continue_last, is_shortened=False, options=options
         )
         return len(prompt.ids)
 
