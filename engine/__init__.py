@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from engine.api import Model, load_model
     from engine.backends.gpu.matmul.config_search import KernelTuning
     from engine.decoding.grammar.checker import check_grammar
-    from engine.decoding.sampling.on_device import why_sampled_on_host
+    from engine.decoding.sampling.sampler import why_sampled_on_host
     from engine.errors import (
         Cancelled,
         CommError,
@@ -65,9 +65,8 @@ if TYPE_CHECKING:
         new_command_id,
     )
     from engine.formats.gguf.header import is_header_whole
-    from engine.generation.answer_parts import thought_apart
-    from engine.generation.benchmark import BenchResult, BenchTest
-    from engine.generation.perplexity import perplexity
+    from engine.generation.answers import thought_apart
+    from engine.generation.benchmark import BenchResult, BenchTest, perplexity
     from engine.generation.requests import (
         ApplyTemplate,
         CacheCounted,

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import engine.hardware.environment  # noqa: F401 before torch, which reads it
 from engine import arguments
@@ -22,7 +22,7 @@ from engine.generation.answers import Answers
 from engine.generation.benchmark import Benchmark, BenchResult, BenchTest
 from engine.generation.draft_model import DraftModel
 from engine.generation.drafts import Drafts, MTPSource, draft_sources, draft_variants
-from engine.generation.image_support import PictureSupport
+from engine.generation.image_prompts import ImageReader
 from engine.generation.prompts import Prompts
 from engine.generation.queries import Queries
 from engine.generation.requests import Generate
@@ -31,18 +31,104 @@ from engine.generation.sequence import TokenSequence
 from engine.generation.solo_sequence import solo_sequence
 from engine.generation.state_file import SavedStates
 from engine.generation.stream import AnswerStream, Occupancy
+from engine.hardware.devices.host import usable_cores
 from engine.hardware.fallbacks import Fallback
 from engine.hardware.faults import has_stopped
 from engine.load_params import LoadParams
 from engine.model.architectures.info import ModelInfo, describe
+from engine.model.forward.batch import MAX_AT_ONCE
 from engine.model.layers.mtp import draft_tokens
 from engine.planning.draft import draft_model_path, mtp_path, with_mtp_file
 from engine.planning.memory import DeviceMemory
 from engine.planning.plan import Plan
+from engine.runtime.image_encoder import ImageEncoder
 from engine.runtime.thread_runtime import open_runtime
 from engine.sampling_params import SamplingParams
 from engine.text.vocabulary import check_vocabulary
 from engine.util.progress import IsCancelled, ProgressSink, ignore, never
+from engine.vision.encoders.base import TextModel
+from engine.vision.images.placed import VisionInfo
+
+if TYPE_CHECKING:
+    from engine.runtime.thread_runtime import ThreadRuntime
+
+
+class ImageSupport:
+    """Encoder of images of a loaded model, if an mmproj file is loaded with it.
+
+    Args:
+        params: settings of the load.
+        runtime: ranks of the model.
+        prompts: writer of the model's prompts, which reads images from now on.
+        scheduler: scheduler of the model's answers, which has images encoded from now on.
+        is_cancelled: asked again and again; returning True ends the loading.
+
+    Attributes:
+        encoder: the encoder; None where the model cannot see.
+        warnings: sentences for a person.
+
+    Raises:
+        EngineError: the file cannot be used with the model, the device is full, or it was
+            cancelled.
+    """
+
+    def __init__(
+        self, params: LoadParams, runtime: ThreadRuntime, prompts: Prompts, scheduler: Scheduler,
+        is_cancelled: IsCancelled,
+    ) -> None:  # fmt: skip
+        self._prompts, self._scheduler = prompts, scheduler
+        self._n_threads = params.cpu_threads or usable_cores()
+        self.encoder: ImageEncoder | None = None
+        self.warnings: tuple[str, ...] = ()
+        if runtime.left_pictures:
+            self.warnings = ("There is no memory left for pictures, so the model reads text only.",)
+        try:
+            self._open(runtime, is_cancelled)
+        except EngineError as error:
+            if params.mmproj != "auto" or is_cancelled():
+                raise
+            self.warnings = (f"The model reads text only: {error.message}",)
+
+    def _open(self, runtime: ThreadRuntime, is_cancelled: IsCancelled) -> None:
+        self.encoder = self._prompts.pictures = self._scheduler.runner.encoder = None
+        device = runtime.plan.pictures_device
+        if not device:
+            return
+        text = TextModel.of(runtime.hp)
+        encoder = ImageEncoder(runtime.mmproj, device, text, is_cancelled, self._n_threads)
+        rule = encoder.rule
+        n_least = rule.most_tokens + MAX_AT_ONCE
+        if rule.is_two_way and runtime.n_batch < n_least:
+            raise EngineError(
+                f"Pictures of this model need batches of at least {n_least} tokens; they have"
+                f" {runtime.n_batch}.",
+                "Load it with larger batches of prompts, or without pictures.",
+            )
+        self.encoder = encoder
+        self._prompts.pictures = ImageReader(VisionInfo(runtime.mmproj, rule), encoder.hash)
+        self._scheduler.runner.encoder = encoder
+        runtime.note_beside("pictures", encoder.n_bytes)
+
+    def make_way(self, runtime: ThreadRuntime, params: LoadParams) -> None:
+        """Free the encoder before a re-split behind which it lies on another device."""
+        if self.encoder is not None and self.encoder.device not in params.picture_devices:
+            self.encoder = self._scheduler.runner.encoder = None
+            runtime.note_beside("pictures", 0)
+
+    def attach(self, runtime: ThreadRuntime) -> None:
+        """Go on beside a model that was split anew; `make_way` came before.
+
+        A failure is a fallback of the model, which goes on without images.
+        """
+        if not runtime.ranks:  # a failed re-split has closed it
+            return
+        if self.encoder is not None:
+            runtime.note_beside("pictures", self.encoder.n_bytes)
+            return
+        try:
+            self._open(runtime, lambda: False)
+        except EngineError as error:
+            runtime.fallbacks.report("pictures", [runtime.plan.pictures_device], str(error))
 
 
 def load_model(
@@ -119,7 +205,7 @@ class Model(Queries, SavedStates):
         self.scheduler = Scheduler(self.runtime.runner, self.runtime.plan.checkpoint_bytes)
         try:
             self._open_draft(is_cancelled)
-            self._pictures = PictureSupport(
+            self._pictures = ImageSupport(
                 params, self.runtime, self._prompts, self.scheduler, is_cancelled
             )
         except BaseException:
@@ -130,7 +216,7 @@ class Model(Queries, SavedStates):
         self._occupancy = Occupancy()
 
     def _open_draft(self, is_cancelled: IsCancelled = never) -> None:
-        """Load the draft model, if there is to be one, and take guesses from all there is.
+        """Load the draft model, if there is to be one, and take drafts from all sources there are.
 
         Raises:
             EngineError: it cannot be loaded, or it was cancelled.
@@ -144,7 +230,7 @@ class Model(Queries, SavedStates):
         self.scheduler.drafts = Drafts(self.params.n_draft, sources)
 
     def draft_variants(self) -> Mapping[str, Drafts]:
-        """Return the guesses of each kind that the model allows as it is loaded, to compare."""
+        """Return the drafts of each kind that the model allows as it is loaded, to compare."""
         return draft_variants(self.params, self._mtp, self._draft.source if self._draft else None)
 
     @contextmanager
@@ -322,10 +408,7 @@ class Model(Queries, SavedStates):
         with self._occupancy.use("it is being split anew", is_cancelled) as is_cancelled:
             self.runtime.runner.check_loaded()
             arguments.check_kept(self.params, params)
-            with (
-                GGUFFile.open(params.path) as file,
-                with_mtp_file(file, self._mtp_path) as whole,
-            ):
+            with GGUFFile.open(params.path) as file, with_mtp_file(file, self._mtp_path) as whole:
                 check_unchanged(whole, self._stamps)
                 on_progress = self._occupancy.called_back(on_progress)
                 self._pictures.make_way(self.runtime, params)

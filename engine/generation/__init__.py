@@ -1,4 +1,6 @@
-"""Generation of text: session, prefill and decode, stop rules, scoring, state files.
+"""Answers of a loaded model: scheduler, KV cache, drafts, prompts, queries, state files.
 
-Imports no front end: neither `api` nor `host`.
+`stream` hands out the events of an answer, `generate` decides its tokens, `sequence` holds them,
+and `scheduler` plans which of all sequences the next forward pass computes. Imports neither `api`,
+`events` nor a host.
 """

@@ -2,42 +2,255 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+import secrets
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, TypeVar
 
 from engine.errors import ContextOverflow, EngineError, PromptError
-from engine.generation.answer_parts import (
-    AnswerReading,
-    WantedForm,
-    callable_tools,
-    in_parts,
-    in_text,
-    thought_apart,
-    wanted_form,
-)
-from engine.generation.constrained import Constraints
 from engine.generation.generate import Generation, check_n_logprobs, fitting_tokens
 from engine.generation.prompts import PromptOptions
-from engine.generation.results import ContextShifted
+from engine.generation.results import (
+    ContextShifted,
+    Finished,
+    GenerationEvent,
+    TokenLogprob,
+    TokenText,
+    ToolCallBegun,
+    ToolCallEnded,
+    ToolCallText,
+)
 from engine.generation.sequence import in_background
-from engine.text.messages import THINK_OPEN, text_size, thinking_marks
+from engine.generation.structured_output import (
+    Constraints,
+    OutputFormat,
+    callable_tools,
+    output_format,
+)
+from engine.text.messages import THINK_CLOSE, THINK_OPEN, ThoughtMarker, text_size, thinking_marks
+from engine.text.tool_calls.json_text import parameters_of
+from engine.text.tool_calls.marks import AnswerPartEvent, CallBegun, CallText, PartText
+from engine.text.tool_calls.parser import AnswerParser
 from engine.vision.images.placed import PlacedImages, text_ids
 
 if TYPE_CHECKING:
     from engine.decoding.grammar.matcher import Matcher
-    from engine.generation.constrained import AnswerConstraint
-    from engine.generation.image_prompts import Seen
+    from engine.generation.image_prompts import PromptImages
     from engine.generation.prompts import Prompt, Prompts
     from engine.generation.requests import Generate
-    from engine.generation.sequence import Preparing, Steps
+    from engine.generation.sequence import Preparing, StepResult, Steps
+    from engine.generation.structured_output import AnswerConstraint
     from engine.sampling_params import Grammar, SamplingParams
-    from engine.text.messages import ChatMessage
+    from engine.text.messages import ChatMessage, Tool
+
+N_TAIL = 64
+"""Number of tokens at the end of a prompt in which it may open a thought."""
+
+
+class AnswerReading:
+    """Reading of one answer.
+
+    Args:
+        tools: functions that it may call.
+        is_single: whether it ends behind its first whole call.
+
+    Attributes:
+        parser: parser of the answer, once `begin` or `go_on` was called.
+        told: text that the parser holds back, but that an earlier part of the answer has told.
+    """
+
+    parser: AnswerParser
+    told = ""
+
+    def __init__(self, prompts: Prompts, tools: Sequence[Tool], *, is_single: bool = False) -> None:
+        self._tokenizer = prompts.tokenizer
+        self._form = prompts.template_use.form
+        self._marks = prompts.control_marks
+        self._types = {tool.name: parameters_of(tool.parameters) for tool in tools} or None
+        self._is_single = is_single
+
+    @property
+    def shown(self) -> Collection[int]:
+        """Control tokens that are marks of the form, so that their text is read."""
+        return self._marks.keys()
+
+    def begin(self, ids: Sequence[int]) -> None:
+        """Read an answer to a prompt from its beginning on."""
+        self.parser = self._parser(self._tokenizer.decode(ids[-N_TAIL:]))
+
+    def go_on(
+        self, message: ChatMessage, question: str, ids: Sequence[int], text: str
+    ) -> tuple[tuple[int, ...], str]:
+        """Read on behind an answer's first part; return its tokens and text as they were computed.
+
+        Args:
+            message: the answer so far.
+            question: prompt of the answer.
+            ids: tokens that it is said to consist of; they are used if they make what it says.
+            text: text of the answer behind the prompt, in place of tokens.
+        """
+        spelled = ""
+        if ids and all(0 <= token < self._tokenizer.n_vocab for token in ids):
+            decoder = self._tokenizer.stream(shown=self.shown)
+            spelled = "".join(map(decoder.feed, ids))
+        wanted = message.reasoning, message.content
+        for is_cut in (False, True) if spelled else ():
+            if self._follow(question, spelled, is_cut=is_cut) == wanted:
+                return tuple(ids), spelled
+        self._follow(question, text)
+        return (), text
+
+    def _follow(self, question: str, text: str, *, is_cut: bool = False) -> tuple[str, str]:
+        """Read on behind a text; return what it thinks and says.
+
+        Args:
+            is_cut: whether the text was told as that of an answer that is cut off.
+        """
+        self.parser = self._parser(question)
+        known = self.parser.feed(text)
+        ended = self._parser(question)
+        whole = [*ended.feed(text), *ended.end(is_cut=is_cut)]
+        self.told = _of(whole, "reasoning")[len(_of(known, "reasoning")) :]
+        self.told += _of(whole, "content")[len(_of(known, "content")) :]
+        return _of(whole, "reasoning"), _of(whole, "content")
+
+    def _parser(self, prompt: str) -> AnswerParser:
+        return AnswerParser(
+            self._form, self._types, prompt, tuple(self._marks.values()), is_single=self._is_single
+        )
+
+
+def _of(events: Sequence[AnswerPartEvent], part: str) -> str:
+    return "".join(e.text for e in events if isinstance(e, PartText) and e.part == part)
+
+
+def _changed(
+    steps: Steps, change: Callable[[TokenText | Finished], Iterator[GenerationEvent]]
+) -> Steps:
+    """Yield the steps of an answer with other events in place of its text and its end."""
+    result: StepResult | None = None
+    while True:
+        try:
+            step = steps.send(result)
+        except StopIteration:
+            return
+        result = None
+        if isinstance(step, TokenText | Finished):
+            yield from change(step)
+        else:
+            result = yield step
+
+
+def in_parts(steps: Steps, parser: AnswerParser, told: str = "") -> Steps:
+    """Yield the steps of an answer with its text in parts; each token is told once as before.
+
+    Args:
+        told: text that the parser holds back, but that an earlier part of the answer has told.
+    """
+    events = _PartEvents(parser, told)
+
+    def parts(event: TokenText | Finished) -> Iterator[GenerationEvent]:
+        if isinstance(event, TokenText):
+            yield from events.of(event)
+        else:
+            yield from events.end(is_cut=event.reason != "stop")
+            yield event
+
+    return _changed(steps, parts)
+
+
+class _PartEvents:
+    """Events of the parts of one answer, and the tokens that no event has told yet."""
+
+    def __init__(self, parser: AnswerParser, told: str) -> None:
+        self._parser = parser
+        self._held = told
+        self._ids: list[int] = []
+        self._logprobs: list[TokenLogprob] = []
+
+    def of(self, text: TokenText) -> Iterator[GenerationEvent]:
+        """Yield what more text makes known."""
+        self._ids += text.ids
+        self._logprobs += text.logprobs
+        yield from self._told(self._parser.feed(text.text))
+
+    def end(self, *, is_cut: bool) -> Iterator[GenerationEvent]:
+        """Yield what was held back; see `AnswerParser.end`."""
+        yield from self._told(self._parser.end(is_cut=is_cut))
+        if self._ids:
+            yield self._text(PartText("content", ""))
+
+    def _told(self, parts: Sequence[AnswerPartEvent]) -> Iterator[GenerationEvent]:
+        if parts and not any(isinstance(part, PartText) for part in parts) and self._ids:
+            yield self._text(PartText("content", ""))
+        for part in parts:
+            if isinstance(part, PartText):
+                yield self._text(self._untold(part))
+            elif isinstance(part, CallBegun):
+                yield ToolCallBegun(part.index, new_call_id(), part.name)
+            elif isinstance(part, CallText):
+                yield ToolCallText(part.index, part.text)
+            else:
+                yield ToolCallEnded(part.index, part.is_whole)
+
+    def _untold(self, part: PartText) -> PartText:
+        """Return a text without what has been told of it before."""
+        n = 0
+        while n < min(len(self._held), len(part.text)) and self._held[n] == part.text[n]:
+            n += 1
+        self._held = self._held[n:] if n == len(part.text) else ""
+        return PartText(part.part, part.text[n:])
+
+    def _text(self, part: PartText) -> TokenText:
+        event = TokenText(part.text, tuple(self._ids), part.part, tuple(self._logprobs))
+        self._ids.clear()
+        self._logprobs.clear()
+        return event
+
+
+def new_call_id() -> str:
+    """Return a name for a call: nine letters and digits, as the strictest templates want them."""
+    return secrets.token_hex(5)[:9]
+
+
+def in_text(steps: Steps, before: ChatMessage | None) -> Steps:
+    """Yield the steps of an answer in parts with its thought as text between marks.
+
+    Args:
+        before: first part of an answer that goes on, with its thought apart; None for a new one.
+    """
+    marker = marker_behind(before)
+
+    def marked(event: TokenText | Finished) -> Iterator[GenerationEvent]:
+        if isinstance(event, TokenText):
+            text = marker.written(event.text, is_thought=event.part == "reasoning")
+            event = replace(event, text=text, part="content")
+        yield event
+
+    return _changed(steps, marked)
+
+
+def marker_behind(before: ChatMessage | None) -> ThoughtMarker:
+    """Return what marks the thought of an answer that goes on behind its first part, if any."""
+    if before is None:
+        return ThoughtMarker()
+    has_said = bool(before.content)
+    return ThoughtMarker(is_open=bool(before.reasoning) and not has_said, has_said=has_said)
+
+
+def thought_apart(message: ChatMessage) -> ChatMessage:
+    """Return an answer whose thought, which stands in its text between marks, is apart."""
+    start = message.content.lstrip()
+    if message.reasoning or not start.startswith(THINK_OPEN):
+        return message
+    thought, _, said = start.removeprefix(THINK_OPEN).partition(THINK_CLOSE)
+    return replace(message, reasoning=thought.strip(), content=said.lstrip())
+
 
 T = TypeVar("T")
 
-MAX_AT_ONCE = 1 << 14
+MAX_INLINE = 1 << 14
 """Number of characters up to which a text is tokenised where answers are computed: it takes them no
 longer than a step, and a thread would take longer to start on it."""
 
@@ -71,7 +284,7 @@ class Answers:
             return None
         return (yield from in_background(partial(self._constraints.checked, grammar, grammar)))
 
-    def _read_pictures(self, messages: Sequence[ChatMessage]) -> Preparing[Seen]:
+    def _read_images(self, messages: Sequence[ChatMessage]) -> Preparing[PromptImages]:
         reader = self._prompts.pictures
         if reader is None or not any(message.pictures for message in messages):
             return ()
@@ -101,10 +314,10 @@ class Answers:
         if request.suffix:
             raise PromptError("A suffix goes with a prompt, not with messages.")
         tools, messages = callable_tools(request), request.messages
-        wanted = WantedForm(None)
+        wanted = OutputFormat(None)
         if tools or request.grammar or request.sampling.form:
             wanted = yield from in_background(
-                partial(wanted_form, self._prompts, self._constraints, request)
+                partial(output_format, self._prompts, self._constraints, request)
             )
         reading = None
         if request.in_parts:
@@ -116,14 +329,14 @@ class Answers:
                 messages = (*messages[:-1], thought_apart(messages[-1]))
         stops = self._prompts.template.stop_strings  # a plain template has no end token of its own
         sampling = replace(request.sampling, stop=(*request.sampling.stop, *stops))
-        _ = yield from self._read_pictures(messages)  # held for the prompt
-        wishes = PromptOptions.of(request.thinks, request.effort, request.variables, tools)
+        _ = yield from self._read_images(messages)  # held for the prompt
+        options = PromptOptions.of(request.thinks, request.effort, request.variables, tools)
 
         def make() -> tuple[tuple[int, ...], str, Prompt]:
-            begun, said = self._begun(request, messages, wishes, sampling.stop, reading)
+            begun, said = self._begun(request, messages, options, sampling.stop, reading)
             prompt = self._prompts.chat(
                 messages, self._n_ctx, continue_last=request.continue_last,
-                is_shortened=request.sampling.on_overflow == "shift", begun=begun, wishes=wishes,
+                is_shortened=request.sampling.on_overflow == "shift", begun=begun, options=options,
                 is_marked=self._is_marked,
             )  # fmt: skip
             return begun, said, prompt
@@ -170,7 +383,7 @@ class Answers:
         return marks is not None and marks.opening != THINK_OPEN
 
     def _begun(
-        self, request: Generate, messages: Sequence[ChatMessage], wishes: PromptOptions,
+        self, request: Generate, messages: Sequence[ChatMessage], options: PromptOptions,
         stops: Sequence[str], reading: AnswerReading | None,
     ) -> tuple[tuple[int, ...], str]:  # fmt: skip
         """Return the tokens and the text that an answer which is continued has had so far."""
@@ -180,7 +393,7 @@ class Answers:
         if reading is None:
             tokenizer = self._prompts.tokenizer
             return fitting_tokens(request.begun, last.content, tokenizer, stops), last.content
-        question = self._prompts.written(before, wishes=wishes) if before else ""
+        question = self._prompts.written(before, options=options) if before else ""
         text = self._prompts.template_use.continuation(last, question)
         return reading.go_on(last, question, request.begun, text)
 
@@ -203,6 +416,6 @@ class Answers:
 
 def _made(given: object, make: Callable[[], T]) -> Preparing[T]:
     """Return what is made of texts, on a thread if they are long."""
-    if text_size(given) <= MAX_AT_ONCE:
+    if text_size(given) <= MAX_INLINE:
         return make()
     return (yield from in_background(lambda _: make()))

@@ -97,7 +97,7 @@ class Drafts:
     def _chosen(self, texts: Texts, most: int) -> dict[TokenSequence, DraftTokens]:
         """Return equally many drafts for all answers, or none.
 
-        Models that draft cannot see: they read texts without their pictures.
+        Models that draft cannot see: they read texts without their images.
         """
         at_hand = self._at_hand(texts, most)
         makers = {source.kind.source: source for source in self._sources if source.kind}
@@ -203,7 +203,7 @@ def _without_pictures(texts: Texts) -> Texts:
 
 
 def _of_text(draft: DraftTokens) -> DraftTokens:
-    """Return the draft before the first token of a picture, which no answer has."""
+    """Return the draft before the first token of an image, which no answer has."""
     n = n_before_image(draft.tokens)
     return draft if n == len(draft.tokens) else draft._replace(tokens=draft.tokens[:n])
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Generator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,6 @@ import numpy as np
 
 from engine.decoding.sampling.sampler import Sampler, likeliest, logprobs_of
 from engine.errors import ContextOverflow, EngineError
-from engine.generation.banned import BannedStrings, Said
 from engine.generation.results import (
     ContextShifted,
     Finished,
@@ -32,13 +32,130 @@ from engine.vision.images.placed import NO_IMAGES, text_ids
 if TYPE_CHECKING:
     from engine.decoding.grammar.matcher import Mask
     from engine.decoding.sampling.sampler import Logits
-    from engine.generation.answer_parts import AnswerReading
-    from engine.generation.constrained import AnswerConstraint
+    from engine.generation.answers import AnswerReading
+    from engine.generation.structured_output import AnswerConstraint
     from engine.text.tokenizer import StreamDecoder, Tokenizer
     from engine.vision.images.placed import PlacedImages
 
 
-Telling = Generator[GenerationEvent, None, bool]
+@dataclass(frozen=True, slots=True)
+class AnswerToken:
+    """A token of an answer.
+
+    Attributes:
+        token: its id.
+        text: characters that it completes.
+        begun: bytes of a character that earlier tokens had begun before it.
+        logprobs: how likely it was, if that is wanted.
+    """
+
+    token: int
+    text: str
+    begun: bytes = b""
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+
+class BannedStrings:
+    """Search for banned strings in streamed text; holds the tokens that may be part of one.
+
+    Large and small letters are the same to it. Of several strings that one token completes, the one
+    that begins last counts, so that as little as possible is taken back.
+
+    Args:
+        banned: strings to search for.
+        said: text of the answer so far, which cannot be taken back any more.
+
+    Attributes:
+        held: tokens that may be part of a banned string, oldest first.
+    """
+
+    def __init__(self, banned: Sequence[str], said: str = "") -> None:
+        self._banned = [_folded(text) for text in banned]
+        self._n_tail = max((len(text) for text in self._banned), default=1) - 1
+        self.held: list[AnswerToken] = []
+        self._tail = ""  # end of what was released, in which a string may have begun
+        self._keep_tail(said)
+
+    @property
+    def held_text(self) -> str:
+        """Text of the tokens that are held back."""
+        return "".join(token.text for token in self.held)
+
+    def feed(self, token: AnswerToken) -> int:
+        """Add a token; return how many of the last tokens to take back, 0 for none."""
+        n_before = len(self._tail) + len(self.held_text)
+        self.held.append(token)
+        if not self._banned:
+            return 0
+        text = self._tail + _folded(self.held_text)
+        begins = [text.rfind(ban, max(0, n_before - len(ban) + 1)) for ban in self._banned]
+        begin = max(begins, default=-1)
+        return 0 if begin < 0 else len(self.held) - self._token_at(begin)
+
+    def take_back(self, n: int) -> AnswerToken:
+        """Forget the last n tokens; return the first of them."""
+        first = self.held[-n]
+        del self.held[-n:]
+        return first
+
+    def n_settled(self, *, is_half: bool) -> int:
+        """Return how many of the tokens cannot be part of a banned string any more.
+
+        Args:
+            is_half: whether the last token ends in the middle of a character.
+        """
+        text = self._tail + _folded(self.held_text)
+        begin = len(text) - self._possible_start(text)
+        is_over = not self._banned or (begin == len(text) and not is_half)
+        return len(self.held) if is_over else self._token_at(begin)
+
+    def release(self, n: int) -> list[AnswerToken]:
+        """Forget the first n tokens and return them; they cannot be taken back after that."""
+        released, self.held = self.held[:n], self.held[n:]
+        self._keep_tail(self._tail + "".join(token.text for token in released))
+        return released
+
+    def _keep_tail(self, text: str) -> None:
+        self._tail = _folded(text[max(0, len(text) - self._n_tail) :])
+
+    def _possible_start(self, text: str) -> int:
+        """Return the length of the longest end of a text with which a banned string begins."""
+        for size in range(min(self._n_tail, len(text)), 0, -1):
+            tail = text[-size:]
+            if any(len(ban) > size and ban.startswith(tail) for ban in self._banned):
+                return size
+        return 0
+
+    def _token_at(self, place: int) -> int:
+        """Return the index of the held token in which a character begins.
+
+        Args:
+            place: index of the character in the tail and the held text; for one in the tail, which
+                cannot be taken back, the first held token.
+        """
+        found, start = 0, len(self._tail)
+        for index, token in enumerate(self.held):
+            if start > place or (start == place and token.begun):
+                break
+            found = index
+            start += len(token.text)
+        return found
+
+
+def _folded(text: str) -> str:
+    """Return a text without the difference of large and small letters, character by character."""
+    return text.lower() if text.isascii() else "".join(map(_folded_character, text))
+
+
+def _folded_character(char: str) -> str:
+    """Return a character in its small form, as long as that is a single one."""
+    for fold in (str.lower, str.casefold):
+        if len(folded := fold(char)) == 1:
+            char = folded
+    return char
+
+
+TextEvents = Generator[GenerationEvent, None, bool]
 """Events of some text; it returns whether a stop string ended the answer."""
 
 
@@ -173,7 +290,7 @@ class Generation:
         self._never = list(tokenizer.never_ids) if tokenizer else []
         self._n_logprobs = n_logprobs
         self._end: TokenLogprob | None = None
-        self._pending: list[Said] = []
+        self._pending: list[AnswerToken] = []
         self._is_stopped = False
         for token in begun:  # leave half a character, or half a stop string, where it was
             self._stop.feed(self._decoder.feed(token) if self._decoder else "")
@@ -260,9 +377,9 @@ class Generation:
         if self._constraint is not None:
             self._constraint.accept(token)
         if self._decoder is None:
-            return self._banned.feed(Said(token, "", b"", logprobs))
+            return self._banned.feed(AnswerToken(token, "", b"", logprobs))
         begun = self._decoder.begun
-        return self._banned.feed(Said(token, self._decoder.feed(token), begun, logprobs))
+        return self._banned.feed(AnswerToken(token, self._decoder.feed(token), begun, logprobs))
 
     def _without(self, token: int, n: int) -> Prefill:
         """Take back the last n tokens; return the step that finds another in place of the first.
@@ -291,7 +408,7 @@ class Generation:
         is_timed = bool(self._timed_every) and not self._n_sampled % self._timed_every
         n_left = self._most - self._n_sampled
         if self._constraint is not None and self._constraint.is_slow:
-            n_left = 1  # so that nothing is guessed
+            n_left = 1  # so that nothing is drafted
         while True:
             found = yield Decode(
                 token, self._sampler, self._never, n_left, is_timed,
@@ -347,7 +464,7 @@ class Generation:
     def _shift(self) -> Generator[GenerationEvent | Step, StepResult | None, NotDone | None]:
         """Drop the older half of the tokens after the kept ones, and compute the rest again.
 
-        Where there are pictures nothing is dropped: half a picture would be another one.
+        Where there are images nothing is dropped: half an image would be another one.
 
         Returns:
             Why not; None if it was done.
@@ -362,7 +479,7 @@ class Generation:
         found = yield from self._prefill(Prefill(kept))
         return found if isinstance(found, str) else None
 
-    def _show(self) -> Telling:
+    def _show(self) -> TextEvents:
         """Yield the text that can be shown now; return whether a stop string ended the answer."""
         banned = self._banned
         if self._stop.would_stop(banned.held_text):
@@ -376,9 +493,9 @@ class Generation:
 
     def _settle(self, n: int) -> Generator[GenerationEvent, None, None]:
         """Yield the text of the first n tokens that were held back, if they are any."""
-        for said in self._banned.release(max(0, n)):
-            self._pending.append(said)
-            yield from self._emit(said.text)
+        for token in self._banned.release(max(0, n)):
+            self._pending.append(token)
+            yield from self._emit(token.text)
 
     def _emit(self, text: str) -> Generator[GenerationEvent, None, None]:
         """Yield what of a text is not held back as the beginning of a stop string."""
@@ -400,9 +517,9 @@ class Generation:
 
     def _told(self, text: str) -> TokenText:
         """Return the event of some text, with the tokens that nobody has been told of."""
-        said, self._pending = self._pending, []
-        logprobs = tuple(found for one in said for found in one.logprobs)
-        return TokenText(text, tuple(one.token for one in said), logprobs=logprobs)
+        tokens, self._pending = self._pending, []
+        logprobs = tuple(found for one in tokens for found in one.logprobs)
+        return TokenText(text, tuple(one.token for one in tokens), logprobs=logprobs)
 
     def _usage(self) -> Usage:
         return Usage(self._n_prompt, self._n_cached, self._n_sampled)

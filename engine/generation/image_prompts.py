@@ -1,4 +1,4 @@
-"""Pictures of a conversation: read, and put between the tokens of its text."""
+"""Images of a conversation: read, and put between the tokens of its text."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ MOST_KEPT_BYTES = 64 << 20
 """Largest number of bytes of pixels that are kept, so that each turn need not read them again."""
 
 _NUMBERED = re.compile(f"{IMAGE_PLACEHOLDER}([0-9]+){IMAGE_PLACEHOLDER}")
-"""Place of a picture in a prompt's text, with its number in the conversation."""
+"""Place of an image in a prompt's text, with its number in the conversation."""
 
 
 @dataclass(frozen=True, eq=False)
-class SeenPicture:
-    """A picture of a conversation as its prompt has it.
+class SeenImage:
+    """An image of a conversation as its prompt has it.
 
     Attributes:
-        views: the picture; or its tiles, and then the whole of it.
+        views: the image; or its tiles, and then the whole of it.
         texts: texts before each of them, and behind the last.
     """
 
@@ -44,12 +44,12 @@ class SeenPicture:
     texts: Sequence[str]
 
 
-Seen = Sequence[SeenPicture]
-"""Pictures of a conversation, in order."""
+PromptImages = Sequence[SeenImage]
+"""Images of a conversation, in order."""
 
 
-class PictureReader:
-    """Reader of the pictures of conversations with one model.
+class ImageReader:
+    """Reader of the images of conversations with one model.
 
     Args:
         sight: how the model sees them.
@@ -60,18 +60,20 @@ class PictureReader:
         self.sight = sight
         self._encoder = encoder
         self._lock = threading.Lock()
-        self._kept: OrderedDict[bytes, SeenPicture] = OrderedDict()
-        self._used: WeakValueDictionary[bytes, SeenPicture] = WeakValueDictionary()
+        self._kept: OrderedDict[bytes, SeenImage] = OrderedDict()
+        self._used: WeakValueDictionary[bytes, SeenImage] = WeakValueDictionary()
 
     @property
     def rule(self) -> ImageProcessor:
-        """Rule by which the model takes pictures."""
+        """Rule by which the model takes images."""
         return self.sight.rule
 
-    def read(self, messages: Sequence[ChatMessage], is_cancelled: IsCancelled = never) -> Seen:
-        """Return the pictures of a conversation; any thread may call it.
+    def read(
+        self, messages: Sequence[ChatMessage], is_cancelled: IsCancelled = never
+    ) -> PromptImages:
+        """Return the images of a conversation; any thread may call it.
 
-        While the result is held, reading the same pictures again takes no time.
+        While the result is held, reading the same images again takes no time.
 
         Raises:
             ImageError: one cannot be used, or there are too many.
@@ -85,7 +87,7 @@ class PictureReader:
         with ImageDecoder(len(found), is_cancelled) as reading:
             return [self._read(picture, reading) for picture in found]
 
-    def _read(self, picture: ImageFile | str, reading: ImageDecoder) -> SeenPicture:
+    def _read(self, picture: ImageFile | str, reading: ImageDecoder) -> SeenImage:
         key = _key(picture)
         with self._lock:
             found = self._kept.pop(key, None) or self._used.get(key)
@@ -94,7 +96,7 @@ class PictureReader:
                 picture = image_base64(picture.path)
             size, grid, views = reading.views(picture, self.rule.resizing)
             pictures = (PromptImage.of(view, size, self.rule, self._encoder) for view in views)
-            found = SeenPicture(tuple(pictures), self.rule.texts(*grid))
+            found = SeenImage(tuple(pictures), self.rule.texts(*grid))
         with self._lock:
             self._kept[key] = self._used[key] = found
             while len(self._kept) > 1 and self._n_bytes > MOST_KEPT_BYTES:
@@ -107,7 +109,7 @@ class PictureReader:
 
 
 def _key(picture: ImageFile | str) -> bytes:
-    """Return what tells a picture from others: of a file its name, size and time."""
+    """Return what tells an image from others: of a file its name, size and time."""
     if isinstance(picture, ImageFile):
         try:
             found = Path(picture.path).stat()
@@ -118,15 +120,15 @@ def _key(picture: ImageFile | str) -> bytes:
     return blake2b(picture.encode("utf-8", "replace"), digest_size=16).digest()
 
 
-def by_number(seen: Seen) -> Mapping[int, PromptImage]:
-    """Return pictures and tiles by their number."""
+def by_number(seen: PromptImages) -> Mapping[int, PromptImage]:
+    """Return images and tiles by their number."""
     return {view.number: view for picture in seen for view in picture.views}
 
 
 def with_numbers(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
-    """Return messages of text, in which the number of each picture stands at its place.
+    """Return messages of text, in which the number of each image stands at its place.
 
-    Pictures without a place stand before the text of their message.
+    Images without a place stand before the text of their message.
     """
     marked: list[ChatMessage] = []
     n = 0
@@ -144,22 +146,19 @@ def with_numbers(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
     return marked
 
 
-def encoded(text: str, seen: Seen, encode: Callable[[str, bool], list[int]]) -> list[int]:
-    """Return the token ids of a prompt's text with the numbers of pictures.
+def encoded(text: str, seen: PromptImages, encode: Callable[[str, bool], list[int]]) -> list[int]:
+    """Return the token ids of a prompt's text with the numbers of images.
 
     Args:
         encode: returns the ids of a text, given whether the prompt begins with it.
 
     Raises:
-        ImageError: the template has left pictures out, or changed their order.
+        ImageError: the template has left images out, or changed their order.
     """
     texts = _NUMBERED.split(text)
     numbers = [int(number) for number in texts[1::2]]
     if numbers != list(range(len(seen))):
-        raise ImageError(
-            "The model's chat template leaves pictures out.",
-            ANOTHER_TEMPLATE,
-        )
+        raise ImageError("The model's chat template leaves pictures out.", ANOTHER_TEMPLATE)
     ids, held, is_first = list[int](), texts[0], True
     for picture, behind in zip(seen, texts[2::2], strict=True):
         around = picture.texts
@@ -173,6 +172,6 @@ def encoded(text: str, seen: Seen, encode: Callable[[str, bool], list[int]]) -> 
 
 
 def without_numbers(text: str, rule: ImageProcessor) -> str:
-    """Return a prompt's text in which a picture is what stands around its tokens."""
+    """Return a prompt's text in which an image is what stands around its tokens."""
     around = "".join(rule.texts(1, 1))
     return _NUMBERED.sub(lambda _: around, text)

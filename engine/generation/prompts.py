@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from engine.errors import ContextOverflow, ImageError, PromptError, TemplateError
 from engine.generation.image_prompts import (
-    PictureReader,
+    ImageReader,
     by_number,
     encoded,
     with_numbers,
@@ -30,7 +30,7 @@ from engine.text.vocabulary import NO_VOCABULARY, has_vocabulary
 
 if TYPE_CHECKING:
     from engine.formats.gguf.reader import GGUFFile
-    from engine.generation.image_prompts import Seen
+    from engine.generation.image_prompts import PromptImages
     from engine.vision.images.placed import PromptImage
 
 _TAKEN = frozenset({"self", "messages", "tools", "add_generation_prompt", "now"})
@@ -38,7 +38,7 @@ _TAKEN = frozenset({"self", "messages", "tools", "add_generation_prompt", "now"}
 
 @dataclass(frozen=True, slots=True)
 class PromptOptions:
-    """Tools and template variables that a request wishes in its prompt.
+    """Tools and template variables that a request wants in its prompt.
 
     Attributes:
         variables: variables of the chat template.
@@ -52,22 +52,22 @@ class PromptOptions:
     def of(
         cls, thinks: bool | None, effort: str, variables: str = "", tools: Sequence[Tool] = ()
     ) -> PromptOptions:
-        """Return the wishes of a request; see `engine.events.Generate`.
+        """Return the options of a request; see `Generate`.
 
         Raises:
             PromptError: the variables are no JSON object, or would replace what a request has.
         """
-        wished: dict[str, Any] = {} if thinks is None else dict.fromkeys(THINKING_VARIABLES, thinks)
+        found: dict[str, Any] = {} if thinks is None else dict.fromkeys(THINKING_VARIABLES, thinks)
         if effort:
-            wished[EFFORT_VARIABLE] = effort
+            found[EFFORT_VARIABLE] = effort
         if variables:
-            wished |= read_object(variables, "The variables for the chat template")
-        if taken := sorted(_TAKEN & wished.keys()):
+            found |= read_object(variables, "The variables for the chat template")
+        if taken := sorted(_TAKEN & found.keys()):
             raise PromptError(
                 f"The chat template gets {taken[0]} from the request itself.",
                 "Leave it out of the variables.",
             )
-        return cls(wished, tuple(tools))
+        return cls(found, tuple(tools))
 
 
 def droppable(messages: Sequence[ChatMessage], n_last: int) -> list[range]:
@@ -114,9 +114,9 @@ def with_text(message: ChatMessage, text: str) -> ChatMessage:
 PLAIN_USE = TemplateUse()
 """Use of a template by conversations of nothing but text."""
 
-NO_WISHES = PromptOptions()
+NO_OPTIONS = PromptOptions()
 
-MOST_COUNTED = 1 << 15
+MAX_COUNTED = 1 << 15
 """Number of tokens up to which those of a prompt that is too long are counted, if it has at most
 four characters for each: to count all of a very long text would take seconds."""
 
@@ -133,7 +133,7 @@ class Prompt:
         n_keep: number of tokens at the start that a context shift never drops.
         n_dropped: number of tokens that were left out with the oldest messages.
         marks: numbers of tokens behind which the prompt of another turn may go on otherwise.
-        pictures: pictures by their number, among them all whose tokens are in `ids`.
+        pictures: images by their number, among them all whose tokens are in `ids`.
     """
 
     ids: list[int]
@@ -152,13 +152,13 @@ class Prompts:
 
     Attributes:
         found: tokenizer of the file; None without a vocabulary.
-        pictures: reader of pictures; None where the model cannot see.
+        pictures: reader of images; None where the model cannot see.
     """
 
     def __init__(self, file: GGUFFile, name: str, template: str = "") -> None:
         self._name = name
         self.found: Tokenizer | None = None
-        self.pictures: PictureReader | None = None
+        self.pictures: ImageReader | None = None
         self._template: ChatTemplate | None = None
         if has_vocabulary(file.meta):
             self.found = Tokenizer.from_metadata(file.meta)
@@ -261,7 +261,7 @@ class Prompts:
 
     def chat(
         self, turns: Sequence[ChatMessage], n_ctx: int, *, continue_last: bool, is_shortened: bool,
-        begun: Sequence[int] = (), wishes: PromptOptions = NO_WISHES, is_marked: bool = False,
+        begun: Sequence[int] = (), options: PromptOptions = NO_OPTIONS, is_marked: bool = False,
     ) -> Prompt:  # fmt: skip
         """Return the prompt of a conversation.
 
@@ -281,7 +281,7 @@ class Prompts:
         _check_some(turns)
         groups = droppable(turns, 1 + continue_last)
         pictures = by_number(self._seen(turns))
-        encode_chat = partial(self._encode_chat, wishes=wishes)
+        encode_chat = partial(self._encode_chat, options=options)
 
         @cache
         def encode(n_dropped: int, most: int | None = None) -> list[int]:
@@ -328,7 +328,7 @@ class Prompts:
 
     def written(
         self, messages: Sequence[ChatMessage], *, continue_last: bool = False,
-        wishes: PromptOptions = NO_WISHES, add_generation_prompt: bool = True,
+        options: PromptOptions = NO_OPTIONS, add_generation_prompt: bool = True,
     ) -> str:  # fmt: skip
         """Return the text of a conversation's prompt, of which `chat` returns the tokens.
 
@@ -342,7 +342,7 @@ class Prompts:
         _check_some(messages)
         text = self._rendered(
             messages,
-            wishes,
+            options,
             continue_last=continue_last,
             add_generation_prompt=add_generation_prompt,
         )
@@ -375,11 +375,11 @@ class Prompts:
         if asked and asked[-1].role == "user":
             last = replace(asked[-1], content=f"{asked.pop().content}\n\n{text}")
         asked.append(last)
-        wishes = PromptOptions(tools=tuple(tools))
+        options = PromptOptions(tools=tuple(tools))
         n_text = len(tokenizer.encode(text, add_special=False))
 
         def n_before(turns: Sequence[ChatMessage]) -> int:
-            n_all = len(self._encode_chat(turns, continue_last=False, wishes=wishes))
+            n_all = len(self._encode_chat(turns, continue_last=False, options=options))
             return max(0, n_all - n_text)
 
         kept = without(asked, droppable(asked, 1))
@@ -405,18 +405,18 @@ class Prompts:
 
     def _encode_chat(
         self, messages: Sequence[ChatMessage], *, continue_last: bool,
-        wishes: PromptOptions = NO_WISHES, n_ctx: int | None = None,
+        options: PromptOptions = NO_OPTIONS, n_ctx: int | None = None,
     ) -> list[int]:  # fmt: skip
         seen = self._seen(messages)
-        text = self._rendered(messages, wishes, continue_last=continue_last)
+        text = self._rendered(messages, options, continue_last=continue_last)
         encode = partial(self._encode, n_ctx=n_ctx)
         return encoded(text, seen, encode) if seen else encode(text)
 
-    def _seen(self, messages: Sequence[ChatMessage]) -> Seen:
-        """Return the pictures of a conversation.
+    def _seen(self, messages: Sequence[ChatMessage]) -> PromptImages:
+        """Return the images of a conversation.
 
         Raises:
-            ImageError: the model cannot see, or a picture cannot be used.
+            ImageError: the model cannot see, or an image cannot be used.
         """
         if not any(message.pictures for message in messages):
             return ()
@@ -428,13 +428,13 @@ class Prompts:
         return self.pictures.read(messages)
 
     def _rendered(
-        self, messages: Sequence[ChatMessage], wishes: PromptOptions, *, continue_last: bool,
+        self, messages: Sequence[ChatMessage], options: PromptOptions, *, continue_last: bool,
         add_generation_prompt: bool = True,
     ) -> str:  # fmt: skip
         if any(message.pictures for message in messages):
             messages = with_numbers(messages)
         asked = messages[:-1] if continue_last else messages
-        use, tools = PLAIN_USE, wishes.tools
+        use, tools = PLAIN_USE, options.tools
         if tools or any(map(has_more_than_text, messages)):
             use = self.template_use
         turns = use.turns(asked, tools)
@@ -442,7 +442,7 @@ class Prompts:
             turns,
             as_functions(tools) if tools and use.shows_tools else None,
             add_generation_prompt,
-            **wishes.variables,
+            **options.variables,
         )
         return text + use.continuation(messages[-1], text) if continue_last else text
 
@@ -457,8 +457,8 @@ class Prompts:
         tokenizer = self.tokenizer
         if n_ctx is None:
             return tokenizer.encode(text, add_special, parse_special)
-        is_short = len(text) <= MOST_COUNTED << 2
-        most = max(n_ctx, MOST_COUNTED) if is_short else n_ctx
+        is_short = len(text) <= MAX_COUNTED << 2
+        most = max(n_ctx, MAX_COUNTED) if is_short else n_ctx
         if (n_tokens := tokenizer.fewest(text)) <= most:
             ids = tokenizer.encode(text, add_special, parse_special, most)
             if (n_tokens := len(ids)) <= most:

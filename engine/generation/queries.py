@@ -39,7 +39,7 @@ from engine.util.progress import IsCancelled, never
 
 if TYPE_CHECKING:
     from engine.decoding.sampling.sampler import Logits
-    from engine.generation.image_prompts import Seen
+    from engine.generation.image_prompts import PromptImages
     from engine.generation.prompts import Prompts
     from engine.generation.scheduler import Scheduler
     from engine.generation.stream import Occupancy
@@ -112,7 +112,7 @@ def pooled(states: Iterable[NDArray[np.float32]], pooling: Pooling, n: int) -> N
     return found
 
 
-MOST_NUMBERS = 4 << 20
+MAX_NUMBERS = 4 << 20
 """Largest number of elements of the vectors of one `Embed`, which are sent at once."""
 
 Check = Callable[[], None]
@@ -154,7 +154,7 @@ class Queries:
 
     @property
     def sight(self) -> VisionInfo | None:
-        """Sizes by which the model sees pictures; None if it sees none."""
+        """Sizes by which the model sees images; None if it sees none."""
         reader = self._prompts.pictures
         return None if reader is None else reader.sight
 
@@ -200,7 +200,7 @@ class Queries:
         thinks: bool | None = None, effort: str = "", variables: str = "",
         tools: Sequence[Tool] = (), add_generation_prompt: bool = True,
     ) -> str:  # fmt: skip
-        """Return the text of a conversation's prompt; see `engine.events.Generate`.
+        """Return the text of a conversation's prompt; see `engine.generation.requests.Generate`.
 
         Args:
             add_generation_prompt: whether to end where the assistant begins to speak.
@@ -213,7 +213,7 @@ class Queries:
         return self._prompts.written(
             messages,
             continue_last=continue_last,
-            wishes=PromptOptions.of(thinks, effort, variables, tools),
+            options=PromptOptions.of(thinks, effort, variables, tools),
             add_generation_prompt=add_generation_prompt,
         )
 
@@ -222,20 +222,20 @@ class Queries:
         thinks: bool | None = None, effort: str = "", variables: str = "",
         tools: Sequence[Tool] = (), is_cancelled: IsCancelled = never,
     ) -> int:  # fmt: skip
-        """Return the number of tokens of a conversation's prompt, those of pictures among them.
+        """Return the number of tokens of a conversation's prompt, those of images among them.
 
         Args:
-            is_cancelled: asked while pictures are read, on any thread; returning True ends that.
+            is_cancelled: asked while images are read, on any thread; returning True ends that.
 
         Raises:
             PromptError: see `apply_template`.
-            ImageError: the model cannot see, or a picture cannot be used.
+            ImageError: the model cannot see, or an image cannot be used.
         """
         self._occupancy.check_open()
-        _ = self._read_pictures(messages, is_cancelled)  # held meanwhile
-        wishes = PromptOptions.of(thinks, effort, variables, tools)
+        _ = self._read_images(messages, is_cancelled)  # held meanwhile
+        options = PromptOptions.of(thinks, effort, variables, tools)
         prompt = self._prompts.chat(
-            messages, 0, continue_last=continue_last, is_shortened=False, wishes=wishes
+            messages, 0, continue_last=continue_last, is_shortened=False, options=options
         )
         return len(prompt.ids)
 
@@ -270,11 +270,13 @@ class Queries:
             PromptError: the model has no vocabulary, or its template refuses these messages.
         """
         self._occupancy.check_open()
-        _ = self._read_pictures(messages or (), is_cancelled)  # held meanwhile
+        _ = self._read_images(messages or (), is_cancelled)  # held meanwhile
         return self._prompts.count(messages, draft, tools)
 
-    def _read_pictures(self, messages: Sequence[ChatMessage], is_cancelled: IsCancelled) -> Seen:
-        """Read the pictures of a conversation before the model is used, which may take seconds."""
+    def _read_images(
+        self, messages: Sequence[ChatMessage], is_cancelled: IsCancelled
+    ) -> PromptImages:
+        """Read the images of a conversation before the model is used, which may take seconds."""
         reader = self._prompts.pictures
         return reader.read(messages, is_cancelled) if reader else ()
 
@@ -350,7 +352,7 @@ class Queries:
                 context, there are too many, or it was cancelled.
         """
         pooling = pooling_of(self.runtime.hp.keys, self.info.name)
-        most = max(1, MOST_NUMBERS // self.info.n_embd)
+        most = max(1, MAX_NUMBERS // self.info.n_embd)
         if len(inputs) > most:
             raise EngineError(
                 f"{len(inputs)} texts are too many to be embedded at once.",

@@ -176,7 +176,7 @@ class TemplateApplied:
 
     Attributes:
         n_tokens: number of its tokens, with what the model wants before a text, and with those of
-            the conversation's pictures.
+            the conversation's images.
     """
 
     prompt: str
@@ -265,6 +265,6 @@ Reply = (
 
 
 def has_pictures(question: Question) -> bool:
-    """Return whether pictures are read for the reply to a question, which may take seconds."""
+    """Return whether images are read for the reply to a question, which may take seconds."""
     messages = question.messages if isinstance(question, CountTokens | ApplyTemplate) else None
     return any(message.pictures for message in messages or ())

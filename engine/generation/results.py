@@ -21,8 +21,8 @@ class Usage:
         prompt_tokens: number of tokens of the prompt.
         cached_tokens: number of these that were still in the KV cache and not computed again.
         completion_tokens: number of generated tokens, without an end-of-generation token.
-        n_drafted: number of tokens that were guessed and checked.
-        n_accepted: number of these guesses that were right.
+        n_drafted: number of draft tokens that were verified.
+        n_accepted: number of these that were accepted.
     """
 
     prompt_tokens: int = 0
@@ -47,7 +47,7 @@ class Timings:
         first_token_s: seconds from the request to the first generated token.
         prompt_per_s: speed of prefill in tokens per second; 0 if all tokens were cached.
         decode_per_s: speed of decode in tokens per second; 0 for fewer than two tokens.
-        saved_s: seconds that guesses saved in decode, as passes without them were measured;
+        saved_s: seconds that drafts saved in decode, as passes without them were measured;
             negative where they lost some.
     """
 
@@ -60,7 +60,7 @@ class Timings:
 
     @property
     def draft_gain(self) -> float:
-        """Speed of decode as a multiple of that without guesses; 1 where none was measured."""
+        """Speed of decode as a multiple of that without drafts; 1 where none was measured."""
         without = self.decode_s + self.saved_s
         return without / self.decode_s if self.decode_s > 0 and without > 0 else 1.0
 
@@ -178,7 +178,7 @@ class Finished:
 
     @property
     def plain_per_s(self) -> float:
-        """Speed of decode without guesses, in tokens per second; 0 where that is unknown."""
+        """Speed of decode without drafts, in tokens per second; 0 where that is unknown."""
         is_unknown = self.usage.n_drafted > 0 and self.timings.saved_s == 0
         return 0.0 if is_unknown else self.timings.decode_per_s / self.timings.draft_gain
 

@@ -19,13 +19,7 @@ from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, ParamSpec
 
-from engine.errors import (
-    Cancelled,
-    ContextOverflow,
-    GrammarError,
-    OutOfDeviceMemory,
-    PromptError,
-)
+from engine.errors import Cancelled, ContextOverflow, GrammarError, OutOfDeviceMemory, PromptError
 from engine.generation.cache_manager import CHECKPOINT_BYTES, KVCacheManager, SequenceCache
 from engine.generation.drafts import Drafts
 from engine.generation.kv_cache import OutOfPages

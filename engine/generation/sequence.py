@@ -127,7 +127,7 @@ class Prefill:
             that cannot be cut are worth keeping there.
         reports_progress: whether its progress is an event.
         n_cached: number of the tokens that were cached, noted by the scheduler.
-        pictures: pictures among the tokens.
+        pictures: images among the tokens.
     """
 
     ids: Sequence[int]
@@ -185,7 +185,7 @@ def check_prompt(
     """Check that tokens can be computed.
 
     Args:
-        pictures: pictures among them.
+        pictures: images among them.
 
     Raises:
         PromptError: no tokens, or tokens that the model does not have.

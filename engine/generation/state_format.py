@@ -103,7 +103,7 @@ def tokens_entry(n: int, *, has_pictures: bool) -> Entry:
 
 
 def has_pictures(ids: Sequence[int]) -> bool:
-    """Return whether some tokens are of pictures."""
+    """Return whether some tokens are of images."""
     return max(ids, default=0) >= FIRST_ID
 
 

@@ -32,7 +32,7 @@ TORCH_FREE = [
     "engine.util.files",
     "engine.generation.prompts",
     "engine.generation.results",
-    "engine.generation.perplexity",
+    "engine.generation.benchmark",
     "engine.generation.state_format",
     "engine.hosts.thread_host",
     "engine.util.files",

@@ -1,5 +1,5 @@
-"""Guesses of the tokens that come next, of which one pass checks several.
+"""Draft tokens (speculative decoding): proposals for the next tokens, which one pass verifies.
 
-The model samples at each place as it would without them, and a guess counts only where it is what
-was sampled. So an answer has the same tokens with and without guesses. Imports no torch.
+The model samples at each place as it would without them, and a draft token counts only where it is
+what was sampled. So an answer has the same tokens with and without drafts. Imports no torch.
 """

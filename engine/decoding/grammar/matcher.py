@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.decoding.grammar.compiling import compiled
+from engine.decoding.grammar.checker import compiled
 from engine.decoding.grammar.schema import told
 from engine.errors import GrammarError
 from engine.sampling_params import Grammar

@@ -85,7 +85,7 @@ KEYWORD_OF = (
 NEARLY_NONE = 1e-9
 """What a narrowed range of numbers lacks at its end."""
 
-LARGEST_EXACT = 2**20
+MAX_EXACT = 2**20
 """Whole numbers below it differ from those that lack so little, also as floats."""
 
 COERCED = "Use anyOf in place of oneOf."
@@ -121,9 +121,9 @@ def _without_open_ends(schema: Schema) -> None:
     low, high = schema.get("exclusiveMinimum"), schema.get("exclusiveMaximum")
     least = max(_numbers(low, schema.get("minimum")), default=-math.inf)
     most = min(_numbers(high, schema.get("maximum")), default=math.inf)
-    if _is_whole(low) and 0 <= low <= most < low + 1 < LARGEST_EXACT:
+    if _is_whole(low) and 0 <= low <= most < low + 1 < MAX_EXACT:
         schema["exclusiveMinimum"] = low + NEARLY_NONE
-    if _is_whole(high) and -LARGEST_EXACT < high - 1 < least <= high <= 0:
+    if _is_whole(high) and -MAX_EXACT < high - 1 < least <= high <= 0:
         schema["exclusiveMaximum"] = high - NEARLY_NONE
 
 

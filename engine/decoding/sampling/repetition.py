@@ -10,9 +10,7 @@ import numpy as np
 
 from engine.decoding.sampling.steps import Candidates, IntArray, find_ids
 
-__all__ = ["Dry", "DryHistory"]
-
-LARGEST_LOG = 88.7228391
+MAX_LOG = 88.7228391
 """Logarithm of the largest 32-bit float, beyond which no penalty grows."""
 
 TokenBytes = Callable[[int], bytes]
@@ -104,7 +102,7 @@ class DryHistory:
         return found
 
     def _most_growth(self) -> int:
-        return int(LARGEST_LOG / math.log(self._growth)) if self._growth > 1.000001 else 0
+        return int(MAX_LOG / math.log(self._growth)) if self._growth > 1.000001 else 0
 
     def _breaks(self, token: int) -> bool:
         if self._token_bytes is None:

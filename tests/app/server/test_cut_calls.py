@@ -24,7 +24,7 @@ from engine import (
     ToolCallText,
     Usage,
 )
-from engine.generation.answer_parts import in_parts
+from engine.generation.answers import in_parts
 from engine.text.tool_calls.formats import AnswerFormat
 from engine.text.tool_calls.parser import AnswerParser
 from engine.text.tool_calls.turns import KNOWN_FORMS

@@ -56,7 +56,7 @@ class HeldCheck:
 @pytest.fixture
 def check(monkeypatch: pytest.MonkeyPatch) -> HeldCheck:
     held = HeldCheck()
-    monkeypatch.setattr("engine.generation.constrained.check_grammar", held)
+    monkeypatch.setattr("engine.generation.structured_output.check_grammar", held)
     return held
 
 

@@ -21,7 +21,7 @@ from engine import (
     load_model,
 )
 from engine.decoding.sampling.sampler import Sampler
-from engine.generation.banned import BannedStrings, Said
+from engine.generation.generate import AnswerToken, BannedStrings
 from tests.helpers.ahead import AheadSource
 from tests.helpers.hf_models import FAMILIES
 from tests.helpers.tiny_gguf import tiny_gguf
@@ -234,7 +234,7 @@ def test_banned_strings_are_found_as_they_end_and_before_they_are_shown(
     low, bans = text.lower(), [ban.lower() for ban in banned]
     for index, char in enumerate(text[n_said:], n_said):
         ends = [low[: index + 1].endswith(ban) for ban in bans]
-        n_back = watch.feed(Said(ord(char), char))
+        n_back = watch.feed(AnswerToken(ord(char), char))
         lengths = [len(ban) for ban, is_end in zip(bans, ends, strict=True) if is_end]
         expected = min(lengths, default=0)
         assert n_back == min(expected, index + 1 - n_said)

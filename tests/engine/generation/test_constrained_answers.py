@@ -116,8 +116,8 @@ def test_max_tokens_may_cut_it(model: Model) -> None:
 def test_a_grammar_whose_masks_take_too_long_ends_its_answer(
     model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.generation.constrained.MAX_MASK_SECONDS", 0.002)
-    monkeypatch.setattr("engine.generation.constrained.USUAL_MASK_SECONDS", 0.0)
+    monkeypatch.setattr("engine.generation.structured_output.MAX_MASK_SECONDS", 0.002)
+    monkeypatch.setattr("engine.generation.structured_output.USUAL_MASK_SECONDS", 0.0)
     ambiguous = Grammar("gbnf", 'root ::= w+\nw ::= [a-z ]+ | [a-z]+ " " | w w')
     sampling = replace(params(), max_tokens=14)  # each of them takes longer than the one before
     other = model.answer(Generate(prompt="A", sampling=replace(sampling, ignore_eos=True)))
@@ -132,7 +132,7 @@ def test_nothing_is_guessed_where_masks_are_slow(
 ) -> None:
     """A pass would compute a mask for each guess, while all other answers wait."""
     seconds = -1.0 if is_slow else 60.0
-    monkeypatch.setattr("engine.generation.constrained.DRAFTED_MASK_SECONDS", seconds)
+    monkeypatch.setattr("engine.generation.structured_output.DRAFTED_MASK_SECONDS", seconds)
     numbers = Generate(prompt="1", sampling=params(), grammar=Grammar("regex", "[0-9]{20}"))
     stream, n_left = model.answer(numbers), set[int]()
     while not stream.is_over:

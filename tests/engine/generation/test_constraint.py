@@ -8,7 +8,7 @@ import pytest
 
 from engine import Grammar, GrammarError
 from engine.decoding.grammar.matcher import MaskVocabulary
-from engine.generation.constrained import AnswerConstraint
+from engine.generation.structured_output import AnswerConstraint
 from engine.text.messages import HARMONY_THINKING, ThinkingMarks, ThinkingState
 from tests.helpers.vocabularies import CONTROL, USER_DEFINED, bpe, tokenizer
 

@@ -106,7 +106,7 @@ def test_what_cannot_be_embedded_is_a_sentence(
         model.embed([[]])
     with pytest.raises(Cancelled):
         model.embed(["hello"], lambda: True)
-    monkeypatch.setattr("engine.generation.queries.MOST_NUMBERS", 128)
+    monkeypatch.setattr("engine.generation.queries.MAX_NUMBERS", 128)
     assert len(model.embed(["a", "b"]).vectors) == 2
     with pytest.raises(EngineError, match="3 texts are too many"):
         model.embed(["a", "b", "c"])

@@ -58,7 +58,7 @@ def test_a_prompt_tells_the_template(tmp_path: Path, thinks: bool | None, said: 
             64,
             continue_last=False,
             is_shortened=False,
-            wishes=PromptOptions.of(thinks, ""),
+            options=PromptOptions.of(thinks, ""),
         )
         assert prompts.tokenizer.decode(made.ids).strip().endswith(said)
 
@@ -79,7 +79,7 @@ def test_a_template_is_told_how_much_to_think(tmp_path: Path) -> None:
                 64,
                 continue_last=False,
                 is_shortened=False,
-                wishes=PromptOptions.of(None, effort),
+                options=PromptOptions.of(None, effort),
             )
             assert prompts.tokenizer.decode(made.ids).strip().endswith(said)
 

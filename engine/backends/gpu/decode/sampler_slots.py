@@ -19,8 +19,14 @@ from engine.backends.gpu.elementwise import power_of_two
 from engine.backends.gpu.kernels import sampling as kernels
 from engine.backends.gpu.kernels import sampling as sample_token
 from engine.backends.gpu.launch.kernel_launch import launch
-from engine.decoding.sampling.on_device import N_HISTORY, ROOM, most_sent, why_on_host
-from engine.decoding.sampling.sampler import Sampler, penalises
+from engine.decoding.sampling.sampler import (
+    N_HISTORY,
+    ROOM,
+    Sampler,
+    most_sent,
+    penalises,
+    why_on_host,
+)
 from engine.sampling_params import SamplingParams
 
 

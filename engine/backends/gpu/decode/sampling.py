@@ -34,8 +34,7 @@ from engine.backends.gpu.decode.sampler_slots import FEW, RING, SamplerSlots, se
 from engine.backends.gpu.elementwise import power_of_two
 from engine.backends.gpu.kernels import sampling, sharded_sampling
 from engine.backends.gpu.launch.kernel_launch import KernelLaunch, intercept_launches, launch
-from engine.decoding.sampling.on_device import ROOM, most_sent
-from engine.decoding.sampling.sampler import Sampler
+from engine.decoding.sampling.sampler import ROOM, Sampler, most_sent
 from engine.hardware.devices.topology import Routes
 from engine.hardware.host_memory import HostTensor
 

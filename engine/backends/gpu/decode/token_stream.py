@@ -38,8 +38,7 @@ if TYPE_CHECKING:
     from engine.decoding.sampling.sampler import Logits
     from engine.model.forward.batch import Tables
     from engine.sampling_params import SamplingParams
-from engine.decoding.sampling.on_device import why_on_host
-from engine.decoding.sampling.sampler import Sampler
+from engine.decoding.sampling.sampler import Sampler, why_on_host
 
 AHEAD = 3
 """Steps enqueued beyond the token that the host waits for, where states can be rewound: while a

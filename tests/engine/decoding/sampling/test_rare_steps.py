@@ -10,15 +10,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.decoding.sampling.rare_steps import (
+from engine.decoding.sampling.sampler import Sampler
+from engine.decoding.sampling.steps import (
+    Candidates,
     DynamicTemperature,
     LogitBias,
+    MinP,
     Mirostat,
+    SamplingTemperature,
+    TopK,
     TopNSigma,
+    TopP,
     Xtc,
 )
-from engine.decoding.sampling.sampler import Sampler
-from engine.decoding.sampling.steps import Candidates, MinP, SamplingTemperature, TopK, TopP
 from engine.errors import EngineError
 from engine.sampling_params import SAMPLERS, SamplingParams
 

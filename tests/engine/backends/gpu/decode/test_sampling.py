@@ -12,8 +12,7 @@ import torch
 from engine.backends.gpu.decode import sampling
 from engine.backends.gpu.decode.sampler_slots import settings_of
 from engine.backends.gpu.decode.sampling import DeviceSampler, sampling_starts
-from engine.decoding.sampling.on_device import MOST_WANTED, why_on_host
-from engine.decoding.sampling.sampler import Sampler
+from engine.decoding.sampling.sampler import MAX_WANTED, Sampler, why_on_host
 from engine.decoding.sampling.slices import n_candidates
 from engine.decoding.sampling.steps import MinP, TopK
 from engine.sampling_params import SAMPLERS, SamplingParams
@@ -62,7 +61,7 @@ def test_vocabularies_of_all_sizes(n_vocab: int, params: SamplingParams, device:
 
 
 def test_the_largest_top_k(device: str) -> None:
-    pair = SamplerPair(device, dataclasses.replace(NEUTRAL, top_k=MOST_WANTED), 5000)
+    pair = SamplerPair(device, dataclasses.replace(NEUTRAL, top_k=MAX_WANTED), 5000)
     random = np.random.default_rng(2)
     for _ in range(3):
         pair.sampled(random.standard_normal(5000).astype(np.float32))
@@ -152,7 +151,7 @@ def test_tokens_that_must_not_come_may_be_no_numbers(device: str) -> None:
         ({"top_k": 0}, True),
         ({"top_k": 0, "top_p": 1.0}, True),
         ({"top_k": 0, "top_p": 1.0, "min_p": 0.0}, False),
-        ({"top_k": MOST_WANTED + 1}, False),
+        ({"top_k": MAX_WANTED + 1}, False),
         ({"typical_p": 0.9}, False),
         ({"typical_p": 0.9, "temperature": 0}, True),
         ({"repeat_last_n": 10**6}, True),
@@ -221,7 +220,7 @@ def test_what_kernels_do_not_compute_is_left_to_the_host(changes: dict[str, Any]
 
 
 def test_a_small_vocabulary_is_served_with_any_top_k() -> None:
-    assert settings_of(Sampler(SamplingParams(top_k=10**6)), MOST_WANTED) is not None
+    assert settings_of(Sampler(SamplingParams(top_k=10**6)), MAX_WANTED) is not None
 
 
 def test_without_memory_the_starts_are_known() -> None:

@@ -16,8 +16,7 @@ from engine.backends.gpu.decode.sampling import (
     sampling_starts,
 )
 from engine.backends.gpu.launch.kernel_launch import KernelLaunch, intercept_launches
-from engine.decoding.sampling.on_device import MOST_SENT, most_sent
-from engine.decoding.sampling.sampler import Sampler
+from engine.decoding.sampling.sampler import MAX_SENT, Sampler, most_sent
 from engine.sampling_params import SamplingParams
 from tests.helpers.device_sampling import (
     GREEDY,
@@ -327,8 +326,8 @@ def test_they_are_known_without_memory() -> None:
 @pytest.mark.parametrize(
     ("changes", "n_rank", "is_served"),
     [
-        ({"top_k": MOST_SENT}, 2, True),
-        ({"top_k": MOST_SENT + 1}, 2, False),
+        ({"top_k": MAX_SENT}, 2, True),
+        ({"top_k": MAX_SENT + 1}, 2, False),
         ({"top_k": 128}, 8, True),
         ({"top_k": 129}, 8, False),
         ({"top_k": 0}, 8, True),

@@ -1,12 +1,13 @@
-"""The constraint of one answer: which tokens a grammar allows behind what was said."""
+"""Structured output: the grammar of one answer, and which tokens it allows next."""
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -17,16 +18,21 @@ from engine.decoding.grammar.schema import (
     MAX_MASK_SECONDS,
     USUAL_MASK_SECONDS,
 )
-from engine.errors import GrammarError
+from engine.errors import Cancelled, EngineError, GrammarError, PromptError, ToolError
 from engine.sampling_params import Grammar
 from engine.text.messages import thinking_marks, thinking_state
+from engine.text.tool_calls.grammars import grammar_of_calls
 from engine.text.tool_calls.marks import AnswerMark
+from engine.text.tool_calls.turns import NO_PARAMETERS
 from engine.util.progress import IsCancelled, never
 
 if TYPE_CHECKING:
     from engine.decoding.sampling.sampler import Logits
     from engine.generation.prompts import Prompts
-    from engine.text.messages import ThinkingMarks, ThinkingState
+    from engine.generation.requests import Generate
+    from engine.text.messages import ThinkingMarks, ThinkingState, Tool
+
+log = logging.getLogger(__name__)
 
 GAP = b"\n\n"
 """Line breaks that may stand between a mark and what the grammar describes; models put them there.
@@ -382,3 +388,86 @@ class Constraints:
             _ = self._prompts.tokenizer
             raise AssertionError("with a tokenizer there are masks")
         return self._masks
+
+
+class OutputFormat(NamedTuple):
+    """The form that an answer must have.
+
+    Attributes:
+        matcher: matcher of the grammar; None where any answer will do.
+        marks: marks of the thinking behind which it begins; None for those of the template.
+    """
+
+    matcher: Matcher | None
+    marks: ThinkingMarks | None = None
+
+
+def output_format(
+    prompts: Prompts, constraints: Constraints, request: Generate, is_cancelled: IsCancelled
+) -> OutputFormat:
+    """Return the form that the answer to a conversation must have.
+
+    Where the model is to choose whether it calls a function, the schema of one may be beyond what
+    grammars can say; then nothing holds it to the schema.
+
+    Raises:
+        GrammarError: the grammar that is asked for cannot be used.
+        PromptError: the function that must be called is none that can be.
+        Cancelled: `is_cancelled` has returned True.
+    """
+    tools, choice = callable_tools(request), request.tool_choice
+    own = request.grammar or request.sampling.form
+    if not tools or (choice == "auto" and own):
+        return OutputFormat(constraints.checked(own, own, is_cancelled) if own else None)
+    form = prompts.template_use.form
+    tokens = {text: token for token, text in prompts.control_marks.items()}
+    grammar = grammar_of_calls(form, tools, tokens, choice)
+    as_text = grammar_of_calls(form, tools, {}, choice)
+    marks = form.thinking_marks if thinking_marks(prompts.template.source) else None
+    try:
+        return OutputFormat(constraints.checked(grammar, as_text, is_cancelled), marks)
+    except Cancelled:
+        raise
+    except EngineError as error:
+        if choice != "auto":
+            _check_parameters(tools, is_cancelled)
+            raise PromptError(
+                f"No call can be required of these functions. {error}", "Simplify their schemas."
+            ) from error
+        log.info("calls are not held to the schemas of their functions: %s", error)
+        return OutputFormat(None)
+
+
+def _check_parameters(tools: Sequence[Tool], is_cancelled: IsCancelled) -> None:
+    """Check the schemas of functions one by one.
+
+    Raises:
+        ToolError: one cannot be used; unlike an error of the grammar that is made of all of
+            them, it names the function and the place in its schema.
+    """
+    for tool in tools:
+        try:
+            schema = Grammar("json_schema", tool.parameters or NO_PARAMETERS)
+            check_grammar(schema, is_cancelled)
+        except GrammarError as error:
+            raise ToolError(
+                f"The parameters of the function {tool.name} cannot be used. {error}",
+                tool.name,
+                "Correct them, or leave tool_choice open.",
+            ) from error
+
+
+def callable_tools(request: Generate) -> Sequence[Tool]:
+    """Return the functions that an answer may call.
+
+    Raises:
+        PromptError: it must call one that there is not.
+    """
+    choice = request.tool_choice
+    if choice == "none":
+        return ()
+    if choice.startswith("=") and choice[1:] not in {tool.name for tool in request.tools}:
+        raise PromptError(f"There is no function {choice[1:]} to call.", "Name one of the tools.")
+    if choice == "required" and not request.tools:
+        raise PromptError("There is no function to call.", "Give the request tools.")
+    return request.tools
