@@ -18,6 +18,7 @@ from engine.errors import EngineError
 from engine.model.forward.batch import MAX_AT_ONCE, Batch, Piece
 from engine.model.forward.pages import PAGE, AttentionWindow
 from engine.runtime.interface import PageGroup
+from engine.runtime.model_runner import ModelRunner
 
 N_VOCAB = 40
 EMPTY = -7
@@ -44,7 +45,7 @@ def _logits(seen: object, state: int) -> np.ndarray:
     return np.array([drawn.gauss(0, 2) for _ in range(N_VOCAB)], np.float32)
 
 
-class PagedToy:
+class PagedToy(ModelRunner):
     """Paged runtime of a toy model.
 
     Args:

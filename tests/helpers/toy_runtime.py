@@ -13,9 +13,10 @@ from torch import Tensor
 from engine.model.forward.batch import Batch, Piece
 from engine.model.forward.pages import PAGE, AttentionWindow
 from engine.runtime.interface import PageGroup, SlotState, TokenSource
+from engine.runtime.model_runner import ModelRunner
 
 
-class ToyRuntime:
+class ToyRuntime(ModelRunner):
     """Paged runtime of a toy model; all that differs from token to token lies in tensors.
 
     A sequence has one page at most.
@@ -140,7 +141,7 @@ class Letters:
         return self.feed(token).encode()
 
 
-class SplitToy:
+class SplitToy(ModelRunner):
     """Runtime of a toy model on several ranks, each with the logits of a slice of the vocabulary.
 
     Args:

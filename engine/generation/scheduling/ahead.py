@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from engine.generation.scheduling.requests import Request
     from engine.generation.work import Follow
     from engine.model.forward.batch import Piece
-    from engine.runtime.interface import PagedRuntime
+    from engine.runtime.model_runner import ModelRunner
 
 
 class Ahead:
@@ -26,13 +26,13 @@ class Ahead:
             has computed the next one since then; None if it has not.
     """
 
-    def __init__(self, runtime: PagedRuntime) -> None:
+    def __init__(self, runtime: ModelRunner) -> None:
         self._runtime = runtime
         self.request: Request | None = None
         self.sampled_at: float | None = None
         self._lost: Follow | None = None  # what the device could not do, so that the host does it
 
-    def move(self, runtime: PagedRuntime) -> None:
+    def move(self, runtime: ModelRunner) -> None:
         """Go on with another runtime."""
         self._runtime = runtime
 

@@ -3,7 +3,7 @@
 A guess is a further single token of its sequence, so that recorded passes serve. Recurrent states
 cannot be cut, so the state behind each guess has a place of its own, and an answer goes on from
 that behind the last right one (`Piece.source`, `Places.follow`). On GPUs a pass that checks guesses
-has no more rows than keep the bits that they have alone (`PagedRuntime.most_checked_rows`).
+has no more rows than keep the bits that they have alone (`ModelRunner.most_checked_rows`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from engine.vision.images.placed import n_before_picture, text_ids
 
 if TYPE_CHECKING:
     from engine.generation.scheduling.requests import Request
-    from engine.runtime.interface import PagedRuntime
+    from engine.runtime.model_runner import ModelRunner
 
 Texts: TypeAlias = "Mapping[Request, Sequence[int]]"
 """All tokens so far of some answers, prompts included."""
@@ -58,7 +58,7 @@ class Drafts:
         self._n_left_out = 0
 
     def guesses(
-        self, runtime: PagedRuntime, requests: Sequence[Request], most: int = MOST_ROWS
+        self, runtime: ModelRunner, requests: Sequence[Request], most: int = MOST_ROWS
     ) -> Mapping[Request, Sequence[int]]:
         """Return the tokens that a pass is to check behind the next one of each answer.
 

@@ -13,7 +13,7 @@ from engine.model.forward.batch import MAX_AT_ONCE, Batch, Piece
 if TYPE_CHECKING:
     from engine.generation.scheduling.requests import Request
     from engine.load_params import LoadParams
-    from engine.runtime.interface import PagedRuntime
+    from engine.runtime.model_runner import ModelRunner
 
 MTP = Kind("mtp", first_share=0.7)
 """Class of all guesses of MTP blocks."""
@@ -38,7 +38,7 @@ class MTPSource:
 
     kind = MTP
 
-    def __init__(self, runtime: PagedRuntime, tokens: Sequence[int] = ()) -> None:
+    def __init__(self, runtime: ModelRunner, tokens: Sequence[int] = ()) -> None:
         self._runtime, self._tokens = runtime, tokens
 
     @property
@@ -52,7 +52,7 @@ class MTPSource:
         drafter = self._runtime.drafter
         return 0 if drafter is None else drafter.max_drafts
 
-    def move(self, runtime: PagedRuntime) -> None:
+    def move(self, runtime: ModelRunner) -> None:
         """Go on with another runtime."""
         self._runtime = runtime
 

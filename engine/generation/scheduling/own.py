@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from engine.decoding.sampling.sampler import Logits, Sampler
     from engine.generation.scheduling.places import CachePlace, Places
     from engine.generation.scheduling.scheduler import Scheduler
-    from engine.runtime.interface import PagedRuntime
+    from engine.runtime.model_runner import ModelRunner
 
 
 @contextmanager
 def own_sequence(
-    scheduler: Scheduler, runtime: PagedRuntime, *, is_noted: bool = True
+    scheduler: Scheduler, runtime: ModelRunner, *, is_noted: bool = True
 ) -> Iterator[OwnSequence]:
     """Yield an empty sequence; answers under way have no place meanwhile.
 
@@ -49,7 +49,7 @@ class OwnSequence:
         n_ctx: largest number of its tokens.
     """
 
-    def __init__(self, runtime: PagedRuntime, places: Places) -> None:
+    def __init__(self, runtime: ModelRunner, places: Places) -> None:
         self._runtime, self._places = runtime, places
         self.n_ctx = runtime.n_ctx
         self._place: CachePlace = places.open(())

@@ -37,7 +37,7 @@ from engine.vision.images.placed import NO_PICTURES
 
 if TYPE_CHECKING:
     from engine.generation.work import Found
-    from engine.runtime.interface import PagedRuntime
+    from engine.runtime.model_runner import ModelRunner
     from engine.runtime.timeline import TokenTimes
     from engine.vision.images.placed import PlacedPictures
 
@@ -61,7 +61,7 @@ class Scheduler:
 
     def __init__(
         self,
-        runtime: PagedRuntime,
+        runtime: ModelRunner,
         checkpoint_bytes: int = CHECKPOINT_BYTES,
         drafts: Drafts | None = None,
     ) -> None:
@@ -399,7 +399,7 @@ class Scheduler:
             self._seats.release(request)
         yield self.places
 
-    def move(self, runtime: PagedRuntime) -> None:
+    def move(self, runtime: ModelRunner) -> None:
         """Go on with another runtime that has the same pages; see `emptied`."""
         self._runtime = runtime
         self.places.move(runtime)
