@@ -29,7 +29,7 @@ from engine.model.forward.batch import (
 from engine.runtime import prompt_batches
 from engine.runtime.interface import page_groups
 from engine.runtime.memory import CacheMemory
-from engine.runtime.mtp_reading import MOST_AHEAD, NotedSource, UnreadTokens
+from engine.runtime.mtp_reading import MAX_AHEAD, NotedSource, UnreadTokens
 from engine.runtime.pass_executor import OneShotUse, PassExecutor, gpus_of, has_kernels, make_passes
 from engine.runtime.prompt_batches import PromptBatches
 from engine.runtime.rank import FEW_ROWS, Rank, rehearsed_rows, token_steps
@@ -533,7 +533,7 @@ def _read_due(runner: ModelRunner | None, batch: Batch) -> None:
     """Have MTP blocks read what tokens that a device samples ahead would take the places of."""
     if runner is not None:
         with runner._guard("to compute the next tokens", 1):
-            runner._read_tokens(runner._unread.due(batch, MOST_AHEAD))
+            runner._read_tokens(runner._unread.due(batch, MAX_AHEAD))
 
 
 def _read_on(ranks: Sequence[Rank], tokens: Tensor, batch: Batch, block: int, rank: int) -> None:

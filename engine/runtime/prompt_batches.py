@@ -130,7 +130,7 @@ def micro_batches_pay(compute: Callable[[bool], object]) -> bool:
     return seconds[True] < (1 - MIN_GAIN) * seconds[False]
 
 
-MOST_AHEAD = 2
+MAX_AHEAD = 2
 """Most batches that run or wait on devices: with one, devices would idle while their hosts start
 another; with more, Cancel would have to wait for more."""
 
@@ -167,11 +167,11 @@ class PromptBatches:
         return lambda rank: ranks[rank].compute(whole, batch, in_micro_batches=in_halves)
 
     def start(self, ranks: Sequence[Rank], ids: Sequence[int], batch: Batch) -> None:
-        """Start a batch without logits; wait only while more than `MOST_AHEAD` run."""
+        """Start a batch without logits; wait only while more than `MAX_AHEAD` run."""
         task = self.task(ranks, ids, batch)
         self._executor.run(task, is_watched=True, is_awaited=False)
         self._started.append((len(ids), self._executor.mark()))
-        self._wait(MOST_AHEAD)
+        self._wait(MAX_AHEAD)
 
     @property
     def n_running(self) -> int:

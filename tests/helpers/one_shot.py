@@ -124,7 +124,7 @@ def expected(values: Sequence[Tensor | None]) -> Tensor:
     total = None
     for x in values:
         if x is not None:
-            value = x if x.numel() <= one_shot_module.MOST_IN_F32 else x.bfloat16().float()
+            value = x if x.numel() <= one_shot_module.MAX_IN_F32 else x.bfloat16().float()
             total = value if total is None else total + value
     assert total is not None
     return total

@@ -16,7 +16,7 @@ from engine.backends.gpu.launch.kernel_launch import launch
 from engine.backends.gpu.launch.refusals import allows, refusable
 from engine.model.forward.attention import most_few_rows
 from engine.model.forward.expert_rows import Groups
-from engine.model.forward.ops import SMALLEST_SUM
+from engine.model.forward.ops import MIN_SUM
 
 if TYPE_CHECKING:
     from engine.model.forward.operands import Routing
@@ -93,7 +93,7 @@ def assign(
     launch(
         routing.assign, (n_token,),
         logits, logits if bias is None else bias, weights, chosen, pair_of, rule.scale,
-        SMALLEST_SUM, num_warps=1, N_EXPERT=n_expert, N_USED=n_used, N_GROUP=n_group,
+        MIN_SUM, num_warps=1, N_EXPERT=n_expert, N_USED=n_used, N_GROUP=n_group,
         N_GROUP_USED=rule.n_group_used, GROUPS=power_of_two(n_group),
         MEMBERS=power_of_two(n_expert // n_group), GATING=rule.gating,
         HAS_BIAS=bias is not None, NORMALISES=rule.normalise, IN_PAIRS=is_few,

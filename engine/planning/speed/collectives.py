@@ -23,7 +23,7 @@ from itertools import combinations
 from typing import Literal, NamedTuple
 
 from engine.hardware.devices.places import machine_of
-from engine.model.forward.batch import MOST_IN_F32, MOST_ONE_SHOT
+from engine.model.forward.batch import MAX_IN_F32, MAX_ONE_SHOT
 from engine.planning.speed.facts import LinkFacts, WireSpeed
 
 How = Literal["lane", "copies", "threads", "machines"]
@@ -32,10 +32,10 @@ How = Literal["lane", "copies", "threads", "machines"]
 Wire = Literal["F32", "BF16"]
 """Element type of what is exchanged."""
 
-MOST_F32_BYTES = 4 * MOST_IN_F32
+MOST_F32_BYTES = 4 * MAX_IN_F32
 """Largest value, in bytes of F32, that GPUs exchange as it is; larger ones go in BF16."""
 
-MOST_ONE_SHOT_BYTES = 4 * MOST_ONE_SHOT
+MOST_ONE_SHOT_BYTES = 4 * MAX_ONE_SHOT
 """Largest value, in bytes of F32, that goes by a one-shot all-reduce."""
 
 PACKET_FACTOR = 2.0
@@ -139,7 +139,7 @@ MOST_AT_ONCE_BYTES = 4 << 14
 `engine.distributed.process_comm.MAX_AT_ONCE`)."""
 
 LEAST_SLICED_BYTES = 4 << 16
-"""Smallest value of which three or more machines sum a slice each (`LEAST_SLICED` there)."""
+"""Smallest value of which three or more machines sum a slice each (`MIN_SLICED` there)."""
 
 EXCHANGE = 2
 """Latencies of an exchange that both sides begin at once."""

@@ -32,7 +32,7 @@ from engine.errors import EngineError, LeftAlone
 from engine.hardware.faults import call_all
 from engine.hardware.torch_devices import kind_of
 from engine.model.forward.attention import is_checking
-from engine.model.forward.batch import MOST_IN_F32
+from engine.model.forward.batch import MAX_IN_F32
 from engine.parallel.transfers import check_alike, check_fit
 
 if TYPE_CHECKING:
@@ -280,7 +280,7 @@ class DeviceCommunicator:
             assert given is not None, "the source must have a value"
             return given
         one_shot = None if shape is None else self.one_shot(group, prod(shape))
-        if one_shot is not None and shape is not None and prod(shape) <= MOST_IN_F32:
+        if one_shot is not None and shape is not None and prod(shape) <= MAX_IN_F32:
             return one_shot.all_reduce(given, shape)
         return _made(lambda: self._sent(given, group))
 

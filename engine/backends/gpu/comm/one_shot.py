@@ -37,7 +37,7 @@ from engine.backends.gpu.launch.kernel_launch import launch
 from engine.errors import CommError, EngineError
 from engine.hardware.fallbacks import Fallbacks
 from engine.model.forward.attention import is_checking
-from engine.model.forward.batch import MOST_IN_F32, MOST_ONE_SHOT
+from engine.model.forward.batch import MAX_IN_F32, MAX_ONE_SHOT
 
 if TYPE_CHECKING:
     from engine.hardware.devices.links import Routes
@@ -310,7 +310,7 @@ class OneShot:
 
     def serves(self, n: int) -> bool:
         """Return whether values of n elements can be reduced."""
-        return 0 < n <= MOST_ONE_SHOT and -(-n // BLOCK) <= self._end.most_programs
+        return 0 < n <= MAX_ONE_SHOT and -(-n // BLOCK) <= self._end.most_programs
 
     def all_reduce(self, x: Tensor | None, shape: Sequence[int]) -> Tensor:
         """Return the sum of the members' values, with the same bits on all of them.
@@ -321,7 +321,7 @@ class OneShot:
         """
         n = prod(shape)
         assert self.serves(n), "too many elements for a one-shot all-reduce"
-        halves = n > MOST_IN_F32 and not is_checking()
+        halves = n > MAX_IN_F32 and not is_checking()
         if not halves and n > MOST_WORDS:
             return self._in_parts(x, shape)
         out = torch.empty(tuple(shape), device=self._device)
@@ -359,7 +359,7 @@ class OneShot:
         """
         own = None if addend.partial is None else _plain(addend.partial)
         n = x.shape[-1]
-        halves = x.numel() > MOST_IN_F32 and not is_checking()
+        halves = x.numel() > MAX_IN_F32 and not is_checking()
         per = 4 if halves else 2
         n_row = x.numel() // n
         if not self.serves(x.numel()) or n_row > self._end.most_programs:

@@ -23,7 +23,7 @@ from engine.backends.gpu.ops import GpuOps
 from engine.backends.reference.weights import DenseWeight, PackedWeight
 from engine.formats.quants.layout import LAYOUTS, Extent, n_tiles
 from engine.hardware.devices.links import Routes
-from engine.model.forward.batch import MOST_IN_F32, SMALL_BATCH, Batch
+from engine.model.forward.batch import MAX_IN_F32, SMALL_BATCH, Batch
 from engine.model.forward.cache import Cache
 from engine.model.forward.context import Context
 from engine.model.forward.operands import Weight
@@ -207,7 +207,7 @@ class LoneRank:
     def broadcast(
         self, x: Tensor | None, source: int, group: Group, shape: Sequence[int] | None = None
     ) -> Tensor:
-        if shape is not None and prod(shape) <= MOST_IN_F32:
+        if shape is not None and prod(shape) <= MAX_IN_F32:
             self._by_one_shot(x if source == self.rank else None, group, shape)
         return self._given(x, shape)
 

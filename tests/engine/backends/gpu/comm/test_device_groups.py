@@ -39,7 +39,7 @@ def copied(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
     """Let all-reduces go by copies, in several rounds; return a function that counts them."""
     assert LINK_ROUND_BYTES > 1 << 10
     counts = []
-    monkeypatch.setattr(one_shot, "MOST_ONE_SHOT", 0)
+    monkeypatch.setattr(one_shot, "MAX_ONE_SHOT", 0)
     monkeypatch.setattr(copies, "ROUND_BYTES", 1 << 10)
     monkeypatch.setattr(copies, "SMALL_BYTES", 0)
     make = DeviceCommunicator._sum
@@ -120,7 +120,7 @@ def test_what_ranks_met_by_is_freed_with_the_model(
     monkeypatch.setattr(
         "engine.runtime.model_runner.captures_tokens", lambda: False
     )  # to capture them takes long
-    monkeypatch.setattr(one_shot, "MOST_ONE_SHOT", 3 * 32)
+    monkeypatch.setattr(one_shot, "MAX_ONE_SHOT", 3 * 32)
     gc.collect()
     gc.disable()
     try:

@@ -12,7 +12,7 @@ from torch import Tensor
 from engine.backends.gpu import elementwise
 from engine.backends.gpu.comm import one_shot as one_shot_module
 from engine.backends.gpu.comm import slots
-from engine.backends.gpu.comm.one_shot import MOST_ONE_SHOT, MOST_WORDS, OneShot, OneShotGroups
+from engine.backends.gpu.comm.one_shot import MAX_ONE_SHOT, MOST_WORDS, OneShot, OneShotGroups
 from engine.backends.gpu.comm.slots import most_waiting
 from engine.backends.gpu.kernels import one_shot
 from engine.backends.gpu.launch.configs import KernelTarget, use_target
@@ -46,7 +46,7 @@ META = torch.device("meta")
 def wire(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Type of the packets: F32, or BF16 for values of more than 3 elements."""
     if request.param == "bf16":
-        monkeypatch.setattr(one_shot_module, "MOST_IN_F32", 3)
+        monkeypatch.setattr(one_shot_module, "MAX_IN_F32", 3)
     return str(request.param)
 
 
@@ -63,7 +63,7 @@ def test_all_members_have_the_same_bits(n: int, empty: Sequence[int]) -> None:
 
 def test_rows_that_check_guesses_are_added_as_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """In F32, whatever their number, in several rounds where a slot has no room for all."""
-    monkeypatch.setattr(one_shot_module, "MOST_IN_F32", 3)
+    monkeypatch.setattr(one_shot_module, "MAX_IN_F32", 3)
     monkeypatch.setattr(one_shot_module, "MOST_WORDS", 20)
 
     def summed(one_shot: OneShot) -> Tensor:
@@ -329,12 +329,12 @@ def test_what_a_one_shot_takes() -> None:
     assert one_shot is not None
     assert (
         one_shot.serves(1),
-        one_shot.serves(MOST_ONE_SHOT),
-        one_shot.serves(MOST_ONE_SHOT + 1),
+        one_shot.serves(MAX_ONE_SHOT),
+        one_shot.serves(MAX_ONE_SHOT + 1),
     ) == (1, 1, 0)
-    long = torch.empty(2, MOST_ONE_SHOT, device=META)
+    long = torch.empty(2, MAX_ONE_SHOT, device=META)
     assert one_shot.add_norm(long, Addend(long), None) is None
-    odd = torch.empty(MOST_ONE_SHOT // 5, 5, device=META)  # more packets than it has numbers
+    odd = torch.empty(MAX_ONE_SHOT // 5, 5, device=META)  # more packets than it has numbers
     assert one_shot.add_norm(odd, Addend(odd), None) is None
     assert one_shot.words(torch.empty(MOST_WORDS, dtype=torch.int32, device=META)).shape[0] == 2
 

@@ -94,7 +94,7 @@ def test_a_pair_that_comes_later_is_awaited(reads: list[int]) -> None:
 def test_values_are_the_same_from_afar(
     n: int, empty: Sequence[int], most_in_f32: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(one_shot_module, "MOST_IN_F32", most_in_f32)
+    monkeypatch.setattr(one_shot_module, "MAX_IN_F32", most_in_f32)
     with ranks_of(n) as ranks:
         for seed, shape in enumerate([(1, 32), (2, 150)]):
             values = values_of(n, shape, empty, seed)
