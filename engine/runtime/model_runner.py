@@ -293,7 +293,7 @@ class ModelRunner(CacheMemory):
             return self._read(lambda: self._found(passes.replay(wide_ids, wide))[: len(ids)], read)
         if not passes.is_due(size):
             return self._read(lambda: self._computed(ids, batch), read)
-        slot, has_states = batch.pieces[0].slot, size == 1 and not self.can_rewind
+        slot, has_states = batch.pieces[0].state_slot, size == 1 and not self.can_rewind
         before = self.copied_states(slot) if has_states else ()
         found = self._read(lambda: self._recorded(wide_ids, wide)[: len(ids)], read)
         if has_states:  # from others than those before it, it would cache other keys and values

@@ -141,9 +141,9 @@ class PagedToy(ModelRunner):
             self._cells[number][page][place] = token
         if self.can_rewind:
             return 0
-        before = self._states[piece.read_slot if position == piece.n_past else piece.slot]
+        before = self._states[piece.read_slot if position == piece.n_past else piece.state_slot]
         assert before is not None, "nobody has set this state"
-        state = self._states[piece.slot] = hash((before, token))
+        state = self._states[piece.state_slot] = hash((before, token))
         return state
 
     def _seen(self, piece: Piece, position: int) -> tuple[tuple[int, ...], ...]:
@@ -220,7 +220,7 @@ class ToySource:
             self._at, self._fed = piece.n_past, token
             self._copy = copy.deepcopy(self._sampler)
         while len(self._sampled) < min(1 + self._ahead, n_left):
-            row = Piece(self._at, 1, piece.tables, piece.slot)
+            row = Piece(self._at, 1, piece.tables, piece.state_slot)
             logits = self._runtime.forward([self._fed], Batch((row,), 0))[0]
             if self._is_lost():
                 self._sampled.clear()

@@ -101,7 +101,7 @@ class ToyRuntime(ModelRunner):
         self.token.fill_(token)
         self.position.fill_(piece.n_past)
         self._first.fill_(piece.tables[0][0] * PAGE if piece.tables else 0)
-        self._slot.fill_(piece.slot)
+        self._slot.fill_(piece.state_slot)
 
     def compute(self) -> Tensor:
         """Return the logits after the token, (n_vocab,)."""

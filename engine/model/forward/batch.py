@@ -32,19 +32,19 @@ class Piece(NamedTuple):
         n: number of tokens to compute.
         tables: see `paging.sequences.PagedSequence`; empty for a cache that one sequence has
             alone, where page i is the i-th one.
-        slot: place of the sequence's recurrent states behind the tokens.
+        state_slot: slot of the sequence's recurrent states behind the tokens.
         batch_index: number of the sequence among those that run, from 0; its last hidden states
             lie there.
         shift: what is added to the tokens' numbers for their positions, where there are pictures
             before them that take fewer positions than tokens (M-RoPE).
-        source: place of the recurrent states before the tokens, which stay there; None for `slot`.
-            Where it is the slot of the piece before, its tokens are those behind that one's.
+        source: slot of the recurrent states before the tokens, which stay there; None for
+            `state_slot`. Where it is the slot of the piece before, its tokens follow that one's.
     """
 
     n_past: int
     n: int
     tables: Tables = ()
-    slot: int = 0
+    state_slot: int = 0
     batch_index: int = 0
     source: int | None = None
     shift: int = 0
@@ -56,8 +56,8 @@ class Piece(NamedTuple):
 
     @property
     def read_slot(self) -> int:
-        """Place of the recurrent states before the tokens."""
-        return self.slot if self.source is None else self.source
+        """Slot of the recurrent states before the tokens."""
+        return self.state_slot if self.source is None else self.source
 
     def runs(self, group: int, start: int, stop: int) -> list[range]:
         """Return where positions `start` to `stop` lie in a layer's memory: neighbouring slots.

@@ -272,8 +272,8 @@ class Ops:
             if piece == last:  # the last row of a captured pass, repeatedly
                 found.append(found[-1])
                 continue
-            last, state = piece, states.held[piece.slot]
-            if piece.read_slot != piece.slot:
+            last, state = piece, states.held[piece.state_slot]
+            if piece.read_slot != piece.state_slot:
                 state.copy_(states.held[piece.read_slot])
             found.append(compute(slice(row, row + piece.n), state))
             row += piece.n
