@@ -66,7 +66,7 @@ class MachineCache(CacheMemory):
     # recurrent states
 
     def save_slot(self, slot: int) -> tuple[SlotState, int]:
-        """Keep a copy of the recurrent states of a place, each machine of its own part.
+        """Keep a copy of the recurrent states of a slot, each machine of its own part.
 
         Returns:
             What stands for the copy, and the bytes of all parts.
@@ -88,7 +88,7 @@ class MachineCache(CacheMemory):
         ]
 
     def load_slot(self, slot: int, state: SlotState) -> None:
-        """Make the recurrent states of a place those of a copy; see `PagedRuntime`."""
+        """Make the recurrent states of a slot those of a copy; see `ModelRunner`."""
         if isinstance(state, PartsElsewhere) and not state:
             self._together("load_slot", slot, state.key)
         else:

@@ -49,7 +49,7 @@ Values = Sequence[Any]
 class MachineRunner(MachineCache, ModelRunner):
     """Runner of the ranks of one machine.
 
-    On machine 0 whoever has the model calls the methods of `PagedRuntime`; each of them is ordered
+    On machine 0 whoever has the model calls the methods of `ModelRunner`; each of them is ordered
     on the other machines as well, where `do` is called.
     """
 
@@ -65,7 +65,7 @@ class MachineRunner(MachineCache, ModelRunner):
             place: place of the model among the machines.
             captures: captures of the ranks of all machines.
             meetings: meetings of the kernels of all machines' ranks.
-            most_checked_rows: see `PagedRuntime`.
+            most_checked_rows: see `ModelRunner`.
         """
         self._joined, self._most_checked_rows = place, most_checked_rows
         computing = place.layout.parts(self.ranks[0].model.split.holders)[1]
@@ -296,7 +296,7 @@ class MachineRunner(MachineCache, ModelRunner):
     # guesses of MTP blocks
 
     def draft(self, ids: Sequence[int], batch: Batch, number: int = 0) -> Logits:
-        """Return logits of what follows tokens; see `Guesser`."""
+        """Return logits of what follows tokens; see `ModelRunner`."""
         before, (block, (rows, places)) = self._unread.joined(ids, batch, number)
         self._read_tokens(before)
         found: Logits = self._together("guess", list(rows), *places[:2], block)

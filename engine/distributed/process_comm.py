@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 MAX_AT_ONCE = 1 << 14
 """Largest number of elements that is sent without first asking which ranks have a value."""
 
-LEAST_SLICED = 1 << 16
+MIN_SLICED = 1 << 16
 """Smallest number of elements of which each rank sums one slice, among three or more ranks."""
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32)
 """Types that a header can name, by their index."""
 
-MOST_DIMS = 6
+MAX_DIMS = 6
 """Largest number of dimensions of a value."""
 
 HAS, DTYPE, CHECK, N_DIM, DIMS = range(5)
@@ -190,7 +190,7 @@ class ProcessCommunicator:
         assert values, "no rank of the group had a value"
         check_fit(values, self._name)
         n = next(iter(values.values())).numel()
-        if len(group) > 2 and len(values) > 1 and n >= LEAST_SLICED:
+        if len(group) > 2 and len(values) > 1 and n >= MIN_SLICED:
             return self._sliced_sum(held, group, values)
         others = [] if held is None else [rank for rank in group if rank != self.rank]
         self._swap(
@@ -280,8 +280,8 @@ def _sum(values: Iterable[Tensor]) -> Tensor:
 
 
 def _header(x: Tensor | None, alike: Tensor | None = None) -> Tensor:
-    """Return the header of a value, int64 (DIMS + MOST_DIMS,)."""
-    head = torch.zeros(DIMS + MOST_DIMS, dtype=torch.int64)
+    """Return the header of a value, int64 (DIMS + MAX_DIMS,)."""
+    head = torch.zeros(DIMS + MAX_DIMS, dtype=torch.int64)
     head[CHECK] = -1 if alike is None else zlib.crc32(_on_host(alike).numpy().tobytes())
     if x is not None:
         head[HAS], head[DTYPE], head[N_DIM] = 1, DTYPES.index(x.dtype), x.dim()

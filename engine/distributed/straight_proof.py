@@ -251,20 +251,20 @@ def _is_same(found: Tensor, wanted: Tensor) -> bool:
     return torch.equal(found.cpu().view(torch.int32), wanted.view(torch.int32))
 
 
-LEAST_ROUNDS, MOST_ROUNDS = 30, 2000
+MIN_ROUNDS, MAX_ROUNDS = 30, 2000
 """Bounds of the number of messages that are sent there and back."""
 
-USUAL_S, LONGEST_S = 0.2, 4.0
+USUAL_S, MAX_TRIAL_S = 0.2, 4.0
 """Seconds of sending messages, and the most where single ones are slow: that is rare, so it takes
 many to know how rare. Exchanges get half of it."""
 
-MOST_S = 9.0
+MAX_S = 9.0
 """Seconds for all links together: until then nobody hears of this process."""
 
 SLOW = 4.0
 """Times the median from which a message counts as slow, such as after a lost packet."""
 
-FIRST_BYTES, MOST_BYTES = 64 << 10, 32 << 20
+FIRST_BYTES, MAX_BYTES = 64 << 10, 32 << 20
 """Bytes of the first large tensor, and the most of one; each is four times as large as the last."""
 
 LARGE_S = 0.3
@@ -294,7 +294,7 @@ def measure_wires(wire: Wire) -> tuple[WireSpeed, ...]:
     for a, b in pairs:
         mine = None
         if wire.rank == a:
-            mine = _Caller(wire, b, MOST_S / len(pairs)).measured()
+            mine = _Caller(wire, b, MAX_S / len(pairs)).measured()
         elif wire.rank == b:
             _answer(wire, a)
         found.append(WireSpeed(a, b, *orders.told(mine)[a]))
@@ -315,11 +315,11 @@ class _Caller:
 
     def measured(self) -> tuple[float, float, float, float]:
         """Return median and mean of the latency, bytes per second, and the mean of exchanges."""
-        times = self._times(lambda: self._round_s() / 2, min(LONGEST_S, self._most_s / 2))
-        exchanges = self._times(self._exchange_s, min(LONGEST_S / 2, self._most_s / 4))
+        times = self._times(lambda: self._round_s() / 2, min(MAX_TRIAL_S, self._most_s / 2))
+        exchanges = self._times(self._exchange_s, min(MAX_TRIAL_S / 2, self._most_s / 4))
         middle = median(times)
         n, spent, fastest = FIRST_BYTES, 0.0, 0.0
-        while n <= MOST_BYTES and spent < min(LARGE_S, self._most_s / 4):
+        while n <= MAX_BYTES and spent < min(LARGE_S, self._most_s / 4):
             seconds = self._large_s(n)
             fastest = max(fastest, n / max(seconds - 2 * middle, seconds / 2))
             spent += seconds
@@ -331,11 +331,11 @@ class _Caller:
         """Return the seconds of each of many messages, for at most some seconds."""
         times = list[float]()
         begun = time.perf_counter()
-        while len(times) < MOST_ROUNDS:
+        while len(times) < MAX_ROUNDS:
             times.append(measure())
             spent, n = time.perf_counter() - begun, len(times) - FIRST_TOO_SLOW
             wanted_s = longest_s if _is_uneven(times) else min(USUAL_S, longest_s)
-            if spent > longest_s or (n >= LEAST_ROUNDS and spent > wanted_s):
+            if spent > longest_s or (n >= MIN_ROUNDS and spent > wanted_s):
                 break
         return times[FIRST_TOO_SLOW:] or times
 

@@ -18,7 +18,8 @@ from engine.model.forward.batch import MAX_AT_ONCE, Piece, Tables
 from engine.model.forward.pages import GONE, PAGE, n_alike
 
 if TYPE_CHECKING:
-    from engine.runtime.interface import PagedRuntime, SlotState
+    from engine.runtime.interface import SlotState
+    from engine.runtime.model_runner import ModelRunner
 
 CHECKPOINT_BYTES = 2 << 30
 """Default of the largest number of bytes of host memory for kept recurrent states."""
@@ -69,7 +70,7 @@ class KVCacheManager:
         checkpoint_bytes: largest number of bytes of all checkpoints.
     """
 
-    def __init__(self, runtime: PagedRuntime, checkpoint_bytes: int = CHECKPOINT_BYTES) -> None:
+    def __init__(self, runtime: ModelRunner, checkpoint_bytes: int = CHECKPOINT_BYTES) -> None:
         self._runtime = runtime
         groups = [Group(PagePool(group.n_pages), group.window) for group in runtime.groups]
         self._sequences = Sequences(groups, lambda *pages: self._runtime.copy_page(*pages))
@@ -110,7 +111,7 @@ class KVCacheManager:
         """Checkpoints of recurrent states."""
         return self._checkpoints
 
-    def move(self, runtime: PagedRuntime) -> None:
+    def move(self, runtime: ModelRunner) -> None:
         """Go on with another runtime that has the same pages, but no recurrent states.
 
         It may have slots for more or fewer of these.

@@ -19,7 +19,7 @@ from engine.generation.scheduler import PrefillBudget
 from engine.model.forward.batch import Batch, Piece
 from engine.model.forward.pages import n_alike
 from engine.planning.draft import draft_params
-from engine.runtime.interface import PagedRuntime
+from engine.runtime.model_runner import ModelRunner
 from engine.runtime.thread_runtime import ThreadRuntime, open_runtime
 from engine.util.progress import IsCancelled, ignore
 
@@ -51,7 +51,7 @@ class ModelSource(Generic[Answer]):
 
     def __init__(
         self,
-        runtime: PagedRuntime,
+        runtime: ModelRunner,
         n_vocab: int,
         on_failure: Callable[[Exception], None],
         turn: Callable[[], AbstractContextManager[None]] = nullcontext,

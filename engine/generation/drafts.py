@@ -4,7 +4,7 @@ A draft token is a further single token of its sequence, so that recorded passes
 states cannot be cut, so the state behind each draft has a slot of its own, and a sequence goes on
 from that behind the last accepted one (`Piece.source`, `KVCacheManager.accept_draft`). On GPUs a
 pass that verifies drafts has no more rows than keep the bits that they have alone
-(`PagedRuntime.most_checked_rows`).
+(`ModelRunner.most_checked_rows`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from engine.vision.images.placed import n_before_image, text_ids
 if TYPE_CHECKING:
     from engine.generation.sequence import TokenSequence
     from engine.load_params import LoadParams
-    from engine.runtime.interface import PagedRuntime
+    from engine.runtime.model_runner import ModelRunner
 
 Texts: TypeAlias = "Mapping[TokenSequence, Sequence[int]]"
 """All tokens so far of some answers, prompts included."""
@@ -61,7 +61,7 @@ class Drafts:
         self._n_left_out = 0
 
     def draft_tokens(
-        self, runtime: PagedRuntime, sequences: Sequence[TokenSequence], most: int = MAX_ROWS
+        self, runtime: ModelRunner, sequences: Sequence[TokenSequence], most: int = MAX_ROWS
     ) -> Mapping[TokenSequence, Sequence[int]]:
         """Return the tokens that a pass is to check behind the next one of each answer.
 
@@ -249,7 +249,7 @@ class MTPSource:
 
     kind = MTP
 
-    def __init__(self, runtime: PagedRuntime, tokens: Sequence[int] = ()) -> None:
+    def __init__(self, runtime: ModelRunner, tokens: Sequence[int] = ()) -> None:
         self._runtime, self._tokens = runtime, tokens
 
     @property
@@ -263,7 +263,7 @@ class MTPSource:
         drafter = self._runtime.drafter
         return 0 if drafter is None else drafter.max_drafts
 
-    def move(self, runtime: PagedRuntime) -> None:
+    def move(self, runtime: ModelRunner) -> None:
         """Go on with another runtime."""
         self._runtime = runtime
 

@@ -31,7 +31,7 @@ from engine.vision.images.placed import NO_IMAGES
 if TYPE_CHECKING:
     from engine.generation.sequence import StepResult, TokenSequence
     from engine.generation.step_runner import StepOutput
-    from engine.runtime.interface import PagedRuntime
+    from engine.runtime.model_runner import ModelRunner
     from engine.runtime.timeline import TokenTimes
     from engine.vision.images.placed import PlacedImages
 
@@ -87,7 +87,7 @@ class Scheduler:
 
     def __init__(
         self,
-        runtime: PagedRuntime,
+        runtime: ModelRunner,
         checkpoint_bytes: int = CHECKPOINT_BYTES,
         drafts: Drafts | None = None,
     ) -> None:
@@ -550,7 +550,7 @@ class Scheduler:
             self._preempt(sequence)
         yield self.cache
 
-    def move(self, runtime: PagedRuntime) -> None:
+    def move(self, runtime: ModelRunner) -> None:
         """Go on with another runtime that has the same pages; see `emptied`."""
         self._runtime = runtime
         self.cache.move(runtime)

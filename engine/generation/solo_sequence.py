@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from engine.decoding.sampling.sampler import Logits, Sampler
     from engine.generation.cache_manager import KVCacheManager, SequenceCache
     from engine.generation.scheduler import Scheduler
-    from engine.runtime.interface import PagedRuntime
+    from engine.runtime.model_runner import ModelRunner
 
 
 @contextmanager
 def solo_sequence(
-    scheduler: Scheduler, runtime: PagedRuntime, *, is_noted: bool = True
+    scheduler: Scheduler, runtime: ModelRunner, *, is_noted: bool = True
 ) -> Iterator[SoloSequence]:
     """Yield an empty sequence; answers under way are preempted meanwhile.
 
@@ -49,7 +49,7 @@ class SoloSequence:
         n_ctx: largest number of its tokens.
     """
 
-    def __init__(self, runtime: PagedRuntime, manager: KVCacheManager) -> None:
+    def __init__(self, runtime: ModelRunner, manager: KVCacheManager) -> None:
         self._runtime, self._manager = runtime, manager
         self.n_ctx = runtime.n_ctx
         self._cache: SequenceCache = manager.allocate(())

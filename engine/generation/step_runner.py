@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from engine.decoding.sampling.sampler import Logits, SamplingRequest
     from engine.generation.sequence import TokenSequence
     from engine.runtime.image_encoder import ImageEncoder
-    from engine.runtime.interface import PagedRuntime
+    from engine.runtime.model_runner import ModelRunner
     from engine.runtime.timeline import TokenTimes
 
 T = TypeVar("T")
@@ -133,7 +133,7 @@ class AsyncDecode:
             has computed the next one since then; None if it has not.
     """
 
-    def __init__(self, runtime: PagedRuntime) -> None:
+    def __init__(self, runtime: ModelRunner) -> None:
         self.runtime = runtime
         self.sequence: TokenSequence | None = None
         self.sampled_at: float | None = None
@@ -194,12 +194,12 @@ class StepRunner:
         async_decode: sequence that the device samples ahead.
     """
 
-    def __init__(self, runtime: PagedRuntime) -> None:
+    def __init__(self, runtime: ModelRunner) -> None:
         self._runtime = runtime
         self.async_decode = AsyncDecode(runtime)
         self.encoder: ImageEncoder | None = None
 
-    def move(self, runtime: PagedRuntime) -> None:
+    def move(self, runtime: ModelRunner) -> None:
         """Go on with another runtime."""
         self._runtime = self.async_decode.runtime = runtime
 
@@ -207,7 +207,7 @@ class StepRunner:
         """Compute a step; images of its prompt are encoded before.
 
         Raises:
-            EngineError: see `PagedRuntime.forward`.
+            EngineError: see `ModelRunner.forward`.
         """
         if plan.n_ahead:
             (sequence,) = plan.decodes

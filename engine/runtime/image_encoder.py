@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from engine.vision.images.placed import PromptImage
     from engine.vision.images.resizing import ImageProcessor
 
-MOST_KEPT_BYTES = 256 << 20
+MAX_KEPT_BYTES = 256 << 20
 """Largest number of bytes of results that are kept: hundreds of pictures."""
 
 LEVELS = 255.0
@@ -118,7 +118,7 @@ class ImageEncoder:
                 found = self._tower.encode(self._normalised(picture), self._ops).cpu()
             self.n_encoded += 1
         self._kept[picture.number] = found
-        while len(self._kept) > 1 and sum(x.nbytes for x in self._kept.values()) > MOST_KEPT_BYTES:
+        while len(self._kept) > 1 and sum(x.nbytes for x in self._kept.values()) > MAX_KEPT_BYTES:
             self._kept.popitem(last=False)
         return found
 

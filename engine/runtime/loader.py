@@ -33,7 +33,7 @@ from engine.planning.footprint import slot_pieces, x_bytes
 from engine.planning.plan import Plan
 from engine.planning.rank_size import keeps_kv_on_host
 from engine.runtime.interconnect.proof import find_routes
-from engine.runtime.prompt_batches import MicroBatches, TakesTurns
+from engine.runtime.prompt_batches import MicroBatches
 from engine.runtime.rank import Rank, warm_rows
 from engine.util.progress import LoadProgress
 
@@ -337,8 +337,11 @@ class RankBuilder:
             return context
 
         micro_batches = None
-        if backend.captures and isinstance(comm, TakesTurns) and not guessing:
-            micro_batches = MicroBatches(comm, make_context)
+        if backend.captures and not guessing:
+            from engine.backends.gpu.comm.communicator import DeviceCommunicator  # needs Triton
+
+            if isinstance(comm, DeviceCommunicator):
+                micro_batches = MicroBatches(comm, make_context)
         return Rank(declaration, storage, make_context(), backend, micro_batches)
 
     def _backend(self, number: int, has_kernels: bool) -> Backend:

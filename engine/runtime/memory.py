@@ -92,7 +92,7 @@ class CacheMemory(ABC):
         """Wait for all batches that were started without logits."""
 
     def copy_page(self, group: int, source: int, target: int) -> None:
-        """Copy a page of a group of layers on all ranks; see `PagedRuntime`."""
+        """Copy a page of a group of layers on all ranks, behind what was started before."""
         ranks = self.ranks
         with self._guard("to copy a page of the cache", 1):
             self.executor.run(
@@ -100,14 +100,14 @@ class CacheMemory(ABC):
             )
 
     def clear_slot(self, slot: int) -> None:
-        """Make the recurrent states of a place those of an empty sequence."""
+        """Make the recurrent states of a slot those of an empty sequence."""
         ranks = self.ranks
         with self._guard("to begin a sequence", 1):
             self.executor.run(lambda rank: ranks[rank].context.cache.reset(slot))
 
     @torch.inference_mode()
     def save_slot(self, slot: int) -> tuple[SlotState, int]:
-        """Return a copy of the recurrent states of a place on the host, and its bytes."""
+        """Return a copy of the recurrent states of a slot on the host, and its bytes."""
         self.finish()
         found = []
         with self._guard("to keep a state", 1):
@@ -124,7 +124,7 @@ class CacheMemory(ABC):
 
     @torch.inference_mode()
     def load_slot(self, slot: int, state: SlotState) -> None:
-        """Make the recurrent states of a place those of a copy."""
+        """Make the recurrent states of a slot those of a copy."""
         with self._guard("to go back to a state", 1):
             for (index, declared), whole in zip(self._recurrent_states(), state, strict=True):
                 for rank in self.ranks:
@@ -135,7 +135,7 @@ class CacheMemory(ABC):
                             held[name][run.goal : run.goal + run.n] = part.to(rank.device)
 
     def copied_states(self, slot: int) -> Sequence[Sequence[Tensor]]:
-        """Return copies of each rank's recurrent states of a place, on its device."""
+        """Return copies of each rank's recurrent states of a slot, on its device."""
         ranks = self.ranks
 
         def copied(rank: int) -> list[Tensor]:
@@ -144,7 +144,7 @@ class CacheMemory(ABC):
         return self.executor.run(copied)
 
     def put_states(self, slot: int, copies: Sequence[Sequence[Tensor]]) -> None:
-        """Make each rank's recurrent states of a place those of `copied_states`."""
+        """Make each rank's recurrent states of a slot those of `copied_states`."""
         ranks = self.ranks
 
         def put(rank: int) -> None:

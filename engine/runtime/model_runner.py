@@ -29,7 +29,7 @@ from engine.model.forward.batch import (
 from engine.runtime import prompt_batches
 from engine.runtime.interface import page_groups
 from engine.runtime.memory import CacheMemory
-from engine.runtime.mtp_reading import MOST_AHEAD, NotedSource, UnreadTokens
+from engine.runtime.mtp_reading import MAX_AHEAD, NotedSource, UnreadTokens
 from engine.runtime.pass_executor import OneShotUse, PassExecutor, gpus_of, has_kernels, make_passes
 from engine.runtime.prompt_batches import PromptBatches
 from engine.runtime.rank import FEW_ROWS, Rank, rehearsed_rows, token_steps
@@ -53,7 +53,10 @@ NO_CANDIDATES = "its kernels cannot compare the likeliest tokens of all devices"
 
 
 class ModelRunner(CacheMemory):
-    """Runner of forward passes on all ranks of one model.
+    """Runner of forward passes on all ranks of one model, which hold what sequences remember.
+
+    It runs tokens of several sequences, and does not know which of them its pages hold: the
+    scheduler keeps count of that.
 
     Passes over single tokens are recorded and then replayed, see `engine.runtime.pass_executor`.
     MTP blocks guess what follows tokens: a pass of guesses first reads the tokens that were
@@ -74,8 +77,13 @@ class ModelRunner(CacheMemory):
         batches: batches of prompts.
         token_source: samples tokens where they are computed; None if the host samples all.
         meeting: use of the one-shot all-reduces of the ranks' kernels.
-        groups: see `PagedRuntime`.
-        n_slots: number of places for the recurrent states of sequences.
+        n_vocab: number of tokens of the vocabulary.
+        n_ctx: largest number of tokens of a sequence.
+        n_batch: largest number of rows of a pass.
+        can_rewind: whether all of the cache lies in pages, so that its last tokens can be dropped;
+            recurrent states cannot go back.
+        groups: the groups of layers, which each have a table in `Piece.tables`, in this order.
+        n_slots: number of slots for the recurrent states of sequences, 1 at least.
     """
 
     def __init__(
@@ -105,6 +113,10 @@ class ModelRunner(CacheMemory):
 
     @property
     def most_checked_rows(self) -> int:
+        """Largest number of rows of a pass that checks drafts.
+
+        Up to it, a row has the bits that it has alone.
+        """
         busy = [rank for rank in self.ranks if not rank.is_idle]
         are_alike = all(rank.backend.captures or rank.device.type == "cpu" for rank in busy)
         return MAX_AT_ONCE if are_alike else SMALL_BATCH
@@ -198,7 +210,22 @@ class ModelRunner(CacheMemory):
             raise EngineError("The model has been unloaded.", "Load it again.")
 
     def forward(self, ids: Sequence[int], batch: Batch) -> Logits:
-        """Run the rows of a batch; see `PagedRuntime.forward`."""
+        """Run tokens of one or several sequences and return their logits.
+
+        Args:
+            ids: ids of the tokens, of one piece after the other.
+            batch: what each row is. The pages of its tables must not be used otherwise until the
+                pass has ended. If no logits are wanted, devices may still compute afterwards: what
+                fails there is raised by a later call, by `finish` at the latest.
+
+        Returns:
+            (len(ids) - batch.first_logit, n_vocab); if the batch wants hidden states,
+            (len(ids) - batch.first_logit, n_embd).
+
+        Raises:
+            EngineError: the model was closed, a device ran out of memory or a rank was lost; what
+                the cache holds is then undefined.
+        """
         self.check_loaded()
         with self._guard("to compute the next tokens", len(ids)), self._noted(ids, batch):
             return self.compute(ids, batch)
@@ -206,7 +233,17 @@ class ModelRunner(CacheMemory):
     def sample(
         self, ids: Sequence[int], batch: Batch, wishes: Sequence[SamplingRequest | None]
     ) -> Sequence[int | Logits]:
-        """Run the rows of a batch, and sample; see `PagedRuntime`."""
+        """Run tokens like `forward`, and sample the next ones on a device where that can do it.
+
+        Random numbers are taken from the samplers, which accept the tokens later.
+
+        Args:
+            wishes: how to sample behind each of the rows from `batch.first_logit` on; None where
+                logits are wanted.
+
+        Returns:
+            For each of these rows the next token, or logits (n_vocab,) from which the host samples.
+        """
         if not any(wishes) or not self.ranks:
             return list(self.forward(ids, batch))
         if self._row_sampling is None:
@@ -220,17 +257,21 @@ class ModelRunner(CacheMemory):
 
     @property
     def n_running(self) -> int:
-        """Number of tokens that were started without logits and are not computed yet."""
+        """Number of tokens that `forward` has started and devices have not computed yet.
+
+        Raises:
+            EngineError: a device has failed meanwhile, see `forward`.
+        """
         with self._guard("to compute the next tokens", 1), self._recovering():
             return self.batches.n_running
 
     def finish(self) -> None:
-        """Wait for all batches that were started without logits; see `PagedRuntime.finish`."""
+        """Wait for all batches that were started without logits."""
         with self._guard("to compute the next tokens", 1), self._recovering():
             self.batches.finish()
 
     def compute(self, ids: Sequence[int], batch: Batch) -> Logits:
-        """Run the rows of a batch and return their logits; see `PagedRuntime.forward`.
+        """Run the rows of a batch and return their logits; see `forward`.
 
         Without logits nothing is read from devices: hosts start a few batches ahead of them.
         """
@@ -252,7 +293,7 @@ class ModelRunner(CacheMemory):
             return self._read(lambda: self._found(passes.replay(wide_ids, wide))[: len(ids)], read)
         if not passes.is_due(size):
             return self._read(lambda: self._computed(ids, batch), read)
-        slot, has_states = batch.pieces[0].slot, size == 1 and not self.can_rewind
+        slot, has_states = batch.pieces[0].state_slot, size == 1 and not self.can_rewind
         before = self.copied_states(slot) if has_states else ()
         found = self._read(lambda: self._recorded(wide_ids, wide)[: len(ids)], read)
         if has_states:  # from others than those before it, it would cache other keys and values
@@ -344,7 +385,19 @@ class ModelRunner(CacheMemory):
         return NotedSource(source, self._unread, lambda batch: _read_due(me(), batch))
 
     def draft(self, ids: Sequence[int], batch: Batch, number: int = 0) -> Logits:
-        """Return logits of what follows tokens; see `PagedRuntime`."""
+        """Return logits of what follows tokens, (n, n_vocab), as an MTP block sees it.
+
+        A block that is alone drafts any number of tokens, one after the other. Of several, the
+        first drafts the first token, the second the one behind it, and so on.
+
+        Args:
+            ids: a token of each sequence: the next one to compute, or the draft made last.
+            batch: where they belong, as in the pass that will compute them; there are pages.
+            number: number of drafts before, which were made right before this one.
+
+        Raises:
+            EngineError: see `forward`.
+        """
         self.check_loaded()
         with self._guard("to guess the next tokens", 1):
             before, (block, rows) = self._unread.joined(ids, batch, number)
@@ -371,7 +424,7 @@ class ModelRunner(CacheMemory):
                 self.executor.run(partial(_read_on, ranks, tokens, batch, block), is_watched=True)
 
     def forget_hidden_states(self, batch_index: int) -> None:
-        """Forget the hidden states of a sequence; see `PagedRuntime`."""
+        """Forget the hidden states of a sequence whose number another one has now."""
         ranks = self.ranks
         self._unread.forget(batch_index)
         with self._guard("to begin a sequence", 1):
@@ -480,7 +533,7 @@ def _read_due(runner: ModelRunner | None, batch: Batch) -> None:
     """Have MTP blocks read what tokens that a device samples ahead would take the places of."""
     if runner is not None:
         with runner._guard("to compute the next tokens", 1):
-            runner._read_tokens(runner._unread.due(batch, MOST_AHEAD))
+            runner._read_tokens(runner._unread.due(batch, MAX_AHEAD))
 
 
 def _read_on(ranks: Sequence[Rank], tokens: Tensor, batch: Batch, block: int, rank: int) -> None:

@@ -165,7 +165,7 @@ def _singles(piece: Piece) -> list[Piece]:
     return [piece._replace(n_past=at, n=1) for at in range(piece.n_past, piece.stop)]
 
 
-MOST_AHEAD = 8
+MAX_AHEAD = 8
 """Number of tokens that a source runs ahead of its reader, at most, and one that it cannot undo:
 their hidden states take the places of unread ones."""
 
@@ -200,7 +200,7 @@ class NotedSource:
 
     def next(self, token: int, piece: Piece, n_left: int) -> int | Logits | None:
         """Run a token, and sample the next one; see `TokenSource.next`."""
-        if self._unread.is_due(piece, MOST_AHEAD) and self._source.hold(MOST_AHEAD):
+        if self._unread.is_due(piece, MAX_AHEAD) and self._source.hold(MAX_AHEAD):
             self._read(Batch((piece,), 0))
         found = self._source.next(token, piece, n_left)
         if found is not None:

@@ -15,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -24,6 +24,7 @@ from engine.parallel.batch_overlap import BatchOverlap
 
 if TYPE_CHECKING:
     from engine.backends.executor import RankExecutor, WorkMark
+    from engine.backends.gpu.comm.communicator import DeviceCommunicator
     from engine.model.architectures.base import CausalLM
     from engine.model.forward.batch import Batch
     from engine.model.forward.context import Context
@@ -43,17 +44,6 @@ MIN_GAIN = 0.03
 """Smallest gain that counts, as a share of the time; less may be noise."""
 
 
-@runtime_checkable
-class TakesTurns(Protocol):
-    """A communicator that can hand over to the rank's other micro-batch during an all-reduce.
-
-    Attributes:
-        overlap: the two computations that take turns; None outside of micro-batches.
-    """
-
-    overlap: BatchOverlap | None
-
-
 class MicroBatches:
     """Computation of prompt batches as two micro-batches, on one rank.
 
@@ -62,7 +52,7 @@ class MicroBatches:
         make_twin: returns a context for the second micro-batch, with the same cache.
     """
 
-    def __init__(self, comm: TakesTurns, make_twin: Callable[[], Context]) -> None:
+    def __init__(self, comm: DeviceCommunicator, make_twin: Callable[[], Context]) -> None:
         self._comm = comm
         self._make_twin = make_twin
         self._twin: Context | None = None
@@ -140,7 +130,7 @@ def micro_batches_pay(compute: Callable[[bool], object]) -> bool:
     return seconds[True] < (1 - MIN_GAIN) * seconds[False]
 
 
-MOST_AHEAD = 2
+MAX_AHEAD = 2
 """Most batches that run or wait on devices: with one, devices would idle while their hosts start
 another; with more, Cancel would have to wait for more."""
 
@@ -177,11 +167,11 @@ class PromptBatches:
         return lambda rank: ranks[rank].compute(whole, batch, in_micro_batches=in_halves)
 
     def start(self, ranks: Sequence[Rank], ids: Sequence[int], batch: Batch) -> None:
-        """Start a batch without logits; wait only while more than `MOST_AHEAD` run."""
+        """Start a batch without logits; wait only while more than `MAX_AHEAD` run."""
         task = self.task(ranks, ids, batch)
         self._executor.run(task, is_watched=True, is_awaited=False)
         self._started.append((len(ids), self._executor.mark()))
-        self._wait(MOST_AHEAD)
+        self._wait(MAX_AHEAD)
 
     @property
     def n_running(self) -> int:

@@ -224,7 +224,7 @@ class Rank:
             lambda: self.forward(len(ids)),
             lambda: self.captured(lambda: self.forward(len(ids))),
             self.context.cache.recurrent_tensors(
-                piece.slot for piece in batch.pieces if piece.read_slot == piece.slot
+                piece.state_slot for piece in batch.pieces if piece.read_slot == piece.state_slot
             ),
         )
 
@@ -256,7 +256,7 @@ class Rank:
         return TokenStep(
             self.device, n_vocab, self.tokens[:1], self.context.position, self.begin_token,
             self._sliced, can_rewind, own, one_shot,
-            lambda piece: self.context.cache.recurrent_tensors([piece.slot]),
+            lambda piece: self.context.cache.recurrent_tensors([piece.state_slot]),
             self.context.ops.extend,
         )  # fmt: skip
 

@@ -18,6 +18,7 @@ from engine.errors import EngineError
 from engine.model.forward.batch import MAX_AT_ONCE, Batch, Piece
 from engine.model.forward.pages import PAGE, AttentionWindow
 from engine.runtime.interface import PageGroup
+from engine.runtime.model_runner import ModelRunner
 
 N_VOCAB = 40
 EMPTY = -7
@@ -44,7 +45,7 @@ def _logits(seen: object, state: int) -> np.ndarray:
     return np.array([drawn.gauss(0, 2) for _ in range(N_VOCAB)], np.float32)
 
 
-class PagedToy:
+class PagedToy(ModelRunner):
     """Paged runtime of a toy model.
 
     Args:
@@ -140,9 +141,9 @@ class PagedToy:
             self._cells[number][page][place] = token
         if self.can_rewind:
             return 0
-        before = self._states[piece.read_slot if position == piece.n_past else piece.slot]
+        before = self._states[piece.read_slot if position == piece.n_past else piece.state_slot]
         assert before is not None, "nobody has set this state"
-        state = self._states[piece.slot] = hash((before, token))
+        state = self._states[piece.state_slot] = hash((before, token))
         return state
 
     def _seen(self, piece: Piece, position: int) -> tuple[tuple[int, ...], ...]:
@@ -219,7 +220,7 @@ class ToySource:
             self._at, self._fed = piece.n_past, token
             self._copy = copy.deepcopy(self._sampler)
         while len(self._sampled) < min(1 + self._ahead, n_left):
-            row = Piece(self._at, 1, piece.tables, piece.slot)
+            row = Piece(self._at, 1, piece.tables, piece.state_slot)
             logits = self._runtime.forward([self._fed], Batch((row,), 0))[0]
             if self._is_lost():
                 self._sampled.clear()

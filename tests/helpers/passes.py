@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from engine.decoding.sampling.sampler import Logits
 from engine.model.forward.batch import Batch, Piece
 from engine.model.forward.pages import PAGE
-from engine.runtime.interface import PagedRuntime
+from engine.runtime.model_runner import ModelRunner
 
 
 def forward_alone(
-    runtime: PagedRuntime, ids: Sequence[int], n_past: int, first_logit: int = 0
+    runtime: ModelRunner, ids: Sequence[int], n_past: int, first_logit: int = 0
 ) -> Logits:
     """Run `ids` after `n_past` cached tokens; return the logits from `first_logit` on.
 

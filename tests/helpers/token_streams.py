@@ -20,7 +20,7 @@ from engine.generation.scheduler import Scheduler
 from engine.generation.sequence import TokenSequence
 from engine.hardware.devices.topology import Routes
 from engine.model.forward.recording import Captured
-from engine.runtime.interface import PagedRuntime
+from engine.runtime.model_runner import ModelRunner
 from engine.util.progress import never
 from tests.helpers.reading import read
 from tests.helpers.toy_runtime import Letters, SplitToy, ToyRuntime
@@ -95,7 +95,7 @@ def close_executors() -> None:
 
 
 def request(
-    runtime: PagedRuntime, params: SamplingParams, *, tokenizer: Letters | None = None,
+    runtime: ModelRunner, params: SamplingParams, *, tokenizer: Letters | None = None,
     prompt: Sequence[int] = PROMPT, is_cancelled: Callable[[], bool] = never, timed_every: int = 0,
 ) -> TokenSequence:  # fmt: skip
     generation = Generation(runtime.n_ctx, tokenizer, params, 2, timed_every)  # type: ignore[arg-type]
@@ -103,7 +103,7 @@ def request(
 
 
 def answer(
-    runtime: PagedRuntime, params: SamplingParams, *, scheduler: Scheduler | None = None,
+    runtime: ModelRunner, params: SamplingParams, *, scheduler: Scheduler | None = None,
     **options: Any,
 ) -> list[Event]:  # fmt: skip
     """Return the events of an answer.

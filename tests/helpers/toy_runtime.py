@@ -13,9 +13,10 @@ from torch import Tensor
 from engine.model.forward.batch import Batch, Piece
 from engine.model.forward.pages import PAGE, AttentionWindow
 from engine.runtime.interface import PageGroup, SlotState, TokenSource
+from engine.runtime.model_runner import ModelRunner
 
 
-class ToyRuntime:
+class ToyRuntime(ModelRunner):
     """Paged runtime of a toy model; all that differs from token to token lies in tensors.
 
     A sequence has one page at most.
@@ -100,7 +101,7 @@ class ToyRuntime:
         self.token.fill_(token)
         self.position.fill_(piece.n_past)
         self._first.fill_(piece.tables[0][0] * PAGE if piece.tables else 0)
-        self._slot.fill_(piece.slot)
+        self._slot.fill_(piece.state_slot)
 
     def compute(self) -> Tensor:
         """Return the logits after the token, (n_vocab,)."""
@@ -140,7 +141,7 @@ class Letters:
         return self.feed(token).encode()
 
 
-class SplitToy:
+class SplitToy(ModelRunner):
     """Runtime of a toy model on several ranks, each with the logits of a slice of the vocabulary.
 
     Args:

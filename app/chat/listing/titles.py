@@ -32,7 +32,7 @@ cannot go back in its cache, and computes them again, for the title and for the 
 MOST_MESSAGES: Final = 6
 """Largest number of messages of a chat that gets a title; later ones have lived with theirs."""
 
-MOST_WORDS: Final = 10
+MAX_WORDS: Final = 10
 
 REQUEST: Final = (
     "Write a title for this conversation in at most six words, in the language of the conversation."
@@ -164,6 +164,6 @@ def cleaned_title(text: str) -> str:
     title = " ".join(title.split())
     if not any(c.isalnum() for c in title) or not title.isprintable():
         return ""
-    if len(title) > TITLE_LENGTH or len(title.split()) > MOST_WORDS or _MARKUP.search(title):
+    if len(title) > TITLE_LENGTH or len(title.split()) > MAX_WORDS or _MARKUP.search(title):
         return ""
     return title

@@ -13,7 +13,7 @@ from typing import Final
 
 from engine import printable
 
-MOST_WORDS: Final = 16
+MAX_WORDS: Final = 16
 """Largest number of words of a search; others are left out."""
 
 LONGEST_WORD: Final = 200
@@ -65,7 +65,7 @@ def parse_words(typed: str) -> tuple[str, ...]:
         word = folded(match[1] if match[2] is None else match[2])[:LONGEST_WORD].strip()
         if word:
             found[word] = None
-    return tuple(found)[:MOST_WORDS]
+    return tuple(found)[:MAX_WORDS]
 
 
 def snippet(text: str, words: tuple[str, ...]) -> Snippet:

@@ -21,7 +21,7 @@ from engine.backends.cpu.kernels.small.small_ops import f32_bits
 from engine.backends.cpu.weights import PlaneWeight
 from engine.model.forward.batch import MAX_AT_ONCE
 from engine.model.forward.expert_rows import Groups
-from engine.model.forward.ops import SMALLEST_SUM
+from engine.model.forward.ops import MIN_SUM
 
 if TYPE_CHECKING:
     from engine.backends.cpu.kernels.language.isa import Isa
@@ -114,7 +114,7 @@ class RoutingOps:
         self._kernel(rule.gating, n_token)(
             self._team.address, logits.data_ptr(), n_token, n_expert, n_used,
             0 if bias is None else bias.data_ptr(), int(rule.normalise), f32_bits(rule.scale),
-            f32_bits(SMALLEST_SUM), rule.n_group, rule.n_group_used, weights.data_ptr(),
+            f32_bits(MIN_SUM), rule.n_group, rule.n_group_used, weights.data_ptr(),
             chosen.data_ptr(), table.data_ptr(), expert_of.data_ptr(), *order.addresses,
         )  # fmt: skip
         if not is_whole:

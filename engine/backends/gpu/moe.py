@@ -40,7 +40,7 @@ from engine.backends.gpu.quantised import (
 from engine.formats.quants.layout import BLOCK, n_tiles
 from engine.model.forward.attention import most_few_rows
 from engine.model.forward.expert_rows import Groups
-from engine.model.forward.ops import SMALLEST_SUM
+from engine.model.forward.ops import MIN_SUM
 
 if TYPE_CHECKING:
     from engine.model.forward.operands import Activation, ExpertLayer, Routing
@@ -117,7 +117,7 @@ def assign(
     launch(
         kernels.assign, (n_token,),
         logits, logits if bias is None else bias, weights, chosen, pair_of, rule.scale,
-        SMALLEST_SUM, num_warps=1, N_EXPERT=n_expert, N_USED=n_used, N_GROUP=n_group,
+        MIN_SUM, num_warps=1, N_EXPERT=n_expert, N_USED=n_used, N_GROUP=n_group,
         N_GROUP_USED=rule.n_group_used, GROUPS=power_of_two(n_group),
         MEMBERS=power_of_two(n_expert // n_group), GATING=rule.gating,
         HAS_BIAS=bias is not None, NORMALISES=rule.normalise, IN_PAIRS=is_few,

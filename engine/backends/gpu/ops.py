@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     )
     from engine.model.forward.recurrent import Chunks
 
-MOST_TURNED = 2
+MAX_TURNED = 2
 """Tensors that one kernel rotates."""
 
 
@@ -294,9 +294,7 @@ class GpuOps(Ops):
         style: str,
         norms: Sequence[NormLayer] = (),
     ) -> Sequence[Tensor]:
-        turned = (
-            elementwise.rope_all(xs, cos, sin, style, norms) if len(xs) <= MOST_TURNED else None
-        )
+        turned = elementwise.rope_all(xs, cos, sin, style, norms) if len(xs) <= MAX_TURNED else None
         if turned is None and norms:
             return self.ropes(self.normed(xs, norms), cos, sin, style)
         return super().ropes(xs, cos, sin, style) if turned is None else turned

@@ -176,13 +176,13 @@ def chain_words(pieces: Sequence[Piece]) -> list[list[int]]:
     for row, piece in enumerate(pieces):
         if piece == last:
             words[own][3] += 1
-            words.append([-1, piece.slot, piece.slot, 0])
+            words.append([-1, piece.state_slot, piece.state_slot, 0])
             continue
-        if last is not None and last.slot == piece.read_slot != piece.slot:
+        if last is not None and last.state_slot == piece.read_slot != piece.state_slot:
             words[first][0] += 1
-            words.append([0, piece.read_slot, piece.slot, 0])
+            words.append([0, piece.read_slot, piece.state_slot, 0])
         else:
-            words.append([1, piece.read_slot, piece.slot, 0])
+            words.append([1, piece.read_slot, piece.state_slot, 0])
             first = row
         own, last = row, piece
     return words

@@ -32,19 +32,19 @@ class Piece(NamedTuple):
         n: number of tokens to compute.
         tables: see `paging.sequences.PagedSequence`; empty for a cache that one sequence has
             alone, where page i is the i-th one.
-        slot: place of the sequence's recurrent states behind the tokens.
+        state_slot: slot of the sequence's recurrent states behind the tokens.
         batch_index: number of the sequence among those that run, from 0; its last hidden states
             lie there.
         shift: what is added to the tokens' numbers for their positions, where there are pictures
             before them that take fewer positions than tokens (M-RoPE).
-        source: place of the recurrent states before the tokens, which stay there; None for `slot`.
-            Where it is the slot of the piece before, its tokens are those behind that one's.
+        source: slot of the recurrent states before the tokens, which stay there; None for
+            `state_slot`. Where it is the slot of the piece before, its tokens follow that one's.
     """
 
     n_past: int
     n: int
     tables: Tables = ()
-    slot: int = 0
+    state_slot: int = 0
     batch_index: int = 0
     source: int | None = None
     shift: int = 0
@@ -56,8 +56,8 @@ class Piece(NamedTuple):
 
     @property
     def read_slot(self) -> int:
-        """Place of the recurrent states before the tokens."""
-        return self.slot if self.source is None else self.source
+        """Slot of the recurrent states before the tokens."""
+        return self.state_slot if self.source is None else self.source
 
     def runs(self, group: int, start: int, stop: int) -> list[range]:
         """Return where positions `start` to `stop` lie in a layer's memory: neighbouring slots.
@@ -242,13 +242,13 @@ LEAST_CHUNK, MOST_CHUNK = 1 << 24, 1 << 26
 """Numbers of weights between which a GPU dequantises at a time for a GEMM: fewer would not be worth
 a launch, more need not fit into memory beside a model."""
 
-MOST_SM = 192
+MAX_SM = 192
 """Largest number of multiprocessors that chunks are sized for. Plans assume it, as they do not know
 the GPU: more multiprocessors never make a chunk smaller."""
 
 
 @lru_cache(maxsize=1 << 12)
-def chunk_rows(n_tokens: int, n_rows: int, n_columns: int, n_sm: int = MOST_SM) -> int:
+def chunk_rows(n_tokens: int, n_rows: int, n_columns: int, n_sm: int = MAX_SM) -> int:
     """Return the number of rows of a matrix that a GPU dequantises at a time for a GEMM.
 
     The product of a chunk has `GEMM_WAVES` tiles for each multiprocessor if the matrix has as many
@@ -268,13 +268,13 @@ def chunk_rows(n_tokens: int, n_rows: int, n_columns: int, n_sm: int = MOST_SM) 
 
 def largest_chunk(n_tokens: int, n_rows: int, n_columns: int) -> int:
     """Return the most weights dequantised at a time of any matrix of up to `n_rows` rows."""
-    most = min(n_rows, 2 * _wanted_rows(n_tokens, n_columns, MOST_SM) + GEMM_TILE)
+    most = min(n_rows, 2 * _wanted_rows(n_tokens, n_columns, MAX_SM) + GEMM_TILE)
     return min(most * n_columns, MOST_CHUNK + GEMM_TILE * n_columns)
 
 
 def _wanted_rows(n_tokens: int, n_columns: int, n_sm: int) -> int:
     """Return the number of rows whose product has enough tiles."""
-    n_tile = -(-GEMM_WAVES * min(n_sm, MOST_SM) // max(1, -(-n_tokens // GEMM_TILE)))
+    n_tile = -(-GEMM_WAVES * min(n_sm, MAX_SM) // max(1, -(-n_tokens // GEMM_TILE)))
     return max(TILE, GEMM_TILE * n_tile, LEAST_CHUNK // max(1, n_columns))
 
 
@@ -287,7 +287,7 @@ MAX_ONE_SHOT = 64 << 10
 as many bytes as F32 (256 KiB), about 20 us on a link of 12 GB/s; for larger values the latency of
 copies is small beside the time of the transfer."""
 
-MOST_COPIED_WHOLE = 32 << 10
+MAX_COPIED_WHOLE = 32 << 10
 """Largest value that goes by copies in F32, in elements; for it latency counts, not bandwidth."""
 
 CAPTURED_ROWS = (1, 2, 4, 8, 16)

@@ -191,7 +191,7 @@ def head_rows(heads: Ranges, kv_heads: Ranges, rank: int) -> list[int] | None:
 
 
 class StateSlots:
-    """Recurrent states of one layer, filled with zeros: a place for each of several sequences.
+    """Recurrent states of one layer, filled with zeros: a slot for each of several sequences.
 
     Args:
         shapes: shape of each tensor of a sequence by name.
@@ -223,7 +223,7 @@ class Cache:
         kv_on_host: whether keys and values lie in the host's memory.
 
     Attributes:
-        n_slots: number of sequences for whose recurrent states there is a place.
+        n_slots: number of slots for recurrent states, one for each sequence.
     """
 
     def __init__(
@@ -285,7 +285,7 @@ class Cache:
         """Return a layer's tensors on this rank, by the names of `state.cuts()`.
 
         Args:
-            slot: place of a sequence's recurrent states; keys and values have the first only.
+            slot: slot of a sequence's recurrent states; keys and values have the first only.
         """
         if isinstance(state, RecurrentState):
             return self._recurrent[state].of_each[slot]
@@ -304,20 +304,20 @@ class Cache:
         return self._kv[state]
 
     def states(self, state: RecurrentState, name: str) -> Tensor:
-        """Return a tensor of the layer that declared `state`, of all places: (n_slots, ...)."""
+        """Return a tensor of the layer that declared `state`, of all slots: (n_slots, ...)."""
         return self._recurrent[state].together[name]
 
-    def recurrent_tensors(self, places: Iterable[int]) -> list[Tensor]:
-        """Return the recurrent tensors in some places, which computing a token changes.
+    def recurrent_tensors(self, state_slots: Iterable[int]) -> list[Tensor]:
+        """Return the recurrent tensors in some slots, which computing a token changes.
 
         Computing a token twice changes them twice.
         """
-        places = dict.fromkeys(places)
+        wanted = dict.fromkeys(state_slots)
         return [
             tensor
             for slots in self._recurrent.values()
-            for place in places
-            for tensor in slots.of_each[place].values()
+            for slot in wanted
+            for tensor in slots.of_each[slot].values()
         ]
 
     def reset(self, slot: int = 0) -> None:

@@ -192,7 +192,7 @@ class Context:
         self.side.clear()
         for piece in batch.pieces:
             if piece.n_past == 0:
-                self.cache.reset(piece.slot)
+                self.cache.reset(piece.state_slot)
         self.positions = self._written_positions(batch)
         if self._hidden_states is not None:
             self._hidden_states.begin(batch)

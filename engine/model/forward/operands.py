@@ -258,10 +258,10 @@ class PlacedStates(NamedTuple):
     """Recurrent states of several sequences, which the rows of a pass read and write.
 
     Attributes:
-        held: state in each place, (n_slots, ...).
+        held: state in each slot, (n_slots, ...).
         batch: the rows: those of a piece go on from the state in its `read_slot`, and the state
-            behind them is written to its `slot`. A piece that repeats the one before gets the same
-            result, and changes nothing.
+            behind them is written to its `state_slot`. A piece that repeats the one before gets the
+            same result, and changes nothing.
     """
 
     held: Tensor

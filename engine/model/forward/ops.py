@@ -272,8 +272,8 @@ class Ops:
             if piece == last:  # the last row of a captured pass, repeatedly
                 found.append(found[-1])
                 continue
-            last, state = piece, states.held[piece.slot]
-            if piece.read_slot != piece.slot:
+            last, state = piece, states.held[piece.state_slot]
+            if piece.read_slot != piece.state_slot:
                 state.copy_(states.held[piece.read_slot])
             found.append(compute(slice(row, row + piece.n), state))
             row += piece.n
@@ -324,7 +324,7 @@ class Ops:
         chosen = ranking.topk(routing.n_used).indices
         weights = scores.gather(-1, chosen)
         if routing.normalise:
-            weights = weights / weights.sum(-1, keepdim=True).clamp(min=SMALLEST_SUM)
+            weights = weights / weights.sum(-1, keepdim=True).clamp(min=MIN_SUM)
         return weights if routing.scale == 1.0 else weights * routing.scale, chosen
 
     def experts(
@@ -463,7 +463,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 """Function of each kind of activation; "oai" exists only with a gate."""
 
-SMALLEST_SUM = 6.103515625e-5
+MIN_SUM = 6.103515625e-5
 """Smallest divisor of the chosen experts' weights: F16's smallest normal number (as llama.cpp)."""
 
 

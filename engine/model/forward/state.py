@@ -27,7 +27,7 @@ from engine.model.sharding.split import Segments
 if TYPE_CHECKING:
     from engine.load_params import LoadParams
 
-LEAST_SLOTS = 2
+MIN_SLOTS = 2
 """Least number of sequences whose recurrent states lie on the devices."""
 
 FEW_GUESSED = 3
@@ -120,7 +120,7 @@ class CacheSize:
         them. Those that no guess needs serve for further sequences.
         """
         n_checked = min(MAX_AT_ONCE, self.n_parallel * (1 + self.n_guessed))
-        return max(LEAST_SLOTS, self.n_parallel, n_checked)
+        return max(MIN_SLOTS, self.n_parallel, n_checked)
 
     def rooms(
         self, windows: Iterable[AttentionWindow], *, has_states: bool

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from engine.backends.cpu.thread_comm import ThreadGroup
-from engine.distributed.process_comm import LEAST_SLICED, MAX_AT_ONCE, ProcessCommunicator
+from engine.distributed.process_comm import MAX_AT_ONCE, MIN_SLICED, ProcessCommunicator
 from engine.errors import CommError
 from engine.model.forward.communicator import Communicator
 from engine.parallel.rank_threads import RankThreads
@@ -59,7 +59,7 @@ class Ranks:
             pool.close()
 
 
-SHAPES = [(1, 5), (3, 7, 2), (1, MAX_AT_ONCE), (1, MAX_AT_ONCE + 1), (3, LEAST_SLICED // 2 + 1)]
+SHAPES = [(1, 5), (3, 7, 2), (1, MAX_AT_ONCE), (1, MAX_AT_ONCE + 1), (3, MIN_SLICED // 2 + 1)]
 
 
 @pytest.mark.parametrize("n", [2, 3, 5])
@@ -80,7 +80,7 @@ def test_sums_have_the_bits_of_threads(n: int, shape: tuple[int, ...], *, is_tol
 
 
 def test_large_sums_are_cut_so_that_nobody_sends_it_all_to_everybody() -> None:
-    ranks, x = Ranks(4), torch.ones(8, LEAST_SLICED)
+    ranks, x = Ranks(4), torch.ones(8, MIN_SLICED)
     ranks.sent(lambda comm: comm.all_reduce(x, ranks.everyone))
     once = x.nbytes * 2 * 3 / 4
     assert all(once <= wire.n_sent < once * 1.01 for wire in ranks.wires)

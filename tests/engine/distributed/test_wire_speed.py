@@ -52,7 +52,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """Measure by a clock of the wires, for less time than between real machines."""
     made = Clock()
     monkeypatch.setattr(wire_speed, "time", SimpleNamespace(perf_counter=made.now))
-    for name, seconds in (("USUAL_S", 0.1), ("LONGEST_S", 0.6), ("LARGE_S", 0.1)):
+    for name, seconds in (("USUAL_S", 0.1), ("MAX_TRIAL_S", 0.6), ("LARGE_S", 0.1)):
         monkeypatch.setattr(wire_speed, name, seconds)
     return made
 

@@ -9,7 +9,7 @@ import pytest
 from engine import ChatMessage, Event, Finished, Generate, Model, SamplingParams, load_model
 from engine.generation.sequence import Background
 from engine.model.forward.batch import Batch
-from engine.runtime import image_encoder as picture_encoder
+from engine.runtime import image_encoder
 from engine.vision.encoders.ops import VisionOps
 from tests.helpers.answers import ids_of
 from tests.helpers.hf_models.seeing import SEEING
@@ -117,11 +117,11 @@ def test_results_of_the_encoder_are_kept_up_to_so_many_bytes(
     images = [random_picture(64, 64, seed=n) for n in range(5)]
     pictures = list(prompt_of(model, [shown("", *images)]).pictures.values())
     one = encoder.encode(pictures[0]).nbytes
-    monkeypatch.setattr(picture_encoder, "MOST_KEPT_BYTES", 3 * one + one // 2)
+    monkeypatch.setattr(image_encoder, "MAX_KEPT_BYTES", 3 * one + one // 2)
     for picture in pictures:
         encoder.encode(picture)
         assert sum(found.nbytes for found in encoder._kept.values()) <= 3 * one
     assert [encoder.has(picture) for picture in pictures] == [False, False, True, True, True]
-    monkeypatch.setattr(picture_encoder, "MOST_KEPT_BYTES", one // 2)
+    monkeypatch.setattr(image_encoder, "MAX_KEPT_BYTES", one // 2)
     encoder.encode(pictures[0])
     assert [encoder.has(picture) for picture in pictures] == [True, *[False] * 4]  # in use

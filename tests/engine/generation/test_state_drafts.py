@@ -69,9 +69,9 @@ def test_guesses_share_the_places_that_no_sequence_needs() -> None:
     assert [told(read(scheduler, one)) for one in asked] == expected
     checking = set[int]()
     for batch in runtime.batches:
-        slots = {piece.slot for piece in batch.pieces}
+        slots = {piece.state_slot for piece in batch.pieces}
         assert len(slots) == len(batch.pieces) <= N_SLOTS
-        n_sequence = sum(piece.read_slot == piece.slot for piece in batch.pieces)
+        n_sequence = sum(piece.read_slot == piece.state_slot for piece in batch.pieces)
         if n_sequence < len(slots):
             checking.add(n_sequence)
     assert {1, 2} <= checking <= {1, 2, 3, 4}

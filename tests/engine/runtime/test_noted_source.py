@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from engine.decoding.sampling.sampler import Sampler
 from engine.model.forward.batch import KEPT_STATES, Batch, Piece
-from engine.runtime.mtp_reading import MOST_AHEAD, NotedSource, UnreadTokens
+from engine.runtime.mtp_reading import MAX_AHEAD, NotedSource, UnreadTokens
 from engine.sampling_params import SamplingParams
 
 
@@ -51,7 +51,7 @@ def test_all_tokens_are_read_once_and_in_time() -> None:
 
     def note_read(batch: Batch) -> None:
         assert not source.n_ahead, "nothing may be under way"
-        for _, (ids, places) in unread.due(batch, MOST_AHEAD):
+        for _, (ids, places) in unread.due(batch, MAX_AHEAD):
             assert places.pieces[0].n_past == 1 + len(read)
             read.extend(ids)
 
@@ -63,7 +63,7 @@ def test_all_tokens_are_read_once_and_in_time() -> None:
         noted.next(100 + at, Piece(at, 1, ((0,) * 9,), batch_index=2), 50)
         n_most = max(n_most, at + source.n_ahead - len(read))
     assert [*read, *unread_of(unread, n)] == [100 + at for at in range(1, n)]
-    assert KEPT_STATES - 2 * MOST_AHEAD < n_most < KEPT_STATES
+    assert KEPT_STATES - 2 * MAX_AHEAD < n_most < KEPT_STATES
 
 
 def test_tokens_that_cannot_be_undone_are_noted() -> None:

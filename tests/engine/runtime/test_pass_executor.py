@@ -34,7 +34,7 @@ def test_recurrent_states_are_padded_by_gpus_alone(
     """Others compute passes of four as they are, and of three step by step; CPUs record both."""
     assert captures_of(ranks) == captures
     three, four = (
-        Batch(tuple(Piece(9, 1, slot=seat, batch_index=seat) for seat in range(n)), 0)
+        Batch(tuple(Piece(9, 1, state_slot=seat, batch_index=seat) for seat in range(n)), 0)
         for n in (3, 4)
     )
     nothing: Any = None

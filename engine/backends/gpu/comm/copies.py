@@ -28,7 +28,7 @@ from torch import Tensor
 from engine.backends.gpu.comm.streams import DeviceEvent, Queues
 from engine.hardware.devices.topology import Place
 from engine.hardware.host_memory import HostTensor
-from engine.model.forward.batch import MOST_COPIED_WHOLE
+from engine.model.forward.batch import MAX_COPIED_WHOLE
 from engine.planning.memory import GATHER_BYTES, LINK_SETS, shown_bytes
 from engine.planning.memory import LINK_ROUND_BYTES as ROUND_BYTES
 
@@ -36,7 +36,7 @@ MIN_CHUNK, MAX_CHUNK = 512 << 10, 2 << 20
 """Least and most bytes of a chunk: long enough for a link's full speed, short enough that copies to
 and from the host overlap."""
 
-SMALL_BYTES = 4 * MOST_COPIED_WHOLE
+SMALL_BYTES = 4 * MAX_COPIED_WHOLE
 """Most bytes, in F32, of a value that is sent whole and unrounded."""
 
 Span = tuple[int, int]

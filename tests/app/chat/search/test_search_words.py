@@ -10,7 +10,7 @@ from app.chat.search.words import (
     AFTER,
     BEFORE,
     LONGEST_WORD,
-    MOST_WORDS,
+    MAX_WORDS,
     folded,
     marked,
     parse_words,
@@ -38,7 +38,7 @@ def test_words_and_phrases(typed: str, words: tuple[str, ...]) -> None:
 
 def test_a_pasted_book_is_no_search_of_all_its_words() -> None:
     words = parse_words(" ".join(f"{number}{'x' * 1000}" for number in range(1000)))
-    assert len(words) == MOST_WORDS
+    assert len(words) == MAX_WORDS
     assert max(map(len, words)) == LONGEST_WORD
 
 

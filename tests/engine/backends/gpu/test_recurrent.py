@@ -147,7 +147,7 @@ def test_state_space_scan(
 
 
 PIECES = tuple(
-    Piece(9, 1, slot=slot, source=source)
+    Piece(9, 1, state_slot=slot, source=source)
     for source, slot in ((3, 3), (3, 0), (0, 4), (2, 2), (1, 5), (5, 6))
 )
 """Rows of a pass: the next token of a sequence and two guesses behind it; one that is alone; and

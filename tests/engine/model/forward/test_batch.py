@@ -5,7 +5,10 @@ import torch
 
 from engine.model.forward.batch import Batch, PictureRows, Piece
 
-PROMPT, OTHERS = Piece(10, 6, slot=2, shift=3), (Piece(40, 1, slot=1), Piece(7, 1, slot=5))
+PROMPT, OTHERS = (
+    Piece(10, 6, state_slot=2, shift=3),
+    (Piece(40, 1, state_slot=1), Piece(7, 1, state_slot=5)),
+)
 
 
 @pytest.mark.parametrize(

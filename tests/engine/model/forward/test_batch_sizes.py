@@ -8,8 +8,8 @@ from engine.model.forward.batch import (
     GEMM_TILE,
     GEMM_WAVES,
     LEAST_CHUNK,
+    MAX_SM,
     MOST_CHUNK,
-    MOST_SM,
     chunk_rows,
     largest_chunk,
 )
@@ -42,7 +42,7 @@ def test_each_chunk_keeps_all_multiprocessors_busy(
     step = chunk_rows(n_tokens, n_rows, n_columns, n_sm)
     is_whole = step >= n_rows
     is_most = (step + GEMM_TILE) * n_columns * 2 >= MOST_CHUNK
-    has_waves = n_tiles(n_tokens, step) >= GEMM_WAVES * min(n_sm, MOST_SM)
+    has_waves = n_tiles(n_tokens, step) >= GEMM_WAVES * min(n_sm, MAX_SM)
     assert is_whole or is_most or has_waves
     assert is_whole or is_most or step * n_columns > LEAST_CHUNK - 16 * n_columns
 

@@ -48,25 +48,25 @@ class StateRows:
 
     def set(self, batch: Batch) -> None:
         """Write the rows of a batch; it has as many rows as this memory."""
-        held = [(piece.n, piece.slot, piece.source) for piece in batch.pieces]
+        held = [(piece.n, piece.state_slot, piece.source) for piece in batch.pieces]
         if held == self._held:
             return
         self._held = held
         chains, row, last = list[list[int]](), 0, -1
         for piece in batch.pieces:
-            is_apart = piece.read_slot != piece.slot
+            is_apart = piece.read_slot != piece.state_slot
             stop = row + piece.n
             if is_apart and piece.read_slot == last:
                 chains[-1][1], chains[-1][3] = stop, 1
             else:
                 chains.append([row, stop, piece.read_slot, TOGETHER])
-            self._goals[row:stop] = last = piece.slot
+            self._goals[row:stop] = last = piece.state_slot
             row = stop
         words = [len(chains), *(word for chain in chains for word in chain)]
         self._chains[: len(words)] = words
         self.n_chain = len(chains)
         self.most = max(stop - begin for begin, stop, _, _ in chains)
-        self.n_slots = 1 + max(max(piece.slot, piece.read_slot) for piece in batch.pieces)
+        self.n_slots = 1 + max(max(piece.state_slot, piece.read_slot) for piece in batch.pieces)
 
 
 def n_chains(code: Code, chains: Value) -> Value:
