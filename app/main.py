@@ -11,7 +11,7 @@ from PySide6.QtCore import Slot
 from PySide6.QtWidgets import QApplication
 
 import engine
-from app.chat.formulas import close_formulas
+from app.chat import close_formulas
 from app.core.notice import Notice, of_page
 from app.core.process.engine_place import MakeHost
 from app.core.process.single_window import OpenRequest

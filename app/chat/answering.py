@@ -81,7 +81,7 @@ class WrittenAnswer:
 
     def call(self, event: ToolCallBegun | ToolCallText) -> None:
         """Add what the engine has written of a call."""
-        from app.chat.tools import tool_use
+        from app.chat import tool_use
 
         self.message.calls = tool_use.with_event(self.message.calls, event, self.offers)
 
@@ -271,7 +271,7 @@ class AnswerWriter(QObject):
         message = written.message
         message.stats = stats
         if message.calls:
-            from app.chat.tools import tool_use
+            from app.chat import tool_use
 
             message.calls = tool_use.ended(message.calls, stats.reason, is_whole=is_whole)
         written.chat.updated = time.time()

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-from app.chat.branches.tree import ROOT, MessageTree
 from app.chat.message import (
+    ChatPicture,
     Message,
     Thought,
     plain,
@@ -20,8 +20,8 @@ from app.chat.message import (
     valid_number,
     valid_text,
 )
-from app.chat.pictures.picture import ChatPicture
-from app.chat.tools.tool_use import with_stopped
+from app.chat.tool_use import with_stopped
+from app.chat.tree import ROOT, MessageTree
 from app.core.translation import tr
 from engine import PICTURE_PLACE, ChatMessage, PictureFile
 
@@ -182,7 +182,7 @@ class Conversation:
                 before = turns.pop()
                 text, seen = f"{before.content}\n\n{text}", (*before.pictures, *seen)
             if calls:
-                from app.chat.tools.tool_use import call_turns  # late: most chats have none
+                from app.chat.tool_use import call_turns  # late: most chats have none
 
                 thought = parts.thought if number > max(asked, default=0) else None
                 turns += call_turns(text, thought or "", calls)

@@ -29,7 +29,7 @@ from app.core.translation import tr, tr_n
 
 if TYPE_CHECKING:
     from app.chat.database import ChatDatabase
-    from app.chat.pictures.folder import PictureFolder
+    from app.chat.images.files import PictureFolder
 
 log = logging.getLogger(__name__)
 

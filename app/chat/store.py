@@ -18,15 +18,15 @@ from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from app.chat.chat_file import JOURNAL, SUFFIX, OldChat, Stamps, old_files, read_old, stamps_of
 from app.chat.conversation import SAFE_ID, ChatSummary, Conversation, DamagedChat, NewerChat
 from app.chat.database import ChatDatabase, get_chat, put_chat, remove_chat, version_of
-from app.chat.old_files import JOURNAL, SUFFIX, OldChat, Stamps, old_files, read_old, stamps_of
 from app.core.engine_sentences import reason_of
 from app.core.translation import tr
 from engine import sweep_temporaries
 
 if TYPE_CHECKING:
-    from app.chat.pictures.folder import PictureFolder
+    from app.chat.images.files import PictureFolder
 
 log = logging.getLogger(__name__)
 
@@ -95,7 +95,7 @@ class ChatStore:
     @cached_property
     def pictures(self) -> PictureFolder:
         """Pictures of the chats, in folders beside the database."""
-        from app.chat.pictures.folder import PictureFolder  # late: the window shows without it
+        from app.chat.images.files import PictureFolder  # late: the window shows without it
 
         return PictureFolder(self.folder)
 

@@ -11,14 +11,14 @@ from PySide6.QtWidgets import QApplication
 
 import engine
 from app.chat.cache import ChatCache
+from app.chat.chat_presenter import ChatPresenter, ChatViews
 from app.chat.library import ChatLibrary
-from app.chat.listing.page import ChatListing, ListPlaces
-from app.chat.presenter import ChatPresenter, ChatViews
-from app.chat.running.presenter import RunningPresenter
-from app.chat.sampling.presenter import SamplingPresenter
+from app.chat.listing.chat_listing import ChatListing, ListPlaces
+from app.chat.running import RunningPresenter
+from app.chat.sampling.sampling_presenter import SamplingPresenter
 from app.chat.session import ChatSession
 from app.chat.store import ChatStore
-from app.chat.thinking import ThinkingSwitch
+from app.chat.switches import ThinkingSwitch
 from app.core import paths
 from app.core.engine_client import EngineClient, EngineState
 from app.core.process.crash import CrashReporter
@@ -54,7 +54,7 @@ from app.window.tray import AnswerFigures, Tray
 from engine import EngineError, LoadParams
 
 if TYPE_CHECKING:
-    from app.chat.tools.switch import ToolSwitch
+    from app.chat.switches import ToolSwitch
     from app.remote.machines.part import MachinesPart
     from app.window.engine_setup import EngineSetup
     from app.window.help.dialogs import HelpDialogs
@@ -248,7 +248,7 @@ class Parts(QObject):
     def _on_tools(self) -> None:
         """Let a person choose the tools of each chat, once there are any."""
         if self.tool_switch is None:
-            from app.chat.tools.switch import ToolSwitch
+            from app.chat.switches import ToolSwitch
 
             source = self.tools.session
             self.tool_switch = ToolSwitch(self.window.composer, self.session, source, self)

@@ -28,7 +28,9 @@ from PySide6.QtGui import (
 
 from app.chat.conversation import Conversation
 from app.chat.export import said, spoken
-from app.chat.formulas.pictures import MAX_LATEX, FormulaArtist, FormulaLook, FormulaPicture
+from app.chat.formulas import MAX_LATEX, FormulaArtist, FormulaLook, FormulaPicture
+from app.chat.images.album import PathOf
+from app.chat.images.child import PictureChild
 from app.chat.markdown import (
     CodeBlock,
     DisplayFormula,
@@ -40,9 +42,7 @@ from app.chat.markdown import (
     TextSpan,
     parse,
 )
-from app.chat.pictures.album import PathOf
-from app.chat.pictures.child import PictureChild
-from app.chat.pictures.picture import ChatPicture
+from app.chat.message import ChatPicture
 from app.core.translation import tr
 from app.widgets.theme import FONT_FAMILY
 from engine import EngineError, one_line, printable
@@ -124,7 +124,7 @@ def _on_dots(picture: FormulaPicture) -> QImage:
     return made
 
 
-MOST_SIDE: Final = 1600
+MAX_SIDE: Final = 1600
 """Longest side of a picture in the file, in pixels."""
 
 BOX: Final = QSizeF(420.0, 320.0)
@@ -146,7 +146,7 @@ class PaperPictures:
         """Insert a picture; return whether there is one."""
         path = self._path_of(picture)
         try:
-            image = self._child.image(path, MOST_SIDE, picture.name)
+            image = self._child.image(path, MAX_SIDE, picture.name)
         except EngineError:  # it is gone
             return False
         name = QUrl(f"picture:{picture.file}")

@@ -41,8 +41,8 @@ from app.chat.exchange.paper import (
     paper_font,
 )
 from app.chat.export import PDF, exported, file_name
-from app.chat.pictures.album import PathOf, nowhere, write_beside, write_for_others
-from app.chat.pictures.folder import PictureFolder
+from app.chat.images.album import PathOf, nowhere, write_beside, write_for_others
+from app.chat.images.files import PictureFolder
 from app.chat.store import why_unreadable
 from app.core.translation import tr, tr_later
 from engine import one_line

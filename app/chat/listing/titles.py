@@ -21,18 +21,18 @@ from engine import THINK_CLOSE, THINK_OPEN, ChatMessage, SamplingParams
 IDLE_MS: Final = 1500
 """Time after an answer, in milliseconds, in which a person may go on before a title is made."""
 
-MOST_TOKENS: Final = 24
+MAX_TOKENS: Final = 24
 ROOM: Final = 128
 """Free tokens of the context that a title takes, with what asks for it."""
 
-LONGEST_CHAT: Final = 4096
+MAX_CHAT: Final = 4096
 """Largest number of context tokens of a chat that gets a title: a model with recurrent states
 cannot go back in its cache, and computes them again, for the title and for the next answer."""
 
-MOST_MESSAGES: Final = 6
+MAX_MESSAGES: Final = 6
 """Largest number of messages of a chat that gets a title; later ones have lived with theirs."""
 
-MOST_WORDS: Final = 10
+MAX_WORDS: Final = 10
 
 REQUEST: Final = (
     "Write a title for this conversation in at most six words, in the language of the conversation."
@@ -108,8 +108,8 @@ class ChatTitler(QObject):
         model = self._client.model
         if model is None or not self._is_wanted() or not needs_title(chat):
             return False
-        n_ctx = model.n_ctx or LONGEST_CHAT + ROOM  # of a server that does not tell it
-        return chat.context_tokens <= min(LONGEST_CHAT, n_ctx - ROOM)
+        n_ctx = model.n_ctx or MAX_CHAT + ROOM  # of a server that does not tell it
+        return chat.context_tokens <= min(MAX_CHAT, n_ctx - ROOM)
 
     def _ask_for(self, chat: Conversation) -> None:
         assert self._client.model is not None
@@ -121,7 +121,7 @@ class ChatTitler(QObject):
         cuts_thought = has_thought and not can_be_told  # its template cannot be told
         if cuts_thought:
             messages.append(ChatMessage("assistant", NO_THOUGHT))
-        params = SamplingParams(max_tokens=MOST_TOKENS, temperature=0.0, on_overflow="stop")
+        params = SamplingParams(max_tokens=MAX_TOKENS, temperature=0.0, on_overflow="stop")
         self._client.ask_aside(
             messages,
             params,
@@ -145,7 +145,7 @@ def needs_title(chat: Conversation) -> bool:
     """Return whether a chat has an answer, and still the title that its first words have given."""
     first, *others = [message for message in chat.messages if not message.calls] or (None,)
     is_waiting = any(message.waits_for_calls for message in chat.messages)
-    if first is None or chat.has_own_title or is_waiting or len(others) >= MOST_MESSAGES:
+    if first is None or chat.has_own_title or is_waiting or len(others) >= MAX_MESSAGES:
         return False
     is_answered = any(
         m.role == "assistant" and m.stats is not None and m.stats.reason in ("stop", "length")
@@ -164,6 +164,6 @@ def cleaned_title(text: str) -> str:
     title = " ".join(title.split())
     if not any(c.isalnum() for c in title) or not title.isprintable():
         return ""
-    if len(title) > TITLE_LENGTH or len(title.split()) > MOST_WORDS or _MARKUP.search(title):
+    if len(title) > TITLE_LENGTH or len(title.split()) > MAX_WORDS or _MARKUP.search(title):
         return ""
     return title

@@ -15,9 +15,9 @@ from PySide6.QtWidgets import QApplication
 from app.chat.conversation import Conversation
 from app.chat.exchange.pdf import free_path, pdf_of, write_all, write_chat_as
 from app.chat.export import FORMATS
-from app.chat.formulas.pictures import MAX_LATEX
+from app.chat.formulas import MAX_LATEX
+from app.chat.images.files import PictureFolder
 from app.chat.message import Message
-from app.chat.pictures.folder import PictureFolder
 from app.chat.store import ChatStore
 from app.widgets.theme import apply_theme
 

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.chat.search.words import (
+from app.chat.search import (
     AFTER,
     BEFORE,
-    LONGEST_WORD,
-    MOST_WORDS,
+    MAX_WORD,
+    MAX_WORDS,
     folded,
     marked,
     parse_words,
@@ -38,8 +38,8 @@ def test_words_and_phrases(typed: str, words: tuple[str, ...]) -> None:
 
 def test_a_pasted_book_is_no_search_of_all_its_words() -> None:
     words = parse_words(" ".join(f"{number}{'x' * 1000}" for number in range(1000)))
-    assert len(words) == MOST_WORDS
-    assert max(map(len, words)) == LONGEST_WORD
+    assert len(words) == MAX_WORDS
+    assert max(map(len, words)) == MAX_WORD
 
 
 def test_a_snippet_is_around_the_first_word_in_one_line() -> None:
