@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from PySide6.QtCore import QObject, Signal, Slot
 
-from app.chat.conversation import Conversation, PictureFiles
+from app.chat.conversation import Conversation, ImageFiles
 from app.chat.message import AnswerStats, Message
 from app.core.engine_client import EngineClient, RunningAnswer, is_cancelled
 from app.core.notice import Notice
@@ -114,7 +114,7 @@ class AnswerWriter(QObject):
     def __init__(
         self, client: EngineClient, sampling: Callable[[Conversation], SamplingParams],
         tools: Callable[[Conversation], Sequence[ServerTool]],
-        pictures: Callable[[Conversation], PictureFiles], parent: QObject,
+        pictures: Callable[[Conversation], ImageFiles], parent: QObject,
     ) -> None:  # fmt: skip
         super().__init__(parent)
         self._client, self._sampling, self._tools = client, sampling, tools

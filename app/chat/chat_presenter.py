@@ -10,9 +10,9 @@ from PySide6.QtCore import QObject, Signal, Slot
 from app.chat.attachments.draft_files import AttachmentPresenter
 from app.chat.context import ContextPresenter, Draft
 from app.chat.conversation import Conversation
-from app.chat.images.album import PictureAlbum
-from app.chat.images.draft import DraftPictures
-from app.chat.message import ChatPicture, Message, with_answer
+from app.chat.images.album import ImageAlbum
+from app.chat.images.draft import DraftImages
+from app.chat.message import ChatImage, Message, with_answer
 from app.chat.session import ChatSession
 from app.chat.tool_use import CallStep
 from app.chat.tree import Removed
@@ -73,8 +73,8 @@ class ChatPresenter(QObject):
         self._wire_answer()
         self._wire_composer()
         self._wire_steps()
-        self.album = PictureAlbum(session, client, self)
-        self.pictures = DraftPictures(session, client, self.album, self)
+        self.album = ImageAlbum(session, client, self)
+        self.pictures = DraftImages(session, client, self.album, self)
         self._view.set_album(self.album)
         self.album.enlarged.connect(self._enlarge)
         self.album.noticed.connect(self.noticed)
@@ -145,10 +145,10 @@ class ChatPresenter(QObject):
         self.noticed.emit(of_chat(notice, self._session.current.id))
 
     @Slot(object, int)
-    def _enlarge(self, pictures: Sequence[ChatPicture], at: int) -> None:
-        from app.chat.views.image_viewer import PictureViewer  # late: seldom wanted
+    def _enlarge(self, pictures: Sequence[ChatImage], at: int) -> None:
+        from app.chat.views.image_viewer import ImageViewer  # late: seldom wanted
 
-        PictureViewer(pictures, at, self.album, self._view).open()
+        ImageViewer(pictures, at, self.album, self._view).open()
 
     def _wire_chats(self) -> None:
         self._session.leaving.connect(self.flush)

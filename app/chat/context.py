@@ -19,7 +19,7 @@ WAIT_MS = 120
 """Milliseconds after a change until it is counted: what changes together is counted once."""
 
 
-_Asked = tuple[tuple[ChatMessage, ...], tuple[Tool, ...]]
+_Prompt = tuple[tuple[ChatMessage, ...], tuple[Tool, ...]]
 """Messages of a prompt, and the tools that it describes."""
 
 
@@ -55,9 +55,9 @@ class ContextCounter(QObject):
         super().__init__(parent)
         self._client, self._session = client, session
         self._draft, self._n_seen = draft.text, draft.n_seen
-        self._messages: _Asked | None = None  # what `n_before` is of
-        self._asked: _Asked | None = None
-        self._asked_draft: str | None = None  # draft that is being counted; None while none is
+        self._messages: _Prompt | None = None  # what `n_before` is of
+        self._request: _Prompt | None = None
+        self._counted_draft: str | None = None  # draft that is being counted; None while none is
         self._counted_draft: str | None = None
         self._is_stale = True  # whether the messages may have changed
         self.usage = ContextUsage()
@@ -68,7 +68,7 @@ class ContextCounter(QObject):
     @property
     def is_current(self) -> bool:
         """Whether the numbers are those of the messages and the draft as they are now."""
-        is_busy = self._is_stale or self._asked_draft is not None
+        is_busy = self._is_stale or self._counted_draft is not None
         return self.usage.is_counted and not is_busy and self._draft() == self._counted_draft
 
     @Slot()
@@ -109,7 +109,7 @@ class ContextCounter(QObject):
         self._counted_draft = None
         self.look()
 
-    def _prompt(self) -> _Asked:
+    def _prompt(self) -> _Prompt:
         """Return what the next prompt of the open chat has, without the answer being written."""
         session, chat = self._session, self._session.current
         turns = chat.prompt(
@@ -120,35 +120,35 @@ class ContextCounter(QObject):
     @Slot()
     def _ask(self) -> None:
         """Ask the engine for what is not known, unless it is counting."""
-        if self._client.model is None or self._asked_draft is not None:
+        if self._client.model is None or self._counted_draft is not None:
             return
-        draft, asked = self._draft(), self._asked
+        draft, request = self._draft(), self._request
         if self._is_stale:
-            asked = self._prompt()
-        is_new = self._is_stale and (asked != self._messages or not self.usage.is_counted)
+            request = self._prompt()
+        is_new = self._is_stale and (request != self._messages or not self.usage.is_counted)
         self._is_stale = False
         if not is_new and draft == self._counted_draft:
             # an answer may have ended meanwhile in the same words as the one that it replaces
             self._show(replace(self.usage, n_answer=self._n_answer))
             return
-        self._asked, self._asked_draft = asked, draft
-        messages, tools = asked if is_new and asked is not None else (None, ())
+        self._request, self._counted_draft = request, draft
+        messages, tools = request if is_new and request is not None else (None, ())
         self._client.count(messages, draft, tools)
 
     @Slot(object)
     def _on_counted(self, counted: TokensCounted | None) -> None:
-        draft, self._asked_draft = self._asked_draft, None
+        draft, self._counted_draft = self._counted_draft, None
         model = self._client.model
         if model is None:
             return
         self._counted_draft, known = draft, self._session.current.context_tokens
         if counted is None:  # the template refuses them, as the answer will say
-            self._messages = self._asked
+            self._messages = self._request
             self._show(ContextUsage(model.n_ctx, known))
         else:
             n_before, n_kept = self.usage.n_before, self.usage.n_kept
             if counted.n_before is not None:
-                self._messages = self._asked
+                self._messages = self._request
                 n_before, n_kept = counted.n_before, counted.n_kept or 0
             n_draft, n_answer = counted.n_draft + self._n_seen(), self._n_answer
             self._show(

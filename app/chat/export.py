@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from markdown_it import MarkdownIt
     from markdown_it.token import Token
 
-    from app.chat.images.files import PictureFolder
+    from app.chat.images.files import ImageFolder
 
 PDF = ".pdf"
 
@@ -101,7 +101,7 @@ def with_suffix(path: Path, kind: str) -> Path:
     return path if own in FORMATS else path.with_name(path.name + (*chosen, ".md")[0])
 
 
-def imported(path: Path, folder: PictureFolder | None = None) -> Conversation:
+def imported(path: Path, folder: ImageFolder | None = None) -> Conversation:
     """Return the chat in a JSON file, as a chat of its own beside one with the same id.
 
     Of a damaged one the whole messages come back.

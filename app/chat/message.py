@@ -30,7 +30,7 @@ MAX_IMAGE_NAME: Final = 60
 
 
 @dataclass(frozen=True, slots=True)
-class ChatPicture:
+class ChatImage:
     """A picture that goes with a message.
 
     Attributes:
@@ -47,7 +47,7 @@ class ChatPicture:
     page: int = 0
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> ChatPicture:
+    def from_json(cls, data: Mapping[str, Any]) -> ChatImage:
         """Return the picture that a chat's file names.
 
         Raises:
@@ -64,7 +64,7 @@ class ChatPicture:
         return cls(name, file, *numbers)
 
     @classmethod
-    def all_of(cls, stored: Iterable[Mapping[str, Any]] | None) -> tuple[ChatPicture, ...]:
+    def all_of(cls, stored: Iterable[Mapping[str, Any]] | None) -> tuple[ChatImage, ...]:
         """Return the pictures that a chat's file names.
 
         What is none is left out: a chat is more than its pictures.
@@ -147,9 +147,9 @@ class AnswerStats:
         first_token_s: time until the first token, in seconds.
         context_tokens: number of context tokens that the conversation filled afterwards; 0 where
             that is unknown, since the answer was cut off.
-        n_drafted: number of tokens that were guessed and checked.
-        n_accepted: number of these guesses that were right.
-        draft_gain: generation rate as a multiple of that without guesses; 1 where unknown.
+        n_drafted: number of draft tokens that were checked.
+        n_accepted: number of draft tokens that were accepted.
+        draft_gain: generation rate as a multiple of that without drafts; 1 where unknown.
         extra: what else a file said of the figures; it is written again as it was.
     """
 
@@ -209,7 +209,7 @@ class Message:
     edited: bool = False
     thought_tokens: int | None = None
     calls: tuple[ToolUse, ...] = ()
-    pictures: tuple[ChatPicture, ...] = ()
+    pictures: tuple[ChatImage, ...] = ()
     extra: dict[str, Any] = field(default_factory=dict)
 
     def copy(self) -> Message:
@@ -246,7 +246,7 @@ class Message:
             edited=data.get("edited") is True,
             thought_tokens=valid_number(tokens) if tokens is not None else None,
             calls=tuple(map(ToolUse.from_json, data.get("calls") or ())),
-            pictures=ChatPicture.all_of(data.get("pictures")),
+            pictures=ChatImage.all_of(data.get("pictures")),
             extra=unknown(data, cls),
         )
 

@@ -15,10 +15,10 @@ from PySide6.QtCore import QObject, Signal, Slot
 
 from app.chat.answering import AnswerWriter, CutAnswer, WrittenAnswer
 from app.chat.call_flow import CallFlow
-from app.chat.conversation import Conversation, PictureFiles
+from app.chat.conversation import Conversation, ImageFiles
 from app.chat.images.files import sees
 from app.chat.library import ChatLibrary
-from app.chat.message import Attachment, ChatPicture, Message
+from app.chat.message import Attachment, ChatImage, Message
 from app.core.engine_client import EngineClient, EngineState
 from app.core.notice import Notice
 from app.core.translation import tr, tr_n
@@ -208,7 +208,7 @@ class ChatSession(QObject):
 
     def send(
         self, text: str, files: tuple[Attachment, ...] = (),
-        pictures: tuple[ChatPicture, ...] = (), chat: Conversation | None = None,
+        pictures: tuple[ChatImage, ...] = (), chat: Conversation | None = None,
     ) -> bool:  # fmt: skip
         """Send a message; return False, and say why, if that is not possible now.
 
@@ -341,7 +341,7 @@ class ChatSession(QObject):
             self._save_soon(self.current)
 
     def set_draft_pictures(
-        self, pictures: tuple[ChatPicture, ...], chat: Conversation | None = None
+        self, pictures: tuple[ChatImage, ...], chat: Conversation | None = None
     ) -> None:
         """Note the pictures that shall go with the next message of the open chat, or another."""
         chat = chat or self.current
@@ -364,11 +364,11 @@ class ChatSession(QObject):
         self.tools_changed.emit()
         self._save_soon(self.current)
 
-    def picture_files(self, chat: Conversation) -> PictureFiles:
+    def picture_files(self, chat: Conversation) -> ImageFiles:
         """Return where the pictures of a chat are; none for a model that cannot see."""
         folder, can_see = self.library.pictures, sees(self._client.model)
 
-        def file_of(picture: ChatPicture) -> PictureFile | None:
+        def file_of(picture: ChatImage) -> PictureFile | None:
             path = folder.path(chat, picture)
             return PictureFile(str(path)) if can_see and path.is_file() else None
 

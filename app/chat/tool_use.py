@@ -170,7 +170,8 @@ def call_turns(text: str, thought: str, calls: Sequence[ToolUse]) -> list[ChatMe
     """
     asked = tuple(ToolCall(call.name, _arguments(call), call.id) for call in calls)
     results = [
-        ChatMessage("tool", _told(call), tool_call_id=call.id, name=call.name) for call in calls
+        ChatMessage("tool", _result_text(call), tool_call_id=call.id, name=call.name)
+        for call in calls
     ]
     return [ChatMessage("assistant", text.strip(), thought, asked), *results]
 
@@ -181,6 +182,6 @@ def _arguments(call: ToolUse) -> str:
     return call.arguments if is_object else "{}"
 
 
-def _told(call: ToolUse) -> str:
+def _result_text(call: ToolUse) -> str:
     has_own = call.state in ("done", "failed") and call.result.strip()
     return call.result if has_own else WITHOUT_RESULT[call.state]

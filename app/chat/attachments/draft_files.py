@@ -20,7 +20,7 @@ from app.chat.attachments.files import (
     parts_of,
 )
 from app.chat.conversation import Conversation
-from app.chat.images.draft import DraftPictures
+from app.chat.images.draft import DraftImages
 from app.chat.images.files import SUFFIXES, sees
 from app.chat.message import Attachment, framed
 from app.chat.session import ChatSession
@@ -56,7 +56,7 @@ class AttachmentPresenter(QObject):
 
     def __init__(
         self, session: ChatSession, client: EngineClient, composer: Composer,
-        pictures: DraftPictures, parent: QObject,
+        pictures: DraftImages, parent: QObject,
     ) -> None:  # fmt: skip
         super().__init__(parent)
         self._session, self._client, self._composer = session, client, composer

@@ -42,7 +42,7 @@ from app.chat.markdown import (
     TextSpan,
     parse,
 )
-from app.chat.message import ChatPicture
+from app.chat.message import ChatImage
 from app.core.translation import tr
 from app.widgets.theme import FONT_FAMILY
 from engine import EngineError, one_line, printable
@@ -131,7 +131,7 @@ BOX: Final = QSizeF(420.0, 320.0)
 """Largest size on paper, in units of a document, of which an inch has 96."""
 
 
-class PaperPictures:
+class PaperImages:
     """Puts pictures into one document; used on one thread.
 
     Args:
@@ -142,7 +142,7 @@ class PaperPictures:
         self._document, self._path_of = document, path_of
         self._child = PictureChild()
 
-    def insert(self, cursor: QTextCursor, picture: ChatPicture) -> bool:
+    def insert(self, cursor: QTextCursor, picture: ChatImage) -> bool:
         """Insert a picture; return whether there is one."""
         path = self._path_of(picture)
         try:
@@ -200,7 +200,7 @@ class PaperWriter:
 
     def __init__(
         self, document: QTextDocument, scale: float, formulas: PaperFormulas,
-        pictures: PaperPictures,
+        pictures: PaperImages,
     ) -> None:  # fmt: skip
         self._cursor = QTextCursor(document)
         self._formulas, self._pictures = formulas, pictures

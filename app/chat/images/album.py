@@ -17,7 +17,7 @@ from PySide6.QtWidgets import QApplication
 
 import engine  # for names that are resolved when they are used
 from app.chat.images.files import sees
-from app.chat.message import ChatPicture
+from app.chat.message import ChatImage
 from app.chat.session import ChatSession
 from app.core.engine_client import EngineClient
 from app.core.notice import Notice
@@ -26,14 +26,14 @@ from engine import EngineError, atomic_write
 
 if TYPE_CHECKING:
     from app.chat.conversation import Conversation
-    from app.chat.images.child import PictureDesk
-    from app.chat.images.files import PictureFolder
+    from app.chat.images.child import ImageReader
+    from app.chat.images.files import ImageFolder
 
 MAX_SIDE: Final = 4096
 """Longest side of a picture that is shown large or copied, in pixels; saved is all of it."""
 
 
-class PictureAlbum(QObject):
+class ImageAlbum(QObject):
     """The pictures of the open chat, as the loaded model sees them."""
 
     noticed = Signal(object)  # Notice
@@ -43,17 +43,17 @@ class PictureAlbum(QObject):
     def __init__(self, session: ChatSession, client: EngineClient, parent: QObject) -> None:
         super().__init__(parent)
         self._session, self._client = session, client
-        self._desk: PictureDesk | None = None
+        self._desk: ImageReader | None = None
         for change in (client.loaded, client.unloaded, client.lost):
             change.connect(self.changed)
 
     @property
-    def desk(self) -> PictureDesk:
+    def desk(self) -> ImageReader:
         """The reader of pictures, made when the first one is there."""
         if self._desk is None:
-            from app.chat.images.child import PictureDesk  # late: many chats have no picture
+            from app.chat.images.child import ImageReader  # late: many chats have no picture
 
-            self._desk = PictureDesk(self._session.library.pictures, self)
+            self._desk = ImageReader(self._session.library.pictures, self)
         return self._desk
 
     def close(self) -> None:
@@ -66,17 +66,17 @@ class PictureAlbum(QObject):
         """Whether the loaded model may see pictures."""
         return sees(self._client.model)
 
-    def path(self, picture: ChatPicture) -> Path:
+    def path(self, picture: ChatImage) -> Path:
         """Return where a picture of the open chat is."""
         return self._session.library.pictures.path(self._session.current, picture)
 
     def show(
-        self, picture: ChatPicture, side: int, then: Callable[[QImage | EngineError], None]
+        self, picture: ChatImage, side: int, then: Callable[[QImage | EngineError], None]
     ) -> None:
         """Call `then` with a picture of the open chat whose sides have at most `side` pixels."""
         self.desk.show(self.path(picture), side, picture.title, then)
 
-    def copy(self, picture: ChatPicture) -> None:
+    def copy(self, picture: ChatImage) -> None:
         """Put a picture on the clipboard."""
 
         def take(found: QImage | EngineError) -> None:
@@ -87,7 +87,7 @@ class PictureAlbum(QObject):
 
         self.show(picture, MAX_SIDE, take)
 
-    def n_tokens(self, picture: ChatPicture) -> int | None:
+    def n_tokens(self, picture: ChatImage) -> int | None:
         """Return the tokens of a picture for the loaded model; None where that is unknown."""
         model = self._client.model
         if model is None or model.sight is None:
@@ -97,7 +97,7 @@ class PictureAlbum(QObject):
         except engine.TooNarrow:
             return None
 
-    def caption(self, picture: ChatPicture) -> str:
+    def caption(self, picture: ChatImage) -> str:
         """Return what stands below a picture: "1024 x 768, 391 tokens"."""
         if (n := self.n_tokens(picture)) is not None:
             return f"{picture.size}, {tr_n('{n} token', '{n} tokens', n)}"
@@ -105,11 +105,11 @@ class PictureAlbum(QObject):
             return tr("{size}, not seen by this model").format(size=picture.size)
         return picture.size
 
-    def enlarge(self, pictures: Sequence[ChatPicture], at: int) -> None:
+    def enlarge(self, pictures: Sequence[ChatImage], at: int) -> None:
         """Ask for pictures to be shown large, one at a time, beginning with one of them."""
         self.enlarged.emit(pictures, at)
 
-    def save_as(self, picture: ChatPicture, target: Path) -> None:
+    def save_as(self, picture: ChatImage, target: Path) -> None:
         """Write a picture's file to another place; a notice tells why that failed."""
         self.desk.run(partial(_copy, self.path(picture), target), self._tell)
 
@@ -123,7 +123,7 @@ def _copy(source: Path, target: Path) -> None:
         file.write(source.read_bytes())
 
 
-PathOf = Callable[[ChatPicture], Path]
+PathOf = Callable[[ChatImage], Path]
 """Function that returns where a picture is, whether or not there is such a file."""
 
 NAME: Final = "picture_files"
@@ -135,7 +135,7 @@ TYPES: Final = {
 }  # fmt: skip
 
 
-def nowhere(_: ChatPicture) -> Path:
+def nowhere(_: ChatImage) -> Path:
     """Return a path where no picture is."""
     return Path()
 
@@ -154,7 +154,7 @@ def picture_files(chat: Conversation, path_of: PathOf) -> dict[str, str]:
     }
 
 
-def take_files(chat: Conversation, files: object, folder: PictureFolder) -> None:
+def take_files(chat: Conversation, files: object, folder: ImageFolder) -> None:
     """Keep the pictures of an imported chat.
 
     Args:
@@ -175,7 +175,7 @@ def take_files(chat: Conversation, files: object, folder: PictureFolder) -> None
             folder.remove(chat.id, made)
 
 
-def in_html(picture: ChatPicture, path_of: PathOf) -> str:
+def in_html(picture: ChatImage, path_of: PathOf) -> str:
     """Return a picture as HTML that has all of it.
 
     Raises:
@@ -188,7 +188,7 @@ def in_html(picture: ChatPicture, path_of: PathOf) -> str:
     return f'<p><img alt="{title}" src="data:{TYPES[path.suffix]};base64,{data}"></p>'
 
 
-def in_markdown(picture: ChatPicture, beside: str) -> str:
+def in_markdown(picture: ChatImage, beside: str) -> str:
     """Return a picture as Markdown.
 
     Args:

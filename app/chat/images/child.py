@@ -15,13 +15,13 @@ from PySide6.QtGui import QImage
 
 import engine  # for names that only pictures need, which are resolved when they are used
 from app.chat.images.program import MAX_MEMORY, MAX_SECONDS
-from app.chat.message import MAX_IMAGE_NAME, ChatPicture
+from app.chat.message import MAX_IMAGE_NAME, ChatImage
 from app.core.background import KeptChild, KeyedJobs
 from app.core.translation import tr
 from engine import EngineError, one_line, picture_bytes, program_command
 
 if TYPE_CHECKING:
-    from app.chat.images.files import PictureFolder
+    from app.chat.images.files import ImageFolder
 
 log = logging.getLogger(__name__)
 
@@ -116,14 +116,14 @@ Then = Callable[[T | EngineError], None]
 """Function that gets what was wanted, or why it cannot be had."""
 
 
-class PictureDesk(QObject):
+class ImageReader(QObject):
     """Reader of pictures.
 
     Args:
         folder: where the pictures of chats are.
     """
 
-    def __init__(self, folder: PictureFolder, parent: QObject) -> None:
+    def __init__(self, folder: ImageFolder, parent: QObject) -> None:
         super().__init__(parent)
         self._folder = folder
         self._jobs = KeyedJobs("tandem-pictures", self)
@@ -132,13 +132,13 @@ class PictureDesk(QObject):
         self._kept: OrderedDict[tuple[str, int], QImage] = OrderedDict()
 
     def add(
-        self, chat_id: str, source: Path | bytes | QImage, name: str, then: Then[ChatPicture]
+        self, chat_id: str, source: Path | bytes | QImage, name: str, then: Then[ChatImage]
     ) -> None:
         """Keep a picture for a chat: a file, its bytes, or an image of the clipboard."""
         self.run(lambda: self._add(chat_id, source, name), then)
 
     def add_page(
-        self, chat_id: str, path: Path, number: int, then: Then[tuple[ChatPicture, int]]
+        self, chat_id: str, path: Path, number: int, then: Then[tuple[ChatImage, int]]
     ) -> None:
         """Keep a page of a document as a picture; `then` gets the number of all pages, too."""
         self.run(lambda: self._add_page(chat_id, path, number), then)
@@ -191,18 +191,18 @@ class PictureDesk(QObject):
 
     # on the thread
 
-    def _add(self, chat_id: str, source: Path | bytes | QImage, name: str) -> ChatPicture:
+    def _add(self, chat_id: str, source: Path | bytes | QImage, name: str) -> ChatImage:
         if isinstance(source, Path):
             self._child.size(source, name)  # what is of no use is not copied first
             source = picture_bytes(source)
         data = _png(source) if isinstance(source, QImage) else source
         return self._put(chat_id, data, name)
 
-    def _add_page(self, chat_id: str, path: Path, number: int) -> tuple[ChatPicture, int]:
+    def _add_page(self, chat_id: str, path: Path, number: int) -> tuple[ChatImage, int]:
         data, n_pages = self._child.page(path, number)
         return self._put(chat_id, data, path.name, number), n_pages
 
-    def _put(self, chat_id: str, data: bytes, name: str, page: int = 0) -> ChatPicture:
+    def _put(self, chat_id: str, data: bytes, name: str, page: int = 0) -> ChatImage:
         """Keep a picture's file, and return what a message keeps of it."""
         try:
             file, had = self._folder.put(chat_id, data)
@@ -214,7 +214,7 @@ class PictureDesk(QObject):
             if not had:  # else a message may name it
                 self._folder.remove(chat_id, file)
             raise
-        return ChatPicture(name, file, width, height, page)
+        return ChatImage(name, file, width, height, page)
 
 
 def _png(image: QImage) -> bytes:

@@ -15,9 +15,9 @@ from PySide6.QtWidgets import QApplication, QInputDialog, QWidget
 
 import engine  # for names that are resolved when they are used
 from app.chat.conversation import Conversation
-from app.chat.images.album import PictureAlbum
+from app.chat.images.album import ImageAlbum
 from app.chat.images.files import sees
-from app.chat.message import MAX_IMAGE_NAME, ChatPicture
+from app.chat.message import MAX_IMAGE_NAME, ChatImage
 from app.chat.session import ChatSession
 from app.core.engine_client import EngineClient
 from app.core.notice import Notice
@@ -45,14 +45,14 @@ class _Waiting:
     more: str
 
 
-class DraftPictures(QObject):
+class DraftImages(QObject):
     """The pictures of the drafts, each chat's own; the chats keep those that are read."""
 
     noticed = Signal(object)  # Notice
     changed = Signal()
 
     def __init__(
-        self, session: ChatSession, client: EngineClient, album: PictureAlbum, parent: QObject
+        self, session: ChatSession, client: EngineClient, album: ImageAlbum, parent: QObject
     ) -> None:
         super().__init__(parent)
         self._session, self._client, self._album = session, client, album
@@ -62,7 +62,7 @@ class DraftPictures(QObject):
         session.deleted.connect(self._forget)
 
     @property
-    def pictures(self) -> tuple[ChatPicture, ...]:
+    def pictures(self) -> tuple[ChatImage, ...]:
         """The pictures of the open chat's draft that are read."""
         return self._session.current.draft_pictures
 
@@ -91,7 +91,7 @@ class DraftPictures(QObject):
         if self._room(1):
             self._add_page(self._session.current, path, 1)
 
-    def ready(self) -> tuple[ChatPicture, ...] | None:
+    def ready(self) -> tuple[ChatImage, ...] | None:
         """Return the pictures to send now; None, and say why, if that is not possible."""
         if waiting := self._waiting_here():
             name = one_line(waiting[0].name, MAX_IMAGE_NAME)
@@ -112,12 +112,12 @@ class DraftPictures(QObject):
         """Return new chips of the open chat's draft."""
         if not self.pictures and not self._waiting_here():
             return []
-        from app.chat.views.chips import PictureChip, WaitingChip  # late: seldom wanted
+        from app.chat.views.chips import ImageChip, WaitingChip  # late: seldom wanted
 
         model, made = self._client.model, list[QWidget]()
         is_refused = model is not None and not sees(self._client.model)
         for group in _groups(self.pictures):
-            chip = PictureChip(group, self._album, is_refused=is_refused)
+            chip = ImageChip(group, self._album, is_refused=is_refused)
             chip.removed.connect(self._remove)
             chip.pages_wanted.connect(self._choose_pages)
             made.append(chip)
@@ -166,7 +166,7 @@ class DraftPictures(QObject):
         self._waiting[key] = _Waiting(key, chat, name, more)
         return key
 
-    def _take(self, key: str, found: ChatPicture | EngineError) -> None:
+    def _take(self, key: str, found: ChatImage | EngineError) -> None:
         if (waiting := self._waiting.pop(key, None)) is None:
             return  # it was taken away meanwhile
         if isinstance(found, EngineError):
@@ -175,9 +175,7 @@ class DraftPictures(QObject):
             self._keep(waiting.chat, found)
         self.changed.emit()
 
-    def _take_page(
-        self, key: str, path: Path, found: tuple[ChatPicture, int] | EngineError
-    ) -> None:
+    def _take_page(self, key: str, path: Path, found: tuple[ChatImage, int] | EngineError) -> None:
         if (waiting := self._waiting.pop(key, None)) is None:
             return
         if isinstance(found, EngineError):
@@ -198,7 +196,7 @@ class DraftPictures(QObject):
             self.noticed.emit(Notice(text, hint))
             self.changed.emit()
 
-    def _keep(self, chat: Conversation, picture: ChatPicture) -> None:
+    def _keep(self, chat: Conversation, picture: ChatImage) -> None:
         if picture not in chat.draft_pictures:
             self._session.set_draft_pictures((*chat.draft_pictures, picture), chat)
         model = self._client.model
@@ -219,13 +217,13 @@ class DraftPictures(QObject):
         self.noticed.emit(Notice(text, hint, "warning", take_away, remove, chat=chat))
 
     @Slot(object)
-    def _remove(self, pictures: Sequence[ChatPicture]) -> None:
+    def _remove(self, pictures: Sequence[ChatImage]) -> None:
         kept = tuple(picture for picture in self.pictures if picture not in pictures)
         self._session.set_draft_pictures(kept)
         self.changed.emit()
 
     @Slot(object)
-    def _choose_pages(self, pictures: Sequence[ChatPicture]) -> None:
+    def _choose_pages(self, pictures: Sequence[ChatImage]) -> None:
         """Ask which pages of a document go with the message."""
         first, last = pictures[0].page, pictures[-1].page
         title = tr("Choose pages of {name}").format(name=one_line(pictures[0].name, MAX_IMAGE_NAME))
@@ -235,7 +233,7 @@ class DraftPictures(QObject):
         if is_wanted:
             self.keep_pages(pictures, pages_in(text))
 
-    def keep_pages(self, pictures: Sequence[ChatPicture], pages: Container[int]) -> None:
+    def keep_pages(self, pictures: Sequence[ChatImage], pages: Container[int]) -> None:
         """Take away the pictures of a document's other pages, unless none would be left."""
         others = [picture for picture in pictures if picture.page not in pages]
         if len(others) < len(pictures):
@@ -263,10 +261,10 @@ def pages_in(text: str) -> set[int]:
     return found
 
 
-def _groups(pictures: Sequence[ChatPicture]) -> list[tuple[ChatPicture, ...]]:
+def _groups(pictures: Sequence[ChatImage]) -> list[tuple[ChatImage, ...]]:
     """Return pictures one by one, but the pages of a document together."""
 
-    def key(one: tuple[int, ChatPicture]) -> tuple[str, int]:
+    def key(one: tuple[int, ChatImage]) -> tuple[str, int]:
         number, picture = one
         return picture.name, 0 if picture.page else number + 1
 

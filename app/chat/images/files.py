@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from app.chat.message import ChatPicture
+from app.chat.message import ChatImage
 from app.remote.client.address import is_remote
 from engine import ModelLoaded, atomic_write, has_ended, process_mark
 
@@ -52,7 +52,7 @@ UNUSED_S: Final = 3600.0
 """Seconds after which a file that no message names goes: another window may just have made it."""
 
 
-class PictureFolder:
+class ImageFolder:
     """The pictures of all chats.
 
     Args:
@@ -62,7 +62,7 @@ class PictureFolder:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def path(self, chat: Conversation, picture: ChatPicture) -> Path:
+    def path(self, chat: Conversation, picture: ChatImage) -> Path:
         """Return the path of a picture of a chat, whether or not there is such a file."""
         found = (place / picture.file for place in self._places(chat))
         return next((path for path in found if path.is_file()), self._of(chat.id) / picture.file)

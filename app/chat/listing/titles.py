@@ -12,7 +12,7 @@ from typing import Final
 
 from PySide6.QtCore import QObject, QTimer, Signal, Slot
 
-from app.chat.conversation import TITLE_LENGTH, Conversation, PictureFiles, title_from
+from app.chat.conversation import TITLE_LENGTH, Conversation, ImageFiles, title_from
 from app.chat.message import split_thought
 from app.core.engine_client import AsideAnswer, EngineClient
 from app.tools.states import ServerTool
@@ -61,14 +61,14 @@ class ChatTitler(QObject):
         client: EngineClient,
         is_wanted: Callable[[], bool],
         offered: Callable[[Conversation], Sequence[ServerTool]],
-        pictures: Callable[[Conversation], PictureFiles],
+        pictures: Callable[[Conversation], ImageFiles],
         parent: QObject,
     ) -> None:
         super().__init__(parent)
         self._client, self._is_wanted, self._offered = client, is_wanted, offered
         self._pictures = pictures
         self._waiting: list[Conversation] = []
-        self._asked: set[str] = set()
+        self._titled: set[str] = set()
         self._is_closed = False
         self._pause = QTimer(self, singleShot=True, interval=IDLE_MS)
         self._pause.timeout.connect(self._ask)
@@ -76,7 +76,7 @@ class ChatTitler(QObject):
     @Slot(object)
     def note_answer(self, chat: Conversation) -> None:
         """Note that a chat has another answer."""
-        is_new = chat.id not in self._asked and not any(one is chat for one in self._waiting)
+        is_new = chat.id not in self._titled and not any(one is chat for one in self._waiting)
         if is_new and self._is_wanted() and needs_title(chat):
             self._waiting.append(chat)
         if self._waiting:
@@ -113,7 +113,7 @@ class ChatTitler(QObject):
 
     def _ask_for(self, chat: Conversation) -> None:
         assert self._client.model is not None
-        self._asked.add(chat.id)
+        self._titled.add(chat.id)
         title = chat.title
         messages = [*chat.prompt(pictures=self._pictures(chat)), ChatMessage("user", REQUEST)]
         has_thought = any(split_thought(m.content).thought is not None for m in chat.messages)
@@ -132,7 +132,7 @@ class ChatTitler(QObject):
 
     def _take(self, chat: Conversation, before: str, answer: AsideAnswer) -> None:
         if answer.is_ending or answer.reason == "cancelled":
-            self._asked.discard(chat.id)  # the person went on: it is tried again afterwards
+            self._titled.discard(chat.id)  # the person went on: it is tried again afterwards
             self._waiting.append(chat)
         title = cleaned_title(answer.text) if answer.reason == "stop" else ""
         if title and chat.title == before and needs_title(chat):

@@ -30,7 +30,7 @@ from app.widgets.controls import keep_margin
 from app.widgets.shortcuts import make_local_shortcut
 
 if TYPE_CHECKING:
-    from app.chat.images.album import PictureAlbum
+    from app.chat.images.album import ImageAlbum
     from app.chat.views.answer_view import AnswerView
     from app.chat.views.message_view import MessageView
 
@@ -117,7 +117,7 @@ class ChatView(QScrollArea):
 
     # what is shown
 
-    def set_album(self, album: PictureAlbum) -> None:
+    def set_album(self, album: ImageAlbum) -> None:
         """Show the pictures of messages by way of an album."""
         self._column.album = album
 

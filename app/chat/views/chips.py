@@ -12,9 +12,9 @@ from PySide6.QtWidgets import QAbstractButton, QFrame, QHBoxLayout, QMenu, QVBox
 from shiboken6 import isValid
 
 from app.chat.attachments.files import DraftFile, FilePart
-from app.chat.images.album import PictureAlbum
-from app.chat.message import Attachment, ChatPicture
-from app.chat.views.image_viewer import PictureCanvas, fitting, paint_picture
+from app.chat.images.album import ImageAlbum
+from app.chat.message import Attachment, ChatImage
+from app.chat.views.image_viewer import ImageCanvas, fitting, paint_image
 from app.core.scale import px
 from app.core.translation import tr, tr_n
 from app.core.units import decimal_size
@@ -131,14 +131,14 @@ CHIP_BOX: Final = QSize(64, 44)
 """Largest size of the picture on a chip."""
 
 
-class PictureChip(FileChip):
+class ImageChip(FileChip):
     """Chip of a picture, or of all pages of a document; the cross takes it away."""
 
     removed = Signal(object)  # the pictures
     pages_wanted = Signal(object)  # the pictures, of which a person wants to choose some
 
     def __init__(
-        self, pictures: Sequence[ChatPicture], album: PictureAlbum, *, is_refused: bool
+        self, pictures: Sequence[ChatImage], album: ImageAlbum, *, is_refused: bool
     ) -> None:
         first = pictures[0]
         name = first.name if first.page else first.title
@@ -148,7 +148,7 @@ class PictureChip(FileChip):
         size = fitting(
             first.width, first.height, QSize(px(CHIP_BOX.width()), px(CHIP_BOX.height()))
         )
-        self.canvas = PictureCanvas(size)
+        self.canvas = ImageCanvas(size)
         self.row.insertWidget(0, self.canvas)
         if len(pictures) > 1:
             choose = button(
@@ -180,7 +180,7 @@ class WaitingChip(FileChip):
         self.row.addWidget(remove)
 
 
-def _details(pictures: Sequence[ChatPicture], album: PictureAlbum) -> str:
+def _details(pictures: Sequence[ChatImage], album: ImageAlbum) -> str:
     """Return what a chip says behind the name: "1024 x 768, 391 tokens", or of several pages."""
     if not pictures[0].page:
         return album.caption(pictures[0])
@@ -204,10 +204,10 @@ FRAME: Final = 3
 """Room for the frame that shows the focus, in pixels."""
 
 
-class PictureTile(QAbstractButton):
+class ImageTile(QAbstractButton):
     """A small picture that can be pressed."""
 
-    def __init__(self, picture: ChatPicture, album: PictureAlbum, parent: QWidget) -> None:
+    def __init__(self, picture: ChatImage, album: ImageAlbum, parent: QWidget) -> None:
         super().__init__(parent)
         self._picture, self._album = picture, album
         self.image: QImage | None = None
@@ -243,7 +243,7 @@ class PictureTile(QAbstractButton):
         painter = QPainter(self)
         frame = px(FRAME)
         area = QRectF(self.rect()).adjusted(frame, frame, -frame, -frame)
-        paint_picture(painter, area, self.image, self._note)
+        paint_image(painter, area, self.image, self._note)
         if self.hasFocus():
             painter.setPen(QPen(QColor(theme().accent), 2))
             painter.drawRoundedRect(QRectF(self.rect()).adjusted(1, 1, -1, -1), px(8), px(8))
@@ -255,10 +255,10 @@ class _Captioned(QWidget):
 
     pressed = Signal()
 
-    def __init__(self, picture: ChatPicture, album: PictureAlbum, parent: QWidget) -> None:
+    def __init__(self, picture: ChatImage, album: ImageAlbum, parent: QWidget) -> None:
         super().__init__(parent)
         self._picture, self._album = picture, album
-        self.tile = PictureTile(picture, album, self)
+        self.tile = ImageTile(picture, album, self)
         self.tile.clicked.connect(self.pressed)
         self.caption = ElidedLabel()
         self.caption.setProperty("role", "muted")
@@ -284,12 +284,10 @@ class _Captioned(QWidget):
         return tr("Page {n}: {caption}").format(n=self._picture.page, caption=caption)
 
 
-class PictureTiles(FlowBox):
+class ImageTiles(FlowBox):
     """The pictures of a message."""
 
-    def __init__(
-        self, pictures: Sequence[ChatPicture], album: PictureAlbum, parent: QWidget
-    ) -> None:
+    def __init__(self, pictures: Sequence[ChatImage], album: ImageAlbum, parent: QWidget) -> None:
         super().__init__(parent)
         self.tiles = [_Captioned(picture, album, self) for picture in pictures]
         for at, tile in enumerate(self.tiles):

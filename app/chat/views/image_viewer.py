@@ -18,8 +18,8 @@ from PySide6.QtWidgets import (
 )
 from shiboken6 import isValid
 
-from app.chat.images.album import MAX_SIDE, PictureAlbum
-from app.chat.message import ChatPicture
+from app.chat.images.album import MAX_SIDE, ImageAlbum
+from app.chat.message import ChatImage
 from app.core.scale import px
 from app.core.translation import tr
 from app.widgets.buttons import IconButton, button
@@ -32,7 +32,7 @@ PART_OF_WINDOW: Final = 0.92
 MIN_SIZE: Final = (320, 280)
 
 
-class PictureViewer(QDialog):
+class ImageViewer(QDialog):
     """Viewer of the pictures of a message; Escape closes it.
 
     Args:
@@ -40,7 +40,7 @@ class PictureViewer(QDialog):
     """
 
     def __init__(
-        self, pictures: Sequence[ChatPicture], at: int, album: PictureAlbum, over: QWidget
+        self, pictures: Sequence[ChatImage], at: int, album: ImageAlbum, over: QWidget
     ) -> None:
         super().__init__(over)
         self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
@@ -92,7 +92,7 @@ class PictureViewer(QDialog):
         close.setFocus()
 
     @property
-    def picture(self) -> ChatPicture:
+    def picture(self) -> ChatImage:
         """The picture that is shown."""
         return self._pictures[self._at]
 
@@ -165,7 +165,7 @@ class PictureViewer(QDialog):
 RADIUS = 6
 
 
-def paint_picture(painter: QPainter, area: QRectF, image: QImage | None, note: str) -> None:
+def paint_image(painter: QPainter, area: QRectF, image: QImage | None, note: str) -> None:
     """Paint a picture with round corners into an area of its proportions.
 
     Args:
@@ -198,7 +198,7 @@ def fitting(width: int, height: int, box: QSize) -> QSize:
     return size.expandedTo(QSize(min(least, box.width()), min(least, box.height())))
 
 
-class PictureCanvas(QWidget):
+class ImageCanvas(QWidget):
     """A small picture.
 
     Args:
@@ -222,5 +222,5 @@ class PictureCanvas(QWidget):
 
     def paintEvent(self, event: QPaintEvent) -> None:
         painter = QPainter(self)
-        paint_picture(painter, QRectF(self.rect()), self.image, self._note)
+        paint_image(painter, QRectF(self.rect()), self.image, self._note)
         painter.end()

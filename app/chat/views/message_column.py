@@ -16,7 +16,7 @@ from app.widgets.layout import scaled
 from app.widgets.row_table import place_among
 
 if TYPE_CHECKING:
-    from app.chat.images.album import PictureAlbum
+    from app.chat.images.album import ImageAlbum
     from app.chat.views.answer_view import AnswerView
     from app.chat.views.message_view import MessageView
 
@@ -63,7 +63,7 @@ class MessageColumn(QWidget):
         self._width = px(COLUMN_WIDTH)
         self.views: list[MessageView] = []
         self.growing: Message | None = None
-        self.album: PictureAlbum | None = None
+        self.album: ImageAlbum | None = None
         self.first = self.end = 0
         self.wanted = 0, 0
         self._unmade: list[MessageView] = []  # they have more steps to come

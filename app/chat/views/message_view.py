@@ -27,8 +27,8 @@ from app.widgets.buttons import HoverButton
 from app.widgets.row_table import place_among
 
 if TYPE_CHECKING:
-    from app.chat.images.album import PictureAlbum
-    from app.chat.views.chips import PictureTiles
+    from app.chat.images.album import ImageAlbum
+    from app.chat.views.chips import ImageTiles
 
 BUTTONS_WIDTH = 110
 """Width of the buttons beside a bubble, in pixels."""
@@ -167,7 +167,7 @@ class UserView(MessageView):
 
     def __init__(
         self, message: Message, parent: QWidget | None = None, *, grows_up: bool = False,
-        album: PictureAlbum | None = None,
+        album: ImageAlbum | None = None,
     ) -> None:  # fmt: skip
         super().__init__(message, parent, grows_up=grows_up)
         self.setAccessibleName(tr("Your message"))
@@ -178,7 +178,7 @@ class UserView(MessageView):
         self._texts.setSpacing(0)
         self._bubble = QFrame(self)
         self._bubble.setProperty("role", "userBubble")
-        self._tiles: PictureTiles | None = None
+        self._tiles: ImageTiles | None = None
         self._album = album
         self._fill_bubble()
         self.make_next()
@@ -209,9 +209,9 @@ class UserView(MessageView):
         inner = QVBoxLayout(self._bubble)
         inner.setContentsMargins(14, 11, 14, 7)
         if message.pictures and self._album is not None:
-            from app.chat.views.chips import PictureTiles  # late: most have none
+            from app.chat.views.chips import ImageTiles  # late: most have none
 
-            self._tiles = PictureTiles(message.pictures, self._album, self._bubble)
+            self._tiles = ImageTiles(message.pictures, self._album, self._bubble)
             inner.addWidget(self._tiles)
         if message.attachments:
             from app.chat.views.chips import message_chips  # late: most have no file

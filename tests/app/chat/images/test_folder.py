@@ -12,8 +12,8 @@ from PySide6.QtWidgets import QApplication
 from app.chat.conversation import Conversation
 from app.chat.export import exported, imported
 from app.chat.images import files as folder_module
-from app.chat.images.child import PictureDesk
-from app.chat.message import ChatPicture, Message
+from app.chat.images.child import ImageReader
+from app.chat.message import ChatImage, Message
 from app.chat.store import ChatConflict, ChatStore
 from engine import PICTURE_PLACE, ChatMessage, EngineError, PictureFile
 from tests.helpers.pictures import as_file, random_picture
@@ -21,9 +21,9 @@ from tests.helpers.pictures import as_file, random_picture
 FIRST, SECOND = (as_file(random_picture(40, 30, seed)) for seed in (1, 2))
 
 
-def kept(store: ChatStore, chat: Conversation, data: bytes = FIRST) -> ChatPicture:
+def kept(store: ChatStore, chat: Conversation, data: bytes = FIRST) -> ChatImage:
     """Return a picture that lies beside a chat."""
-    return ChatPicture("spots.png", store.pictures.put(chat.id, data)[0], 40, 30)
+    return ChatImage("spots.png", store.pictures.put(chat.id, data)[0], 40, 30)
 
 
 def asked(store: ChatStore) -> Conversation:
@@ -113,7 +113,7 @@ def test_a_picture_that_a_message_has_stays_though_it_is_refused_later(
 
     store, parent = ChatStore(tmp_path), QObject()
     chat = asked(store)
-    desk = PictureDesk(store.pictures, parent)
+    desk = ImageReader(store.pictures, parent)
     monkeypatch.setattr(desk._child, "size", fail)
     for data in (FIRST, SECOND):
         with pytest.raises(EngineError):
@@ -204,8 +204,8 @@ def test_false_files_of_an_imported_chat_are_left_out(tmp_path: Path) -> None:
 
 
 def test_pictures_stand_before_the_text_of_their_question() -> None:
-    spots = ChatPicture("spots.png", "0" * 40 + ".png", 40, 30)
-    page = ChatPicture("paper.pdf", "1" * 40 + ".png", 40, 30, page=2)
+    spots = ChatImage("spots.png", "0" * 40 + ".png", 40, 30)
+    page = ChatImage("paper.pdf", "1" * 40 + ".png", 40, 30, page=2)
     chat = Conversation.of(
         [
             Message("user", f"One {PICTURE_PLACE}picture", pictures=(spots,)),
@@ -224,7 +224,7 @@ def test_pictures_stand_before_the_text_of_their_question() -> None:
     "odd", [{"file": "../x.png"}, {"width": 0}, {"width": "40"}, {"name": None}], ids=str
 )
 def test_a_picture_that_is_none_takes_no_chat_with_it(odd: dict[str, object]) -> None:
-    good = ChatPicture("spots.png", "0" * 40 + ".png", 40, 30)
+    good = ChatImage("spots.png", "0" * 40 + ".png", 40, 30)
     chat = Conversation(draft_pictures=(good,))
     chat.add(Message("user", "Look.", pictures=(good, good)))
     stored = json.loads(json.dumps(chat.to_json()))

@@ -10,8 +10,8 @@ from PySide6.QtWidgets import QApplication, QWidget
 from pytestqt.qtbot import QtBot
 
 from app.chat.images.draft import pages_in
-from app.chat.views.chips import PictureChip, PictureTile
-from app.chat.views.image_viewer import PictureViewer
+from app.chat.views.chips import ImageChip, ImageTile
+from app.chat.views.image_viewer import ImageViewer
 from app.main import Shell
 from engine import Generate, PictureFile, PictureSight
 from engine.vision.images.decoding import MOST_FILE_BYTES
@@ -33,11 +33,11 @@ def chips(shell: Shell) -> list[QWidget]:
     return list(shell.chat_presenter.files.chips._widgets)
 
 
-def picture_chips(shell: Shell) -> list[PictureChip]:
-    return [chip for chip in chips(shell) if isinstance(chip, PictureChip)]
+def picture_chips(shell: Shell) -> list[ImageChip]:
+    return [chip for chip in chips(shell) if isinstance(chip, ImageChip)]
 
 
-def wait_for(qtbot: QtBot, shell: Shell, n: int) -> list[PictureChip]:
+def wait_for(qtbot: QtBot, shell: Shell, n: int) -> list[ImageChip]:
     """Wait until so many pictures are read and shown."""
 
     def are_there() -> bool:
@@ -48,8 +48,8 @@ def wait_for(qtbot: QtBot, shell: Shell, n: int) -> list[PictureChip]:
     return picture_chips(shell)
 
 
-def tiles(shell: Shell) -> list[PictureTile]:
-    return shell.window.chat_view.findChildren(PictureTile)
+def tiles(shell: Shell) -> list[ImageTile]:
+    return shell.window.chat_view.findChildren(ImageTile)
 
 
 def sent(shell: Shell) -> list[tuple[str, ...]]:
@@ -256,7 +256,7 @@ def test_a_picture_is_shown_large_by_the_keyboard(
     tile = tiles(shell)[0]
     tile.setFocus()
     qtbot.keyClick(tile, Qt.Key.Key_Space)
-    (viewer,) = shell.window.findChildren(PictureViewer)
+    (viewer,) = shell.window.findChildren(ImageViewer)
     qtbot.waitUntil(lambda: viewer.image is not None)
     viewer.copy()
     qtbot.waitUntil(lambda: not qapp.clipboard().image().isNull())
