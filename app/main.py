@@ -12,16 +12,16 @@ from PySide6.QtCore import QObject, Slot
 from PySide6.QtWidgets import QApplication, QWidget
 
 import engine
+from app.chat import close_formulas
 from app.chat.cache import ChatCache
-from app.chat.formulas import close_formulas
+from app.chat.chat_presenter import ChatPresenter, ChatViews
 from app.chat.library import ChatLibrary
-from app.chat.listing.page import ChatListing, ListPlaces
-from app.chat.presenter import ChatPresenter, ChatViews
-from app.chat.running.presenter import RunningPresenter
-from app.chat.sampling.presenter import SamplingPresenter
+from app.chat.listing.chat_listing import ChatListing, ListPlaces
+from app.chat.running import RunningPresenter
+from app.chat.sampling.sampling_presenter import SamplingPresenter
 from app.chat.session import ChatSession
 from app.chat.store import ChatStore
-from app.chat.thinking import ThinkingSwitch
+from app.chat.switches import ThinkingSwitch
 from app.core import paths
 from app.core.engine_client import EngineClient, EngineState
 from app.core.notice import Notice, of_page
@@ -59,7 +59,7 @@ from app.window.start_up import Recovery, StartUp
 from engine import DeviceInfo, EngineError, LoadParams
 
 if TYPE_CHECKING:
-    from app.chat.tools.switch import ToolSwitch
+    from app.chat.switches import ToolSwitch
     from app.remote.machines.part import MachinesPart
     from app.setup.engine_pack.store import Origin
     from app.tools.page.presenter import ToolPresenter
@@ -405,7 +405,7 @@ class Shell(QObject):
 
     @part(needs=["window", "session", "tools"], is_late=True)
     def tool_switch(self) -> ToolSwitch:
-        from app.chat.tools.switch import ToolSwitch
+        from app.chat.switches import ToolSwitch
 
         return ToolSwitch(self.window.composer, self.session, self.tools, self)
 

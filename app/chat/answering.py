@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from PySide6.QtCore import QObject, Signal, Slot
 
-from app.chat.conversation import Conversation, PictureFiles
+from app.chat.conversation import Conversation, ImageFiles
 from app.chat.message import AnswerStats, Message
 from app.core.engine_client import EngineClient, RunningAnswer, is_cancelled
 from app.core.notice import Notice
@@ -81,7 +81,7 @@ class WrittenAnswer:
 
     def call(self, event: ToolCallBegun | ToolCallText) -> None:
         """Add what the engine has written of a call."""
-        from app.chat.tools import tool_use
+        from app.chat import tool_use
 
         self.message.calls = tool_use.with_event(self.message.calls, event, self.offers)
 
@@ -114,7 +114,7 @@ class AnswerWriter(QObject):
     def __init__(
         self, client: EngineClient, sampling: Callable[[Conversation], SamplingParams],
         tools: Callable[[Conversation], Sequence[ServerTool]],
-        pictures: Callable[[Conversation], PictureFiles], parent: QObject,
+        pictures: Callable[[Conversation], ImageFiles], parent: QObject,
     ) -> None:  # fmt: skip
         super().__init__(parent)
         self._client, self._sampling, self._tools = client, sampling, tools
@@ -271,7 +271,7 @@ class AnswerWriter(QObject):
         message = written.message
         message.stats = stats
         if message.calls:
-            from app.chat.tools import tool_use
+            from app.chat import tool_use
 
             message.calls = tool_use.ended(message.calls, stats.reason, is_whole=is_whole)
         written.chat.updated = time.time()

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-from app.chat.branches.tree import ROOT, MessageTree
 from app.chat.message import (
+    ChatImage,
     Message,
     Thought,
     plain,
@@ -20,8 +20,8 @@ from app.chat.message import (
     valid_number,
     valid_text,
 )
-from app.chat.pictures.picture import ChatPicture
-from app.chat.tools.tool_use import with_stopped
+from app.chat.tool_use import with_stopped
+from app.chat.tree import ROOT, MessageTree
 from app.core.translation import tr
 from engine import IMAGE_PLACEHOLDER, ChatMessage, ImageFile
 
@@ -38,7 +38,7 @@ TITLE_LENGTH = 48
 LAST_SECOND = 253_000_000_000.0  # in the year 9987
 
 
-PictureFiles = Callable[[ChatPicture], ImageFile | None]
+ImageFiles = Callable[[ChatImage], ImageFile | None]
 """Function that returns the file of a picture; None for one that a prompt leaves out."""
 
 EFFORTS: Final = ("low", "medium", "high")
@@ -73,7 +73,7 @@ class Conversation:
     system_prompt: str = ""
     draft: str = ""
     draft_files: tuple[str, ...] = ()
-    draft_pictures: tuple[ChatPicture, ...] = ()
+    draft_pictures: tuple[ChatImage, ...] = ()
     drops_oldest: bool = False
     sampling: dict[str, Any] | None = None
     thinks: bool | None = None
@@ -145,7 +145,7 @@ class Conversation:
         """Whether a message is being written, or files wait to go with it."""
         return bool(self.draft.strip() or self.draft_files or self.draft_pictures)
 
-    def all_pictures(self) -> Iterator[ChatPicture]:
+    def all_pictures(self) -> Iterator[ChatImage]:
         """Yield the pictures of all versions of all messages, and of the draft."""
         yield from self.draft_pictures
         for message in self.tree:
@@ -153,7 +153,7 @@ class Conversation:
 
     def prompt(
         self, *, continue_last: bool = False, without_last: bool = False,
-        pictures: PictureFiles = lambda _: None,
+        pictures: ImageFiles = lambda _: None,
     ) -> tuple[ChatMessage, ...]:  # fmt: skip
         """Return the turns for the model: system prompt first, without thoughts and empty answers.
 
@@ -182,7 +182,7 @@ class Conversation:
                 before = turns.pop()
                 text, seen = f"{before.content}\n\n{text}", (*before.pictures, *seen)
             if calls:
-                from app.chat.tools.tool_use import call_turns  # late: most chats have none
+                from app.chat.tool_use import call_turns  # late: most chats have none
 
                 thought = parts.thought if number > max(asked, default=0) else None
                 turns += call_turns(text, thought or "", calls)
@@ -241,7 +241,7 @@ class Conversation:
             system_prompt=valid_text(head.get("system_prompt", "")),
             draft=valid_text(head.get("draft", "")),
             draft_files=_texts(head.get("draft_files")),
-            draft_pictures=ChatPicture.all_of(head.get("draft_pictures")),
+            draft_pictures=ChatImage.all_of(head.get("draft_pictures")),
             drops_oldest=head.get("drops_oldest") is True,
             sampling=valid_sampling(head.get("sampling")),
             effort=effort if (effort := head.get("effort")) in EFFORTS else "",
@@ -255,7 +255,7 @@ class Conversation:
 
 
 def _with_places(
-    text: str, pictures: Sequence[ChatPicture], file_of: PictureFiles
+    text: str, pictures: Sequence[ChatImage], file_of: ImageFiles
 ) -> tuple[str, tuple[ImageFile | str, ...]]:
     """Return the text of a turn with the places of its pictures before it, and these."""
     if not pictures:

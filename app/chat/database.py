@@ -21,11 +21,11 @@ from functools import cache
 from pathlib import Path
 from typing import Final, TypeVar
 
-from app.chat.branches.tree import MessageTree
 from app.chat.chat_file import decoded, encoded
 from app.chat.conversation import SCHEMA, Conversation, NewerChat
 from app.chat.message import Message
 from app.chat.recovery import readable_chats
+from app.chat.tree import MessageTree
 from app.core.translation import tr
 
 log = logging.getLogger(__name__)

@@ -12,9 +12,7 @@ from typing import TYPE_CHECKING
 
 from app.chat.chat_file import salvaged
 from app.chat.conversation import Conversation, NewerChat
-from app.chat.markdown import formula_rules
-from app.chat.message import Message, split_thought
-from app.chat.pictures.album import (
+from app.chat.images.album import (
     NAME,
     PathOf,
     in_html,
@@ -23,7 +21,9 @@ from app.chat.pictures.album import (
     picture_files,
     take_files,
 )
-from app.chat.tools.tool_use import ToolUse, with_stopped
+from app.chat.markdown import formula_rules
+from app.chat.message import Message, split_thought
+from app.chat.tool_use import ToolUse, with_stopped
 from app.core.engine_sentences import reason_of
 from app.core.paths import is_device_name
 from app.core.translation import tr, tr_later
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from markdown_it import MarkdownIt
     from markdown_it.token import Token
 
-    from app.chat.pictures.folder import PictureFolder
+    from app.chat.images.files import ImageFolder
 
 PDF = ".pdf"
 
@@ -47,7 +47,7 @@ FORMATS = {
 
 UNREADABLE = tr_later("{name} cannot be read: {why}.")
 
-LARGEST_BYTES = 256 << 20
+MAX_BYTES = 256 << 20
 """Size of the largest file that is read."""
 
 SPEAKERS = {"user": tr_later("You"), "assistant": tr_later("Answer")}
@@ -101,7 +101,7 @@ def with_suffix(path: Path, kind: str) -> Path:
     return path if own in FORMATS else path.with_name(path.name + (*chosen, ".md")[0])
 
 
-def imported(path: Path, folder: PictureFolder | None = None) -> Conversation:
+def imported(path: Path, folder: ImageFolder | None = None) -> Conversation:
     """Return the chat in a JSON file, as a chat of its own beside one with the same id.
 
     Of a damaged one the whole messages come back.
@@ -113,9 +113,9 @@ def imported(path: Path, folder: PictureFolder | None = None) -> Conversation:
         NotAChat: it holds none, or cannot be read.
     """
     try:
-        if path.stat().st_size > LARGEST_BYTES:
+        if path.stat().st_size > MAX_BYTES:
             raise NotAChat(tr("{name} is too large to be a chat.").format(name=path.name))
-        data = read_file(path, LARGEST_BYTES)
+        data = read_file(path, MAX_BYTES)
         try:
             values = json.loads(data.decode())
             files = values.pop(NAME, None)

@@ -29,7 +29,7 @@ from app.core.translation import tr, tr_n
 
 if TYPE_CHECKING:
     from app.chat.database import ChatDatabase
-    from app.chat.pictures.folder import PictureFolder
+    from app.chat.images.files import ImageFolder
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +75,7 @@ class ChatLibrary(QObject):
         self._summaries: dict[str, ChatSummary] = {}
         self._deletions: dict[str, Deletion] = {}
         self._gone: set[str] = set()  # ids of deleted chats, which a thread may still be reading
-        self._n_damaged_untold = self._n_awaited = 0
+        self._n_damaged_unreported = self._n_awaited = 0
         self._is_reading = self._is_flushing = False
         self.unread: set[str] = set()
         self.damaged: list[DamagedChat] = []
@@ -92,7 +92,7 @@ class ChatLibrary(QObject):
         return self._store.database
 
     @property
-    def pictures(self) -> PictureFolder:
+    def pictures(self) -> ImageFolder:
         """The pictures of all chats."""
         return self._store.pictures
 
@@ -182,16 +182,16 @@ class ChatLibrary(QObject):
         known = {file.path for file in self.damaged}
         damaged = [file for file in survey.damaged if file.path not in known]
         self.damaged += damaged
-        self._n_damaged_untold += len(damaged)
+        self._n_damaged_unreported += len(damaged)
         self._tell_damaged()
         self.changed.emit()
 
     def _tell_damaged(self) -> None:
         """Say how many files cannot be read, once all were tried."""
-        n = self._n_damaged_untold
+        n = self._n_damaged_unreported
         if self.unread or not n:
             return
-        self._n_damaged_untold = 0
+        self._n_damaged_unreported = 0
         text = tr_n(
             "{n} chat could not be read. Its file will stay unchanged.",
             "{n} chats could not be read. Their files will stay unchanged.",

@@ -1,20 +1,139 @@
-"""A turn of a conversation: its text, the figures of an answer, and the thought in front of one."""
+"""A turn of a conversation: its text and files, the figures of an answer, and its thought."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cache
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final
 
-from app.chat.attachments.attachment import Attachment, framed
-from app.chat.pictures.picture import ChatPicture
-from app.chat.tools.tool_use import ToolUse
-from engine import THINK_CLOSE, THINK_OPEN, Finished
+from app.chat.tool_use import ToolUse
+from app.core.translation import tr
+from engine import THINK_CLOSE, THINK_OPEN, Finished, one_line
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
+
+
+MAX_PROMPT_NAME: Final = 120
+"""Largest number of characters of a file's name in a prompt."""
+
+
+STORED: Final = re.compile(r"[0-9a-f]{40}\.(?:png|jpg|webp|gif|bmp)")
+"""Names of pictures in the folder of a chat: a hash and a suffix, and so no path."""
+
+MAX_IMAGE_NAME: Final = 60
+"""Largest number of characters of a name in a sentence."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChatImage:
+    """A picture that goes with a message.
+
+    Attributes:
+        name: name of the file that it came from, without its folder.
+        file: name of its own file in the chat's folder of pictures.
+        width, height: size in pixels, as it is to be seen.
+        page: page of the document that it shows, from 1; 0 for a picture.
+    """
+
+    name: str
+    file: str
+    width: int
+    height: int
+    page: int = 0
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> ChatImage:
+        """Return the picture that a chat's file names.
+
+        Raises:
+            KeyError, TypeError, ValueError, AttributeError: the data is none.
+        """
+        name, file = data["name"], data["file"]
+        numbers = [data["width"], data["height"], data.get("page", 0)]
+        if not isinstance(name, str) or not isinstance(file, str):
+            raise TypeError("names expected")
+        if not all(type(number) is int and number >= 0 for number in numbers):
+            raise TypeError("numbers expected")
+        if not STORED.fullmatch(file) or 0 in numbers[:2]:
+            raise ValueError("no picture")
+        return cls(name, file, *numbers)
+
+    @classmethod
+    def all_of(cls, stored: Iterable[Mapping[str, Any]] | None) -> tuple[ChatImage, ...]:
+        """Return the pictures that a chat's file names.
+
+        What is none is left out: a chat is more than its pictures.
+
+        Raises:
+            TypeError: there is no list of pictures.
+        """
+        found = []
+        for data in stored or ():
+            with suppress(KeyError, TypeError, ValueError, AttributeError):
+                found.append(cls.from_json(data))
+        return tuple(found)
+
+    @property
+    def title(self) -> str:
+        """The name in one line, and the page."""
+        name = one_line(self.name, MAX_IMAGE_NAME)
+        return tr("{name}, page {n}").format(name=name, n=self.page) if self.page else name
+
+    @property
+    def size(self) -> str:
+        """The size in words."""
+        return f"{self.width} x {self.height}"
+
+
+@dataclass(frozen=True, slots=True)
+class Attachment:
+    """A file, or a part of one, that goes with a message.
+
+    Attributes:
+        name: name of the file, without its folder.
+        text: its text.
+        n_bytes: size of the whole file.
+        n_tokens: number of tokens of the text; 0 if unknown.
+        part, n_parts: number of the part, from 1, and of all parts; both 1 for a whole file.
+    """
+
+    name: str
+    text: str
+    n_bytes: int = 0
+    n_tokens: int = 0
+    part: int = 1
+    n_parts: int = 1
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Attachment:
+        """Return the attachment that a chat's file holds.
+
+        Raises:
+            KeyError, TypeError, AttributeError: the data is none.
+        """
+        name, text = data["name"], data["text"]
+        numbers = [data.get("n_bytes", 0), data.get("n_tokens", 0)]
+        numbers += [data.get("part", 1), data.get("n_parts", 1)]
+        if not isinstance(name, str) or not isinstance(text, str):
+            raise TypeError("a file's name and text expected")
+        if not all(isinstance(number, int) for number in numbers):
+            raise TypeError("numbers expected")
+        return cls(name, text, *numbers)
+
+
+def framed(text: str, attachments: Sequence[Attachment]) -> str:
+    """Return the text of a message with its files in front of it, each between marks."""
+    parts = []
+    for file in attachments:
+        name = one_line(file.name, MAX_PROMPT_NAME).replace('"', "'")
+        part = f' part="{file.part} of {file.n_parts}"' if file.n_parts > 1 else ""
+        parts.append(f'<file name="{name}"{part}>\n{file.text.strip(chr(10))}\n</file>')
+    return "\n\n".join([*parts, text] if text else parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +147,9 @@ class AnswerStats:
         first_token_s: time until the first token, in seconds.
         context_tokens: number of context tokens that the conversation filled afterwards; 0 where
             that is unknown, since the answer was cut off.
-        n_drafted: number of tokens that were guessed and checked.
-        n_accepted: number of these guesses that were right.
-        draft_gain: generation rate as a multiple of that without guesses; 1 where unknown.
+        n_drafted: number of draft tokens that were checked.
+        n_accepted: number of draft tokens that were accepted.
+        draft_gain: generation rate as a multiple of that without drafts; 1 where unknown.
         extra: what else a file said of the figures; it is written again as it was.
     """
 
@@ -90,7 +209,7 @@ class Message:
     edited: bool = False
     thought_tokens: int | None = None
     calls: tuple[ToolUse, ...] = ()
-    pictures: tuple[ChatPicture, ...] = ()
+    pictures: tuple[ChatImage, ...] = ()
     extra: dict[str, Any] = field(default_factory=dict)
 
     def copy(self) -> Message:
@@ -127,7 +246,7 @@ class Message:
             edited=data.get("edited") is True,
             thought_tokens=valid_number(tokens) if tokens is not None else None,
             calls=tuple(map(ToolUse.from_json, data.get("calls") or ())),
-            pictures=ChatPicture.all_of(data.get("pictures")),
+            pictures=ChatImage.all_of(data.get("pictures")),
             extra=unknown(data, cls),
         )
 

@@ -13,10 +13,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
-from app.chat.branches.tree import MessageTree
 from app.chat.chat_file import decoded
 from app.chat.conversation import Conversation, in_a_row, title_from
 from app.chat.message import Message
+from app.chat.tree import MessageTree
 
 PAGE: Final = 4096
 """Size of a page in bytes, as SQLite makes them unless told otherwise."""

@@ -9,28 +9,26 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from PySide6.QtCore import QObject, Signal, Slot
 
 from app.chat.answering import AnswerWriter, CutAnswer, WrittenAnswer
-from app.chat.attachments.attachment import Attachment
-from app.chat.conversation import Conversation
+from app.chat.call_flow import CallFlow
+from app.chat.conversation import Conversation, ImageFiles
+from app.chat.images.files import sees
 from app.chat.library import ChatLibrary
-from app.chat.message import Message
-from app.chat.pictures.picture import ChatPicture
-from app.chat.tools.flow import CallFlow
-from app.chat.wishes import ChatWishes
+from app.chat.message import Attachment, ChatImage, Message
 from app.core.engine_client import EngineClient, EngineState
 from app.core.notice import Notice
 from app.core.translation import tr, tr_n
-from engine import SamplingParams
+from engine import ImageFile, SamplingParams
 
 if TYPE_CHECKING:
-    from app.chat.tools.source import ToolSource
+    from app.tools.page.session import ToolSession
 
 
-class ChatSession(ChatWishes):
+class ChatSession(QObject):
     """All chats, the open one, and the running answers.
 
     Args:
@@ -57,11 +55,13 @@ class ChatSession(ChatWishes):
     begun = Signal(object)  # WrittenAnswer
     deleted = Signal(str)
     noticed = Signal(object)  # Notice
+    prompt_changed = Signal()  # system prompt of the open chat
+    tools_changed = Signal()  # which tools may be called in the open chat
     model_wanted = Signal()  # for the message in the composer
 
     def __init__(
         self, library: ChatLibrary, client: EngineClient,
-        sampling: Callable[[Conversation], SamplingParams], tools: ToolSource, parent: QObject,
+        sampling: Callable[[Conversation], SamplingParams], tools: ToolSession, parent: QObject,
     ) -> None:  # fmt: skip
         super().__init__(parent)
         self._client, self.library = client, library
@@ -208,7 +208,7 @@ class ChatSession(ChatWishes):
 
     def send(
         self, text: str, files: tuple[Attachment, ...] = (),
-        pictures: tuple[ChatPicture, ...] = (), chat: Conversation | None = None,
+        pictures: tuple[ChatImage, ...] = (), chat: Conversation | None = None,
     ) -> bool:  # fmt: skip
         """Send a message; return False, and say why, if that is not possible now.
 
@@ -316,6 +316,63 @@ class ChatSession(ChatWishes):
         chat.updated = time.time()
         self.library.save(chat)
         self.chats_changed.emit()
+
+    # what a person chooses for one chat; it is saved with it
+
+    def set_draft(self, text: str) -> None:
+        self.current.draft = text
+        self._save_soon(self.current)
+
+    def set_system_prompt(self, text: str) -> None:
+        self.current.system_prompt = text
+        self.prompt_changed.emit()
+        self._save_soon(self.current)
+
+    def set_sampling(self, chosen: dict[str, Any] | None, chat: Conversation | None = None) -> None:
+        """Give the open chat, or another one, values of sampling of its own; None takes them."""
+        chat = chat or self.current
+        chat.sampling = chosen
+        self._save_soon(chat)
+
+    def set_draft_files(self, paths: tuple[str, ...]) -> None:
+        """Note the files that shall go with the open chat's next message."""
+        if paths != self.current.draft_files:
+            self.current.draft_files = paths
+            self._save_soon(self.current)
+
+    def set_draft_pictures(
+        self, pictures: tuple[ChatImage, ...], chat: Conversation | None = None
+    ) -> None:
+        """Note the pictures that shall go with the next message of the open chat, or another."""
+        chat = chat or self.current
+        chat.draft_pictures = pictures
+        self._save_soon(chat)
+
+    def set_thinking(self, thinks: bool) -> None:
+        """Set whether models shall think before they answer in the open chat."""
+        self.current.thinks = thinks
+        self._save_soon(self.current)
+
+    def set_effort(self, effort: str) -> None:
+        """Set how much models shall think in the open chat; "" as their templates have it."""
+        self.current.effort = effort
+        self._save_soon(self.current)
+
+    def set_tools(self, *, used: bool, servers_off: tuple[str, ...]) -> None:
+        """Set whether models may call tools in the open chat, and those of which servers not."""
+        self.current.uses_tools, self.current.servers_off = used, servers_off
+        self.tools_changed.emit()
+        self._save_soon(self.current)
+
+    def picture_files(self, chat: Conversation) -> ImageFiles:
+        """Return where the pictures of a chat are; none for a model that cannot see."""
+        folder, can_see = self.library.pictures, sees(self._client.model)
+
+        def file_of(picture: ChatImage) -> ImageFile | None:
+            path = folder.path(chat, picture)
+            return ImageFile(str(path)) if can_see and path.is_file() else None
+
+        return file_of
 
     # inside
 

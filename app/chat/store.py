@@ -18,15 +18,15 @@ from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from app.chat.chat_file import JOURNAL, SUFFIX, OldChat, Stamps, old_files, read_old, stamps_of
 from app.chat.conversation import SAFE_ID, ChatSummary, Conversation, DamagedChat, NewerChat
 from app.chat.database import ChatDatabase, get_chat, put_chat, remove_chat, version_of
-from app.chat.old_files import JOURNAL, SUFFIX, OldChat, Stamps, old_files, read_old, stamps_of
 from app.core.engine_sentences import reason_of
 from app.core.translation import tr
 from engine import sweep_temporaries
 
 if TYPE_CHECKING:
-    from app.chat.pictures.folder import PictureFolder
+    from app.chat.images.files import ImageFolder
 
 log = logging.getLogger(__name__)
 
@@ -93,11 +93,11 @@ class ChatStore:
         self._n_set_aside = 0  # databases whose chats are not in `_known`
 
     @cached_property
-    def pictures(self) -> PictureFolder:
+    def pictures(self) -> ImageFolder:
         """Pictures of the chats, in folders beside the database."""
-        from app.chat.pictures.folder import PictureFolder  # late: the window shows without it
+        from app.chat.images.files import ImageFolder  # late: the window shows without it
 
-        return PictureFolder(self.folder)
+        return ImageFolder(self.folder)
 
     def survey(self) -> Survey:
         """Return what there is; bring in chats of older versions, as far as that takes no time."""

@@ -30,8 +30,8 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from app.chat.running.running_chip import RunningChip
-from app.chat.sampling.views.sampling_panel import SamplingPanel
+from app.chat.running import RunningChip
+from app.chat.sampling.panel import SamplingPanel
 from app.chat.views.chat_list import ChatList
 from app.chat.views.chat_view import MARGIN, ChatView
 from app.chat.views.composer import Composer

@@ -14,7 +14,7 @@ from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
 from shiboken6 import Shiboken
 
-from app.chat.formulas.pictures import formula_pictures
+from app.chat.formulas import formula_pictures
 from app.chat.views.code_view import lexers
 from app.core.process.spare_time import spare_time
 from app.devices.monitor.views.monitor_panel import MonitorPanel

@@ -52,7 +52,7 @@ def write_chats(n_chats: int) -> None:
 
 def make_index() -> float:
     """Read all chats into the index; return the seconds."""
-    from app.chat.search.index import index_some
+    from app.chat.search import index_some
     from app.chat.store import ChatStore
     from app.core import paths
 
@@ -81,10 +81,8 @@ def measure_list(n_chats: int) -> None:
     """Print how long changes of the list and searches take."""
     from PySide6.QtWidgets import QApplication
 
-    from app.chat.listing.folders import Shelf
-    from app.chat.listing.rows import ListContents
-    from app.chat.search.index import Hit, find_hits
-    from app.chat.search.words import parse_words
+    from app.chat.listing.folders import ListContents, Shelf
+    from app.chat.search import Hit, find_hits, parse_words
     from app.chat.store import ChatStore
     from app.chat.views.chat_list import ChatList
     from app.core import paths

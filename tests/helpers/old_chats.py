@@ -10,9 +10,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from app.chat.chat_file import encoded
+from app.chat.chat_file import JOURNAL, TEXTS, encoded
 from app.chat.conversation import Conversation
-from app.chat.old_files import JOURNAL, TEXTS
 from engine import process_mark
 
 

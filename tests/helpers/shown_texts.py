@@ -51,11 +51,11 @@ EVERYWHERE = (
 """Words that are the same in all languages, or nobody sees."""
 
 NAMES = {
-    "app/chat/branches/views/message_steps.py": {"delete branch"},
+    "app/chat/views/message_parts.py": {"delete branch"},
     "app/chat/attachments/documents.py": {"no file", "no text", "too large", "too long"},
-    "app/chat/attachments/presenter.py": {"file "},
+    "app/chat/attachments/draft_files.py": {"file "},
     "app/chat/export.py": {"Markdown (*.md)", "PDF (*.pdf)", "JSON (*.json)"},
-    "app/chat/tools/tool_use.py": {  # what a model is told
+    "app/chat/tool_use.py": {  # what a model is told
         "This call was cut off before it was whole, so it did not run.",
         "The user has not let this call run.",
         "This call has no result yet.",
@@ -89,7 +89,7 @@ NAMES = {
         '-H "Content-Type: application/json"',
         "curl ",
     },
-    "app/chat/views/hit_list.py": {"MMM yyyy"},
+    "app/chat/views/chat_list.py": {"MMM yyyy"},
     "app/widgets/theme.py": {"Fusion"},
     "app/chat/markdown/__init__.py": {"Formula", "Piece", "Portion", "Rule", "Table"},
     "app/chat/views/code_view.py": {"Comment", "Keyword", "Token."},

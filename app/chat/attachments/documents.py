@@ -12,13 +12,13 @@ from typing import Any, Final
 import engine
 from engine import answer_lines, ending_after, read_file
 
-LARGEST_BYTES: Final = 64 << 20
+MAX_BYTES: Final = 64 << 20
 """Size of the largest file that is read."""
 
-MOST_CHARACTERS: Final = 8_000_000
+MAX_CHARACTERS: Final = 8_000_000
 """Largest number of characters of a file's text."""
 
-MOST_PAGES: Final = 5000
+MAX_PAGES: Final = 5000
 """Largest number of pages of a PDF that are read."""
 
 CHUNK: Final = 2000
@@ -64,16 +64,16 @@ def read_text(path: Path) -> str:
         raise NoText(Problem.FOLDER)
     if not path.is_file():
         raise NoText(Problem.NO_FILE)
-    if path.stat().st_size > LARGEST_BYTES:
+    if path.stat().st_size > MAX_BYTES:
         raise NoText(Problem.TOO_LARGE)
     try:
-        data = read_file(path, LARGEST_BYTES)
+        data = read_file(path, MAX_BYTES)
     except ValueError:  # it is another one by now, or larger
         raise NoText(Problem.TOO_LARGE) from None
     text = _pdf_text(data) if data.lstrip()[:5] == b"%PDF-" else _decoded(data)
     if not text.strip():
         raise NoText(Problem.EMPTY)
-    if len(text) > MOST_CHARACTERS:
+    if len(text) > MAX_CHARACTERS:
         raise NoText(Problem.TOO_LONG)
     return text
 
@@ -126,7 +126,7 @@ def _pdf_text(data: bytes) -> str:
         is_locked = "password" in str(error).lower()
         raise NoText(Problem.LOCKED if is_locked else Problem.DAMAGED) from None
     pages, n_characters = list[str](), 0
-    for number in range(min(len(document), MOST_PAGES)):
+    for number in range(min(len(document), MAX_PAGES)):
         try:
             page = document[number]
             text = page.get_textpage().get_text_bounded()
@@ -135,7 +135,7 @@ def _pdf_text(data: bytes) -> str:
         pages.append(text.replace("\r\n", "\n").replace("\x02", "").replace("\ufffe", ""))
         n_characters += len(text)
         page.close()
-        if n_characters > MOST_CHARACTERS:
+        if n_characters > MAX_CHARACTERS:
             break
     if not "".join(pages).strip():
         raise NoText(Problem.SCANNED)

@@ -28,7 +28,9 @@ from PySide6.QtGui import (
 
 from app.chat.conversation import Conversation
 from app.chat.export import said, spoken
-from app.chat.formulas.pictures import MAX_LATEX, FormulaArtist, FormulaLook, FormulaPicture
+from app.chat.formulas import MAX_LATEX, FormulaArtist, FormulaLook, FormulaPicture
+from app.chat.images.album import PathOf
+from app.chat.images.child import PictureChild
 from app.chat.markdown import (
     CodeBlock,
     DisplayFormula,
@@ -40,9 +42,7 @@ from app.chat.markdown import (
     TextSpan,
     parse,
 )
-from app.chat.pictures.album import PathOf
-from app.chat.pictures.child import PictureChild
-from app.chat.pictures.picture import ChatPicture
+from app.chat.message import ChatImage
 from app.core.translation import tr
 from app.widgets.theme import FONT_FAMILY
 from engine import EngineError, one_line, printable
@@ -124,14 +124,14 @@ def _on_dots(picture: FormulaPicture) -> QImage:
     return made
 
 
-MOST_SIDE: Final = 1600
+MAX_SIDE: Final = 1600
 """Longest side of a picture in the file, in pixels."""
 
 BOX: Final = QSizeF(420.0, 320.0)
 """Largest size on paper, in units of a document, of which an inch has 96."""
 
 
-class PaperPictures:
+class PaperImages:
     """Puts pictures into one document; used on one thread.
 
     Args:
@@ -142,11 +142,11 @@ class PaperPictures:
         self._document, self._path_of = document, path_of
         self._child = PictureChild()
 
-    def insert(self, cursor: QTextCursor, picture: ChatPicture) -> bool:
+    def insert(self, cursor: QTextCursor, picture: ChatImage) -> bool:
         """Insert a picture; return whether there is one."""
         path = self._path_of(picture)
         try:
-            image = self._child.image(path, MOST_SIDE, picture.name)
+            image = self._child.image(path, MAX_SIDE, picture.name)
         except EngineError:  # it is gone
             return False
         name = QUrl(f"picture:{picture.file}")
@@ -200,7 +200,7 @@ class PaperWriter:
 
     def __init__(
         self, document: QTextDocument, scale: float, formulas: PaperFormulas,
-        pictures: PaperPictures,
+        pictures: PaperImages,
     ) -> None:  # fmt: skip
         self._cursor = QTextCursor(document)
         self._formulas, self._pictures = formulas, pictures

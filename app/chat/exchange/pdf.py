@@ -36,13 +36,13 @@ from app.chat.exchange.paper import (
     INK,
     TEXT_POINTS,
     PaperFormulas,
-    PaperPictures,
+    PaperImages,
     PaperWriter,
     paper_font,
 )
 from app.chat.export import PDF, exported, file_name
-from app.chat.pictures.album import PathOf, nowhere, write_beside, write_for_others
-from app.chat.pictures.folder import PictureFolder
+from app.chat.images.album import PathOf, nowhere, write_beside, write_for_others
+from app.chat.images.files import ImageFolder
 from app.chat.store import why_unreadable
 from app.core.translation import tr, tr_later
 from engine import one_line
@@ -93,7 +93,7 @@ def _document(chat: Conversation, writer: QPdfWriter, path_of: PathOf) -> QTextD
     foot = FOOT_MM / MM_PER_INCH * DPI
     document.setPageSize(QSizeF(writer.width(), writer.height() - foot))
     formulas = PaperFormulas(document)
-    pictures = PaperPictures(document, path_of)
+    pictures = PaperImages(document, path_of)
     try:
         PaperWriter(document, DPI / USUAL_DPI, formulas, pictures).write(chat)
     finally:
@@ -145,7 +145,7 @@ class Written:
     failure: str = ""
 
 
-def write_chat_as(chat: Conversation, path: Path, pictures: PictureFolder) -> None:
+def write_chat_as(chat: Conversation, path: Path, pictures: ImageFolder) -> None:
     """Write a chat in the form of the file's suffix; an earlier file is replaced as a whole.
 
     Pictures of a Markdown file go into a folder beside it; the others have them inside.
@@ -172,7 +172,7 @@ def write_chat_as(chat: Conversation, path: Path, pictures: PictureFolder) -> No
 def write_all(
     chats: Iterable[Conversation | str],
     read: Callable[[str], Conversation],
-    pictures: PictureFolder,
+    pictures: ImageFolder,
     folder: Path,
     suffix: str,
 ) -> Written:

@@ -12,7 +12,7 @@ from typing import Final
 
 from PySide6.QtCore import QObject, QTimer, Signal, Slot
 
-from app.chat.conversation import TITLE_LENGTH, Conversation, PictureFiles, title_from
+from app.chat.conversation import TITLE_LENGTH, Conversation, ImageFiles, title_from
 from app.chat.message import split_thought
 from app.core.engine_client import AsideAnswer, EngineClient
 from app.tools.states import ServerTool
@@ -21,15 +21,15 @@ from engine import THINK_CLOSE, THINK_OPEN, ChatMessage, SamplingParams
 IDLE_MS: Final = 1500
 """Time after an answer, in milliseconds, in which a person may go on before a title is made."""
 
-MOST_TOKENS: Final = 24
+MAX_TOKENS: Final = 24
 ROOM: Final = 128
 """Free tokens of the context that a title takes, with what asks for it."""
 
-LONGEST_CHAT: Final = 4096
+MAX_CHAT: Final = 4096
 """Largest number of context tokens of a chat that gets a title: a model with recurrent states
 cannot go back in its cache, and computes them again, for the title and for the next answer."""
 
-MOST_MESSAGES: Final = 6
+MAX_MESSAGES: Final = 6
 """Largest number of messages of a chat that gets a title; later ones have lived with theirs."""
 
 MAX_WORDS: Final = 10
@@ -61,14 +61,14 @@ class ChatTitler(QObject):
         client: EngineClient,
         is_wanted: Callable[[], bool],
         offered: Callable[[Conversation], Sequence[ServerTool]],
-        pictures: Callable[[Conversation], PictureFiles],
+        pictures: Callable[[Conversation], ImageFiles],
         parent: QObject,
     ) -> None:
         super().__init__(parent)
         self._client, self._is_wanted, self._offered = client, is_wanted, offered
         self._pictures = pictures
         self._waiting: list[Conversation] = []
-        self._asked: set[str] = set()
+        self._titled: set[str] = set()
         self._is_closed = False
         self._pause = QTimer(self, singleShot=True, interval=IDLE_MS)
         self._pause.timeout.connect(self._ask)
@@ -76,7 +76,7 @@ class ChatTitler(QObject):
     @Slot(object)
     def note_answer(self, chat: Conversation) -> None:
         """Note that a chat has another answer."""
-        is_new = chat.id not in self._asked and not any(one is chat for one in self._waiting)
+        is_new = chat.id not in self._titled and not any(one is chat for one in self._waiting)
         if is_new and self._is_wanted() and needs_title(chat):
             self._waiting.append(chat)
         if self._waiting:
@@ -108,12 +108,12 @@ class ChatTitler(QObject):
         model = self._client.model
         if model is None or not self._is_wanted() or not needs_title(chat):
             return False
-        n_ctx = model.n_ctx or LONGEST_CHAT + ROOM  # of a server that does not tell it
-        return chat.context_tokens <= min(LONGEST_CHAT, n_ctx - ROOM)
+        n_ctx = model.n_ctx or MAX_CHAT + ROOM  # of a server that does not tell it
+        return chat.context_tokens <= min(MAX_CHAT, n_ctx - ROOM)
 
     def _ask_for(self, chat: Conversation) -> None:
         assert self._client.model is not None
-        self._asked.add(chat.id)
+        self._titled.add(chat.id)
         title = chat.title
         messages = [*chat.prompt(pictures=self._pictures(chat)), ChatMessage("user", REQUEST)]
         has_thought = any(split_thought(m.content).thought is not None for m in chat.messages)
@@ -121,7 +121,7 @@ class ChatTitler(QObject):
         cuts_thought = has_thought and not can_be_told  # its template cannot be told
         if cuts_thought:
             messages.append(ChatMessage("assistant", NO_THOUGHT))
-        params = SamplingParams(max_tokens=MOST_TOKENS, temperature=0.0, on_overflow="stop")
+        params = SamplingParams(max_tokens=MAX_TOKENS, temperature=0.0, on_overflow="stop")
         self._client.ask_aside(
             messages,
             params,
@@ -132,7 +132,7 @@ class ChatTitler(QObject):
 
     def _take(self, chat: Conversation, before: str, answer: AsideAnswer) -> None:
         if answer.is_ending or answer.reason == "cancelled":
-            self._asked.discard(chat.id)  # the person went on: it is tried again afterwards
+            self._titled.discard(chat.id)  # the person went on: it is tried again afterwards
             self._waiting.append(chat)
         title = cleaned_title(answer.text) if answer.reason == "stop" else ""
         if title and chat.title == before and needs_title(chat):
@@ -145,7 +145,7 @@ def needs_title(chat: Conversation) -> bool:
     """Return whether a chat has an answer, and still the title that its first words have given."""
     first, *others = [message for message in chat.messages if not message.calls] or (None,)
     is_waiting = any(message.waits_for_calls for message in chat.messages)
-    if first is None or chat.has_own_title or is_waiting or len(others) >= MOST_MESSAGES:
+    if first is None or chat.has_own_title or is_waiting or len(others) >= MAX_MESSAGES:
         return False
     is_answered = any(
         m.role == "assistant" and m.stats is not None and m.stats.reason in ("stop", "length")

@@ -13,19 +13,19 @@ from typing import Final
 from app.chat.markdown.parsing import TopBlock, normal, parse, top_blocks
 from app.chat.markdown.pieces import CodeBlock, Piece, Table
 
-MOST_SCANNED: Final = 10_000
+MAX_SCANNED: Final = 10_000
 """Characters whose blocks are told apart in one step; more where a block is longer."""
 
-MOST_PARSED: Final = 1_500
+MAX_PARSED: Final = 1_500
 """Characters of prose that are parsed in one step; more where a block is longer."""
 
-MOST_PROSE: Final = 12_000
+MAX_PROSE: Final = 12_000
 """Characters of prose in one portion."""
 
-MOST_LINES, MOST_ROWS = 250, 20
+MAX_LINES, MAX_ROWS = 250, 20
 """Lines of code, and rows of a table, in one step."""
 
-MOST_PIECES: Final = 40
+MAX_PIECES: Final = 40
 """Pieces that are shown in one step."""
 
 CODE, TABLE = ("fence", "code_block"), "table_open"
@@ -65,14 +65,14 @@ class Portion:
 
 def batched(pieces: list[Piece]) -> Iterator[list[Piece]]:
     """Return pieces a few at a time; a long list or quotation is parsed at once."""
-    return (pieces[n : n + MOST_PIECES] for n in range(0, max(1, len(pieces)), MOST_PIECES))
+    return (pieces[n : n + MAX_PIECES] for n in range(0, max(1, len(pieces)), MAX_PIECES))
 
 
 def portions(text: str) -> Generator[None, None, list[Portion]]:
     """Return the portions of a text; yield after each step, so that other work comes between."""
     text = normal(text)
     blocks: list[TopBlock] = []
-    at, size = 0, MOST_SCANNED
+    at, size = 0, MAX_SCANNED
     while at < len(text):
         end = text.find("\n", at + size) + 1 or len(text)
         found = top_blocks(text[at:end])
@@ -83,7 +83,7 @@ def portions(text: str) -> Generator[None, None, list[Portion]]:
                 continue
             end = at + found.pop().start  # it may go on
         blocks += [replace(b, start=at + b.start, end=at + b.end) for b in found]
-        at, size = end, MOST_SCANNED
+        at, size = end, MAX_SCANNED
         yield
     return _grouped(text, blocks)
 
@@ -94,7 +94,7 @@ def _grouped(text: str, blocks: list[TopBlock]) -> list[Portion]:
     prose: list[TopBlock] = []
     for block in blocks:
         is_prose = block.kind not in (*CODE, TABLE)
-        if prose and (not is_prose or block.end - prose[0].start > MOST_PROSE):
+        if prose and (not is_prose or block.end - prose[0].start > MAX_PROSE):
             result.append(_prose(text, prose))
             prose = []
         if is_prose:
@@ -111,7 +111,7 @@ def _prose(text: str, blocks: list[TopBlock]) -> Portion:
     sources: list[str] = []
     start = blocks[0].start
     for block, following in zip(blocks, [*blocks[1:], None], strict=True):
-        if following is None or following.end - start > MOST_PARSED:
+        if following is None or following.end - start > MAX_PARSED:
             sources.append(text[start : block.end])
             start = following.start if following else start
     return Portion(tuple(sources), blocks[0].start)
@@ -121,15 +121,15 @@ def _table_sources(source: str) -> tuple[str, ...]:
     """Return the parts of a table, each with its head."""
     lines = source.rstrip("\n").split("\n")
     head, rows = lines[:2], lines[2:]
-    starts = range(0, max(1, len(rows)), MOST_ROWS)
-    return tuple("\n".join([*head, *rows[n : n + MOST_ROWS]]) for n in starts)
+    starts = range(0, max(1, len(rows)), MAX_ROWS)
+    return tuple("\n".join([*head, *rows[n : n + MAX_ROWS]]) for n in starts)
 
 
 def _versions(code: CodeBlock) -> Iterator[CodeBlock]:
     """Return longer and longer beginnings of a block of code, and then all of it."""
     at = -1
     while True:
-        for _ in range(MOST_LINES):
+        for _ in range(MAX_LINES):
             if (at := code.text.find("\n", at + 1)) < 0:
                 yield code
                 return

@@ -23,10 +23,10 @@ CLOSING: Final = {"\\(": "\\)", "\\[": "\\]", "$$": "$$"}
 DISPLAY: Final = ("\\[", "$$")
 """Delimiters of formulas that have a line of their own."""
 
-MOST_LATEX: Final = 4000
+MAX_LATEX: Final = 4000
 """Largest number of characters of a formula."""
 
-MOST_LINES: Final = 200
+MAX_LINES: Final = 200
 """Largest number of lines of a formula."""
 
 PUNCTUATION: Final = " .,;"
@@ -64,7 +64,7 @@ def formula_at(text: str, start: int, end: int) -> tuple[Formula, int] | None:
     """Return the formula that begins at a position, and where it ends; None if none does."""
     opening = text[start : start + 2]
     if opening in CLOSING:
-        close = text.find(CLOSING[opening], start + 2, min(end, start + MOST_LATEX))
+        close = text.find(CLOSING[opening], start + 2, min(end, start + MAX_LATEX))
         after = close + 2
     else:
         opening = "$"
@@ -88,7 +88,7 @@ def _after_dollar(text: str, start: int, end: int) -> int:
     before = text[start - 1] if start else ""
     if before.isalnum() or before == "$" or start + 1 >= end or text[start + 1].isspace():
         return -1
-    end = min(end, start + MOST_LATEX)
+    end = min(end, start + MAX_LATEX)
     close = text.find("$", start + 1, end)
     while close > 0 and text[close - 1] == "\\":
         close = text.find("$", close + 1, end)
@@ -124,7 +124,7 @@ def _inline_rule(state: StateInline, silent: bool) -> bool:
 def _is_unfinished(text: str, start: int, end: int) -> bool:
     """Return whether a formula begins at a position, and its end is missing."""
     opening = text[start : start + 2]
-    if opening not in CLOSING or end - start > MOST_LATEX or text.find("`", start, end) >= 0:
+    if opening not in CLOSING or end - start > MAX_LATEX or text.find("`", start, end) >= 0:
         return False
     if opening == "$$" and (start or text[2:3] in tuple("$0123456789")):
         return False
@@ -172,10 +172,10 @@ def _begins_block(line: str) -> bool:
 def _lines_of_formula(state: StateBlock, first: int, end: int) -> list[str]:
     """Return the lines up to the end of a formula, or to what no formula has in it."""
     lines: list[str] = []
-    n_left = MOST_LATEX
+    n_left = MAX_LATEX
     start = state.bMarks[first] + state.tShift[first]
     closing = CLOSING[state.src[start : start + 2]]
-    for at in range(first, min(end, first + MOST_LINES)):
+    for at in range(first, min(end, first + MAX_LINES)):
         if at > first and (state.isEmpty(at) or state.sCount[at] < state.blkIndent):
             break
         line = state.src[state.bMarks[at] + state.tShift[at] : state.eMarks[at]].rstrip()

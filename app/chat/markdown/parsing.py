@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 TASK = re.compile(r"\[([ xX])\]\s+")
 """Box of a task at the beginning of a list item."""
 
-MOST_OPEN_ROWS = 32
+MAX_OPEN_ROWS = 32
 """Rows of a growing table that are parsed again and again."""
 
 
@@ -116,7 +116,7 @@ class MarkdownStream:
     def _keep_rows(self) -> None:
         """Take the rows of a table out of the tail if they are many; all but the last are final."""
         lines = self._tail.split("\n")
-        if len(lines) < 2 + MOST_OPEN_ROWS or not lines[0].count("|"):
+        if len(lines) < 2 + MAX_OPEN_ROWS or not lines[0].count("|"):
             return
         pieces = parse("\n".join(lines[:-1]))
         if len(pieces) != 1 or not isinstance(table := pieces[0], Table):

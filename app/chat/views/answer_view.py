@@ -1,30 +1,86 @@
-"""The view of an answer: its thought, its text, the calls in it, and its footer."""
+"""The view of an answer: thought, text, calls, figures and buttons."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from PySide6.QtCore import Qt, Signal
+from PySide6.QtCore import Qt, Signal, Slot
 from PySide6.QtGui import QResizeEvent
-from PySide6.QtWidgets import QBoxLayout, QHBoxLayout, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QBoxLayout, QFrame, QHBoxLayout, QPlainTextEdit, QVBoxLayout, QWidget
 
-from app.chat.branches.views.message_steps import MessageStep
-from app.chat.branches.views.version_switch import VersionSwitch
 from app.chat.message import AnswerStats, Message, split_thought
 from app.chat.views.message_body import MessageBody
+from app.chat.views.message_parts import MessageStep, TurnEditor, VersionSwitch
 from app.chat.views.message_view import MessageView
-from app.chat.views.thought_view import ThoughtView
-from app.chat.views.turn_editor import TurnEditor
 from app.core.engine_sentences import translated
 from app.core.translation import tr, tr_later, tr_n
 from app.core.units import decimal, drafts_text
 from app.widgets.buttons import IconButton, button
 from app.widgets.text import ElidedLabel, label
-from engine import error_line
+from engine import error_line, printable
 
 if TYPE_CHECKING:
-    from app.chat.tools.call_view import CallList
+    from app.chat.views.call_view import CallList
+
+
+class ThoughtView(QFrame):
+    """View of the model's thought, folded at first."""
+
+    def __init__(self, parent: QWidget) -> None:
+        super().__init__(parent)
+        self._toggle = button("", "quiet")
+        self._toggle.setCheckable(True)
+        self._toggle.toggled.connect(self._unfold)
+        self._text = QPlainTextEdit(self, readOnly=True)
+        self._text.setAccessibleName(tr("Thought"))
+        self._text.setMaximumHeight(240)
+        self._text.hide()
+        self._thought = ""
+        self._title = ""
+        self.setProperty("role", "thought")
+        layout = QVBoxLayout(self)
+        layout.setContentsMargins(6, 0, 0, 0)
+        layout.setSpacing(4)
+        layout.addWidget(self._toggle, 0, Qt.AlignmentFlag.AlignLeft)
+        layout.addWidget(self._text)
+        self.hide()
+
+    def set_thought(self, thought: str | None, *, is_open: bool) -> None:
+        self.setVisible(thought is not None and (is_open or bool(thought)))
+        if thought is None or thought == self._thought:
+            return
+        self._thought = thought
+        if is_open:
+            self._set_title(tr("Thinking…"))
+        if self._text.isVisible():
+            self._text.setPlainText(printable(thought))
+
+    def close_thought(self, seconds: float | None, n_tokens: int | None = None) -> None:
+        """Show how long the thought has taken, which is complete."""
+        parts = (
+            [tr("Thought for {seconds} s").format(seconds=decimal(f"{seconds:.1f}"))]
+            if seconds
+            else []
+        )
+        if n_tokens:
+            parts.append(tr_n("{n} token", "{n} tokens", n_tokens))
+        self._set_title(" · ".join(parts) or tr("Thought"))
+
+    @Slot(bool)
+    def _unfold(self, unfolded: bool) -> None:
+        if unfolded:
+            self._text.setPlainText(printable(self._thought))
+        self._text.setVisible(unfolded)
+        self._set_title(self._title)
+
+    def _set_title(self, title: str) -> None:
+        arrow = "▾" if self._toggle.isChecked() else "▸"
+        if self._toggle.text() != (text := f"{arrow} {title}"):
+            self._title = title
+            self._toggle.setText(text)
+            self._toggle.setAccessibleName(title)
+
 
 REASONS = {
     "stop": tr_later("end of turn"),
@@ -290,7 +346,7 @@ class AnswerView(MessageView):
     def show_calls(self) -> None:
         """Show the calls of the message as they are now."""
         if self._calls is None and self.message.calls:
-            from app.chat.tools.call_view import CallList  # late: most have no call
+            from app.chat.views.call_view import CallList  # late: most have no call
 
             self._calls = CallList(self)
             self._calls.chosen.connect(self.call_chosen)

@@ -36,7 +36,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from app.chat.listing.rows import ListContents, ListRow, RowKind, rows_of
+from app.chat.listing.folders import ListContents, ListRow, RowKind, rows_of
 from app.core.scale import px
 from app.core.translation import tr, tr_n
 from app.widgets.layout import scaled

@@ -23,18 +23,18 @@ from PySide6.QtWidgets import QApplication, QFrame, QHBoxLayout, QScrollArea, QW
 
 from app.chat.conversation import Conversation
 from app.chat.message import Message
-from app.chat.views.message_column import MOST_SHOWN, N_SHOWN, TOP_PIXELS, MessageColumn
+from app.chat.views.message_column import MAX_SHOWN, N_SHOWN, TOP_PIXELS, MessageColumn
 from app.core.process.spare_time import LaterSteps, spare_time
 from app.core.translation import tr
 from app.widgets.controls import keep_margin
 from app.widgets.shortcuts import make_local_shortcut
 
 if TYPE_CHECKING:
-    from app.chat.pictures.album import PictureAlbum
+    from app.chat.images.album import ImageAlbum
     from app.chat.views.answer_view import AnswerView
     from app.chat.views.message_view import MessageView
 
-N_AT_ONCE, AT_ONCE_S, MOST_AT_ONCE_S = 4, 0.015, 0.04
+N_AT_ONCE, AT_ONCE_S, MAX_AT_ONCE_S = 4, 0.015, 0.04
 """Messages that are there at once: so many, or fewer that fill the view, and those that can be made
 in the first of these times; all of them within the second one, of the thread's processor time."""
 
@@ -117,7 +117,7 @@ class ChatView(QScrollArea):
 
     # what is shown
 
-    def set_album(self, album: PictureAlbum) -> None:
+    def set_album(self, album: ImageAlbum) -> None:
         """Show the pictures of messages by way of an album."""
         self._column.album = album
 
@@ -150,7 +150,7 @@ class ChatView(QScrollArea):
             column.show_places(range(places[0], end))
         column.wanted = column.first, last
         if is_new:
-            column.leave_out(max(0, len(column.views) - MOST_SHOWN))
+            column.leave_out(max(0, len(column.views) - MAX_SHOWN))
         elif new:
             self._make_some(new[0] - column.first)
         self._is_following = is_new or (self._is_following and column.is_at_end)
@@ -256,7 +256,7 @@ class ChatView(QScrollArea):
             while column.make_next():
                 is_full = column.rough_height(column.first + n_above) >= self.viewport().height()
                 is_enough = is_full or column.n_whole - n_above >= N_AT_ONCE
-                if time.thread_time() - begin > (AT_ONCE_S if is_enough else MOST_AT_ONCE_S):
+                if time.thread_time() - begin > (AT_ONCE_S if is_enough else MAX_AT_ONCE_S):
                     break
 
     @Slot()
@@ -291,7 +291,7 @@ class ChatView(QScrollArea):
         """Take messages off the column that are far from what is seen."""
         bar, height, views = self.verticalScrollBar(), self.viewport().height(), self._column.views
         top, bottom = bar.value() - FAR * height, bar.value() + (FAR + 1) * height
-        n_most = max(0, len(views) - MOST_SHOWN)
+        n_most = max(0, len(views) - MAX_SHOWN)
         n_last = sum(1 for _ in takewhile(lambda view: view.y() > bottom, reversed(views)))
         n_last = min(n_last, n_most)
         n_first = sum(1 for _ in takewhile(lambda view: view.geometry().bottom() < top, views))

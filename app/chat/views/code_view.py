@@ -33,7 +33,7 @@ from PySide6.QtWidgets import (
 )
 
 from app.chat.markdown import CodeBlock, Piece
-from app.chat.views.text_block import MONOSPACE
+from app.chat.views.prose_view import MONOSPACE
 from app.core.engine_sentences import reason_of
 from app.core.process.spare_time import spare_time, take_step
 from app.core.scale import px
@@ -189,13 +189,13 @@ COPIED_MS = 1500
 COLOURED_AT_ONCE_S = 0.004
 """Processor time for the colours of a text that grows, before it is shown without the others."""
 
-MOST_TITLE = 40
+MAX_TITLE = 40
 """Largest number of characters of a block's title."""
 
-LEAST_WIDTH, SAVE_WIDTH, WRAP_WIDTH = 100, 260, 330
+MIN_WIDTH, SAVE_WIDTH, WRAP_WIDTH = 100, 260, 330
 """Least width of a block, and those from which it has room for its buttons, in pixels."""
 
-MOST_PROBLEM = 80
+MAX_PROBLEM = 80
 """Largest number of characters of why a block was not saved."""
 
 
@@ -205,7 +205,7 @@ class CodeView(QFrame):
     def __init__(self, code: CodeBlock, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.setProperty("role", "code")
-        self.setMinimumWidth(LEAST_WIDTH)
+        self.setMinimumWidth(MIN_WIDTH)
         self._language = label(_title(code), "muted")
         self._copy = button(tr("Copy"), "quiet", tr("Copy code"))
         self._copy.clicked.connect(self.copy)
@@ -294,7 +294,7 @@ class CodeView(QFrame):
             Path(chosen).write_text(self.code + "\n", encoding="utf-8", errors="replace")
         except OSError as error:
             why = tr("Not saved: {reason}").format(reason=reason_of(error))
-            self._problem.setText(one_line(why, MOST_PROBLEM))
+            self._problem.setText(one_line(why, MAX_PROBLEM))
         else:
             self._problem.setText("")
             self._save.setText(tr("Saved"))
@@ -368,12 +368,12 @@ class CodeView(QFrame):
 
 def _title(code: CodeBlock) -> str:
     """Return the language of a code block, for its title."""
-    return one_line(code.language, MOST_TITLE) or tr("text")
+    return one_line(code.language, MAX_TITLE) or tr("text")
 
 
 def _spoken(code: CodeBlock) -> str:
     """Return what a screen reader calls a code block."""
-    language = one_line(code.language, MOST_TITLE)
+    language = one_line(code.language, MAX_TITLE)
     return tr("Code, {language}").format(language=language) if language else tr("Code, plain text")
 
 

@@ -2,18 +2,163 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import QMimeData, QSize, Qt, QTimer, Signal, Slot
-from PySide6.QtGui import QDragEnterEvent, QDropEvent, QFocusEvent, QImage, QKeyEvent, QResizeEvent
+from dataclasses import dataclass
+
+from PySide6.QtCore import QMimeData, QRectF, QSize, Qt, QTimer, Signal, Slot
+from PySide6.QtGui import (
+    QColor,
+    QDragEnterEvent,
+    QDropEvent,
+    QFocusEvent,
+    QImage,
+    QKeyEvent,
+    QPainter,
+    QPaintEvent,
+    QPen,
+    QResizeEvent,
+)
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QPlainTextEdit, QSizePolicy, QVBoxLayout, QWidget
 
-from app.chat.context.gauge import ContextGauge
 from app.core.scale import px
 from app.core.translation import tr
 from app.widgets.buttons import ElidedButton, button
 from app.widgets.layout import scaled
 from app.widgets.shortcuts import is_pressed, with_keys
 from app.widgets.text import label, set_tip
-from app.widgets.theme import set_role, theme_signals
+from app.widgets.theme import set_role, theme, theme_signals
+
+WARN_SHARE, DANGER_SHARE = 0.8, 0.95
+
+
+@dataclass(frozen=True, slots=True)
+class ContextUsage:
+    """How many tokens the open chat and the draft take of the context.
+
+    Attributes:
+        size: size of the context; 0 while no model is loaded.
+        n_before: tokens of the system prompt, the messages, and what the chat template adds.
+        n_draft: tokens of the message that is being written.
+        n_answer: tokens of the answer that is being written.
+        n_kept: tokens of `n_before` that stay once all older messages are dropped.
+        is_counted: whether the model's tokenizer has counted them; otherwise they are those of
+            the last answer.
+    """
+
+    size: int = 0
+    n_before: int = 0
+    n_draft: int = 0
+    n_answer: int = 0
+    n_kept: int = 0
+    is_counted: bool = False
+
+    @property
+    def used(self) -> int:
+        """Number of all tokens."""
+        return self.n_before + self.n_draft + self.n_answer
+
+    @property
+    def share(self) -> float:
+        """Part of the context that is used; above 1 where it does not fit."""
+        return self.used / self.size if self.size else 0.0
+
+    @property
+    def fits(self) -> bool:
+        """Whether the draft can be sent: the prompt and one token of the answer have room."""
+        return not self.size or not self.n_draft or self.used < self.size
+
+    @property
+    def fits_alone(self) -> bool:
+        """Whether the draft can be sent once all older messages are dropped."""
+        return self.n_kept + self.n_draft < self.size
+
+    def tip(self) -> str:
+        """Return what is counted and what is left, in a few lines."""
+        lines = [
+            tr("{used} of {size} tokens").format(used=_spaced(self.used), size=_spaced(self.size))
+        ]
+        if not self.is_counted:
+            return lines[0]
+        before = tr("{n} system prompt, messages and template")
+        lines.append(before.format(n=_spaced(self.n_before)))
+        if self.n_draft:
+            lines.append(tr("{n} this message").format(n=_spaced(self.n_draft)))
+        if self.n_answer:
+            lines.append(tr("{n} the answer so far").format(n=_spaced(self.n_answer)))
+        left = self.size - self.used
+        if left > 0:
+            lines.append(tr("{n} left for the answer").format(n=_spaced(left)))
+        else:
+            lines.append(tr("{n} too many").format(n=_spaced(1 - left)))
+        return "\n".join(lines)
+
+
+class ContextGauge(QWidget):
+    """Percentage and ring of a `ContextUsage`; the tip says what is counted and what is left."""
+
+    def __init__(self, parent: QWidget) -> None:
+        super().__init__(parent)
+        self._label = label(role="muted")
+        self._ring = _Ring(self)
+        layout = QHBoxLayout(self)
+        layout.setContentsMargins(0, 0, 0, 0)
+        layout.setSpacing(8)
+        layout.addWidget(self._label)
+        layout.addWidget(self._ring)
+        self.show_usage(ContextUsage())
+
+    @property
+    def text(self) -> str:
+        """The percentage in words."""
+        return self._label.text()
+
+    def show_usage(self, usage: ContextUsage) -> None:
+        """Show how full the context is; hide the gauge while there is none."""
+        share = min(usage.share, 1.0)
+        percent = tr("context {share} %").format(share=f"{100 * share:.0f}")
+        text = percent if usage.fits else tr("too long")
+        self._label.setText(text)
+        set_role(self._label, "muted" if usage.fits else "danger")
+        self._ring.set_share(share)
+        set_tip(self, usage.tip())
+        self.setAccessibleName(text)
+        self.setAccessibleDescription(usage.tip())
+        self.setVisible(usage.size > 0)
+
+    def set_compact(self, compact: bool) -> None:
+        """Show the ring alone, or the words as well."""
+        self._label.setHidden(compact)
+
+
+class _Ring(QWidget):
+    """Ring that is filled by a share of 0 to 1."""
+
+    def __init__(self, parent: QWidget) -> None:
+        super().__init__(parent)
+        self._share = 0.0
+        scaled(self, self.setFixedSize, 16, 16)
+        theme_signals().changed.connect(self.update)
+
+    def set_share(self, share: float) -> None:
+        if share != self._share:
+            self._share = share
+            self.update()
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        colours = theme()
+        filled = colours.accent
+        if self._share >= WARN_SHARE:
+            filled = colours.danger if self._share >= DANGER_SHARE else colours.warn
+        painter = QPainter(self)
+        painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+        area = QRectF(px(2), px(2), px(12), px(12))
+        painter.setPen(QPen(QColor(colours.line), 2.5))
+        painter.drawEllipse(area)
+        pen = QPen(QColor(filled), 2.5)
+        pen.setCapStyle(Qt.PenCapStyle.FlatCap)
+        painter.setPen(pen)
+        painter.drawArc(area, 90 * 16, -int(self._share * 360 * 16))
+        painter.end()
+
 
 MAX_LINES = 12
 
@@ -126,7 +271,7 @@ def pasted_picture(data: QMimeData) -> bytes | QImage | None:
 
 DRAFT_MS = 250  # a draft is reported this long after the first key since the last report
 COMPACT_WIDTH = 360  # below this width the gauge of the context shows only its ring
-LEAST_SAMPLING = 40
+MIN_SAMPLING = 40
 """Width to which the button of sampling shrinks, where there is little room, in pixels."""
 
 
@@ -161,7 +306,7 @@ class Composer(QFrame):
         self.edit.picture_pasted.connect(self.picture_pasted)
         self._sampling = ElidedButton(tr("Sampling"))
         self._sampling.setProperty("role", "pill")
-        scaled(self._sampling, self._sampling.setMinimumWidth, LEAST_SAMPLING)
+        scaled(self._sampling, self._sampling.setMinimumWidth, MIN_SAMPLING)
         self._sampling.clicked.connect(self.sampling_clicked)
         self.gauge = ContextGauge(self)
         self._send = button(tr("Send"), "primary")
@@ -320,3 +465,7 @@ def attachable(data: QMimeData) -> list[str]:
     """Return the dropped files that go with a message; none if a model is among them."""
     paths = local_files(data)
     return [] if any(path.lower().endswith(".gguf") for path in paths) else paths
+
+
+def _spaced(n: int) -> str:
+    return f"{n:,}".replace(",", "\N{NARROW NO-BREAK SPACE}")

@@ -8,11 +8,9 @@ from PySide6.QtCore import Qt, Slot
 from PySide6.QtGui import QContextMenuEvent, QFont, QKeyEvent, QPixmap, QWheelEvent
 from PySide6.QtWidgets import QApplication, QFrame, QMenu, QScrollArea, QSizePolicy, QWidget
 
-from app.chat.formulas.pictures import FormulaLook, FormulaPicture, formula_pictures
+from app.chat.formulas import SCALE, FormulaLook, FormulaPicture, formula_pictures
 from app.chat.markdown import DisplayFormula, Piece
-from app.chat.views.inline_formulas import SCALE
-from app.chat.views.prose_view import INDENT, QUOTE_INDENT
-from app.chat.views.text_block import MONOSPACE, TEXT_PIXELS
+from app.chat.views.prose_view import INDENT, MONOSPACE, QUOTE_INDENT, TEXT_PIXELS
 from app.core.scale import px
 from app.core.translation import tr
 from app.widgets.layout import fit_height
@@ -22,7 +20,7 @@ from app.widgets.theme import theme
 from engine import one_line
 
 MARGIN: Final = 4
-MOST_NAME: Final = 200
+MAX_NAME: Final = 200
 """Largest number of characters of the accessible name."""
 
 
@@ -46,7 +44,7 @@ class FormulaView(QScrollArea):
         left = shown.indent * INDENT + shown.quote * QUOTE_INDENT
         self.setViewportMargins(left, 0, 0, 0)
         source = shown.formula.source
-        name = tr("Formula {source}").format(source=one_line(source, MOST_NAME))
+        name = tr("Formula {source}").format(source=one_line(source, MAX_NAME))
         self.setAccessibleName(name)
         set_tip(self, source)
         self._look = FormulaLook(

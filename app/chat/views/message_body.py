@@ -28,8 +28,7 @@ from app.chat.markdown import (
     normal,
     portions,
 )
-from app.chat.views.prose_view import START, ProseView, TextMark
-from app.chat.views.text_block import TextBlock
+from app.chat.views.prose_view import START, ProseView, TextBlock, TextMark
 from app.core.process.spare_time import take_step
 from app.widgets.row_table import place_among
 

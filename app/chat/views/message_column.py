@@ -16,7 +16,7 @@ from app.widgets.layout import scaled
 from app.widgets.row_table import place_among
 
 if TYPE_CHECKING:
-    from app.chat.pictures.album import PictureAlbum
+    from app.chat.images.album import ImageAlbum
     from app.chat.views.answer_view import AnswerView
     from app.chat.views.message_view import MessageView
 
@@ -29,7 +29,7 @@ TOP_PIXELS = 20
 N_SHOWN = 30
 """Messages that an opened chat has, and that come at once when somebody scrolls to an end."""
 
-MOST_SHOWN = 40
+MAX_SHOWN = 40
 """Messages that stay while others are added: each one that an answer grows below costs time."""
 
 LINE_PIXELS = 16
@@ -63,7 +63,7 @@ class MessageColumn(QWidget):
         self._width = px(COLUMN_WIDTH)
         self.views: list[MessageView] = []
         self.growing: Message | None = None
-        self.album: PictureAlbum | None = None
+        self.album: ImageAlbum | None = None
         self.first = self.end = 0
         self.wanted = 0, 0
         self._unmade: list[MessageView] = []  # they have more steps to come

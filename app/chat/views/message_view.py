@@ -16,38 +16,36 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from app.chat.branches.views.message_steps import MessageStep, step_menu
-from app.chat.branches.views.version_switch import VersionSwitch
 from app.chat.markdown import TextLine, TextSpan
 from app.chat.message import Message
 from app.chat.views.message_body import rough_lines
+from app.chat.views.message_parts import MessageStep, TurnEditor, VersionSwitch, step_menu
 from app.chat.views.prose_view import ProseView
-from app.chat.views.turn_editor import TurnEditor
 from app.core.scale import px
 from app.core.translation import tr
 from app.widgets.buttons import HoverButton
 from app.widgets.row_table import place_among
 
 if TYPE_CHECKING:
-    from app.chat.pictures.album import PictureAlbum
-    from app.chat.pictures.views.tiles import PictureTiles
+    from app.chat.images.album import ImageAlbum
+    from app.chat.views.chips import ImageTiles
 
 BUTTONS_WIDTH = 110
 """Width of the buttons beside a bubble, in pixels."""
 
-CHIPS_WIDTH, MOST_WIDTH = 300, 10_000
+CHIPS_WIDTH, MAX_WIDTH = 300, 10_000
 """Least width of a bubble with files, and that of one with a long text, if the column had it."""
 
-MOST_SHEET = 4000
+MAX_SHEET = 4000
 """Characters of a person's turn in one view."""
 
 
 def sheets(text: str) -> Iterator[str]:
     """Return a text in parts that are shown below each other, cut where lines end if possible."""
     at = 0
-    while len(text) - at > MOST_SHEET:
-        cut = text.rfind("\n", at, at + MOST_SHEET)
-        end = cut if cut > at else at + MOST_SHEET
+    while len(text) - at > MAX_SHEET:
+        cut = text.rfind("\n", at, at + MAX_SHEET)
+        end = cut if cut > at else at + MAX_SHEET
         yield text[at:end]
         at = end + (cut > at)
     yield text[at:]
@@ -169,7 +167,7 @@ class UserView(MessageView):
 
     def __init__(
         self, message: Message, parent: QWidget | None = None, *, grows_up: bool = False,
-        album: PictureAlbum | None = None,
+        album: ImageAlbum | None = None,
     ) -> None:  # fmt: skip
         super().__init__(message, parent, grows_up=grows_up)
         self.setAccessibleName(tr("Your message"))
@@ -180,7 +178,7 @@ class UserView(MessageView):
         self._texts.setSpacing(0)
         self._bubble = QFrame(self)
         self._bubble.setProperty("role", "userBubble")
-        self._tiles: PictureTiles | None = None
+        self._tiles: ImageTiles | None = None
         self._album = album
         self._fill_bubble()
         self.make_next()
@@ -211,12 +209,12 @@ class UserView(MessageView):
         inner = QVBoxLayout(self._bubble)
         inner.setContentsMargins(14, 11, 14, 7)
         if message.pictures and self._album is not None:
-            from app.chat.pictures.views.tiles import PictureTiles  # late: most have none
+            from app.chat.views.chips import ImageTiles  # late: most have none
 
-            self._tiles = PictureTiles(message.pictures, self._album, self._bubble)
+            self._tiles = ImageTiles(message.pictures, self._album, self._bubble)
             inner.addWidget(self._tiles)
         if message.attachments:
-            from app.chat.attachments.views.chips import message_chips  # late: most have no file
+            from app.chat.views.chips import message_chips  # late: most have no file
 
             inner.addWidget(message_chips(message.attachments, self._bubble))
         inner.addLayout(self._texts)
@@ -250,7 +248,7 @@ class UserView(MessageView):
     def _ideal_width(self) -> int:
         """Return the width of the text where no line is broken; that of a long text is not told."""
         if self._waiting or len(self._sheets) != 1:
-            return MOST_WIDTH if self._sheets else 0
+            return MAX_WIDTH if self._sheets else 0
         if self._ideal is None:
             document = self._sheets[0].document().clone(self)
             document.setTextWidth(-1)

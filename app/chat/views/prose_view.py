@@ -1,17 +1,28 @@
-"""The lines of a message: paragraphs, headings, lists, quotes and footnotes.
-
-The text can grow at its end: everything behind a mark is removed and written again; the text before
-it is never touched or laid out a second time.
-"""
+"""Formatted text, written with a cursor: no HTML is parsed. Links ask before a browser opens."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
 
-from PySide6.QtCore import QRect, QRectF, Qt
+from PySide6.QtCore import (
+    QByteArray,
+    QMimeData,
+    QPoint,
+    QRect,
+    QRectF,
+    QSize,
+    Qt,
+    QUrl,
+    Signal,
+    Slot,
+)
 from PySide6.QtGui import (
     QBrush,
     QColor,
+    QCursor,
+    QDesktopServices,
     QFont,
     QFontMetricsF,
     QPainter,
@@ -22,13 +33,151 @@ from PySide6.QtGui import (
     QTextCursor,
     QTextFormat,
     QTextLength,
+    QWheelEvent,
 )
-from PySide6.QtWidgets import QWidget
+from PySide6.QtWidgets import QApplication, QFrame, QMenu, QSizePolicy, QTextBrowser, QWidget
 
 from app.chat.markdown import Rule, TextLine, TextSpan
-from app.chat.views.text_block import TextBlock
 from app.core.scale import px
+from app.core.translation import tr
+from app.widgets.text import caption_text, set_tip
 from app.widgets.theme import theme
+from engine import printable
+
+if TYPE_CHECKING:
+    from app.chat.formulas import InlineFormulas
+
+TEXT_PIXELS: Final = 14
+MONOSPACE: Final = ["JetBrains Mono", "DejaVu Sans Mono", "Menlo", "Consolas", "monospace"]
+NOTE_SCHEME: Final = "note"
+"""Scheme of what refers to a footnote of the same message."""
+
+
+class TextBlock(QTextBrowser):
+    """Text view as high as its text, selectable by mouse and keyboard."""
+
+    note_wanted = Signal(str)  # label of the footnote whose reference was clicked
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._formulas: InlineFormulas | None = None
+        self.setFrameShape(QFrame.Shape.NoFrame)
+        self.setProperty("role", "prose")
+        self.setVerticalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+        self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+        self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
+        self.setOpenLinks(False)
+        self.setTextInteractionFlags(Qt.TextInteractionFlag.TextBrowserInteraction)
+        self.setFocusPolicy(Qt.FocusPolicy.ClickFocus)
+        self.anchorClicked.connect(self._follow)
+        font = QFont(self.font())
+        font.setPixelSize(px(TEXT_PIXELS))
+        document = self.document()
+        document.setUndoRedoEnabled(False)
+        document.setDocumentMargin(0)
+        document.setDefaultFont(font)
+        document.documentLayout().documentSizeChanged.connect(self._fit)
+
+    @property
+    def plain_text(self) -> str:
+        """The text, with the sources of its formulas."""
+        return self._with_sources(self.document().toPlainText(), 0)
+
+    def insert_spans(
+        self, cursor: QTextCursor, spans: tuple[TextSpan, ...], base: QTextCharFormat
+    ) -> None:
+        """Insert spans at a cursor, on top of the style of their line."""
+        for span in spans:
+            style = base if span.is_plain else _char_format(span, base)
+            if span.formula is None:
+                cursor.insertText(printable(span.text).replace("\n", "\u2028"), style)
+                continue
+            self._inline_formulas().insert(cursor, span.formula, style, _code(style))
+
+    def _inline_formulas(self) -> InlineFormulas:
+        """Return what shows formulas in this text; a window without any imports none of it."""
+        if self._formulas is None:
+            from app.chat.formulas import InlineFormulas
+
+            self._formulas = InlineFormulas(self)
+        return self._formulas
+
+    def _with_sources(self, text: str, start: int) -> str:
+        """Return a text, from a position on, with the sources of its formulas."""
+        return text if self._formulas is None else self._formulas.with_sources(text, start)
+
+    @Slot(QUrl)
+    def _follow(self, url: QUrl) -> None:
+        if url.scheme() == NOTE_SCHEME:
+            self.note_wanted.emit(url.path())
+        else:
+            from app.chat.views.prose_view import ask_to_open  # late: seldom needed
+
+            ask_to_open(url, QCursor.pos(), self)
+
+    def fitting_height(self) -> int:
+        """Return the height of the whole text, in pixels."""
+        return math.ceil(self.document().size().height())
+
+    @Slot()
+    def _fit(self) -> None:
+        height = self.fitting_height()
+        if height != self.height():
+            self.setFixedHeight(height)
+
+    # Qt
+
+    def createMimeDataFromSelection(self) -> QMimeData:  # noqa: N802 Qt
+        """Return what is copied: formulas as they were written."""
+        cursor = self.textCursor()
+        text = cursor.selection().toPlainText()
+        written = self._with_sources(text, cursor.selectionStart())
+        if written == text:
+            return super().createMimeDataFromSelection()
+        data = QMimeData()
+        data.setText(written)
+        return data
+
+    def loadResource(self, kind: int, name: QUrl | str) -> object:
+        """Return nothing, as no text may fetch anything, neither from the net nor from the disk.
+
+        It is empty rather than None, after which Qt would read a local file itself.
+        """
+        return QByteArray()
+
+    def sizeHint(self) -> QSize:
+        return QSize(super().sizeHint().width(), self.fitting_height())
+
+    def wheelEvent(self, event: QWheelEvent) -> None:
+        event.ignore()  # the chat scrolls, not the message
+
+
+def _char_format(span: TextSpan, base: QTextCharFormat) -> QTextCharFormat:
+    style = QTextCharFormat(base)
+    if span.bold:
+        style.setFontWeight(QFont.Weight.DemiBold)
+    style.setFontItalic(span.italic)
+    style.setFontStrikeOut(span.strike)
+    if span.href:
+        style.setAnchor(True)
+        style.setAnchorHref(span.href)
+        set_tip(style, span.href)
+        style.setForeground(QColor(theme().accent))
+    if span.note:
+        style.setAnchor(True)
+        style.setAnchorHref(f"{NOTE_SCHEME}:{span.note}")
+        style.setVerticalAlignment(QTextCharFormat.VerticalAlignment.AlignSuperScript)
+        style.setForeground(QColor(theme().accent))
+    return _code(style) if span.code else style
+
+
+def _code(style: QTextCharFormat) -> QTextCharFormat:
+    made = QTextCharFormat(style)
+    made.setFontFamilies(MONOSPACE)
+    made.setProperty(QTextFormat.Property.FontPixelSize, px(TEXT_PIXELS - 1))
+    made.setBackground(QColor(theme().raised))
+    return made
+
 
 NOTE_PIXELS = 12
 HEADING_PIXELS = (22, 19, 17, 15, 14, 14)
@@ -202,3 +351,38 @@ class _QuoteBars(QWidget):
                     painter.drawRect(QRectF(x, area.top(), BAR_WIDTH, area.height()))
             block = block.next()
         painter.end()
+
+
+SCHEMES = ("http", "https")
+MAX_SHOWN = 120
+"""Largest number of characters of an address in the menu."""
+
+
+def open_link(url: QUrl) -> None:
+    """Open an address in the browser, if it is http or https."""
+    if url.scheme() in SCHEMES:
+        QDesktopServices.openUrl(url)
+
+
+def ask_to_open(url: QUrl, place: QPoint, parent: QWidget) -> QMenu | None:
+    """Show a menu with an address as it really is, which opens or copies it.
+
+    Args:
+        place: where on the screen the menu appears.
+
+    Returns:
+        the menu; None for an address that is never opened.
+    """
+    if url.scheme() not in SCHEMES:
+        return None
+    menu = QMenu(parent)
+    menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+    menu.setAccessibleName(tr("Web address"))
+    address = url.toString(QUrl.ComponentFormattingOption.FullyEncoded)
+    menu.addAction(caption_text(address, MAX_SHOWN)).setEnabled(False)
+    menu.addSeparator()
+    menu.addAction(tr("Open in browser")).triggered.connect(lambda: open_link(url))
+    copy = menu.addAction(tr("Copy address"))
+    copy.triggered.connect(lambda: QApplication.clipboard().setText(address))
+    menu.popup(place)
+    return menu

@@ -27,7 +27,7 @@ from PySide6.QtGui import (
 from PySide6.QtWidgets import QWidget
 
 from app.chat.markdown import Piece, Table, TextSpan
-from app.chat.views.text_block import TextBlock
+from app.chat.views.prose_view import TextBlock
 from app.core.scale import px
 from app.core.translation import tr
 from app.widgets.theme import theme

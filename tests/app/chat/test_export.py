@@ -13,10 +13,10 @@ from pytestqt.qtbot import QtBot
 
 from app.chat.conversation import Conversation
 from app.chat.export import FORMATS, PDF, NotAChat, exported, file_name, imported, with_suffix
+from app.chat.images.album import write_for_others
 from app.chat.message import AnswerStats, Message
-from app.chat.pictures.album import write_for_others
-from app.chat.search.index import searched_text
-from app.chat.tools.tool_use import ToolUse
+from app.chat.search import searched_text
+from app.chat.tool_use import ToolUse
 from tests.helpers.old_chats import write_chat
 from tests.helpers.shell_driver import MODEL, MakeShell, ask, banner, shown
 
@@ -201,7 +201,7 @@ def test_a_chat_goes_out_of_a_window_and_into_another(
     assert path.stat().st_mode == new.stat().st_mode, "others may read what was exported"
     notice = shell.window.banner.notice
     assert notice is not None
-    monkeypatch.setattr("app.chat.exchange.presenter.reveal", revealed.append)
+    monkeypatch.setattr("app.chat.exchange.dialogs.reveal", revealed.append)
     assert notice.on_action is not None
     notice.on_action()
     assert revealed == [path]
@@ -216,7 +216,7 @@ def test_a_chat_goes_out_of_a_window_and_into_another(
     rows.import_requested.emit()
     qtbot.waitUntil(lambda: banner(again) == "out.json is not a chat that Tandem has exported.")
     monkeypatch.setattr(QFileDialog, "getSaveFileName", lambda *_: (str(tmp_path), "x"))
-    monkeypatch.setattr("app.chat.exchange.presenter.with_suffix", lambda path, kind: path)
+    monkeypatch.setattr("app.chat.exchange.dialogs.with_suffix", lambda path, kind: path)
     rows.export_requested.emit([again.session.current.id], "")
     qtbot.waitUntil(lambda: "cannot be written: Is a directory." in banner(again))
 

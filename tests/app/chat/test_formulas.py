@@ -8,17 +8,15 @@ from PySide6.QtGui import QImage, QTextCursor
 from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
 
+from app.chat import formulas
 from app.chat.conversation import Conversation
 from app.chat.export import exported
-from app.chat.formulas import pictures
-from app.chat.formulas.pictures import FormulaLook, FormulaPictures, formula_pictures
-from app.chat.formulas.program import draw
+from app.chat.formula_program import draw
+from app.chat.formulas import OBJECT, FormulaLook, FormulaPictures, formula_pictures
 from app.chat.message import Message
 from app.chat.views.formula_view import FormulaView
-from app.chat.views.inline_formulas import OBJECT
 from app.chat.views.message_body import MessageBody
-from app.chat.views.prose_view import ProseView
-from app.chat.views.text_block import MONOSPACE, TextBlock
+from app.chat.views.prose_view import MONOSPACE, ProseView, TextBlock
 from app.main import Shell
 from app.widgets.theme import apply_theme, theme
 from tests.helpers.fake_host import Script
@@ -207,7 +205,7 @@ def test_what_cannot_be_drawn_is_code(qtbot: QtBot, body: MessageBody) -> None:
 def test_without_the_child_formulas_are_their_source(
     qtbot: QtBot, body: MessageBody, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pictures, "COMMAND", ("/no/such/program",))
+    monkeypatch.setattr(formulas, "COMMAND", ("/no/such/program",))
     body.set_text("a $j_1$ b")
     qtbot.waitUntil(lambda: not formula_pictures()._waiting)
     qtbot.wait(50)

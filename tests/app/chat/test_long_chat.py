@@ -8,7 +8,7 @@ from pytestqt.qtbot import QtBot
 from app.chat.conversation import Conversation
 from app.chat.message import Message
 from app.chat.views.chat_view import ChatView
-from app.chat.views.message_column import MOST_SHOWN, N_SHOWN, TOP_PIXELS
+from app.chat.views.message_column import MAX_SHOWN, N_SHOWN, TOP_PIXELS
 from tests.helpers.shell_driver import WAIT_MS
 
 
@@ -25,7 +25,7 @@ def test_turns_that_are_added_push_out_the_oldest(qtbot: QtBot, qapp: QApplicati
         view.show_path(growing)
         view.close_answer(growing.id)
     qtbot.waitUntil(lambda: not view._more.is_active, timeout=WAIT_MS)
-    assert [shown.message for shown in view.shown] == chat.messages[-MOST_SHOWN:]
+    assert [shown.message for shown in view.shown] == chat.messages[-MAX_SHOWN:]
 
 
 @pytest.fixture
@@ -79,7 +79,7 @@ def test_a_message_that_is_looked_for_is_at_the_top(
 def test_scrolling_leads_through_all_messages_with_few_at_a_time(
     qtbot: QtBot, view: ChatView
 ) -> None:
-    chat = chat_of(4 * MOST_SHOWN)
+    chat = chat_of(4 * MAX_SHOWN)
     view.show_chat(chat)
     settled(qtbot, view)
     bar, seen = view.verticalScrollBar(), set[int]()
@@ -89,7 +89,7 @@ def test_scrolling_leads_through_all_messages_with_few_at_a_time(
             bar.setValue(bar.value() + direction * 900)
             settled(qtbot, view)
             seen |= {shown.message.id for shown in view.shown}
-            assert len(view.shown) <= MOST_SHOWN + 2 * N_SHOWN
+            assert len(view.shown) <= MAX_SHOWN + 2 * N_SHOWN
             if bar.value() == (0 if direction < 0 else bar.maximum()):
                 break
         assert seen == {message.id for message in chat.tree}
@@ -97,7 +97,7 @@ def test_scrolling_leads_through_all_messages_with_few_at_a_time(
 
 
 def test_what_is_seen_stays_while_messages_far_away_go(qtbot: QtBot, view: ChatView) -> None:
-    chat = chat_of(4 * MOST_SHOWN)
+    chat = chat_of(4 * MAX_SHOWN)
     view.show_chat(chat)
     settled(qtbot, view)
     bar = view.verticalScrollBar()

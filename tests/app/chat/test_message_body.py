@@ -12,9 +12,8 @@ from pytestqt.qtbot import QtBot
 
 from app.chat.markdown import CodeBlock
 from app.chat.views.code_view import CodeView
-from app.chat.views.links import open_link
 from app.chat.views.message_body import MessageBody
-from app.chat.views.prose_view import ProseView
+from app.chat.views.prose_view import ProseView, open_link
 from app.chat.views.table_view import TableView
 
 TEXT = """# Title

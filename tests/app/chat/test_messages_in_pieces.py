@@ -12,13 +12,13 @@ from pytestqt.qtbot import QtBot
 
 from app.chat.conversation import Conversation
 from app.chat.markdown import MarkdownStream, Piece, Portion, Table, parse, portions
-from app.chat.markdown.cutting import MOST_LINES, MOST_PARSED, MOST_ROWS
+from app.chat.markdown.cutting import MAX_LINES, MAX_PARSED, MAX_ROWS
 from app.chat.message import Message
 from app.chat.views.answer_view import AnswerView
 from app.chat.views.chat_view import ChatView
 from app.chat.views.code_view import CodeView
 from app.chat.views.message_body import MessageBody
-from app.chat.views.message_view import MOST_SHEET, UserView, sheets
+from app.chat.views.message_view import MAX_SHEET, UserView, sheets
 from app.chat.views.prose_view import ProseView
 from app.chat.views.table_view import GRID_ROWS, TableView
 from app.core.process import spare_time as spare
@@ -77,9 +77,9 @@ def test_portions_have_the_pieces_of_the_text(text: str) -> None:
 @given(TEXTS, st.integers(1, 40))
 def test_portions_are_found_in_windows_of_any_size(text: str, size: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("app.chat.markdown.cutting.MOST_SCANNED", size)
-        patch.setattr("app.chat.markdown.cutting.MOST_PARSED", size)
-        patch.setattr("app.chat.markdown.cutting.MOST_PROSE", 3 * size)
+        patch.setattr("app.chat.markdown.cutting.MAX_SCANNED", size)
+        patch.setattr("app.chat.markdown.cutting.MAX_PARSED", size)
+        patch.setattr("app.chat.markdown.cutting.MAX_PROSE", 3 * size)
         assert pieces_of(cut(text)) == parse(text)
 
 
@@ -87,16 +87,16 @@ def test_no_step_has_much_of_a_huge_text() -> None:
     found = cut(HUGE)
     assert pieces_of(found) == parse(HUGE)
     longest = max(len(source) for portion in found for source in portion.sources[1:])
-    assert longest <= MOST_PARSED
+    assert longest <= MAX_PARSED
     for portion in found:
         lines, n_rows = 0, 1
         for piece, *_ in portion.steps():
             if isinstance(piece, Table):
-                assert len(piece.rows) - n_rows <= MOST_ROWS
+                assert len(piece.rows) - n_rows <= MAX_ROWS
                 n_rows = len(piece.rows)
             elif portion.is_one:
                 now = getattr(piece, "text", "").count("\n")
-                assert now - lines <= MOST_LINES
+                assert now - lines <= MAX_LINES
                 lines = now
 
 
@@ -274,7 +274,7 @@ def test_what_is_read_stays_while_the_message_grows_above_it(
 @pytest.mark.parametrize("text", ["", "short", "a\n" * 5000, "x" * 9000, "y" * 5000 + "\nz"])
 def test_a_long_question_is_shown_in_parts(qtbot: QtBot, text: str) -> None:
     parts = list(sheets(text))
-    assert all(len(part) <= MOST_SHEET for part in parts)
+    assert all(len(part) <= MAX_SHEET for part in parts)
     assert text in ("\n".join(parts), "".join(parts), "".join(parts[:2]) + "\n" + parts[-1])
     for grows_up in (False, True):
         view = UserView(Message("user", text), grows_up=grows_up)

@@ -7,9 +7,8 @@ from PySide6.QtWidgets import QApplication, QMenu
 from pytestqt.qtbot import QtBot
 
 from app.chat.markdown import TextLine, TextSpan, parse
-from app.chat.views.links import ask_to_open
 from app.chat.views.message_body import MessageBody
-from app.chat.views.prose_view import ProseView
+from app.chat.views.prose_view import ProseView, ask_to_open
 from app.chat.views.table_view import TableView
 from tests.helpers.fake_host import Script
 from tests.helpers.shell_driver import MODEL, MakeShell, ask

@@ -372,13 +372,13 @@ def test_a_long_answer_is_saved_while_it_is_written(
     """A power cut costs at most its last seconds."""
     shell = make_shell(model=MODEL)
     script.hold, script.hold_after = True, 2
-    shell.session.library._saver._soon.setInterval(20)
+    shell.session.library._soon.setInterval(20)
     shell.chat_presenter.send("Hi")
     shell.session.flush()
     qtbot.waitUntil(lambda: last_stored() == "Hello fr")
     shell.session.stop()
     qtbot.waitUntil(lambda: not shell.session.is_busy)
-    qtbot.waitUntil(lambda: not shell.session.library._saver._soon.isActive())
+    qtbot.waitUntil(lambda: not shell.session.library._soon.isActive())
 
 
 def test_a_failed_answer_is_told_until_its_chat_is_left(

@@ -18,14 +18,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.chat import chat_file, database
-from app.chat.attachments.attachment import Attachment
-from app.chat.branches.tree import ROOT, MessageTree
+from app.chat.chat_file import changed, read_journal
 from app.chat.conversation import EFFORTS, ChatSummary, Conversation
-from app.chat.message import AnswerStats, Message
-from app.chat.old_files import changed, read_journal
-from app.chat.pictures.picture import ChatPicture
+from app.chat.message import AnswerStats, Attachment, ChatImage, Message
 from app.chat.store import FILE, OLD_FOLDER, ChatConflict, ChatStore, ChatStoreError
-from app.chat.tools.tool_use import STATES, ToolUse
+from app.chat.tool_use import STATES, ToolUse
+from app.chat.tree import ROOT, MessageTree
 from tests.helpers.old_chats import change_between, journal_line, write_chat, write_with_journal
 
 WORDS = ("Once", " upon", " a ½ time", "\nthere", " was", " a \ud83d", " dragon 🐉", ".")
@@ -37,7 +35,7 @@ states = st.sampled_from(sorted(set(STATES) - {"running"}))
 calls = st.builds(ToolUse, *[texts] * 5, states, texts, extra=extras)
 pictures = st.lists(
     st.builds(
-        ChatPicture, texts, st.just(f"{'0f' * 20}.png"), *[st.integers(1, 9)] * 2, st.integers(0, 2)
+        ChatImage, texts, st.just(f"{'0f' * 20}.png"), *[st.integers(1, 9)] * 2, st.integers(0, 2)
     ),
     max_size=2,
 ).map(tuple)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from app.chat.branches.tree import ROOT, MessageTree, Removed
+from app.chat.tree import ROOT, MessageTree, Removed
 
 Steps = Sequence[tuple[str, int]]
 

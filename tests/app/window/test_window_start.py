@@ -226,7 +226,7 @@ def test_opening_a_chat_makes_few_turns_at_once(
 ) -> None:
     """Thirty long answers take half a second, in which the window would not answer."""
     monkeypatch.setattr("app.chat.views.chat_view.AT_ONCE_S", 0.0)
-    monkeypatch.setattr("app.chat.views.chat_view.MOST_AT_ONCE_S", 60.0)
+    monkeypatch.setattr("app.chat.views.chat_view.MAX_AT_ONCE_S", 60.0)
     view = ChatView()
     qtbot.addWidget(view)
     view.resize(600, 2000)

@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.chat.attachments.attachment import Attachment, framed
 from app.chat.attachments.documents import NoText, Problem, answer, cuts, read_text
-from app.chat.attachments.draft import parts_of
-from app.chat.message import Message
+from app.chat.attachments.files import parts_of
+from app.chat.message import Attachment, Message, framed
 from tests.helpers.pdf import pdf
 from tests.helpers.tiny_gguf import tiny_gguf
 

@@ -9,9 +9,9 @@ from PySide6.QtGui import QDropEvent
 from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
 
-from app.chat.attachments import documents, reader
-from app.chat.attachments.views.chips import DraftChip, FileChip
+from app.chat.attachments import documents, files
 from app.chat.export import exported
+from app.chat.views.chips import DraftChip, FileChip
 from app.chat.views.message_view import UserView
 from app.main import Shell
 from tests.helpers.pdf import pdf
@@ -271,7 +271,7 @@ def test_a_file_that_takes_too_long_is_given_up(
     qtbot: QtBot, make_shell: MakeShell, notes: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hangs = "import time; print('{}', flush=True); time.sleep(600)"
-    monkeypatch.setattr(reader, "COMMAND", (sys.executable, "-c", hangs))
+    monkeypatch.setattr(files, "COMMAND", (sys.executable, "-c", hangs))
     monkeypatch.setattr(documents, "MAX_SECONDS", 0.3)
     shell = make_shell(model=MODEL)
     shell.window.composer.files_given.emit([str(notes)])

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from pytestqt.qtbot import QtBot
 
-from app.chat.context.counter import ContextUsage
+from app.chat.views.composer import ContextUsage
 from app.core.notice import Notice
 from app.main import Shell
 from app.widgets.text import label

@@ -15,9 +15,9 @@ from PySide6.QtWidgets import QApplication
 from app.chat.conversation import Conversation
 from app.chat.exchange.pdf import free_path, pdf_of, write_all, write_chat_as
 from app.chat.export import FORMATS
-from app.chat.formulas.pictures import MAX_LATEX
+from app.chat.formulas import MAX_LATEX
+from app.chat.images.files import ImageFolder
 from app.chat.message import Message
-from app.chat.pictures.folder import PictureFolder
 from app.chat.store import ChatStore
 from app.widgets.theme import apply_theme
 
@@ -101,7 +101,7 @@ def test_any_text_can_be_printed(qapp: QApplication, text: str) -> None:
 def test_every_form_can_be_written(qapp: QApplication, tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"chat{suffix}"
     path.write_text("earlier")
-    write_chat_as(chat(), path, PictureFolder(tmp_path))
+    write_chat_as(chat(), path, ImageFolder(tmp_path))
     data = path.read_bytes()
     assert (b"Question 0" in data) is (suffix != ".pdf")
     assert data.startswith(b"%PDF-") is (suffix == ".pdf")

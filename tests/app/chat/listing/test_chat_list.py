@@ -19,10 +19,10 @@ from PySide6.QtWidgets import (
 )
 from pytestqt.qtbot import QtBot
 
+from app.chat import search as search_module
 from app.chat.conversation import Conversation
-from app.chat.listing.rows import RowKind
+from app.chat.listing.folders import RowKind
 from app.chat.message import Message
-from app.chat.search import finder as finder_module
 from app.chat.store import ChatStore
 from app.chat.views.chat_rows import ChatRowsView
 from app.core import paths
@@ -118,13 +118,13 @@ def test_a_search_right_after_the_start_opens_what_it_finds_once_chats_are_read(
     qtbot: QtBot, make_shell: MakeShell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wanted, _ = store_chats("Whales", "Birds")
-    gate, index_some = threading.Event(), finder_module.index_some
+    gate, index_some = threading.Event(), search_module.index_some
 
     def index_late(file: sqlite3.Connection) -> int:
         gate.wait(10)
         return index_some(file)
 
-    monkeypatch.setattr(finder_module, "index_some", index_late)
+    monkeypatch.setattr(search_module, "index_some", index_late)
     shell = make_shell()
     field = shell.window.chat_list.search
     qtbot.keyClicks(field, "whales")

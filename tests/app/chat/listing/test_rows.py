@@ -6,8 +6,7 @@ from datetime import date, datetime, timedelta
 from pathlib import Path
 
 from app.chat.conversation import ChatSummary, DamagedChat
-from app.chat.listing.folders import Shelf
-from app.chat.listing.rows import ListContents, RowKind, rows_of
+from app.chat.listing.folders import ListContents, RowKind, Shelf, rows_of
 
 TODAY = date(2026, 11, 22)
 

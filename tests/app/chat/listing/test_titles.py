@@ -105,7 +105,7 @@ def test_a_chat_is_named_after_its_first_answer(
     assert [m.content for m in request.messages] == [
         "Why is the third card slow?", "Hello from the **fake** model.", titles.REQUEST,
     ]  # fmt: skip
-    assert request.sampling.max_tokens == titles.MOST_TOKENS
+    assert request.sampling.max_tokens == titles.MAX_TOKENS
     assert shown(shell) == ["Why is the third card slow?", "Hello from the fake model."]
     assert not rates, "it is no answer"
     script.answer = "Another one"
@@ -219,7 +219,7 @@ def test_a_title_ends_for_whatever_the_engine_is_to_do(
     assert shell.session.current.title == "Why is the third card slow?"
 
 
-@pytest.mark.parametrize("n_tokens", [titles.LONGEST_CHAT + 1, 4096 - titles.ROOM + 1])
+@pytest.mark.parametrize("n_tokens", [titles.MAX_CHAT + 1, 4096 - titles.ROOM + 1])
 def test_a_long_chat_and_a_full_context_get_no_title(
     qtbot: QtBot, shell: Shell, n_tokens: int
 ) -> None:

@@ -8,7 +8,7 @@ from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
 
-from app.chat.running.running_chip import RunningChip, RunningList
+from app.chat.running import RunningChip, RunningList
 from app.main import Shell
 from app.models.current.views.model_bar import ModelBar
 from engine import Fallback, LoadParams, PrefillProgress

@@ -44,7 +44,7 @@ def test_values_that_the_engine_refuses_are_left_out() -> None:
 
 def test_own_presets_are_kept_renamed_and_deleted() -> None:
     own = presets.with_preset({}, "x" * 99, {"top_k": 1})
-    assert list(own) == ["x" * presets.MOST_NAME]
+    assert list(own) == ["x" * presets.MAX_NAME]
     own = presets.with_preset({"a": {}, "b": {}}, "c", {"seed": 3})
     own = presets.with_new_name(own, "a", "z")
     assert own == {"z": {}, "b": {}, "c": {"seed": 3}}

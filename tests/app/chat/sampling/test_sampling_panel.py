@@ -19,8 +19,8 @@ from PySide6.QtWidgets import (
 )
 from pytestqt.qtbot import QtBot
 
-from app.chat.sampling.views.editors_of_texts import OrderEditor
-from app.chat.sampling.views.sampling_panel import SamplingPanel
+from app.chat.sampling.panel import SamplingPanel
+from app.chat.sampling.text_editors import OrderEditor
 from engine import SAMPLERS, SamplingParams
 from tests.helpers.wheel import wheel
 

@@ -7,7 +7,7 @@ import pytest
 from PySide6.QtWidgets import QInputDialog, QPlainTextEdit
 from pytestqt.qtbot import QtBot
 
-from app.chat.branches.steps import BranchSteps
+from app.chat.chat_presenter import BranchSteps
 from app.chat.export import exported, imported
 from app.main import Shell
 from engine import Generate, SamplingParams

@@ -11,12 +11,10 @@ import pytest
 from PySide6.QtCore import QObject, QTimer
 from pytestqt.qtbot import QtBot
 
+from app.chat import search as search_module
 from app.chat.conversation import Conversation
 from app.chat.message import Message
-from app.chat.search import finder as finder_module
-from app.chat.search import index
-from app.chat.search.finder import ChatFinder
-from app.chat.search.index import Hit
+from app.chat.search import ChatFinder, Hit
 from app.chat.store import ChatStore
 
 
@@ -65,7 +63,7 @@ def n_unindexed(store: ChatStore) -> int:
 def test_chats_of_earlier_days_are_found(
     qtbot: QtBot, finder: ChatFinder, store: ChatStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(index, "MAX_MESSAGES", 8)
+    monkeypatch.setattr(search_module, "MAX_MESSAGES", 8)
     for number in range(50):
         write(store, f"text {number}")
     assert n_unindexed(store) == 100
@@ -131,7 +129,7 @@ def test_what_cannot_be_indexed_keeps_nothing_else_from_being_found(
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as full:
-        full.setattr(finder_module, "index_some", refuse)
+        full.setattr(search_module, "index_some", refuse)
         settle(qtbot, finder)
         assert search(qtbot, finder, "text") == ["text one"]
     assert sorted(search(qtbot, finder, "text")) == ["text one", "text two"]

@@ -11,11 +11,18 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from app.chat import database
+from app.chat import search as search_module
 from app.chat.conversation import Conversation
 from app.chat.message import Message
-from app.chat.search import index
-from app.chat.search.index import TITLE, Hit, find_hits, index_some, searched_text
-from app.chat.search.words import folded, parse_words
+from app.chat.search import (
+    TITLE,
+    Hit,
+    find_hits,
+    folded,
+    index_some,
+    parse_words,
+    searched_text,
+)
 from app.chat.store import FILE, ChatStore
 
 WORDS = [
@@ -103,7 +110,7 @@ def test_the_index_finds_what_reading_finds(
     with pytest.MonkeyPatch.context() as patch:
         if not has_trigrams:
             patch.setattr(database, "has_trigrams", lambda: False)
-            patch.setattr(index, "has_trigrams", lambda: False)
+            patch.setattr(search_module, "has_trigrams", lambda: False)
         put(store, *chats)
         found = find(store, *words)
     store.database.close()

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.chat.search.words import (
+from app.chat.search import (
     AFTER,
     BEFORE,
-    LONGEST_WORD,
+    MAX_WORD,
     MAX_WORDS,
     folded,
     marked,
@@ -39,7 +39,7 @@ def test_words_and_phrases(typed: str, words: tuple[str, ...]) -> None:
 def test_a_pasted_book_is_no_search_of_all_its_words() -> None:
     words = parse_words(" ".join(f"{number}{'x' * 1000}" for number in range(1000)))
     assert len(words) == MAX_WORDS
-    assert max(map(len, words)) == LONGEST_WORD
+    assert max(map(len, words)) == MAX_WORD
 
 
 def test_a_snippet_is_around_the_first_word_in_one_line() -> None:

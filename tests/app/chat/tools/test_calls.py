@@ -10,9 +10,9 @@ from pytestqt.qtbot import QtBot
 from app.chat.conversation import Conversation
 from app.chat.message import Message
 from app.chat.store import ChatStore
-from app.chat.tools.call_view import CallCard
-from app.chat.tools.tool_use import CallStep
+from app.chat.tool_use import CallStep
 from app.chat.views.answer_view import AnswerView
+from app.chat.views.call_view import CallCard
 from app.core.paths import chats_dir
 from app.main import Shell
 from app.window.parts import if_made
@@ -312,13 +312,13 @@ def test_a_deleted_message_ends_its_calls(qtbot: QtBot, ready: Ready, script: Sc
     script.calls = (CALL,)
     asking = until_calls(qtbot, shell)
     press(cards(shell)[0], CallStep.RUN)
-    shell.chat_presenter._branches._steps[_delete()](asking.id)
+    shell.chat_presenter._steps[_delete()](asking.id)
     assert hub.calls[0].is_cancelled
     assert len(shell.session.current.messages) == 1
 
 
 def _delete() -> object:
-    from app.chat.branches.views.message_steps import MessageStep
+    from app.chat.views.message_parts import MessageStep
 
     return MessageStep.DELETE
 
@@ -449,7 +449,7 @@ def test_what_was_cut_off_is_written_again_where_its_tokens_are_not_known(
 def test_after_many_rounds_a_person_is_asked(
     qtbot: QtBot, ready: Ready, script: Script, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.chat.tools.flow.MOST_ROUNDS", 3)
+    monkeypatch.setattr("app.chat.call_flow.MAX_ROUNDS", 3)
     shell, _ = ready()
     script.calls = (("nothing", "{}"),)
     shell.chat_presenter.send("Again and again")
@@ -523,7 +523,7 @@ def test_a_fork_has_the_calls_but_not_what_runs(qtbot: QtBot, ready: Ready, scri
 def test_an_imported_chat_has_nothing_to_run(tmp_path: Path) -> None:
     """A call in a file may have a false title, so nobody can know what they would let run."""
     from app.chat.export import exported, imported
-    from app.chat.tools.tool_use import ToolUse
+    from app.chat.tool_use import ToolUse
 
     call = ToolUse("1", "shell_run", "web", "Search", "{}", "waiting")
     chat = Conversation.of([Message("user", "?"), Message("assistant", "", calls=(call,))])

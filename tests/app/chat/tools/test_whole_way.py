@@ -9,7 +9,7 @@ from pathlib import Path
 from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
 
-from app.chat.tools.tool_use import CallStep
+from app.chat.tool_use import CallStep
 from app.core.paths import demo_model
 from app.main import Shell
 from app.tools.server_store import ToolServer

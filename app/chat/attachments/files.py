@@ -1,0 +1,229 @@
+"""Files that go with messages: in a draft, in a message, and read by a child process.
+
+The child is ended if a file takes too much time or memory.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from PySide6.QtCore import QObject
+
+import engine  # for names that only attachments need, which are resolved when they are used
+from app.chat.message import Attachment
+from app.core.background import KeptChild, KeyedJobs
+from app.core.translation import tr
+from engine import EngineError, one_line, program_command
+
+log = logging.getLogger(__name__)
+
+COMMAND: Final = program_command("app.chat.attachments.documents")
+MAX_SHOWN_NAME: Final = 60
+"""Largest number of characters of a file's name in a sentence."""
+
+Marks = tuple[tuple[int, int], ...]
+"""Pairs of a place in a text and the number of tokens before it; the last place is its end."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadFile:
+    """The text of a file.
+
+    Attributes:
+        marks: places where the text may be cut; none if no model was there to count tokens.
+    """
+
+    text: str
+    n_bytes: int
+    marks: Marks
+
+
+class NoTextThere(EngineError):
+    """Error of a file without text that can be used.
+
+    Attributes:
+        is_picture: whether it is a picture.
+        is_scanned: whether it is a PDF that shows its text alone.
+    """
+
+    def __init__(self, answer: Mapping[str, object], name: str) -> None:
+        super().__init__(problem_text(answer).format(name=name, why=answer.get("why", "")))
+        self.is_picture = answer["problem"] == "picture"
+        self.is_scanned = answer["problem"] == "scanned"
+
+
+class AttachmentReader(QObject):
+    """Reader of one file after another, on a thread."""
+
+    def __init__(self, parent: QObject) -> None:
+        super().__init__(parent)
+        self._jobs = KeyedJobs("tandem-files", self)
+        self._child = KeptChild(COMMAND)
+
+    def read(
+        self, key: str, path: Path, model: str, then: Callable[[ReadFile | EngineError], None]
+    ) -> None:
+        """Read a file, and call `then` with what it holds, or why it holds nothing that helps.
+
+        Args:
+            model: path of the model whose tokens are counted; "" for none.
+        """
+        self._run(key, path.name, {"path": str(path.absolute()), "model": model}, then)
+
+    def count(self, key: str, file: ReadFile, model: str, then: Callable[[ReadFile], None]) -> None:
+        """Count the tokens of a text that was read before, for another model.
+
+        `then` gets the text without marks if they cannot be counted.
+        """
+
+        def with_text(counted: ReadFile | EngineError) -> None:
+            marks = counted.marks if isinstance(counted, ReadFile) else ()
+            then(ReadFile(file.text, file.n_bytes, marks))
+
+        self._run(key, key, {"text": file.text, "model": model}, with_text)
+
+    def close(self) -> None:
+        """End the child, whatever it reads, and the thread."""
+        self._child.kill()
+        self._jobs.close()
+        self._child.close()
+
+    def _run(
+        self,
+        key: str,
+        name: str,
+        request: dict[str, str],
+        then: Callable[[ReadFile | EngineError], None],
+    ) -> None:
+        found: list[ReadFile] = []
+
+        def report(error: Exception | None) -> None:
+            if found:
+                then(found[0])
+            elif isinstance(error, EngineError):
+                then(error)
+
+        self._jobs.run(key, lambda: found.append(self._ask(name, request)), report)
+
+    def _ask(self, name: str, request: dict[str, str]) -> ReadFile:
+        """Return the answer of the child; runs on the thread."""
+        from app.chat.attachments.documents import (  # late: no file, no child
+            MAX_MEMORY,
+            MAX_SECONDS,
+        )
+
+        shown = one_line(name, MAX_SHOWN_NAME)
+        try:
+            answer = self._child.ask(request, MAX_MEMORY, MAX_SECONDS)
+        except (engine.ChildEnded, OSError) as error:
+            log.info("%s is not read: %s", shown, error)
+            raise EngineError(
+                tr("{name} cannot be read: it takes too long or too much memory.").format(
+                    name=shown
+                ),
+                tr("Attach a smaller file, or paste the part that matters."),
+            ) from None
+        if "problem" in answer:
+            raise NoTextThere(answer, shown)
+        return _read_file(answer)
+
+
+def problem_text(answer: Mapping[str, object]) -> str:
+    """Return the sentence for a problem that the child reports, with `{name}` and `{why}` in it."""
+    from app.chat.attachments.documents import Problem  # late, as above
+
+    texts = {
+        Problem.FOLDER: tr("{name} is a folder. Attach the files in it."),
+        Problem.NO_FILE: tr("{name} is no file that can be read."),
+        Problem.TOO_LARGE: tr("{name} is larger than the 64 MB that can be attached."),
+        Problem.TOO_LONG: tr("{name} has more text than the 8 million characters allowed."),
+        Problem.EMPTY: tr("{name} is empty."),
+        Problem.PICTURE: tr("{name} is a picture."),
+        Problem.NO_TEXT: tr("{name} is no text file. Text, code and PDF files can be attached."),
+        Problem.LOCKED: tr("{name} is locked by a password. Attach a copy without one."),
+        Problem.DAMAGED: tr("{name} is no PDF that can be read."),
+        Problem.SCANNED: tr("{name} has pictures of pages and no text."),
+        Problem.UNREADABLE: tr("{name} cannot be read: {why}."),
+    }
+    return texts[Problem(str(answer["problem"]))]
+
+
+def _read_file(answer: dict[str, Any]) -> ReadFile:
+    marks = tuple((int(place), int(n_tokens)) for place, n_tokens in answer["marks"])
+    return ReadFile(str(answer.get("text", "")), int(answer.get("n_bytes", 0)), marks)
+
+
+@dataclass(frozen=True, slots=True)
+class FilePart:
+    """A part of a file's text, between two places."""
+
+    start: int
+    end: int
+    n_tokens: int
+
+
+@dataclass(slots=True, eq=False)
+class DraftFile:
+    """A file that shall go with the next message.
+
+    Attributes:
+        file: its text; None while it is being read.
+        part: part that is sent; None for the whole file.
+        number, n_parts: number of that part, from 1, and of all parts.
+    """
+
+    key: str
+    path: Path
+    file: ReadFile | None = None
+    part: FilePart | None = None
+    number: int = 1
+    n_parts: int = 1
+
+    @property
+    def is_pdf(self) -> bool:
+        """Whether the file has pages that can be shown as pictures."""
+        return self.path.suffix.lower() == ".pdf"
+
+    @property
+    def n_tokens(self) -> int | None:
+        """Number of tokens that are sent; None where that is unknown."""
+        if self.part is not None:
+            return self.part.n_tokens
+        return self.file.marks[-1][1] if self.file is not None and self.file.marks else None
+
+    def choose(self, parts: tuple[FilePart, ...], number: int) -> None:
+        """Send one of the parts, counted from 1."""
+        self.part, self.number, self.n_parts = parts[number - 1], number, len(parts)
+
+    def attachment(self) -> Attachment:
+        """Return what the message keeps of the file, which has been read."""
+        assert self.file is not None
+        text, part = self.file.text, self.part
+        if part is not None:
+            text = text[part.start : part.end]
+        return Attachment(
+            self.path.name, text, self.file.n_bytes, self.n_tokens or 0, self.number, self.n_parts
+        )
+
+
+def parts_of(marks: Marks, room: int) -> tuple[FilePart, ...]:
+    """Return a text in parts of at most `room` tokens; none if not even one piece has room."""
+    parts: list[FilePart] = []
+    start = before = 0  # place and tokens where the part begins
+    last = (0, 0)
+    for place, n_tokens in marks:
+        if n_tokens - before > room:
+            if last[0] <= start:
+                return ()
+            parts.append(FilePart(start, last[0], last[1] - before))
+            start, before = last
+            if n_tokens - before > room:
+                return ()
+        last = (place, n_tokens)
+    if last[0] > start:
+        parts.append(FilePart(start, last[0], last[1] - before))
+    return tuple(parts)

@@ -1,1 +1,0 @@
-"""Widgets of messages: the switch between versions, and the menu of steps."""

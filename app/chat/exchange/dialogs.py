@@ -1,0 +1,173 @@
+"""Export and import of chats: the dialogs, and the work on a thread."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from PySide6.QtCore import QObject, Signal, Slot
+from PySide6.QtWidgets import QFileDialog, QMessageBox, QWidget
+
+from app.chat.conversation import Conversation
+from app.chat.exchange.pdf import Written, write_all, write_chat_as
+from app.chat.export import FORMATS, NotAChat, file_name, imported, with_suffix
+from app.chat.session import ChatSession
+from app.core.background import KeyedJobs
+from app.core.engine_sentences import reason_of
+from app.core.notice import Notice
+from app.core.translation import tr, tr_n
+from app.widgets.text import ask_where_to_save, plain_tip, reveal
+
+log = logging.getLogger(__name__)
+
+END_S: Final = 30.0
+"""Longest wait for files that are being written when the window closes, in seconds."""
+
+MAX_TOLD: Final = 3
+"""Largest number of files that are told not to be chats; the others are counted."""
+
+
+class ChatExchange(QObject):
+    """Files of chats that a person asks for or brings.
+
+    Args:
+        over: parent of the dialogs.
+        flush: stores what is typed.
+    """
+
+    noticed = Signal(object)  # Notice
+
+    def __init__(
+        self,
+        session: ChatSession,
+        over: QWidget,
+        flush: Callable[[], None],
+        parent: QObject,
+    ) -> None:
+        super().__init__(parent)
+        self._session, self._over, self._flush = session, over, flush
+        self._jobs = KeyedJobs("tandem-exchange", self)
+        self._n_jobs = 0
+
+    def close(self) -> None:
+        """Wait until all files are written."""
+        self._jobs.close(END_S)
+
+    @Slot(object, str)
+    def export(self, ids: list[str], suffix: str = "") -> None:
+        """Write chats to files that a person chooses.
+
+        Args:
+            suffix: one of `FORMATS`, for a folder; "" to ask for the file of the only chat.
+        """
+        self._flush()
+        if suffix:
+            self._export_all(ids, suffix)
+            return
+        chat = self._session.find(ids[0]) if ids else None
+        if chat is None:
+            return
+        filters = ";;".join(map(tr, FORMATS.values()))
+        title, name = tr("Export chat"), f"{file_name(chat)}.md"
+        chosen, kind = ask_where_to_save(self._over, title, name, filters)
+        path = with_suffix(Path(chosen), kind)
+        if chosen and (path == Path(chosen) or self._may_replace(path)):
+            self._write(chat.copy(), path)
+
+    def _may_replace(self, path: Path) -> bool:
+        """Return whether a file may be written that the dialog has not asked about."""
+        if not path.exists():
+            return True
+        text = tr("{name} exists already. Replace it?").format(name=path.name)
+        answer = QMessageBox.question(self._over, tr("Export chat"), plain_tip(text))
+        return answer is QMessageBox.StandardButton.Yes
+
+    @Slot()
+    def bring_in(self) -> None:
+        """Ask for files with chats, and take them in."""
+        chosen, _ = QFileDialog.getOpenFileNames(
+            self._over, tr("Import chats"), "", FORMATS[".json"]
+        )
+        if not chosen:
+            return
+        self._flush()
+        chats: list[Conversation] = []
+        failures: list[str] = []
+        pictures = self._session.library.pictures
+
+        def work() -> None:
+            for path in chosen:
+                try:
+                    chats.append(imported(Path(path), pictures))
+                except NotAChat as error:
+                    failures.append(str(error))
+
+        self._run(work, lambda: self._take(chats, failures))
+
+    def _export_all(self, ids: list[str], suffix: str) -> None:
+        """Ask for a folder, and write chats there."""
+        title = tr_n("Export {n} chat into", "Export {n} chats into", len(ids))
+        chosen = QFileDialog.getExistingDirectory(self._over, title)
+        if not chosen:
+            return
+        chats = [self._session.library.opened(chat_id) or chat_id for chat_id in ids]
+        copies = [chat if isinstance(chat, str) else chat.copy() for chat in chats]
+        library, results = self._session.library, list[Written]()
+        where = library.read, library.pictures, Path(chosen)
+        self._run(
+            lambda: results.append(write_all(copies, *where, suffix)),
+            lambda: self._tell_written(results[0], chosen),
+        )
+
+    def _write(self, chat: Conversation, path: Path) -> None:
+        text = tr("“{title}” is in {path}.").format(title=chat.shown_title, path=path)
+        pictures = self._session.library.pictures
+        self._run(
+            lambda: write_chat_as(chat, path, pictures),
+            lambda: self.noticed.emit(_shown_in_folder(text, path)),
+            path.name,
+        )
+
+    def _tell_written(self, written: Written, folder: str) -> None:
+        chats = tr_n("{n} chat", "{n} chats", len(written.paths))
+        text = tr("{chats} in {folder}.").format(chats=chats, folder=folder)
+        if written.failure:
+            self.noticed.emit(Notice(written.failure, text, kind="error"))
+        else:
+            self.noticed.emit(_shown_in_folder(text, *written.paths[:1]))
+
+    def _take(self, chats: list[Conversation], failures: list[str]) -> None:
+        self._session.take(*chats)
+        if len(chats) > 1:
+            text = tr_n("{n} chat was imported.", "{n} chats were imported.", len(chats))
+            self.noticed.emit(Notice(text))
+        if failures:
+            more = len(failures) - MAX_TOLD
+            hint = tr_n("And {n} more file.", "And {n} more files.", more) if more > 0 else ""
+            self.noticed.emit(Notice(" ".join(failures[:MAX_TOLD]), hint, kind="error"))
+
+    def _run(self, work: Callable[[], None], then: Callable[[], None], name: str = "") -> None:
+        """Do work on the thread, and then something here; name the file that it has failed at."""
+        self._n_jobs += 1
+
+        def on_done(error: Exception | None) -> None:
+            if error is None:
+                then()
+                return
+            log.info("an export or import has failed: %s", error)
+            text = tr("{name} cannot be written: {why}.").format(
+                name=name or tr("The folder"), why=reason_of(error)
+            )
+            hint = tr("Choose another folder, or make room on its disk.") if name else ""
+            self.noticed.emit(Notice(text, hint, kind="error"))
+
+        self._jobs.run(str(self._n_jobs), work, on_done)
+
+
+def _shown_in_folder(text: str, *paths: Path) -> Notice:
+    """Return the notice of a success, with a button that shows the first file in its folder."""
+    if not paths:
+        return Notice(text)
+    return Notice(text, action=tr("Show in folder"), on_action=lambda: reveal(paths[0]))

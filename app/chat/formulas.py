@@ -1,0 +1,417 @@
+"""Formulas in LaTeX: drawn by ziamath in a child process, kept, and put into the lines of a text.
+
+A formula that a model writes may take for ever: ziamath's time doubles with each level of
+fractions. `formula_program` is the child, which knows no Qt; this is the window's side.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import cache
+from typing import Any, Final
+
+from PySide6.QtCore import QByteArray, QObject, QPointF, QRectF, Qt, QUrl, Signal, Slot
+from PySide6.QtGui import (
+    QFont,
+    QFontMetrics,
+    QImage,
+    QPainter,
+    QPixmap,
+    QTextCharFormat,
+    QTextCursor,
+    QTextDocument,
+    QTextFormat,
+    QTextImageFormat,
+)
+from PySide6.QtSvg import QSvgRenderer
+from PySide6.QtWidgets import QTextEdit
+
+import engine  # for names that only formulas need, which are resolved when they are used
+from app.chat.markdown import Formula
+from app.core.background import KeptChild
+from app.widgets.text import set_tip
+from app.widgets.theme import theme
+from engine import printable, program_command
+
+log = logging.getLogger(__name__)
+
+COMMAND: Final = program_command("app.chat.formula_program")
+MAX_LATEX: Final = 4000
+"""Largest number of characters of a formula that is drawn."""
+
+MAX_KEPT: Final = 48 << 20
+"""Bytes of the pictures that are kept."""
+
+MAX_AREA: Final = 16 << 20
+"""Largest number of dots of a picture."""
+
+MAX_WAITING: Final = 500
+"""Formulas that wait for their pictures; the oldest of more are shown as their source."""
+
+JOIN_S: Final = 8.0
+"""Longest wait for the thread, which may be in the middle of a formula."""
+
+IDLE_S: Final = 30.0
+"""Seconds without a formula after which the child and the thread end."""
+
+
+@dataclass(frozen=True, slots=True)
+class FormulaLook:
+    """A formula and how it is drawn, which is all that its picture depends on.
+
+    Attributes:
+        pixels: size of its letters, in logical pixels.
+        colour: colour as "#rrggbb".
+        ratio: dots of the screen for each logical pixel.
+    """
+
+    latex: str
+    is_display: bool
+    pixels: float
+    colour: str
+    ratio: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FormulaPicture:
+    """The picture of a formula; its lengths are in logical pixels.
+
+    Attributes:
+        depth: height of what is below the baseline.
+    """
+
+    image: QImage
+    width: float
+    height: float
+    depth: float
+
+
+class FormulaPictures(QObject):
+    """The pictures of all formulas of the window, each of which is drawn once."""
+
+    ready = Signal(object)  # FormulaLook whose picture is there, or will never be
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._changed = threading.Condition()
+        self._kept: OrderedDict[FormulaLook, FormulaPicture | None] = OrderedDict()
+        self._n_bytes = 0
+        self._waiting: OrderedDict[FormulaLook, None] = OrderedDict()
+        self._thread: threading.Thread | None = None
+        self._is_closed = False
+
+    def find(self, look: FormulaLook) -> FormulaPicture | None:
+        """Return a picture that is there."""
+        with self._changed:
+            if look in self._kept:
+                self._kept.move_to_end(look)
+            return self._kept.get(look)
+
+    def want(self, look: FormulaLook) -> bool:
+        """Have a picture drawn, the newest first; return whether `ready` will tell of it."""
+        if len(look.latex) > MAX_LATEX:
+            return False
+        with self._changed:
+            if look in self._kept:
+                return False  # it has failed before
+            self._waiting[look] = None
+            self._waiting.move_to_end(look)
+            while len(self._waiting) > MAX_WAITING:
+                self._waiting.popitem(last=False)
+            self._changed.notify_all()
+            if self._thread is None:
+                self._is_closed = False
+                self._thread = threading.Thread(
+                    target=self._work, name="tandem-formulas", daemon=True
+                )
+                self._thread.start()
+        return True
+
+    def close(self) -> None:
+        """End the thread and the child."""
+        with self._changed:
+            thread, self._is_closed = self._thread, True
+            self._waiting.clear()
+            self._changed.notify_all()
+        if thread is not None:
+            thread.join(JOIN_S)
+
+    def _work(self) -> None:
+        """Draw what is wanted; runs on the thread."""
+        artist = FormulaArtist()
+        while (look := self._next()) is not None:
+            picture = artist.draw(look)
+            self._keep(look, picture)
+            self.ready.emit(look)
+        artist.close()
+
+    def _next(self) -> FormulaLook | None:
+        """Return the formula to draw now; None, and end the thread, if there has long been none."""
+        with self._changed:
+            self._changed.wait_for(lambda: bool(self._waiting) or self._is_closed, IDLE_S)
+            if self._is_closed or not self._waiting:
+                self._thread = None
+                return None
+            return self._waiting.popitem()[0]
+
+    def _keep(self, look: FormulaLook, picture: FormulaPicture | None) -> None:
+        with self._changed:
+            self._kept[look] = picture
+            self._n_bytes += _size(picture)
+            while self._n_bytes > MAX_KEPT and len(self._kept) > 1:
+                self._n_bytes -= _size(self._kept.popitem(last=False)[1])
+
+
+@cache
+def formula_pictures() -> FormulaPictures:
+    """Return the pictures of this process."""
+    return FormulaPictures()
+
+
+def _size(picture: FormulaPicture | None) -> int:
+    return 1000 if picture is None else 1000 + picture.image.sizeInBytes()
+
+
+class FormulaArtist:
+    """The child that draws, started when it is needed; used on one thread."""
+
+    def __init__(self) -> None:
+        self._child = KeptChild(COMMAND)
+
+    def draw(self, look: FormulaLook) -> FormulaPicture | None:
+        """Return a picture; None for a formula that cannot be drawn within the limits."""
+        values = asdict(look)
+        ratio = values.pop("ratio")
+        drawn = self._ask(values)
+        return _picture(drawn, ratio) if drawn else None
+
+    def close(self) -> None:
+        """End the child."""
+        self._child.close()
+
+    def _ask(self, request: Mapping[str, object]) -> dict[str, Any]:
+        from app.chat.formula_program import MAX_MEMORY, MAX_SECONDS  # late: no formula, no child
+
+        try:
+            return self._child.ask(request, MAX_MEMORY, MAX_SECONDS)
+        except engine.ChildEnded as error:
+            log.info("a formula is not drawn: %s", error)
+        except OSError as error:
+            log.warning("formulas cannot be drawn: %s", error)
+        return {}
+
+
+def _picture(drawn: dict[str, Any], ratio: float) -> FormulaPicture | None:
+    width, height = float(drawn["width"]), float(drawn["height"])
+    columns, rows = math.ceil(width * ratio), math.ceil(height * ratio)
+    if columns * rows > MAX_AREA:
+        return None
+    renderer = QSvgRenderer(QByteArray(str(drawn["svg"]).encode()))
+    if not renderer.isValid():
+        return None
+    image = QImage(columns, rows, QImage.Format.Format_ARGB32_Premultiplied)
+    image.fill(0)
+    painter = QPainter(image)
+    renderer.render(painter, QRectF(0, 0, width * ratio, height * ratio))
+    painter.end()
+    image.setDevicePixelRatio(ratio)
+    return FormulaPicture(image, columns / ratio, rows / ratio, float(drawn["depth"]))
+
+
+SOURCE: Final = QTextFormat.Property.UserProperty + 2
+"""Property of a picture: the formula as it was written."""
+
+NUMBER: Final = QTextFormat.Property.UserProperty + 3
+"""Property of the source of a formula whose picture is being drawn."""
+
+SCALE: Final = 1.14
+"""Size of a formula's letters beside those of the text, whose small letters are larger."""
+
+OBJECT: Final = "\ufffc"
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """The source of a formula that stands in a text.
+
+    Attributes:
+        style: style of the text around it.
+        cursor: its beginning.
+        length: its length in the document, which counts in UTF-16.
+    """
+
+    look: FormulaLook
+    formula: Formula
+    style: QTextCharFormat
+    cursor: QTextCursor
+    length: int
+
+
+class InlineFormulas(QObject):
+    """The formulas of one text view."""
+
+    def __init__(self, view: QTextEdit) -> None:
+        super().__init__(view)
+        self._view = view
+        self._document = view.document()
+        self._pictures = formula_pictures()
+        self._waiting: dict[int, _Waiting] = {}
+        self._n_made = 0
+
+    def insert(
+        self, cursor: QTextCursor, formula: Formula, style: QTextCharFormat, code: QTextCharFormat
+    ) -> None:
+        """Insert a formula.
+
+        Args:
+            style: style of the text around it.
+            code: style of its source, shown until its picture is there, or if there will be none.
+        """
+        look = self._look(formula, style)
+        if not self._waiting:
+            self._pictures.ready.connect(self._show)  # before it is wanted, or it may be missed
+        is_coming = self._pictures.want(look)
+        picture = self._pictures.find(look)
+        shown = printable(formula.source).replace("\n", "\u2028")
+        if picture is not None:
+            cursor.insertText(OBJECT, self._image(picture, formula, style))
+        elif is_coming:
+            self._insert_source(cursor, shown, code, look, formula, style)
+        else:
+            cursor.insertText(shown, code)
+        if not self._waiting:
+            self._pictures.ready.disconnect(self._show)
+
+    def _insert_source(
+        self, cursor: QTextCursor, shown: str, code: QTextCharFormat, look: FormulaLook,
+        formula: Formula, style: QTextCharFormat,
+    ) -> None:  # fmt: skip
+        self._n_made += 1
+        code.setProperty(NUMBER, self._n_made)
+        start = QTextCursor(cursor)
+        start.setKeepPositionOnInsert(True)
+        cursor.insertText(shown, code)
+        start.setKeepPositionOnInsert(False)
+        length = len(shown.encode("utf-16-le")) // 2
+        self._waiting[self._n_made] = _Waiting(look, formula, style, start, length)
+
+    def with_sources(self, text: str, start: int) -> str:
+        """Return a text of the document with the formulas' sources in place of their pictures.
+
+        Args:
+            text: text in which each picture is one character, `OBJECT`.
+            start: position of the document behind which the first of them is looked for.
+        """
+        document, position = self._document, start
+        parts = text.split(OBJECT)
+        result = [parts[0]]
+        cursor = QTextCursor(document)
+        for part in parts[1:]:
+            while position < document.characterCount() and document.characterAt(position) != OBJECT:
+                position += 1
+            position += 1
+            cursor.setPosition(min(position, document.characterCount() - 1))
+            result += [str(cursor.charFormat().property(SOURCE) or OBJECT), part]
+        return "".join(result)
+
+    def _look(self, formula: Formula, style: QTextCharFormat) -> FormulaLook:
+        is_coloured = style.hasProperty(QTextFormat.Property.ForegroundBrush)
+        return FormulaLook(
+            formula.latex,
+            formula.is_display,
+            self._font(style).pixelSize() * SCALE,
+            style.foreground().color().name() if is_coloured else theme().text,
+            self._view.devicePixelRatioF(),
+        )
+
+    def _font(self, style: QTextCharFormat) -> QFont:
+        font = QFont(self._document.defaultFont())
+        pixels = style.property(QTextFormat.Property.FontPixelSize)
+        if pixels:
+            font.setPixelSize(int(pixels))
+        return font
+
+    @Slot(object)
+    def _show(self, look: FormulaLook) -> None:
+        """Put a picture in the place of all sources that wait for it."""
+        if not self._waiting:
+            return  # it was on its way when the last one was shown
+        picture = self._pictures.find(look)
+        for number, waiting in list(self._waiting.items()):
+            if waiting.look == look:
+                del self._waiting[number]
+                if picture is not None:
+                    self._replace(number, waiting, picture)
+        if not self._waiting:
+            self._pictures.ready.disconnect(self._show)
+
+    def _replace(self, number: int, waiting: _Waiting, picture: FormulaPicture) -> None:
+        """Replace a source, unless it has gone; marks of positions around it stay right."""
+        start, end = waiting.cursor.position(), waiting.cursor.position() + waiting.length
+        cursor = QTextCursor(self._document)
+        if end >= self._document.characterCount():
+            return
+        cursor.setPosition(start + 1)
+        if cursor.charFormat().property(NUMBER) != number:
+            return
+        cursor.beginEditBlock()
+        # inside the source, so that a mark at either end of it stays there
+        cursor.insertText(OBJECT, self._image(picture, waiting.formula, waiting.style))
+        keep = QTextCursor.MoveMode.KeepAnchor
+        for first, last in ((start + 2, end + 1), (start, start + 1)):
+            cursor.setPosition(first)
+            cursor.setPosition(last, keep)
+            cursor.removeSelectedText()
+        cursor.endEditBlock()
+
+    def _image(
+        self, picture: FormulaPicture, formula: Formula, style: QTextCharFormat
+    ) -> QTextCharFormat:
+        """Return the format of a picture that stands on the baseline of its line.
+
+        Qt lets an object reach as far below the baseline as letters of its format's font do, so the
+        font is chosen for that: nothing is written in it.
+        """
+        below = _font_reaching(self._font(style), picture.depth)
+        depth = QFontMetrics(below).descent()
+        ratio = picture.image.devicePixelRatio()
+        above = math.ceil((picture.height - picture.depth) * ratio) / ratio
+        height = above + depth
+        pixmap = QPixmap(math.ceil(picture.width * ratio), math.ceil(height * ratio))
+        pixmap.setDevicePixelRatio(ratio)
+        pixmap.fill(Qt.GlobalColor.transparent)
+        painter = QPainter(pixmap)
+        painter.drawImage(QPointF(0, above - (picture.height - picture.depth)), picture.image)
+        painter.end()
+        self._n_made += 1
+        name = f"formula:{self._n_made}"
+        self._document.addResource(
+            QTextDocument.ResourceType.ImageResource.value, QUrl(name), pixmap
+        )
+        image = QTextImageFormat()
+        image.merge(style)
+        image.setObjectType(QTextFormat.ObjectTypes.ImageObject.value)
+        image.setFont(below)
+        image.setName(name)
+        image.setWidth(picture.width)
+        image.setHeight(height)
+        image.setVerticalAlignment(QTextCharFormat.VerticalAlignment.AlignBaseline)
+        image.setProperty(SOURCE, formula.source)
+        set_tip(image, formula.source)
+        return image
+
+
+def _font_reaching(font: QFont, depth: float) -> QFont:
+    """Return a font of the size whose letters reach a depth below the baseline, in pixels."""
+    found = QFont(font)
+    size = 1
+    found.setPixelSize(size)
+    while QFontMetrics(found).descent() < depth:
+        size += 1
+        found.setPixelSize(size)
+    return found

@@ -1,0 +1,225 @@
+"""The child that reads pictures, and what its answers mean; for one thread at a time."""
+
+from __future__ import annotations
+
+import logging
+from base64 import b64decode
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from PySide6.QtCore import QBuffer, QObject
+from PySide6.QtGui import QImage
+
+import engine  # for names that only pictures need, which are resolved when they are used
+from app.chat.images.program import MAX_MEMORY, MAX_SECONDS
+from app.chat.message import MAX_IMAGE_NAME, ChatImage
+from app.core.background import KeptChild, KeyedJobs
+from app.core.translation import tr
+from engine import EngineError, image_bytes, one_line, program_command
+
+if TYPE_CHECKING:
+    from app.chat.images.files import ImageFolder
+
+log = logging.getLogger(__name__)
+
+COMMAND: Final = program_command("app.chat.images.program")
+
+
+class PictureChild:
+    """A child that reads pictures; it starts when it is asked, and anew after it was ended."""
+
+    def __init__(self) -> None:
+        self._child = KeptChild(COMMAND)
+
+    def size(self, path: Path, name: str) -> tuple[int, int]:
+        """Return the width and height of a picture, all of which has been read.
+
+        Raises:
+            EngineError: it cannot be used; the sentence calls it by `name`.
+        """
+        width, height = self._ask({"picture": str(path.absolute()), "side": 0}, name)["size"]
+        return width, height
+
+    def image(self, path: Path, side: int, name: str) -> QImage:
+        """Return a picture with sides of at most `side` pixels.
+
+        Raises:
+            EngineError: it cannot be used.
+        """
+        answer = self._ask({"picture": str(path.absolute()), "side": side}, name)
+        width, height = answer["shown"]
+        pixels = b64decode(answer["pixels"])
+        return QImage(pixels, width, height, 3 * width, QImage.Format.Format_RGB888).copy()
+
+    def page(self, path: Path, number: int) -> tuple[bytes, int]:
+        """Return a page of a document as a PNG file, and the number of its pages.
+
+        Raises:
+            EngineError: it cannot be used.
+        """
+        answer = self._ask({"pdf": str(path.absolute()), "page": number}, path.name)
+        return b64decode(answer["png"]), int(answer["n_pages"])
+
+    def kill(self) -> None:
+        """End the child, whatever it does, and read nothing any more; any thread may call it."""
+        self._child.kill()
+
+    def close(self) -> None:
+        """End the child, and close its pipes."""
+        self._child.close()
+
+    def _ask(self, request: Mapping[str, object], name: str) -> dict[str, Any]:
+        try:
+            answer = self._child.ask(request, MAX_MEMORY, MAX_SECONDS)
+        except (engine.ChildEnded, OSError) as error:
+            log.info("%s is not read: %s", one_line(name, MAX_IMAGE_NAME), error)
+            raise refusal({"problem": "excess"}, name) from None
+        if "problem" in answer:
+            raise refusal(answer, name)
+        return answer
+
+
+def refusal(answer: Mapping[str, Any], name: str) -> EngineError:
+    """Return the error of a problem that the child reports."""
+    million, hint = 1_000_000, ""
+    kind = answer["problem"]
+    texts = {
+        "none": tr("{name} is no picture that models can see."),
+        "damaged": tr("{name} is damaged and cannot be opened."),
+        "large": tr("{name} has {n} megapixels; at most {most} can be used."),
+        "bytes": tr("{name} is larger than the 32 MiB that a picture may have."),
+        "excess": tr("{name} cannot be read: it takes too long or too much memory."),
+        "unreadable": tr("{name} cannot be read: {why}."),
+        "locked": tr("{name} is locked by a password. Attach a copy without one."),
+        "no-pdf": tr("{name} is no PDF that can be read."),
+    }
+    if kind == "none":
+        hint = tr("PNG, JPEG, WebP, GIF and BMP files can be attached.")
+    elif kind in ("large", "bytes", "excess"):
+        hint = tr("Attach a smaller copy, or the part that matters.")
+    text = texts[kind].format(
+        name=one_line(name, MAX_IMAGE_NAME), why=answer.get("why", ""),
+        n=answer.get("n_pixels", 0) // million, most=engine.MAX_PIXELS // million,
+    )  # fmt: skip
+    return EngineError(text, hint)
+
+
+MAX_KEPT: Final = 64 << 20
+"""Largest number of bytes of pictures for the screen that are kept."""
+
+T = TypeVar("T")
+
+Then = Callable[[T | EngineError], None]
+"""Function that gets what was wanted, or why it cannot be had."""
+
+
+class ImageReader(QObject):
+    """Reader of pictures.
+
+    Args:
+        folder: where the pictures of chats are.
+    """
+
+    def __init__(self, folder: ImageFolder, parent: QObject) -> None:
+        super().__init__(parent)
+        self._folder = folder
+        self._jobs = KeyedJobs("tandem-pictures", self)
+        self._numbers = count()
+        self._child = PictureChild()
+        self._kept: OrderedDict[tuple[str, int], QImage] = OrderedDict()
+
+    def add(
+        self, chat_id: str, source: Path | bytes | QImage, name: str, then: Then[ChatImage]
+    ) -> None:
+        """Keep a picture for a chat: a file, its bytes, or an image of the clipboard."""
+        self.run(lambda: self._add(chat_id, source, name), then)
+
+    def add_page(
+        self, chat_id: str, path: Path, number: int, then: Then[tuple[ChatImage, int]]
+    ) -> None:
+        """Keep a page of a document as a picture; `then` gets the number of all pages, too."""
+        self.run(lambda: self._add_page(chat_id, path, number), then)
+
+    def show(self, path: Path, side: int, name: str, then: Then[QImage]) -> None:
+        """Call `then` with a picture of a chat, with sides of at most `side` pixels.
+
+        Args:
+            name: what an error calls it.
+        """
+        if (known := self._kept.get((str(path), side))) is not None:
+            self._kept.move_to_end((str(path), side))
+            then(known)
+            return
+
+        def keep(found: QImage | EngineError) -> None:
+            if isinstance(found, QImage):
+                self._keep(path, side, found)
+            then(found)
+
+        self.run(lambda: self._child.image(path, side, name), keep)
+
+    def run(self, work: Callable[[], T], then: Then[T]) -> None:
+        """Do work with files of pictures on the thread."""
+        found: list[T] = []
+
+        def report(error: Exception | None) -> None:
+            if found:
+                then(found[0])
+            elif isinstance(error, EngineError):
+                then(error)
+            elif error is not None:
+                log.error("a picture could not be kept", exc_info=error)
+                why = error.strerror if isinstance(error, OSError) else ""
+                text = tr("A picture cannot be kept: {why}.")
+                then(EngineError(text.format(why=why or error)))
+
+        self._jobs.run(str(next(self._numbers)), lambda: found.append(work()), report)
+
+    def close(self) -> None:
+        """End the child, whatever it reads, and the thread."""
+        self._child.kill()
+        self._jobs.close()
+        self._child.close()
+
+    def _keep(self, path: Path, side: int, image: QImage) -> None:
+        self._kept[str(path), side] = image
+        while len(self._kept) > 1 and sum(i.sizeInBytes() for i in self._kept.values()) > MAX_KEPT:
+            self._kept.popitem(last=False)
+
+    # on the thread
+
+    def _add(self, chat_id: str, source: Path | bytes | QImage, name: str) -> ChatImage:
+        if isinstance(source, Path):
+            self._child.size(source, name)  # what is of no use is not copied first
+            source = image_bytes(source)
+        data = _png(source) if isinstance(source, QImage) else source
+        return self._put(chat_id, data, name)
+
+    def _add_page(self, chat_id: str, path: Path, number: int) -> tuple[ChatImage, int]:
+        data, n_pages = self._child.page(path, number)
+        return self._put(chat_id, data, path.name, number), n_pages
+
+    def _put(self, chat_id: str, data: bytes, name: str, page: int = 0) -> ChatImage:
+        """Keep a picture's file, and return what a message keeps of it."""
+        try:
+            file, had = self._folder.put(chat_id, data)
+        except ValueError:
+            raise refusal({"problem": "none"}, name) from None
+        try:
+            width, height = self._child.size(self._folder.own_path(chat_id, file), name)
+        except EngineError:
+            if not had:  # else a message may name it
+                self._folder.remove(chat_id, file)
+            raise
+        return ChatImage(name, file, width, height, page)
+
+
+def _png(image: QImage) -> bytes:
+    """Return an image as a file."""
+    buffer = QBuffer()
+    buffer.open(QBuffer.OpenModeFlag.WriteOnly)
+    image.save(buffer, "PNG")  # type: ignore[call-overload]  # the stub knows no device
+    return bytes(buffer.data().data())

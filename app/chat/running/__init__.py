@@ -1,1 +1,0 @@
-"""The list of the answers that are being written, in all chats."""

@@ -1,1 +1,0 @@
-"""Widgets of the panel beside the chat; each knows its own signals, none its neighbours."""

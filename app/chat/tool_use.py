@@ -1,0 +1,187 @@
+"""A call of a tool in a chat, with what has come of it."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from enum import Enum
+from typing import Any, Final, Literal, get_args
+
+from app.core.translation import tr
+from app.tools.states import ServerTool
+from engine import ChatMessage, ToolCall, ToolCallBegun, ToolCallText
+
+CallState = Literal["writing", "cut", "waiting", "running", "done", "failed", "refused", "stopped"]
+"""State of a call: a model writes it, its answer ended before it was whole, a person is asked
+whether it may run, it runs, has ended."""
+
+STATES: Final = get_args(CallState)
+
+
+class CallStep(Enum):
+    """A step that a person can take with a call."""
+
+    RUN = "run"
+    REFUSE = "refuse"
+    STOP = "stop"
+
+
+@dataclass(frozen=True, slots=True)
+class ToolUse:
+    """A call of a tool that a model has asked for.
+
+    Attributes:
+        id: name of the call, by which its result refers to it.
+        name: name of the tool among those of all servers, as models call it.
+        server: name of the tool's server; "" where there is no such tool.
+        title: name of the tool as it is shown.
+        arguments: text of a JSON object, as far as it is written.
+        result: what the tool has returned, or why it has not.
+        extra: what else a file said of the call; it is written again as it was.
+    """
+
+    id: str
+    name: str
+    server: str = ""
+    title: str = ""
+    arguments: str = ""
+    state: CallState = "writing"
+    result: str = ""
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> ToolUse:
+        """Return the call of a chat's file; one that ran when the file was written has stopped.
+
+        Raises:
+            TypeError, KeyError, AttributeError: the data is no call.
+        """
+        known = [spec.name for spec in fields(cls) if spec.name != "extra"]
+        values = {name: data[name] for name in known}
+        if not all(isinstance(value, str) for value in values.values()):
+            raise TypeError(f"no call: {values!r}")
+        if values["state"] == "running" or values["state"] not in STATES:
+            values["state"] = "stopped"
+        extra = {name: value for name, value in data.items() if name not in known}
+        return cls(**values, extra=extra)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the call may still get a result: it waits or runs."""
+        return self.state in ("waiting", "running")
+
+
+def read_arguments(text: str) -> dict[str, Any] | None:
+    """Return the arguments of a call; None if the text is no JSON object."""
+    try:
+        found = json.loads(text or "{}")
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def with_stopped(calls: Iterable[ToolUse], *states: CallState) -> tuple[ToolUse, ...]:
+    """Return calls of which those in some states have stopped."""
+    return tuple(replace(call, state="stopped") if call.state in states else call for call in calls)
+
+
+Calls = tuple[ToolUse, ...]
+
+
+def with_event(
+    calls: Calls, event: ToolCallBegun | ToolCallText, offers: Sequence[ServerTool]
+) -> Calls:
+    """Return the calls of an answer after an event.
+
+    A call with the number of an earlier one is written anew, with all that follow it.
+
+    Args:
+        offers: the tools that the model was told of.
+    """
+    if isinstance(event, ToolCallBegun):
+        return (*calls[: event.index], _begun(event, calls[: event.index], offers))
+    if not event.index < len(calls):
+        return calls
+    call = calls[event.index]
+    grown = replace(call, arguments=call.arguments + event.text)
+    return (*calls[: event.index], grown, *calls[event.index + 1 :])
+
+
+def ended(calls: Calls, reason: str, *, is_whole: bool) -> Calls:
+    """Return the calls of an answer that has ended.
+
+    Those of one that a failure has cut off stay as they are, so that it can go on inside of one.
+
+    Args:
+        reason: reason of the end.
+        is_whole: whether the model itself has ended it; else the last call is not whole.
+    """
+    if reason == "failed":
+        return calls
+    if reason == "cancelled":
+        return tuple(replace(c, state="stopped") if c.state == "writing" else c for c in calls)
+    found = [_checked(call) if call.state == "writing" else call for call in calls]
+    if found and not is_whole and calls[-1].state == "writing":
+        text = tr("The answer ended before this call was whole, so it did not run.")
+        found[-1] = replace(calls[-1], state="cut", result=text)
+    return tuple(found)
+
+
+def _begun(event: ToolCallBegun, before: Calls, offers: Sequence[ServerTool]) -> ToolUse:
+    offer = next((one for one in offers if one.tool.name == event.name), None)
+    known = {call.id for call in before}
+    number = event.id if event.id and event.id not in known else uuid.uuid4().hex[:9]
+    if offer is None:
+        return ToolUse(number, event.name, title=event.name)
+    return ToolUse(number, event.name, offer.server, offer.title or offer.name)
+
+
+def _checked(call: ToolUse) -> ToolUse:
+    """Return a whole call, which waits for a person if it can run."""
+    if not call.server:
+        text = tr("There is no tool {name}.").format(name=call.name)
+        return replace(call, state="failed", result=text)
+    if read_arguments(call.arguments) is None:
+        return replace(call, state="failed", result=tr("The arguments are no JSON object."))
+    return replace(call, state="waiting")
+
+
+WITHOUT_RESULT: Final[dict[CallState, str]] = {
+    "writing": "This call was cut off before it was whole, so it did not run.",
+    "cut": "This call was cut off before it was whole, so it did not run.",
+    "waiting": "The user has not let this call run.",
+    "running": "This call has no result yet.",
+    "done": "This call has succeeded without any output.",
+    "failed": "This call has failed.",
+    "refused": "The user has refused this call.",
+    "stopped": "The user has stopped this call before it had a result.",
+}
+"""What a model is told of a call in a state that has no result of its own."""
+
+
+def call_turns(text: str, thought: str, calls: Sequence[ToolUse]) -> list[ChatMessage]:
+    """Return the turns of an answer with calls: the answer, and a result for each call.
+
+    Args:
+        text: what the answer says.
+        thought: thought in front of it; "" to leave it out.
+    """
+    asked = tuple(ToolCall(call.name, _arguments(call), call.id) for call in calls)
+    results = [
+        ChatMessage("tool", _result_text(call), tool_call_id=call.id, name=call.name)
+        for call in calls
+    ]
+    return [ChatMessage("assistant", text.strip(), thought, asked), *results]
+
+
+def _arguments(call: ToolUse) -> str:
+    """Return arguments that a template can read; those that cannot be are left out."""
+    is_object = bool(call.arguments) and read_arguments(call.arguments) is not None
+    return call.arguments if is_object else "{}"
+
+
+def _result_text(call: ToolUse) -> str:
+    has_own = call.state in ("done", "failed") and call.result.strip()
+    return call.result if has_own else WITHOUT_RESULT[call.state]

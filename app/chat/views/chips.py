@@ -1,0 +1,307 @@
+"""Chips of files and images, in a draft and in messages, and the images in a bubble."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Final
+
+from PySide6.QtCore import QMargins, QRectF, QSize, Qt, Signal, Slot
+from PySide6.QtGui import QColor, QImage, QPainter, QPaintEvent, QPen
+from PySide6.QtWidgets import QAbstractButton, QFrame, QHBoxLayout, QMenu, QVBoxLayout, QWidget
+from shiboken6 import isValid
+
+from app.chat.attachments.files import DraftFile, FilePart
+from app.chat.images.album import ImageAlbum
+from app.chat.message import Attachment, ChatImage
+from app.chat.views.image_viewer import ImageCanvas, fitting, paint_image
+from app.core.scale import px
+from app.core.translation import tr, tr_n
+from app.core.units import decimal_size
+from app.widgets.buttons import IconButton, button
+from app.widgets.layout import GAP, FlowBox
+from app.widgets.text import ElidedLabel, caption_text, label, set_tip
+from app.widgets.theme import set_role, theme
+from engine import EngineError, one_line
+
+MAX_NAME: Final = 36
+"""Largest number of characters of a file's name on a chip."""
+
+MAX_LISTED: Final = 30
+"""Largest number of parts in the menu of a file that is too large."""
+
+MAX_TIP: Final = 600
+
+
+def details(n_bytes: int, n_tokens: int | None, part: int = 1, n_parts: int = 1) -> str:
+    """Return what a chip says behind the name: "part 2 of 3 · 12.3 kB · 3,100 tokens"."""
+    parts = [tr("part {n} of {total}").format(n=part, total=n_parts)] if n_parts > 1 else []
+    parts.append(decimal_size(n_bytes))
+    if n_tokens:
+        parts.append(tr_n("{n} token", "{n} tokens", n_tokens))
+    return " · ".join(parts)
+
+
+class FileChip(QFrame):
+    """Chip of a file that goes with a message."""
+
+    def __init__(self, name: str, more: str, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.setProperty("role", "fileChip")
+        shown = one_line(name, MAX_NAME)
+        self.setAccessibleName(f"{shown}, {more}")
+        self.name, self.more = label(shown), ElidedLabel(more)
+        self.more.setProperty("role", "muted")
+        self.row = QHBoxLayout(self)
+        self.row.setContentsMargins(10, 4, 6, 4)
+        self.row.setSpacing(6)
+        self.row.addWidget(self.name)
+        self.row.addWidget(self.more)
+
+
+class DraftChip(FileChip):
+    """Chip of a file that shall go with the next message."""
+
+    removed = Signal(object)  # DraftFile
+    part_chosen = Signal(object, object, int)  # DraftFile, all parts, number from 1
+    pages_wanted = Signal(object)  # DraftFile whose pages shall go as pictures
+
+    def __init__(
+        self, file: DraftFile, parts: tuple[FilePart, ...], *, is_too_large: bool,
+        sees_pages: bool = False,
+    ) -> None:  # fmt: skip
+        known = file.file
+        more = details(known.n_bytes, file.n_tokens, file.number, file.n_parts) if known else ""
+        super().__init__(file.path.name, more or tr("reading…"))
+        self.file, self._parts = file, parts
+        set_tip(self, str(file.path))
+        if is_too_large:
+            set_role(self.more, "danger")
+        if parts:
+            self.choose = button(
+                tr("Choose part…"), "chip",
+                tr("Choose a part of {name}").format(name=self.name.text()),
+            )  # fmt: skip
+            self.choose.clicked.connect(self._offer)
+            self.row.addWidget(self.choose)
+        if sees_pages:
+            pages = button(
+                tr("As pictures"), "chip",
+                tr("Attach the pages of {name} as pictures").format(name=self.name.text()),
+            )  # fmt: skip
+            pages.clicked.connect(lambda: self.pages_wanted.emit(self.file))
+            self.row.addWidget(pages)
+        remove = IconButton("close", tr("Remove {name}").format(name=self.name.text()), size=12)
+        remove.clicked.connect(lambda: self.removed.emit(self.file))
+        self.row.addWidget(remove)
+
+    def menu(self) -> QMenu:
+        """Return the menu of the parts."""
+        menu = QMenu(self)
+        text = self.file.file.text if self.file.file else ""
+        for number, part in enumerate(self._parts[:MAX_LISTED], 1):
+            begins = one_line(text[part.start : part.start + 200], 40)
+            title = tr("Part {n} of {total} · {tokens} tokens · {begins}").format(
+                n=number, total=len(self._parts), tokens=part.n_tokens, begins=begins
+            )
+            action = menu.addAction(caption_text(title, 100))
+            action.triggered.connect(
+                lambda _=False, n=number: self.part_chosen.emit(self.file, self._parts, n)
+            )
+        return menu
+
+    def _offer(self) -> None:
+        self.menu().popup(self.choose.mapToGlobal(self.choose.rect().bottomLeft()))
+
+
+def message_chips(files: Sequence[Attachment], parent: QWidget) -> FlowBox:
+    """Return the chips of a message that was sent."""
+    box = FlowBox(parent)
+    chips = []
+    for file in files:
+        more = details(file.n_bytes, file.n_tokens, file.part, file.n_parts)
+        chip = FileChip(file.name, more)
+        set_tip(chip, file.text[:MAX_TIP])
+        chips.append(chip)
+    box.set_widgets(chips)
+    return box
+
+
+CHIP_BOX: Final = QSize(64, 44)
+"""Largest size of the picture on a chip."""
+
+
+class ImageChip(FileChip):
+    """Chip of a picture, or of all pages of a document; the cross takes it away."""
+
+    removed = Signal(object)  # the pictures
+    pages_wanted = Signal(object)  # the pictures, of which a person wants to choose some
+
+    def __init__(
+        self, pictures: Sequence[ChatImage], album: ImageAlbum, *, is_refused: bool
+    ) -> None:
+        first = pictures[0]
+        name = first.name if first.page else first.title
+        super().__init__(name, _details(pictures, album))
+        if is_refused:
+            set_role(self.more, "danger")
+        size = fitting(
+            first.width, first.height, QSize(px(CHIP_BOX.width()), px(CHIP_BOX.height()))
+        )
+        self.canvas = ImageCanvas(size)
+        self.row.insertWidget(0, self.canvas)
+        if len(pictures) > 1:
+            choose = button(
+                tr("Choose pages…"), "chip",
+                tr("Choose pages of {name}").format(name=self.name.text()),
+            )  # fmt: skip
+            choose.clicked.connect(lambda: self.pages_wanted.emit(tuple(pictures)))
+            self.row.addWidget(choose)
+        remove = IconButton("close", tr("Remove {name}").format(name=self.name.text()), size=12)
+        remove.clicked.connect(lambda: self.removed.emit(tuple(pictures)))
+        self.row.addWidget(remove)
+        side = round(max(size.width(), size.height()) * self.devicePixelRatioF())
+        album.show(first, side, self._take)
+
+    def _take(self, found: QImage | EngineError) -> None:
+        if isValid(self) and isinstance(found, QImage):
+            self.canvas.set_image(found)
+
+
+class WaitingChip(FileChip):
+    """Chip of a picture that is being read; the cross ends that."""
+
+    removed = Signal(str)
+
+    def __init__(self, key: str, name: str, more: str) -> None:
+        super().__init__(name, more)
+        remove = IconButton("close", tr("Remove {name}").format(name=self.name.text()), size=12)
+        remove.clicked.connect(lambda: self.removed.emit(key))
+        self.row.addWidget(remove)
+
+
+def _details(pictures: Sequence[ChatImage], album: ImageAlbum) -> str:
+    """Return what a chip says behind the name: "1024 x 768, 391 tokens", or of several pages."""
+    if not pictures[0].page:
+        return album.caption(pictures[0])
+    parts = [tr_n("{n} page as a picture", "{n} pages as pictures", len(pictures))]
+    numbers = [album.n_tokens(picture) for picture in pictures]
+    if None not in numbers:
+        total = sum(n for n in numbers if n)
+        parts.append(tr_n("{n} token", "{n} tokens", total))
+    elif not album.sees:
+        parts.append(tr("not seen by this model"))
+    return " · ".join(parts)
+
+
+TILE_BOX: Final = QSize(220, 165)
+"""Largest size of a picture in a bubble; a narrow bubble has smaller ones."""
+
+MAX_TOKENS: Final = 9999
+"""Number of tokens for which a caption has room, whatever model is loaded."""
+
+FRAME: Final = 3
+"""Room for the frame that shows the focus, in pixels."""
+
+
+class ImageTile(QAbstractButton):
+    """A small picture that can be pressed."""
+
+    def __init__(self, picture: ChatImage, album: ImageAlbum, parent: QWidget) -> None:
+        super().__init__(parent)
+        self._picture, self._album = picture, album
+        self.image: QImage | None = None
+        self._note = ""
+        box = QSize(px(TILE_BOX.width()), px(TILE_BOX.height()))
+        self._size = fitting(picture.width, picture.height, box)
+        self.setFixedSize(self._size.grownBy(QMargins(*[px(FRAME)] * 4)))
+        self.setCursor(Qt.CursorShape.PointingHandCursor)
+        self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
+        set_tip(self, picture.title)
+        side = round(max(self._size.width(), self._size.height()) * self.devicePixelRatioF())
+        album.show(picture, side, self._take)
+
+    def set_caption(self, caption: str) -> None:
+        """Tell people who cannot see the picture what stands below it."""
+        self.setAccessibleName(
+            tr("Picture {name}, {caption}. Press to enlarge.").format(
+                name=self._picture.title, caption=caption
+            )
+        )
+
+    def _take(self, found: QImage | EngineError) -> None:
+        if not isValid(self):  # the view is gone by now
+            return
+        if isinstance(found, QImage):
+            self.image = found
+        else:
+            self._note = tr("This picture is gone.")
+            set_tip(self, found.message)
+        self.update()
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        painter = QPainter(self)
+        frame = px(FRAME)
+        area = QRectF(self.rect()).adjusted(frame, frame, -frame, -frame)
+        paint_image(painter, area, self.image, self._note)
+        if self.hasFocus():
+            painter.setPen(QPen(QColor(theme().accent), 2))
+            painter.drawRoundedRect(QRectF(self.rect()).adjusted(1, 1, -1, -1), px(8), px(8))
+        painter.end()
+
+
+class _Captioned(QWidget):
+    """A picture with its size and tokens below it."""
+
+    pressed = Signal()
+
+    def __init__(self, picture: ChatImage, album: ImageAlbum, parent: QWidget) -> None:
+        super().__init__(parent)
+        self._picture, self._album = picture, album
+        self.tile = ImageTile(picture, album, self)
+        self.tile.clicked.connect(self.pressed)
+        self.caption = ElidedLabel()
+        self.caption.setProperty("role", "muted")
+        column = QVBoxLayout(self)
+        column.setContentsMargins(0, 0, 0, 0)
+        column.setSpacing(2)
+        column.addWidget(self.tile)
+        column.addWidget(self.caption)
+        widest = self._in_words(f"{picture.size}, {tr_n('{n} token', '{n} tokens', MAX_TOKENS)}")
+        self.caption.setMinimumWidth(self.caption.fontMetrics().horizontalAdvance(widest))
+        self.refresh()
+
+    @Slot()
+    def refresh(self) -> None:
+        """Show what the loaded model makes of it."""
+        text = self._in_words(self._album.caption(self._picture))
+        self.caption.set_full_text(text)
+        self.tile.set_caption(text)
+
+    def _in_words(self, caption: str) -> str:
+        if not self._picture.page:
+            return caption
+        return tr("Page {n}: {caption}").format(n=self._picture.page, caption=caption)
+
+
+class ImageTiles(FlowBox):
+    """The pictures of a message."""
+
+    def __init__(self, pictures: Sequence[ChatImage], album: ImageAlbum, parent: QWidget) -> None:
+        super().__init__(parent)
+        self.tiles = [_Captioned(picture, album, self) for picture in pictures]
+        for at, tile in enumerate(self.tiles):
+            tile.pressed.connect(partial(album.enlarge, pictures, at))
+        self.set_widgets(self.tiles)
+        album.changed.connect(self.refresh)
+
+    @property
+    def ideal_width(self) -> int:
+        """Width in pixels with all of them in a row."""
+        return sum(tile.sizeHint().width() for tile in self.tiles) + GAP * (len(self.tiles) - 1)
+
+    @Slot()
+    def refresh(self) -> None:
+        """Show what the loaded model makes of them."""
+        for tile in self.tiles:
+            tile.refresh()
