@@ -18,8 +18,7 @@ from mcp.types import Tool as ListedTool
 
 from app.core.translation import tr
 from app.tools.results import limited, tool_names, tool_result
-from app.tools.server_store import ToolLimits, ToolServer
-from app.tools.states import ServerTool, ToolResult
+from app.tools.server_store import ServerTool, ToolLimits, ToolResult, ToolServer
 from app.tools.transports import (
     Ending,
     EndWatch,

@@ -10,8 +10,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from app.core.translation import tr
 from app.tools.results import BETWEEN, server_prefixes
-from app.tools.server_store import ToolLimits, ToolServer
-from app.tools.states import RunningCall, ServerTool, ToolResult, ToolServerState
+from app.tools.server_store import (
+    RunningCall,
+    ServerTool,
+    ToolLimits,
+    ToolResult,
+    ToolServer,
+    ToolServerState,
+)
 from engine import EngineError
 
 if TYPE_CHECKING:

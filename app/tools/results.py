@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from app.tools.states import ToolResult
+from app.tools.server_store import ToolResult
 from engine import one_line, printable
 
 if TYPE_CHECKING:

@@ -8,11 +8,10 @@ from PySide6.QtCore import QSize, Qt, Signal, Slot
 from PySide6.QtGui import QEnterEvent, QFocusEvent, QIcon, QResizeEvent
 from PySide6.QtWidgets import QPushButton, QStyle, QStyleOptionButton, QToolButton, QWidget
 
-from app.core.scale import px
 from app.core.translation import tr
 from app.widgets.shortcuts import with_keys
 from app.widgets.text import caption_text, set_tip
-from app.widgets.theme import icon, set_role, theme, theme_signals
+from app.widgets.theme import icon, px, set_role, theme, theme_signals
 from engine import one_line
 
 LEAST_SHOWN = "mmmm…"

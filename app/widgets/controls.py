@@ -20,9 +20,8 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from app.core.scale import px
 from app.widgets.layout import scaled
-from app.widgets.theme import mix, theme
+from app.widgets.theme import mix, px, theme
 
 SHEET_WIDTH, MOST_SHEET_HEIGHT, SHEET_GAP = 420, 480, 6
 """Width and largest height of a sheet, and its distance from what opens it, in pixels."""

@@ -18,11 +18,10 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from app.core.scale import px
 from app.core.translation import tr
 from app.widgets.buttons import IconButton
 from app.widgets.text import label
-from app.widgets.theme import theme_signals
+from app.widgets.theme import px, theme_signals
 
 GAP = 6
 

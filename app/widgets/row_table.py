@@ -8,9 +8,9 @@ from PySide6.QtCore import QModelIndex, QPoint, Qt, Signal, Slot
 from PySide6.QtGui import QKeyEvent, QResizeEvent, QShowEvent
 from PySide6.QtWidgets import QHeaderView, QScrollArea, QTableView, QWidget
 
-from app.core.scale import px
 from app.widgets.layout import scaled
 from app.widgets.shortcuts import is_pressed
+from app.widgets.theme import px
 
 ROW_HEIGHT = 30
 GOOD_NAME = 290

@@ -15,7 +15,7 @@ from app.core.engine_client import EngineClient, EngineState
 from app.core.notice import Notice
 from app.core.settings import SettingsStore
 from app.core.translation import tr, tr_n
-from app.models.current.session import ModelSession
+from app.models.current.model_session import ModelSession
 from app.remote.client.address import is_remote, short_name
 from engine import one_line
 

@@ -13,9 +13,9 @@ from app.core.background import LatestJob
 from app.core.engine_client import EngineClient, EngineState
 from app.core.notice import Notice
 from app.core.translation import tr, tr_n
-from app.models.current.session import ModelSession
+from app.models.current.model_session import ModelSession
+from app.setup.page.engine_session import EngineFacts
 from app.setup.page.page import EnginePage
-from app.setup.page.session import EngineFacts
 from app.window.start_up import StartUp
 from engine import EngineError, ModelInfo, ModelLoaded
 

@@ -36,17 +36,15 @@ from app.chat.views.chat_list import ChatList
 from app.chat.views.chat_view import MARGIN, ChatView
 from app.chat.views.composer import Composer
 from app.chat.views.message_column import COLUMN_WIDTH
-from app.core.scale import px
 from app.core.translation import tr
-from app.models.current.views.model_bar import ModelBar
-from app.models.current.views.start_view import StartView
+from app.models.current.model_views import ModelBar, StartView
 from app.server.page.server_panel import ServerChip
 from app.widgets.banner import FloatingBanner
 from app.widgets.layout import Dock, Rail, is_in_front, scaled
 from app.widgets.row_table import neighbour, tab_stops
 from app.widgets.shortcuts import make_shortcut, with_keys
 from app.widgets.text import PlainLabel
-from app.widgets.theme import theme
+from app.widgets.theme import px, theme
 from engine import one_line
 
 SUFFIX = ".gguf"

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from app.tools.hub import ToolHub
-from app.tools.server_store import ToolLimits, ToolServer
-from app.tools.states import RunningCall, ToolResult, ToolServerState
+from app.tools.server_store import RunningCall, ToolLimits, ToolResult, ToolServer, ToolServerState
 
 WAIT_S = 60.0
 

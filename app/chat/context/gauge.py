@@ -7,11 +7,10 @@ from PySide6.QtGui import QColor, QPainter, QPaintEvent, QPen
 from PySide6.QtWidgets import QHBoxLayout, QWidget
 
 from app.chat.context.counter import ContextUsage
-from app.core.scale import px
 from app.core.translation import tr
 from app.widgets.layout import scaled
 from app.widgets.text import label, set_tip
-from app.widgets.theme import set_role, theme, theme_signals
+from app.widgets.theme import px, set_role, theme, theme_signals
 
 WARN_SHARE, DANGER_SHARE = 0.8, 0.95
 

@@ -19,7 +19,7 @@ from app.core.translation import tr, tr_n
 
 if TYPE_CHECKING:
     from app.chat.tools.source import ToolSource
-    from app.tools.states import ServerTool, ToolResult
+    from app.tools.server_store import ServerTool, ToolResult
 
 MOST_ROUNDS: Final = 25
 """Number of answers with calls to one question after which a person is asked before the next."""

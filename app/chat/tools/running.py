@@ -15,7 +15,7 @@ from app.chat.tools.tool_use import read_arguments
 
 if TYPE_CHECKING:
     from app.chat.tools.source import ToolSource
-    from app.tools.states import RunningCall, ToolResult
+    from app.tools.server_store import RunningCall, ToolResult
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from app.tools.states import RunningCall, ServerTool, ToolResult, ToolServerState
+from app.tools.server_store import RunningCall, ServerTool, ToolResult, ToolServerState
 
 
 class ToolSource(Protocol):

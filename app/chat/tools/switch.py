@@ -9,7 +9,7 @@ from app.chat.session import ChatSession
 from app.chat.tools.source import ToolSource
 from app.chat.views.composer import Composer
 from app.core.translation import tr, tr_n
-from app.tools.states import ToolServerState
+from app.tools.server_store import ToolServerState
 from app.widgets.buttons import button
 from app.widgets.text import caption_text, set_tip
 

@@ -7,13 +7,12 @@ from PySide6.QtGui import QDragEnterEvent, QDropEvent, QFocusEvent, QImage, QKey
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QPlainTextEdit, QSizePolicy, QVBoxLayout, QWidget
 
 from app.chat.context.gauge import ContextGauge
-from app.core.scale import px
 from app.core.translation import tr
 from app.widgets.buttons import ElidedButton, button
 from app.widgets.layout import scaled
 from app.widgets.shortcuts import is_pressed, with_keys
 from app.widgets.text import label, set_tip
-from app.widgets.theme import set_role, theme_signals
+from app.widgets.theme import px, set_role, theme_signals
 
 MAX_LINES = 12
 

@@ -13,12 +13,11 @@ from app.chat.markdown import DisplayFormula, Piece
 from app.chat.views.inline_formulas import SCALE
 from app.chat.views.prose_view import INDENT, QUOTE_INDENT
 from app.chat.views.text_block import MONOSPACE, TEXT_PIXELS
-from app.core.scale import px
 from app.core.translation import tr
 from app.widgets.layout import fit_height
 from app.widgets.shortcuts import is_pressed
 from app.widgets.text import PlainLabel, set_tip
-from app.widgets.theme import theme
+from app.widgets.theme import px, theme
 from engine import one_line
 
 MARGIN: Final = 4

@@ -39,10 +39,9 @@ from PySide6.QtWidgets import (
 
 from app.chat.search.hits import MOST_HITS, Hit
 from app.chat.search.words import Snippet
-from app.core.scale import px
 from app.core.translation import language, tr
 from app.widgets.text import plain_tip
-from app.widgets.theme import mix, theme
+from app.widgets.theme import mix, px, theme
 
 TEXT_PIXELS, TITLE_PIXELS = 12, 13
 MOST_LINES: Final = 3

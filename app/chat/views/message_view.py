@@ -23,10 +23,10 @@ from app.chat.message import Message
 from app.chat.views.message_body import rough_lines
 from app.chat.views.prose_view import ProseView
 from app.chat.views.turn_editor import TurnEditor
-from app.core.scale import px
 from app.core.translation import tr
 from app.widgets.buttons import HoverButton
 from app.widgets.row_table import place_among
+from app.widgets.theme import px
 
 if TYPE_CHECKING:
     from app.chat.pictures.album import PictureAlbum

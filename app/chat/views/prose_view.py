@@ -27,8 +27,7 @@ from PySide6.QtWidgets import QWidget
 
 from app.chat.markdown import Rule, TextLine, TextSpan
 from app.chat.views.text_block import TextBlock
-from app.core.scale import px
-from app.widgets.theme import theme
+from app.widgets.theme import px, theme
 
 NOTE_PIXELS = 12
 HEADING_PIXELS = (22, 19, 17, 15, 14, 14)

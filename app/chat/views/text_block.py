@@ -18,9 +18,8 @@ from PySide6.QtGui import (
 from PySide6.QtWidgets import QFrame, QSizePolicy, QTextBrowser, QWidget
 
 from app.chat.markdown import TextSpan
-from app.core.scale import px
 from app.widgets.text import set_tip
-from app.widgets.theme import theme
+from app.widgets.theme import px, theme
 from engine import printable
 
 if TYPE_CHECKING:

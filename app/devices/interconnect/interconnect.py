@@ -169,7 +169,9 @@ def links_picture(
         both = [route for route in routes if {route.source, route.goal} == {a, b}]
         edges.append(_edge(a, b, link, links.between(a, b), both, is_measured=is_measured))
     slots = topology.pcie
-    return InterconnectPicture(tuple(_node(device, slots.get(device)) for device in ids), tuple(edges))
+    return InterconnectPicture(
+        tuple(_node(device, slots.get(device)) for device in ids), tuple(edges)
+    )
 
 
 def _is_shown(pair: tuple[str, str], ids: Sequence[str]) -> bool:

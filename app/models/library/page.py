@@ -20,7 +20,7 @@ from app.core.translation import tr
 from app.devices.split.planning import open_planner
 from app.devices.split.session import SplitSession
 from app.devices.split.settings import default_settings
-from app.models.library.session import (
+from app.models.library.library_session import (
     LibraryEntry,
     LibrarySession,
     files_of,
@@ -28,14 +28,14 @@ from app.models.library.session import (
     move_to_trash,
     question_of,
 )
-from app.models.library.views.library_view import DetailsDialog, LibraryView
+from app.models.library.library_view import DetailsDialog, LibraryView
 from app.remote.client.address import is_remote
 from app.widgets.buttons import back_button
 from app.widgets.text import plain_tip, reveal
 
 if TYPE_CHECKING:
+    from app.models.library.library_session import Situation
     from app.models.library.scan import Place
-    from app.models.library.session import Situation
     from engine import ModelLoaded
 
 
@@ -244,7 +244,7 @@ class LibraryPage(QObject):
             self._mark_running(self.view)
 
     def _mark_running(self, view: LibraryView) -> None:
-        from app.models.library.session import RunningModel
+        from app.models.library.library_session import RunningModel
 
         view.set_running(RunningModel.at(self._loaded, self._loading))
 
@@ -280,9 +280,9 @@ class LibraryPage(QObject):
 
     def _make(self) -> QTabWidget:
         # imported here, since the window's first picture does not need them
+        from app.models.library.library_session import LibrarySession
+        from app.models.library.library_view import LibraryView
         from app.models.library.page import LibraryPresenter
-        from app.models.library.session import LibrarySession
-        from app.models.library.views.library_view import LibraryView
 
         self.session = LibrarySession(self._places, self.situation, self)
         self.view = LibraryView()
@@ -308,7 +308,7 @@ class LibraryPage(QObject):
 
     def situation(self) -> Situation:
         """Return the devices as they are now, for predictions on another thread."""
-        from app.models.library.session import Situation
+        from app.models.library.library_session import Situation
 
         split = self._split
         make = split.forecasters()

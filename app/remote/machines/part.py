@@ -33,7 +33,7 @@ from app.widgets.theme import set_role
 from engine import EngineError
 
 if TYPE_CHECKING:
-    from app.remote.machines.host import TeamHost
+    from app.remote.machines.team import TeamHost
     from engine import EngineHost, HostEvent, JoinedMachine, Wires
 
 MOST_MACHINES = 16
@@ -198,7 +198,7 @@ class MachinesPart(QObject):
 
     def make_host(self, on_event: Callable[[HostEvent], None]) -> EngineHost:
         """Return the host of models that all machines compute."""
-        from app.remote.machines.host import TeamHost  # late: few people have several machines
+        from app.remote.machines.team import TeamHost  # late: few people have several machines
 
         self._host = TeamHost(on_event, self.team)
         return self._host

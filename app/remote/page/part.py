@@ -15,8 +15,8 @@ from app.core.translation import tr
 from app.core.units import decimal
 from app.devices.monitor.views.monitor_panel import MonitorPanel
 from app.remote.client.address import KeyStore, RemoteAddress, is_remote, split_path
-from app.remote.client.answer import ServerFigures, read_figures
 from app.remote.client.connection import Connection
+from app.remote.client.protocol import ServerFigures, read_figures
 from app.remote.client.switch import HostSwitch, MakeHost
 from engine import EngineError
 

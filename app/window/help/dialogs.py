@@ -23,13 +23,13 @@ from PySide6.QtWidgets import (
 
 from app.core.background import LatestJob
 from app.core.process.crash import read_log
-from app.core.scale import px
 from app.core.settings import SettingsStore
 from app.core.translation import tr
 from app.widgets.buttons import button
 from app.widgets.page_dialog import PageDialog, plain_page, search_field
 from app.widgets.shortcuts import SHORTCUTS, shown_keys
 from app.widgets.text import PlainLabel, label, list_item, set_tip
+from app.widgets.theme import px
 from app.window.help.licences import Component
 from engine import DeviceInfo, printable
 

@@ -9,7 +9,7 @@ import httpx2
 import pytest
 from openai import OpenAI
 
-from app.remote.client.answer import ServerFigures, parse_figures
+from app.remote.client.protocol import ServerFigures, parse_figures
 from app.server.cache_gauge import CacheGauge
 from app.server.link import EngineLink
 from app.server.models import capabilities_of

@@ -13,10 +13,9 @@ from app.chat.attachments.views.chips import FileChip
 from app.chat.pictures.album import PictureAlbum
 from app.chat.pictures.picture import ChatPicture
 from app.chat.pictures.views.viewer import PictureCanvas, fitting
-from app.core.scale import px
 from app.core.translation import tr, tr_n
 from app.widgets.buttons import IconButton, button
-from app.widgets.theme import set_role
+from app.widgets.theme import px, set_role
 from engine import EngineError
 
 BOX: Final = QSize(64, 44)

@@ -14,11 +14,10 @@ from shiboken6 import isValid
 from app.chat.pictures.album import PictureAlbum
 from app.chat.pictures.picture import ChatPicture
 from app.chat.pictures.views.viewer import fitting, paint_picture
-from app.core.scale import px
 from app.core.translation import tr, tr_n
 from app.widgets.layout import GAP, FlowBox
 from app.widgets.text import ElidedLabel, set_tip
-from app.widgets.theme import theme
+from app.widgets.theme import px, theme
 from engine import EngineError
 
 BOX: Final = QSize(220, 165)

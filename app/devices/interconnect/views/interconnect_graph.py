@@ -11,11 +11,10 @@ from PySide6.QtCore import QPointF, QRectF, QSize, Qt
 from PySide6.QtGui import QColor, QFont, QPainter, QPaintEvent, QPen
 from PySide6.QtWidgets import QSizePolicy, QWidget
 
-from app.core.scale import px
 from app.core.translation import tr
 from app.core.units import decimal
 from app.devices.interconnect.interconnect import Edge, InterconnectPicture, Node
-from app.widgets.theme import theme, theme_signals
+from app.widgets.theme import px, theme, theme_signals
 
 if TYPE_CHECKING:
     from engine import LinkFacts

@@ -12,14 +12,13 @@ from PySide6.QtCore import QEvent, QPointF, QRectF, QSize, Qt
 from PySide6.QtGui import QBrush, QColor, QHelpEvent, QPainter, QPaintEvent, QPen, QResizeEvent
 from PySide6.QtWidgets import QHBoxLayout, QSizePolicy, QVBoxLayout, QWidget
 
-from app.core.scale import px
 from app.core.translation import tr
 from app.core.units import decimal
 from app.devices.monitor.record import SeriesHistory
 from app.widgets.controls import nice_top
 from app.widgets.layout import scaled
 from app.widgets.text import LegendLabel, Sign, label, set_tip, show_tip
-from app.widgets.theme import mix, theme
+from app.widgets.theme import mix, px, theme
 from engine import TokenTimes
 
 WINDOW_S: Final = 120.0

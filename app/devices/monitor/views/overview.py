@@ -13,7 +13,6 @@ from PySide6.QtCore import QEvent, QPointF, QRectF, QSize, Qt
 from PySide6.QtGui import QColor, QHelpEvent, QPainter, QPaintEvent
 from PySide6.QtWidgets import QSizePolicy, QWidget
 
-from app.core.scale import px
 from app.core.translation import tr, tr_later
 from app.devices.monitor.record import (
     clock_text,
@@ -24,7 +23,7 @@ from app.devices.monitor.record import (
     traffic_text,
 )
 from app.widgets.text import set_tip, show_tip
-from app.widgets.theme import mix, theme
+from app.widgets.theme import mix, px, theme
 from engine import DeviceSnapshot
 
 ROW: Final = 24

@@ -17,7 +17,6 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from app.core.scale import px
 from app.core.translation import tr, tr_later
 from app.core.units import MIB, size_text, use_text
 from app.devices.split.figures import RowFigures, kinds_of, share_text
@@ -25,7 +24,7 @@ from app.widgets.buttons import IconButton
 from app.widgets.controls import ColourDot, Switch, ignore_wheel, line, show_number
 from app.widgets.layout import scaled
 from app.widgets.text import ElidedLabel, LegendLabel, Sign, label, set_tip
-from app.widgets.theme import mix, set_role, theme, theme_signals
+from app.widgets.theme import mix, px, set_role, theme, theme_signals
 
 TONES = (0.0, 0.42, 0.62, 0.74)
 """Fade into the background of weights, KV cache, compute buffers and overhead, 0 to 1."""

@@ -22,7 +22,6 @@ from PySide6.QtWidgets import (
 import engine
 from app.core.engine_sentences import translated
 from app.core.notice import Notice
-from app.core.scale import px
 from app.core.translation import tr, tr_later
 from app.core.units import decimal
 from app.devices.split.figures import rank_labels
@@ -38,7 +37,7 @@ from app.devices.tune.views.tune_plot import TunePlot
 from app.widgets.banner import Banner
 from app.widgets.buttons import button
 from app.widgets.text import label, plain_tip, row_item, unbroken
-from app.widgets.theme import set_role
+from app.widgets.theme import px, set_role
 from engine import EngineError
 
 if TYPE_CHECKING:

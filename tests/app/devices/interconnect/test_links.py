@@ -292,7 +292,9 @@ class Meter:
         self.error: EngineError | None = None
         self.threads: set[str] = set()
 
-    def read(self, devices: Sequence[DeviceInfo], rig: Rig | None, wires: object) -> InterconnectPicture:
+    def read(
+        self, devices: Sequence[DeviceInfo], rig: Rig | None, wires: object
+    ) -> InterconnectPicture:
         self.threads.add(threading.current_thread().name)
         return PICTURE
 
@@ -315,7 +317,9 @@ DEVICES = tuple(
 )
 
 
-def test_links_are_read_on_a_thread_when_the_page_shows(panel: InterconnectPanel, qtbot: QtBot) -> None:
+def test_links_are_read_on_a_thread_when_the_page_shows(
+    panel: InterconnectPanel, qtbot: QtBot
+) -> None:
     meter = Meter()
     presenter = InterconnectPresenter(panel, panel, read=meter.read, measure=meter.measure)
     presenter.set_devices(DEVICES)

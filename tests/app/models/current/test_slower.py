@@ -8,7 +8,7 @@ from PySide6.QtWidgets import QApplication, QLabel
 from pytestqt.qtbot import QtBot
 
 from app.main import Shell
-from app.models.current.views.model_bar import SHORT, TEXT, ModelBar, SlowerChip
+from app.models.current.model_views import SHORT, TEXT, ModelBar, SlowerChip
 from app.widgets.controls import MOST_SHEET_HEIGHT
 from app.widgets.theme import THEMES
 from engine import Fallback, FallbacksChanged, LoadParams

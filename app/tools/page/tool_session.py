@@ -20,8 +20,14 @@ from engine import EngineError
 if TYPE_CHECKING:
     from app.core.system_keyring import Place
     from app.tools.hub import ToolHub
-    from app.tools.server_store import ToolServer, ToolServerStore
-    from app.tools.states import RunningCall, ServerTool, ToolResult, ToolServerState
+    from app.tools.server_store import (
+        RunningCall,
+        ServerTool,
+        ToolResult,
+        ToolServer,
+        ToolServerState,
+        ToolServerStore,
+    )
 
 log = logging.getLogger(__name__)
 
