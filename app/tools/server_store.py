@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final, Literal
 from urllib.parse import urlsplit
 
 from app.core.system_keyring import Place, SecretStore
@@ -384,11 +384,3 @@ class ToolResult:
 
     text: str
     is_error: bool = False
-
-
-class RunningCall(Protocol):
-    """A call that may still run."""
-
-    def cancel(self) -> None:
-        """End the call: its result is an error that says so. Without effect once it has one."""
-        ...

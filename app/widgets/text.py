@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 from PySide6.QtCore import QPoint, QSize, QStandardPaths, Qt, QUrl
-from PySide6.QtGui import QDesktopServices, QResizeEvent, QStandardItem
+from PySide6.QtGui import QAction, QDesktopServices, QResizeEvent, QStandardItem, QTextCharFormat
 from PySide6.QtWidgets import (
     QFileDialog,
     QLabel,
@@ -30,13 +30,6 @@ MOST_TIP: Final = 2000
 
 MOST_CAPTION: Final = 80
 """Largest number of characters of a button or a line of a menu."""
-
-
-class HasToolTip(Protocol):
-    """Widget, action, item or text format that can have a tool tip."""
-
-    def setToolTip(self, text: str, /) -> None:  # noqa: N802 Qt
-        ...
 
 
 class PlainLabel(QLabel):
@@ -128,7 +121,11 @@ class LegendLabel(QLabel):
         self.setText(shown.replace("\N{NO-BREAK SPACE}", "&nbsp;"))
 
 
-def set_tip(target: HasToolTip, text: str) -> None:
+TipTarget = QWidget | QAction | QStandardItem | QListWidgetItem | QSystemTrayIcon | QTextCharFormat
+"""What can have a tool tip."""
+
+
+def set_tip(target: TipTarget, text: str) -> None:
     """Set a tool tip, which shows `text` as it is."""
     target.setToolTip(plain_tip(text))
 

@@ -94,13 +94,9 @@ class TaskbarProgress(QObject):
 def painter_for(window: QWidget) -> Painter:
     """Return what shows a progress on this desktop; where nothing does, it does nothing."""
     if sys.platform == "win32":
-        from app.window.desktop import windows_painter
-
         return windows_painter(int(window.winId()))
     if sys.platform == "darwin" or not _has_session_bus():
         return lambda share: None
-    from app.window.desktop import unity_painter
-
     return unity_painter()
 
 

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from app.tools.hub import ToolHub
-from app.tools.server_store import RunningCall, ToolLimits, ToolResult, ToolServer, ToolServerState
+from app.tools.hub import RunningCall, ToolHub
+from app.tools.server_store import ToolLimits, ToolResult, ToolServer, ToolServerState
 
 WAIT_S = 60.0
 

@@ -15,7 +15,8 @@ from app.chat.tools.tool_use import read_arguments
 
 if TYPE_CHECKING:
     from app.chat.tools.source import ToolSource
-    from app.tools.server_store import RunningCall, ToolResult
+    from app.tools.hub import RunningCall
+    from app.tools.server_store import ToolResult
 
 
 @dataclass(frozen=True, slots=True)

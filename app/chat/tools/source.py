@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from app.tools.server_store import RunningCall, ServerTool, ToolResult, ToolServerState
+from app.tools.server_store import ServerTool, ToolResult, ToolServerState
+
+if TYPE_CHECKING:
+    from app.tools.hub import RunningCall
 
 
 class ToolSource(Protocol):

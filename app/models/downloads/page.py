@@ -321,7 +321,6 @@ class DownloadsPart(QObject):
         from app.models.downloads.download_view import DownloadView
         from app.models.downloads.hub.client import Hub, TokenStore, machine_token
         from app.models.downloads.hub.offers import hub_endpoint
-        from app.models.downloads.page import DownloadPresenter
         from app.models.downloads.questions import HubQuestions
         from app.models.downloads.transfer.source import Source
 

@@ -213,8 +213,6 @@ class MachinesPart(QObject):
     def open(self) -> None:
         """Show the dialog."""
         if self.dialog is None:
-            from app.remote.machines.part import MachinesDialog
-
             self.dialog = MachinesDialog(_addresses(), self._over.window())
             self.dialog.begun.connect(self._begin)
             self.dialog.ended.connect(self._end)

@@ -16,11 +16,11 @@ from app.core.units import decimal
 from app.devices.monitor.views.monitor_panel import MonitorPanel
 from app.remote.client.address import KeyStore, RemoteAddress, is_remote, split_path
 from app.remote.client.connection import Connection
-from app.remote.client.protocol import ServerFigures, read_figures
 from app.remote.client.switch import HostSwitch, MakeHost
 from engine import EngineError
 
 if TYPE_CHECKING:
+    from app.remote.client.protocol import ServerFigures
     from app.remote.page.connecting import RemoteConnecting
     from engine import EngineHost, HostEvent
 
@@ -76,6 +76,8 @@ class ServerWatch(QObject):
         connection = self._connection = Connection(address)
 
         def read() -> ServerFigures:
+            from app.remote.client.protocol import read_figures  # late: it decodes pictures
+
             connection.key = self._keys.get(address)
             return read_figures(address, connection)
 
@@ -179,8 +181,6 @@ class RemotePart(QObject):
             self.unwatch()
             return
         if self._figures is None:
-            from app.remote.page.part import ServerWatch
-
             self._figures = ServerWatch(self.keys, self._monitor.isVisible, self)
             self._figures.told.connect(self._monitor.show_server)
         self._figures.watch(split_path(path))

@@ -371,8 +371,6 @@ def activate() -> Origin:
             return "own"
         pack = None
         if engines_dir().is_dir():
-            from app.setup.engine_pack.store import PackStore  # late: most starts do without
-
             store = PackStore()
             pack = store.current if store.is_private else None
         if pack is None or not pack.is_usable:

@@ -407,8 +407,6 @@ class EnginePage(QObject):
 
     def make_panel(self) -> EnginePanel:
         """Return the panel of the settings page."""
-        from app.setup.page.page import EnginePanel, EngineSettings
-
         panel = EnginePanel()
         part = EngineSettings(self.session, panel, self)
         part.page_requested.connect(self.open)
@@ -426,7 +424,6 @@ class EnginePage(QObject):
         if self._presenter is None:
             # imported here, since the window's first picture does not need them
             from app.setup.page.engine_view import EngineView
-            from app.setup.page.page import EnginePagePresenter
 
             self.view = EngineView()
             self.view.left.connect(self.left)

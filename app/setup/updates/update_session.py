@@ -253,8 +253,6 @@ class UpdatePresenter(QObject):
         if release is None:
             return
         if self.dialog is None:
-            from app.setup.updates.update_session import NewsDialog
-
             self.dialog = NewsDialog(self._over)
         self.dialog.show_release(release, self.session.version)
         self.dialog.appear()

@@ -19,9 +19,8 @@ from engine import EngineError
 
 if TYPE_CHECKING:
     from app.core.system_keyring import Place
-    from app.tools.hub import ToolHub
+    from app.tools.hub import RunningCall, ToolHub
     from app.tools.server_store import (
-        RunningCall,
         ServerTool,
         ToolResult,
         ToolServer,

@@ -319,8 +319,6 @@ class HelpDialogs(QObject):
     @Slot()
     def show_shortcuts(self) -> None:
         if self.shortcuts is None:
-            from app.window.help.dialogs import ShortcutsDialog
-
             self.shortcuts = ShortcutsDialog(self._over)
         self.shortcuts.appear()
         self.shortcuts.search.setFocus()
@@ -328,8 +326,6 @@ class HelpDialogs(QObject):
     @Slot()
     def show_about(self) -> None:
         if self.about is None:
-            from app.window.help.dialogs import AboutDialog
-
             self.about = AboutDialog(self._over)
             self.about.licence_requested.connect(self._read_licence)
             self.about.check_requested.connect(self.check_requested)
@@ -342,8 +338,6 @@ class HelpDialogs(QObject):
     @Slot()
     def show_log(self) -> None:
         if self.log is None:
-            from app.window.help.dialogs import LogDialog
-
             self.log = LogDialog(self._over)
             self.log.refresh_requested.connect(self._read_log)
             self.log.copy_requested.connect(self._copy_report)
