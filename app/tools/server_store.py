@@ -16,7 +16,7 @@ from app.core.system_keyring import Place, SecretStore
 from app.core.translation import tr
 from engine import EngineError, Tool, atomic_write, make_private, one_line, read_file
 
-LONGEST_NAME: Final = 64
+MAX_NAME: Final = 64
 
 MAX_MESSAGE: Final = 8 << 20
 """Size of the largest message of a server, in bytes or characters."""
@@ -74,8 +74,8 @@ class ToolLimits:
 
 LISTS: Final = ("mcpServers", "servers", "mcp_servers")
 URLS: Final = ("url", "serverUrl", "httpUrl")
-MOST_SERVERS: Final = 200
-MOST_TEXT: Final = 1 << 20
+MAX_SERVERS: Final = 200
+MAX_TEXT: Final = 1 << 20
 
 EXAMPLE: Final = '{"mcpServers": {"name": {"command": "…"}}}'
 
@@ -87,7 +87,7 @@ def servers_in(text: str) -> tuple[ToolServer, ...]:
         EngineError: it is no such text, or one of its servers cannot be used.
     """
     try:
-        found = json.loads(text[:MOST_TEXT])
+        found = json.loads(text[:MAX_TEXT])
     except (ValueError, RecursionError) as error:
         why = one_line(str(error), 100)
         raise EngineError(tr("This is not JSON: {why}.").format(why=why)) from None
@@ -97,7 +97,7 @@ def servers_in(text: str) -> tuple[ToolServer, ...]:
             tr("There is no server in this text."),
             tr("It should look like {example}.").format(example=EXAMPLE),
         )
-    return tuple(_server(name, entry) for name, entry in list(entries.items())[:MOST_SERVERS])
+    return tuple(_server(name, entry) for name, entry in list(entries.items())[:MAX_SERVERS])
 
 
 def servers_json(servers: Sequence[ToolServer]) -> dict[str, Any]:
@@ -111,9 +111,9 @@ def checked_server(server: ToolServer) -> ToolServer:
     Raises:
         EngineError: it has no name, neither a program nor an address, or text that is none.
     """
-    if not server.name or len(server.name) > LONGEST_NAME or not server.name.isprintable():
+    if not server.name or len(server.name) > MAX_NAME or not server.name.isprintable():
         text = tr("A server needs a name of at most {n} characters.")
-        raise EngineError(text.format(n=LONGEST_NAME))
+        raise EngineError(text.format(n=MAX_NAME))
     if not server.command and not server.url:
         text = tr("{name} needs a command or an address.")
         raise EngineError(text.format(name=server.name))
@@ -241,7 +241,7 @@ class ToolServerStore:
     def load(self) -> tuple[ToolServer, ...]:
         """Return the servers; a damaged file is set aside."""
         try:
-            text = read_file(self._file, MOST_TEXT).decode()
+            text = read_file(self._file, MAX_TEXT).decode()
             has_any = bool(json.loads(text).get("mcpServers"))
             return servers_in(text) if has_any else ()
         except FileNotFoundError:

@@ -121,7 +121,7 @@ def cap_listed(message: Any, most: int) -> None:
         del tools[most:]
 
 
-MOST_SAID = 300
+MAX_SAID = 300
 """Characters of what a server says that are shown."""
 
 
@@ -167,7 +167,7 @@ def ending_sentence(server: ToolServer, ending: Ending) -> str:
     """Return why a connection has ended, in a sentence or two."""
     sentence = _reason(server, ending)
     if server.command and ending.last_line:
-        said = tr("Its last output: {line}").format(line=one_line(ending.last_line, MOST_SAID))
+        said = tr("Its last output: {line}").format(line=one_line(ending.last_line, MAX_SAID))
         return f"{sentence} {said}"
     return sentence
 
@@ -189,7 +189,7 @@ def _reason(server: ToolServer, ending: Ending) -> str:
         text = tr("{name} compresses its answers although it was asked not to.")
         return text.format(name=name)
     if ending.unreachable is not None:
-        why = one_line(ending.unreachable, MOST_SAID)
+        why = one_line(ending.unreachable, MAX_SAID)
         return tr("{url} cannot be reached: {why}").format(url=server.url, why=why)
     for error in parts_of(ending.error):
         if isinstance(error, OSError) and server.command and not ending.was_ready:
@@ -206,7 +206,7 @@ def _reason(server: ToolServer, ending: Ending) -> str:
         return tr("{name} did not answer in time.").format(name=name)
     if server.command and (ending.has_closed or ending.error is None):
         return tr("The program of {name} has ended.").format(name=name)
-    errors = [one_line(str(error), MOST_SAID) for error in parts_of(ending.error)]
+    errors = [one_line(str(error), MAX_SAID) for error in parts_of(ending.error)]
     return tr("{name} has failed: {why}").format(name=name, why=", ".join(filter(None, errors)))
 
 
@@ -232,10 +232,10 @@ def parts_of(error: BaseException | None) -> Iterator[BaseException]:
 
 log = logging.getLogger(__name__)
 
-MOST_LINE: Final = 4096
+MAX_LINE: Final = 4096
 """Bytes of a line that are looked at; what comes behind counts as another line."""
 
-MOST_LOGGED: Final = 500
+MAX_LOGGED: Final = 500
 """Number of lines of one run of a program that go to the log."""
 
 LAST_S: Final = 0.5
@@ -276,13 +276,13 @@ class StandardError:
     def _read(self, reading: int) -> None:
         n_lines = 0
         with open(reading, "rb") as pipe:
-            while data := pipe.readline(MOST_LINE):
+            while data := pipe.readline(MAX_LINE):
                 line = one_line(data.decode(errors="replace"), 1000)
                 if not line:
                     continue
                 self.last_line = line
                 n_lines += 1
-                if n_lines <= MOST_LOGGED:
+                if n_lines <= MAX_LOGGED:
                     log.debug("%s: %s", self._name, line)
 
 

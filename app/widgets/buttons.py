@@ -14,7 +14,7 @@ from app.widgets.text import caption_text, set_tip
 from app.widgets.theme import icon, px, set_role, theme, theme_signals
 from engine import one_line
 
-LEAST_SHOWN = "mmmm…"
+MIN_SHOWN = "mmmm…"
 """Text for which an elided button has room at least."""
 
 
@@ -109,7 +109,7 @@ class ElidedButton(QPushButton):
         return self._size_for(self._full)
 
     def minimumSizeHint(self) -> QSize:
-        return self._size_for(LEAST_SHOWN)
+        return self._size_for(MIN_SHOWN)
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)

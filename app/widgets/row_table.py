@@ -15,7 +15,7 @@ from app.widgets.theme import px
 ROW_HEIGHT = 30
 GOOD_NAME = 290
 """Width of the column of names for which other columns are hidden, in pixels."""
-LEAST_NAME = 140
+MIN_NAME = 140
 """Least width of the column of names, in pixels; below it the table scrolls sideways."""
 
 
@@ -66,7 +66,7 @@ class RowTable(QTableView):
             return
         self._is_fitting = True
         room = self.viewport().width() - self._drop_columns()
-        self.horizontalHeader().resizeSection(0, max(px(LEAST_NAME), room))
+        self.horizontalHeader().resizeSection(0, max(px(MIN_NAME), room))
         self._is_fitting = False
 
     def _drop_columns(self) -> int:

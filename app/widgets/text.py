@@ -25,10 +25,10 @@ from PySide6.QtWidgets import (
 
 from engine import one_line, printable
 
-MOST_TIP: Final = 2000
+MAX_TIP: Final = 2000
 """Largest number of characters of a tool tip."""
 
-MOST_CAPTION: Final = 80
+MAX_CAPTION: Final = 80
 """Largest number of characters of a button or a line of a menu."""
 
 
@@ -146,13 +146,13 @@ class TrayIcon(QSystemTrayIcon):
 
 def plain_tip(text: str) -> str:
     """Return what Qt has to be given as a tool tip so that it shows `text` as it is."""
-    shown = printable(text[:MOST_TIP]).strip()
+    shown = printable(text[:MAX_TIP]).strip()
     if "<" not in shown and "&" not in shown:
         return shown
     return f'<p style="white-space:pre-wrap">{escape(shown)}</p>'
 
 
-def caption_text(text: str, most: int = MOST_CAPTION) -> str:
+def caption_text(text: str, most: int = MAX_CAPTION) -> str:
     """Return what a button or a menu has to be given so that it shows `text`, in one line.
 
     Qt takes "&" for the mark of a key, and in menus a tab for the beginning of one.

@@ -41,7 +41,7 @@ a window of its own."""
 QUIT_S = 20.0
 """Seconds that a window may take to save everything and close."""
 
-MOST_BYTES = 1 << 16
+MAX_BYTES = 1 << 16
 DONE = b"done\n"
 
 
@@ -126,11 +126,11 @@ class SecondStarts(QObject):
 
     def _read(self, socket: QLocalSocket) -> None:
         if not socket.canReadLine():
-            if socket.bytesAvailable() > MOST_BYTES:
+            if socket.bytesAvailable() > MAX_BYTES:
                 socket.abort()
             return
         try:
-            request = OpenRequest.parse(bytes(socket.readLine(MOST_BYTES).data()))
+            request = OpenRequest.parse(bytes(socket.readLine(MAX_BYTES).data()))
         except (ValueError, RecursionError):
             log.info("another program has sent something that is no request")
             socket.abort()

@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 JobState = Literal["waiting", "running", "paused", "failed", "done"]
 
-MOST_RECORD = 1 << 20
+MAX_RECORD = 1 << 20
 """Most bytes of a record."""
 
 ID = re.compile(r"[0-9a-f]{32}")
@@ -187,7 +187,7 @@ class JobStore:
 
 def _read(path: Path) -> DownloadJob | None:
     try:
-        data = json.loads(read_file(path, MOST_RECORD))
+        data = json.loads(read_file(path, MAX_RECORD))
         files = tuple(RemoteFile(**_typed(RemoteFile, entry)) for entry in data.pop("files"))
         finished = tuple(map(str, data.pop("finished")))
         job = DownloadJob(**_typed(DownloadJob, data), files=files, finished=finished)
@@ -211,7 +211,7 @@ def _typed(cls: type, data: dict[str, Any]) -> dict[str, Any]:
     return data
 
 
-MOST_AT_ONCE = 2
+MAX_AT_ONCE = 2
 TELL_MS = 300
 JOIN_S = 4.0
 
@@ -334,7 +334,7 @@ class DownloadSession(QObject):
     def _start_next(self) -> None:
         """Start the downloads that wait, as many as may run at once."""
         for job in self.jobs:
-            if self._is_closed or len(self._runs) >= MOST_AT_ONCE:
+            if self._is_closed or len(self._runs) >= MAX_AT_ONCE:
                 return
             if job.state == "waiting" and job.id not in self._runs:
                 self._put(replace(job, state="running"))

@@ -36,7 +36,7 @@ from app.widgets.text import ElidedLabel, PlainLabel, label, row_item, set_tip
 from app.widgets.theme import px
 from engine import one_line
 
-MOST_HEIGHT = 220
+MAX_HEIGHT = 220
 STEPS = 1000
 
 
@@ -152,7 +152,7 @@ class TransfersView(QScrollArea):
     def _fit(self) -> None:
         """Take as much height as the rows need, up to a limit."""
         wanted = self._layout.sizeHint().height()
-        self.setFixedHeight(min(wanted, px(MOST_HEIGHT)))
+        self.setFixedHeight(min(wanted, px(MAX_HEIGHT)))
 
 
 ORDER = Qt.ItemDataRole.UserRole

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 UNKNOWN_TOKEN: Final = -1
 """Id of each token of a remote answer, as servers do not tell any."""
 
-MOST_TEXT: Final = 16 << 20
+MAX_TEXT: Final = 16 << 20
 """Largest number of characters of an answer."""
 
 DONE: Final = "[DONE]"
@@ -52,10 +52,10 @@ DONE: Final = "[DONE]"
 REASONS: Final[Mapping[str, FinishReason]] = {"length": "length"}
 """Our name of the reasons for which an answer ends; all others are an end of the model's own."""
 
-LEAST_S: Final = 0.05
+MIN_S: Final = 0.05
 """Seconds of text below which its speed is unknown: it has come at once."""
 
-MOST_COUNT: Final = 1 << 40
+MAX_COUNT: Final = 1 << 40
 
 
 class AnswerReader:
@@ -149,7 +149,7 @@ class AnswerReader:
         self._first_at = self._first_at or self._last_at
         self._n_chunks += 1
         self._n_characters += n_characters
-        if self._n_characters > MOST_TEXT:
+        if self._n_characters > MAX_TEXT:
             text = tr("The answer of {host} does not end, so it was stopped.")
             raise EngineError(text.format(host=self._host))
 
@@ -216,7 +216,7 @@ class AnswerReader:
             decode_s=decode_s,
             first_token_s=first_s,
             prompt_per_s=n_read / first_s if first_s else 0.0,
-            decode_per_s=n_later / decode_s if decode_s > LEAST_S else 0.0,
+            decode_per_s=n_later / decode_s if decode_s > MIN_S else 0.0,
         )
 
     def _not_understood(self) -> EngineError:
@@ -233,11 +233,11 @@ def _is_object(text: str) -> bool:
 
 def _count_of(value: object) -> int:
     """Return a number of tokens as a server tells it; 0 for what is none."""
-    is_count = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < MOST_COUNT
+    is_count = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < MAX_COUNT
     return int(value) if is_count else 0  # type: ignore[call-overload]
 
 
-MOST_LINES = 20_000
+MAX_LINES = 20_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,7 +271,7 @@ def read_figures(address: RemoteAddress, connection: Connection) -> ServerFigure
 def parse_figures(text: str) -> ServerFigures:
     """Return the figures in a text; those that it lacks are 0 or None."""
     values: dict[str, float] = {}
-    for line in text.splitlines()[:MOST_LINES]:
+    for line in text.splitlines()[:MAX_LINES]:
         name, _, value = line.strip().rpartition(" ")
         if not name or name.startswith("#"):
             continue
@@ -456,9 +456,9 @@ def _own(command: Generate) -> dict[str, Any]:
     return found
 
 
-MOST_MODELS = 5000
-LONGEST_NAME = 300
-MOST_CONTEXT = 1 << 32
+MAX_MODELS = 5000
+MAX_NAME = 300
+MAX_CONTEXT = 1 << 32
 
 TANDEM = "tandem"
 """Owner of models that a Tandem serves."""
@@ -497,7 +497,7 @@ def list_models(address: RemoteAddress, connection: Connection) -> list[ListedMo
             tr("{host} does not list its models.").format(host=address.host),
             tr("Check that the address is one of OpenAI's interface."),
         )
-    return [found for entry in listed[:MOST_MODELS] if (found := _model(entry)) is not None]
+    return [found for entry in listed[:MAX_MODELS] if (found := _model(entry)) is not None]
 
 
 def find_model(models: list[ListedModel], address: RemoteAddress) -> ListedModel:
@@ -527,11 +527,11 @@ def _model(entry: Any) -> ListedModel | None:
     if not isinstance(entry, dict):
         return None
     name, meta = entry.get("id"), entry.get("meta")
-    if not isinstance(name, str) or not 0 < len(name) <= LONGEST_NAME or not name.isprintable():
+    if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME or not name.isprintable():
         return None
     facts = {**entry, **(meta if isinstance(meta, dict) else {})}
     sizes = (facts.get(key) for key in CONTEXT_NAMES)
-    known = (n for n in sizes if type(n) is int and 0 < n < MOST_CONTEXT)
+    known = (n for n in sizes if type(n) is int and 0 < n < MAX_CONTEXT)
     is_tandem = entry.get("owned_by") == TANDEM
     sight = engine.PictureSight.of_sizes(entry.get("pictures")) if is_tandem else None
     return ListedModel(name, next(known, 0), is_tandem, sight)

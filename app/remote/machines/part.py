@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from app.remote.machines.team import TeamHost
     from engine import EngineHost, HostEvent, JoinedMachine, Wires
 
-MOST_MACHINES = 16
+MAX_MACHINES = 16
 HEADERS = (
     tr_later("Machine"), tr_later("Devices"), tr_later("Free memory"),
     tr_later("Load", "how busy a device is"), tr_later("Latency"), tr_later("Speed"),
@@ -61,7 +61,7 @@ class MachinesDialog(QDialog):
     def __init__(self, addresses: Sequence[str], parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.setWindowTitle(tr("Other machines"))
-        self.number = QSpinBox(minimum=2, maximum=MOST_MACHINES)
+        self.number = QSpinBox(minimum=2, maximum=MAX_MACHINES)
         self.number.setAccessibleName(tr("Number of machines with this one"))
         self.address = QComboBox(editable=True)
         self.address.addItems(list(addresses))

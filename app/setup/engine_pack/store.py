@@ -48,7 +48,7 @@ MANIFEST = "pack.json"
 SITE = "site"
 FETCHED = "fetched"
 LOCK = "lock"
-MOST_BYTES = 1 << 20
+MAX_BYTES = 1 << 20
 IS_WINDOWS = os.name == "nt"
 TEXTS = ("backend", "version", "python", "digest", "source")
 """Fields of a pack's manifest that are texts."""
@@ -309,7 +309,7 @@ def _number(name: str) -> int:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(read_file(path, MOST_BYTES))
+        found = json.loads(read_file(path, MAX_BYTES))
     except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}

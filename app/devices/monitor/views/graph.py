@@ -172,7 +172,7 @@ MANY: Final = 4
 """Number of values from which on they have no dots."""
 
 
-LEAST_AXIS: Final = 190
+MIN_AXIS: Final = 190
 """Least width in pixels of an axis with three labels."""
 
 
@@ -274,7 +274,7 @@ class _TimeLabels(QWidget):
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
-        self._middle.setVisible(self.width() >= px(LEAST_AXIS))
+        self._middle.setVisible(self.width() >= px(MIN_AXIS))
 
 
 def _highest(values: Sequence[float]) -> float:

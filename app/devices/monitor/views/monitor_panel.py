@@ -113,7 +113,7 @@ def graph_title(name: str) -> str:
     return tr("Tokens per second") if name == RATE else tr(FIGURES[name].title)
 
 
-MOST_IN_LINE: Final = 4
+MAX_IN_LINE: Final = 4
 
 
 class MonitorPanel(QWidget):
@@ -308,7 +308,7 @@ class MonitorPanel(QWidget):
         """Put the chosen graphs into one or two lines, the timeline last."""
         shown = [*(self.plots[name] for name in self._graphs), self.timeline]
         n_graphs = len(self._graphs)
-        first = n_graphs + 1 if n_graphs <= MOST_IN_LINE else -(-n_graphs // 2)
+        first = n_graphs + 1 if n_graphs <= MAX_IN_LINE else -(-n_graphs // 2)
         for plot in (*self.plots.values(), self.timeline):
             for line in self._lines:
                 line.removeWidget(plot)

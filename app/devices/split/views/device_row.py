@@ -32,7 +32,7 @@ SIBLING_TONE = 0.8
 """Fade of other ranks on the same device."""
 GUEST_TONE = 0.55
 """Fade of the KV cache of GPUs in host memory."""
-LEAST_WIDTH = 3
+MIN_WIDTH = 3
 """Smallest width in pixels of the model's part, so that a small model is still seen."""
 
 
@@ -83,8 +83,8 @@ class MemoryBar(QWidget):
             over = QRectF(end, 0, self.width() - end, self.height())
             painter.fillRect(over, QColor(colours.danger))
             painter.fillRect(QRectF(end - 1, 0, 2, self.height()), QColor(colours.text))
-        if 0 < figures.memory.total * scale < LEAST_WIDTH:
-            own = QRectF(0, 0, LEAST_WIDTH, self.height())
+        if 0 < figures.memory.total * scale < MIN_WIDTH:
+            own = QRectF(0, 0, MIN_WIDTH, self.height())
             painter.fillRect(own, QColor(colours.device_colour(figures.colour)))
         elif self._measured is not None:
             tick = QRectF(self._measured * scale - 1, 0, 2, self.height())

@@ -472,7 +472,7 @@ def test_odd_chunks_are_left_out(loaded: Driver, server: FakeOpenAI) -> None:
 def test_an_answer_without_an_end_is_stopped(
     loaded: Driver, server: FakeOpenAI, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.remote.client.protocol.MOST_TEXT", 10_000)
+    monkeypatch.setattr("app.remote.client.protocol.MAX_TEXT", 10_000)
 
     def endless() -> Iterator[bytes]:
         while not server.ended.is_set():
