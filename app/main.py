@@ -396,7 +396,7 @@ class Shell(QObject):
         dialogs.check_requested.connect(self.updates.check)
         dialogs.news_requested.connect(self.updates.show_news)
         dialogs.about_made.connect(self.updates.tell)
-        self.updates.told.connect(dialogs.show_update)
+        self.updates.status_changed.connect(dialogs.show_update)
         return dialogs
 
     @part(needs=["tools", "monitor"], is_late=True)

@@ -203,10 +203,10 @@ class ToolConnection:
         found = list(listed.values())[: self._limits.most_tools]
         names = tool_names(self._prefix, [tool.name for tool in found])
         self._names = dict(zip(names, (tool.name for tool in found), strict=True))
-        tools = (self._told(tool, name) for tool, name in zip(found, names, strict=True))
+        tools = (self._listed(tool, name) for tool, name in zip(found, names, strict=True))
         self._on_tools(tuple(tool for tool in tools if tool is not None))
 
-    def _told(self, tool: ListedTool, name: str) -> ServerTool | None:
+    def _listed(self, tool: ListedTool, name: str) -> ServerTool | None:
         """Return what people and models are told of a tool; None for one that is too large."""
         schema = json.dumps(tool.input_schema, ensure_ascii=False)
         if len(schema) > MAX_SCHEMA:

@@ -308,7 +308,7 @@ class AnswerFigures(QObject):
         """Note the speed of an answer; one that shared the model is slower than the model is."""
         if not answer.was_alone:
             return
-        self._monitor.note_guesses(finished)
+        self._monitor.note_drafts(finished)
         rate, model = finished.timings.decode_per_s, self._client.model
         is_here = model is not None and not is_remote(model.info.path)
         if is_here:

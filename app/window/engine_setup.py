@@ -158,7 +158,7 @@ class EngineSetup(QObject):
         page.covered.connect(self._on_covered)
         page.remove_requested.connect(self._remove)
         session = page.session
-        session.known.connect(self._on_known)
+        session.known.connect(self._on_facts)
         session.installed.connect(self._on_installed)
         session.broken.connect(self._on_broken)
         session.rolled_back.connect(self._replace)
@@ -232,7 +232,7 @@ class EngineSetup(QObject):
     # another engine
 
     @Slot(object)
-    def _on_known(self, facts: EngineFacts) -> None:
+    def _on_facts(self, facts: EngineFacts) -> None:
         """Use an engine that another window or command has installed meanwhile."""
         is_new = self.is_missing and facts.origin == "pack"
         if is_new and self.page.session.state != "running":

@@ -33,7 +33,7 @@ def resplit_params(wanted: LoadParams, loaded: LoadParams, n_ctx_train: int) -> 
     )  # fmt: skip
     if any(getattr(wanted, name) != getattr(loaded, name) for name in of_a_load):
         return None
-    if _guesser(wanted) != _guesser(loaded):
+    if _drafter(wanted) != _drafter(loaded):
         return None
     if set(map(machine_of, wanted.all_devices)) != set(map(machine_of, loaded.all_devices)):
         return None  # other machines have to begin
@@ -67,7 +67,7 @@ def _load_key(params: LoadParams, n_ctx_train: int) -> tuple[object, ...]:
         params.checkpoint_bytes,
         params.fast_prompts,
         params.n_draft,
-        _guesser(params),
+        _drafter(params),
         params.draft_vocab,
         params.mmproj,
         params.mmproj_device if params.mmproj != "off" else "",
@@ -77,8 +77,8 @@ def _load_key(params: LoadParams, n_ctx_train: int) -> tuple[object, ...]:
     )
 
 
-def _guesser(params: LoadParams) -> str:
-    """Return what guesses tokens beside the text, as `SplitSettings.draft_path` has it."""
+def _drafter(params: LoadParams) -> str:
+    """Return what drafts tokens, as `SplitSettings.draft_path` has it."""
     return OWN_BLOCK if params.draft == OWN_BLOCK else params.draft_path
 
 
@@ -126,7 +126,7 @@ def settings_for(settings: SplitSettings, params: LoadParams) -> SplitSettings:
         n_batch=params.n_batch,
         fast_prompts=params.fast_prompts,
         n_draft=params.n_draft,
-        draft_path=_guesser(params),
+        draft_path=_drafter(params),
         draft_vocab=params.draft_vocab,
         mmproj=params.mmproj,
         mmproj_device=params.mmproj_device,

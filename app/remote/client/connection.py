@@ -149,14 +149,14 @@ class Connection:
             EngineError: there is none, or the server cannot be asked.
         """
         data = self.read(url, body)
-        with self._told():
+        with self._sentences():
             return json.loads(data)
 
     def read(self, url: str, body: Mapping[str, Any] | None = None) -> bytes:
         """Return a short answer as a whole; see `json`."""
         timeout = httpx2.Timeout(SHORT_S, connect=CONNECT_S)
         until = time.monotonic() + SHORT_S
-        with self._told(), self._open(url, body, timeout, "application/json") as response:
+        with self._sentences(), self._open(url, body, timeout, "application/json") as response:
             return _whole(response, until)
 
     def events(self, url: str, body: Mapping[str, Any]) -> Generator[str]:
@@ -168,7 +168,7 @@ class Connection:
             EngineError: the server cannot be asked, refuses, or sends what cannot be read.
         """
         timeout = httpx2.Timeout(self._stall_s, connect=CONNECT_S)
-        with self._told(), self._open(url, body, timeout, "text/event-stream") as response:
+        with self._sentences(), self._open(url, body, timeout, "text/event-stream") as response:
             kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
             if kind == "application/json":
                 until = time.monotonic() + self._stall_s
@@ -249,7 +249,7 @@ class Connection:
         return one_line(said, MAX_SAID)
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
+    def _sentences(self) -> Iterator[None]:
         """Turn each failure into a sentence."""
         host = self._address.host
         try:

@@ -242,7 +242,7 @@ class ShortcutsDialog(PageDialog):
                 heading = self._headings[shortcut.group] = label(tr(shortcut.group), "heading")
                 heading.setContentsMargins(0, 10, 0, 0)
                 grid.addWidget(heading, grid.rowCount(), 0, 1, 2)
-            text, keys = label(tr(shortcut.text)), label(" · ".join(_told(name)), "muted")
+            text, keys = label(tr(shortcut.text)), label(" · ".join(_keys_of(name)), "muted")
             text.setWordWrap(True)
             row = grid.rowCount()
             grid.addWidget(text, row, 0)
@@ -273,7 +273,7 @@ class ShortcutsDialog(PageDialog):
             heading.setVisible(group in found)
 
 
-def _told(name: str) -> list[str]:
+def _keys_of(name: str) -> list[str]:
     """Return the keys for people: "1" to "9" are one."""
     keys = shown_keys(name)
     return keys if len(keys) <= 4 else [f"{keys[0]} – {keys[-1]}"]

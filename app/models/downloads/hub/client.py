@@ -91,7 +91,7 @@ class Hub:
         Raises:
             EngineError: the hub cannot be asked.
         """
-        with _told(words):
+        with _sentences(words):
             found = self._api().list_models(
                 filter="gguf", search=words, sort="downloads", limit=MAX_FOUND,
                 expand=["downloads", "likes", "lastModified", "gated", "gguf"],
@@ -114,7 +114,7 @@ class Hub:
         Raises:
             EngineError: there is none, or the hub cannot be asked.
         """
-        with _told(repo):
+        with _sentences(repo):
             info = self._api().model_info(
                 repo, revision=revision or None, files_metadata=True, timeout=ANSWER_S
             )
@@ -200,7 +200,7 @@ class _Client(httpx2.Client):
 
 
 @contextmanager
-def _told(what: str) -> Iterator[None]:
+def _sentences(what: str) -> Iterator[None]:
     """Turn each error of the library into a sentence.
 
     Raises:

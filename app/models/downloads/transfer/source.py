@@ -226,7 +226,7 @@ class Source:
                 tr("“{url}” is no usable address.").format(url=one_line(file.url, 80))
             ) from None
         except (httpx2.HTTPError, httpx2.StreamError) as error:
-            raise TryLater(_told(error)) from None
+            raise TryLater(_reason(error)) from None
 
     def size_of(self, url: str) -> tuple[int, str]:
         """Return the size in bytes of a file and what marks its present state ("" for nothing).
@@ -248,7 +248,7 @@ class Source:
                 tr("“{url}” is no usable address.").format(url=one_line(url, 80))
             ) from None
         except (httpx2.HTTPError, httpx2.StreamError) as error:
-            raise TryLater(_told(error)) from None
+            raise TryLater(_reason(error)) from None
         if size is None:
             raise EngineError(tr("The server does not say how large this file is."))
         return size, mark
@@ -386,7 +386,7 @@ def _changed(file: RemoteFile) -> FileChanged:
     )
 
 
-def _told(error: Exception) -> str:
+def _reason(error: Exception) -> str:
     """Return why a connection has failed, without addresses, which may be signed."""
     if isinstance(error, httpx2.TimeoutException):
         return tr("The server does not answer.")
