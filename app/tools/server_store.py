@@ -1,4 +1,4 @@
-"""The servers of tools that a person has added: their file, and the secrets of their headers."""
+"""Tool servers: the file they are kept in, the secrets of their headers, their states."""
 
 from __future__ import annotations
 

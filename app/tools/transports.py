@@ -1,4 +1,7 @@
-"""Ways to a server: the pipes of a program, or HTTP to an address."""
+"""Transports to a tool server: the pipes of a program, or HTTP to an address.
+
+Messages are limited in size and rate.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Colours, fonts and icons: the only module of the app that names a colour.
+"""Colours, fonts, icons and zoom: the only module of the app that names a colour.
 
 `apply_theme` sets the application's palette, font and style sheet; widgets that paint themselves
-use `theme()` and `scale.px`, and repaint on `theme_signals().changed`. The dynamic property
+use `theme()` and `px`, and repaint on `theme_signals().changed`. The dynamic property
 `role` selects a widget's rules in `resources/style.qss`.
 """
 

@@ -1,4 +1,7 @@
-"""Messages that are sent without a model wait for the one that loads, or offer to load one."""
+"""Loading and unloading without a click: an unused model is unloaded, a message loads one.
+
+A message that is sent without a model waits for the one that loads, or offers to load one.
+"""
 
 from __future__ import annotations
 

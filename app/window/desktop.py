@@ -1,4 +1,4 @@
-"""Which progress the taskbar shows, and how."""
+"""The desktop around the window: progress in the taskbar, the tray icon, notifications."""
 
 from __future__ import annotations
 

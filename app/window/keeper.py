@@ -1,4 +1,4 @@
-"""Uses changed settings at once, and has them written a moment later."""
+"""Settings take effect at once and are written a moment later: theme, zoom, language, docks."""
 
 from __future__ import annotations
 

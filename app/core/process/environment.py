@@ -1,4 +1,7 @@
-"""The check for a display: without one, Qt ends the process in C++ with a core dump."""
+"""What the program's environment allows and asks for: a display, and where the engine runs.
+
+Without a display, Qt ends the process in C++ with a core dump.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """One window for each person: a second start hands its file to the window that is open.
 
 The window that holds a lock listens at a local socket. Both belong to one folder of settings, so
-that a portable copy of Tandem has a window of its own.
+that a portable copy of Tandem has a window of its own. macOS opens files by an event instead.
 """
 
 from __future__ import annotations

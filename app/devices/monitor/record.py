@@ -1,4 +1,4 @@
-"""What the monitor has seen: the last minutes of every figure, and marks of messages."""
+"""The monitor's figures: their names and units, their last minutes, and marks of messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The model in use, from opening its file to loading it; a failed load keeps the old model."""
+"""The model in use, from opening its file to loading it, and what connects it with its views.
+
+A failed load keeps the old model.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The bar above the chat: the model's name and facts, its load, and the menu to open others."""
+"""The model bar above the chat, and the start page in place of an empty chat."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The part of the models page where models are found and downloaded."""
+"""The part of the models page where models are found, and the list of downloads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page of all models on this machine: a table to search, sort and open from."""
+"""The page of all models on this machine: a table to search, sort and open from; its texts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""The chunks of a streamed answer, as the engine's events."""
+"""OpenAI's HTTP API as a client: model lists, requests, and streamed chunks as engine events.
+
+Requests follow https://platform.openai.com/docs/api-reference/chat; our own fields go to a Tandem
+alone, as others refuse them. Nothing that a server says of its models is relied on.
+"""
 
 from __future__ import annotations
 

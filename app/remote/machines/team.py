@@ -1,4 +1,4 @@
-"""The machines that have joined this one for one model's file."""
+"""The machines that have joined this one, and the host of the models they compute together."""
 
 from __future__ import annotations
 

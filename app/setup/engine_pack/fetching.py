@@ -1,4 +1,4 @@
-"""The wheels of a lock: fetched into a folder, on from where it stopped, or taken from one."""
+"""The wheels of a lock are fetched into a folder, resumed, or taken from one; with progress."""
 
 from __future__ import annotations
 

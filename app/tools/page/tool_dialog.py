@@ -1,4 +1,4 @@
-"""A server of tools in the dialog: its switch, what it is doing, and its tools."""
+"""The dialog of tool servers, its cards, and what connects them with the session."""
 
 from __future__ import annotations
 

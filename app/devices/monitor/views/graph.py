@@ -1,5 +1,8 @@
-"""Curves over the last two minutes, painted; a library of plots takes longer to import than the
-whole window to show."""
+"""Painted curves over the last two minutes, and strips of how each rank spends a token's time.
+
+Painted by hand, since importing a plot library takes longer than showing the whole window. A good
+split keeps all ranks computing: a rank that waits has too small a share.
+"""
 
 from __future__ import annotations
 
