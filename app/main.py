@@ -26,7 +26,7 @@ from app.core import paths
 from app.core.engine_client import EngineClient, EngineState
 from app.core.notice import Notice, of_page
 from app.core.process.crash import CrashReporter
-from app.core.process.engine_place import MakeHost
+from app.core.process.environment import MakeHost
 from app.core.process.single_window import OpenRequest
 from app.core.process.spare_time import Interpreter, Sweeper
 from app.core.settings import Settings, SettingsStore
@@ -38,15 +38,14 @@ from app.devices.split.session import SplitSession
 from app.devices.split.speed import MachineFacts
 from app.devices.split.split_presenter import SplitPresenter
 from app.devices.split.views.split_panel import SplitPanel
-from app.models.current.presenter import ModelPresenter, ModelViews
-from app.models.current.session import ModelSession
+from app.models.current.model_session import ModelPresenter, ModelSession, ModelViews
 from app.models.downloads.page import DownloadsPart
 from app.models.library.page import LibraryPage
 from app.remote.client.address import is_remote
 from app.remote.page.part import RemotePart
 from app.server.page.session import ServerSession
-from app.setup.updates.session import UpdatePresenter
-from app.tools.page.session import ToolSession
+from app.setup.updates.update_session import UpdatePresenter
+from app.tools.page.tool_session import ToolSession
 from app.widgets.theme import apply_theme
 from app.window.auto_load import IdleUnloader, OpenOnSend
 from app.window.desktop import AnswerFigures, TaskbarProgress, Tray, painter_for
@@ -62,7 +61,7 @@ if TYPE_CHECKING:
     from app.chat.switches import ToolSwitch
     from app.remote.machines.part import MachinesPart
     from app.setup.engine_pack.store import Origin
-    from app.tools.page.presenter import ToolPresenter
+    from app.tools.page.tool_dialog import ToolPresenter
     from app.window.engine_setup import EngineSetup
     from app.window.help.dialogs import HelpDialogs
     from engine import EngineHost, HostEvent, ModelLoaded, Rig
@@ -394,12 +393,12 @@ class Shell(QObject):
         dialogs.check_requested.connect(self.updates.check)
         dialogs.news_requested.connect(self.updates.show_news)
         dialogs.about_made.connect(self.updates.tell)
-        self.updates.told.connect(dialogs.show_update)
+        self.updates.status_changed.connect(dialogs.show_update)
         return dialogs
 
     @part(needs=["tools", "monitor"], is_late=True)
     def tool_presenter(self) -> ToolPresenter:
-        from app.tools.page.presenter import ToolPresenter
+        from app.tools.page.tool_dialog import ToolPresenter
 
         return ToolPresenter(self.tools, self.monitor.window(), self)
 

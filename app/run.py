@@ -9,10 +9,9 @@ from PySide6.QtWidgets import QApplication
 
 import engine
 from app.core import paths
-from app.core.process.application import Application, SignalWatch
 from app.core.process.crash import LogFile
-from app.core.process.engine_place import engine_place, start_host
-from app.core.process.single_window import SecondStarts
+from app.core.process.environment import engine_place, start_host
+from app.core.process.single_window import Application, SecondStarts, SignalWatch
 from app.main import Shell
 from app.widgets.theme import icon, theme
 

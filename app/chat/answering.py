@@ -25,7 +25,7 @@ from engine import (
 )
 
 if TYPE_CHECKING:
-    from app.tools.states import ServerTool
+    from app.tools.server_store import ServerTool
 
 
 @dataclass(frozen=True, slots=True)

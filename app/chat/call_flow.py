@@ -17,8 +17,9 @@ from app.core.notice import Notice
 from app.core.translation import tr, tr_n
 
 if TYPE_CHECKING:
-    from app.tools.page.session import ToolSession
-    from app.tools.states import RunningCall, ServerTool, ToolResult
+    from app.tools.hub import RunningCall
+    from app.tools.page.tool_session import ToolSession
+    from app.tools.server_store import ServerTool, ToolResult
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from app.core.translation import tr, tr_n
 from engine import ImageFile, SamplingParams
 
 if TYPE_CHECKING:
-    from app.tools.page.session import ToolSession
+    from app.tools.page.tool_session import ToolSession
 
 
 class ChatSession(QObject):

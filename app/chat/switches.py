@@ -17,8 +17,8 @@ from app.widgets.buttons import button
 from app.widgets.text import caption_text, set_tip
 
 if TYPE_CHECKING:
-    from app.tools.page.session import ToolSession
-    from app.tools.states import ToolServerState
+    from app.tools.page.tool_session import ToolSession
+    from app.tools.server_store import ToolServerState
 
 BY_TEMPLATE = tr_later("As the model has it")
 LEVELS = dict(

@@ -10,7 +10,7 @@ from enum import Enum
 from typing import Any, Final, Literal, get_args
 
 from app.core.translation import tr
-from app.tools.states import ServerTool
+from app.tools.server_store import ServerTool
 from engine import ChatMessage, ToolCall, ToolCallBegun, ToolCallText
 
 CallState = Literal["writing", "cut", "waiting", "running", "done", "failed", "refused", "stopped"]

@@ -10,13 +10,26 @@ from pathlib import Path
 from app.cli.arguments import add_json
 from app.cli.output import note, note_progress, table, write, write_json
 from app.core.units import decimal_size
-from app.setup.engine_pack.backends import PackOffer, find_offers, find_update, title_of
 from app.setup.engine_pack.existing import use_environment
-from app.setup.engine_pack.fetching import LackingWheels, MissingAddresses, UvMissing
+from app.setup.engine_pack.fetching import (
+    InstallProgress,
+    InstallStage,
+    LackingWheels,
+    MissingAddresses,
+    UvMissing,
+)
 from app.setup.engine_pack.installation import Installation, Installed
 from app.setup.engine_pack.lock import Lock, read_lock
-from app.setup.engine_pack.progress import InstallProgress, InstallStage
-from app.setup.engine_pack.store import Pack, PackStore, activate, has_own_engine
+from app.setup.engine_pack.store import (
+    Pack,
+    PackOffer,
+    PackStore,
+    activate,
+    find_offers,
+    find_update,
+    has_own_engine,
+    title_of,
+)
 from engine import EngineError
 
 DOING = {

@@ -6,7 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from app.cli.output import note, table
-from app.devices.interconnect.interconnect import known_routes, measure_links, route_text, slot_text
+from app.devices.interconnect.interconnect import (
+    measure_links,
+    proven_routes,
+    route_text,
+    slot_text,
+)
 from engine import (
     DeviceFacts,
     DeviceInfo,
@@ -47,7 +52,7 @@ def topology_text(topology: Topology) -> str:
 
 def ways_text(devices: Sequence[DeviceInfo], topology: Topology) -> str:
     """Return the proven routes between GPUs and their problems; "" if there are none."""
-    ways = known_routes(devices, topology, MachineFile.of_user())
+    ways = proven_routes(devices, topology, MachineFile.of_user())
     rows = [
         (
             way.source, way.goal, way.small, way.large, way.record.date,
@@ -76,7 +81,7 @@ def ways_document(devices: Sequence[DeviceInfo], topology: Topology) -> list[dic
             "bytes_per_s": way.speed and way.speed.bytes_per_s,
             "problems": way.problems, **record_document(way.record),
         }
-        for way in known_routes(devices, topology, MachineFile.of_user())
+        for way in proven_routes(devices, topology, MachineFile.of_user())
     ]  # fmt: skip
 
 

@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 SERVICE = "Tandem"
 
-MOST_FILE = 1 << 20
+MAX_FILE = 1 << 20
 
 IN_KEYRING = ""
 """What stands in the file for a secret that the keyring has, so that others are not looked for."""
@@ -74,7 +74,7 @@ class SecretStore:
 
     def _read(self) -> dict[str, str]:
         try:
-            data = json.loads(read_file(self._file, MOST_FILE))
+            data = json.loads(read_file(self._file, MAX_FILE))
         except FileNotFoundError:
             return {}
         except (OSError, ValueError, RecursionError) as error:

@@ -186,7 +186,7 @@ class PlanMenu(QWidget):
         self.button.setFocus(Qt.FocusReason.OtherFocusReason)
 
 
-LEAST_TOKENS: Final = 16
+MIN_TOKENS: Final = 16
 """Number of tokens from which the speed of an answer is kept."""
 
 
@@ -258,7 +258,7 @@ class PlansPresenter(QObject):
     def note_answer(self, finished: Finished, loaded: ModelLoaded | None) -> None:
         """Save the speed of an answer with the plan that is loaded, as it is without guesses."""
         key, times = self._key, finished.timings
-        if key is None or loaded is None or finished.usage.completion_tokens < LEAST_TOKENS:
+        if key is None or loaded is None or finished.usage.completion_tokens < MIN_TOKENS:
             return
         name = self._name_of(loaded.params)
         if name and finished.plain_per_s > 0:

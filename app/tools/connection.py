@@ -18,8 +18,7 @@ from mcp.types import Tool as ListedTool
 
 from app.core.translation import tr
 from app.tools.results import limited, tool_names, tool_result
-from app.tools.server_store import ToolLimits, ToolServer
-from app.tools.states import ServerTool, ToolResult
+from app.tools.server_store import ServerTool, ToolLimits, ToolResult, ToolServer
 from app.tools.transports import (
     Ending,
     EndWatch,
@@ -35,13 +34,13 @@ from engine import Tool, one_line, package_version, printable
 
 log = logging.getLogger(__name__)
 
-MOST_PAGES: Final = 100
+MAX_PAGES: Final = 100
 
 LIST_PAUSE_S: Final = 1.0
 """Seconds between two listings, however often tools change."""
 
-MOST_DESCRIPTION: Final = 16 << 10
-MOST_SCHEMA: Final = 128 << 10
+MAX_DESCRIPTION: Final = 16 << 10
+MAX_SCHEMA: Final = 128 << 10
 
 SSE_STATUSES: Final = (400, 404, 405, 406, 415)
 """Statuses with which servers that only have the older form of HTTP answer the newer one."""
@@ -195,7 +194,7 @@ class ToolConnection:
         listed: dict[str, ListedTool] = {}
         capabilities = client.server_capabilities
         cursor: str | None = None
-        for _ in range(MOST_PAGES if capabilities.tools is not None else 0):
+        for _ in range(MAX_PAGES if capabilities.tools is not None else 0):
             page = await client.list_tools(cursor=cursor)
             listed.update((tool.name, tool) for tool in page.tools)
             cursor = page.next_cursor
@@ -204,18 +203,18 @@ class ToolConnection:
         found = list(listed.values())[: self._limits.most_tools]
         names = tool_names(self._prefix, [tool.name for tool in found])
         self._names = dict(zip(names, (tool.name for tool in found), strict=True))
-        tools = (self._told(tool, name) for tool, name in zip(found, names, strict=True))
+        tools = (self._listed(tool, name) for tool, name in zip(found, names, strict=True))
         self._on_tools(tuple(tool for tool in tools if tool is not None))
 
-    def _told(self, tool: ListedTool, name: str) -> ServerTool | None:
+    def _listed(self, tool: ListedTool, name: str) -> ServerTool | None:
         """Return what people and models are told of a tool; None for one that is too large."""
         schema = json.dumps(tool.input_schema, ensure_ascii=False)
-        if len(schema) > MOST_SCHEMA:
+        if len(schema) > MAX_SCHEMA:
             log.info("%s: the schema of %s is too large", self._server.name, one_line(name, 100))
             return None
         hints = tool.annotations
         title = tool.title or (hints and hints.title) or tool.name
-        description = printable((tool.description or "")[:MOST_DESCRIPTION])
+        description = printable((tool.description or "")[:MAX_DESCRIPTION])
         return ServerTool(
             self._server.name,
             tool.name,

@@ -10,8 +10,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from app.core.translation import tr
 from app.tools.results import BETWEEN, server_prefixes
-from app.tools.server_store import ToolLimits, ToolServer
-from app.tools.states import RunningCall, ServerTool, ToolResult, ToolServerState
+from app.tools.server_store import (
+    ServerTool,
+    ToolLimits,
+    ToolResult,
+    ToolServer,
+    ToolServerState,
+)
 from engine import EngineError
 
 if TYPE_CHECKING:
@@ -262,7 +267,7 @@ class ToolHub:
             on_done: is called once with the result, on the hub's thread; on the caller's own if
                 the hub is closed.
         """
-        call = _Call(self._thread, on_done)
+        call = RunningCall(self._thread, on_done)
         is_begun = self._thread.post(lambda: call.begin(self._called(tool_name, arguments)))
         if not is_begun:
             on_done(ToolResult(tr("Tandem is closing."), is_error=True))
@@ -338,7 +343,7 @@ class ToolHub:
             await asyncio.wait(self._endings)
 
 
-class _Call:
+class RunningCall:
     """A call on the hub's thread, which ends with exactly one result."""
 
     def __init__(self, thread: LoopThread, on_done: Callable[[ToolResult], None]) -> None:
@@ -346,7 +351,7 @@ class _Call:
         self._task: asyncio.Task[ToolResult] | None = None
 
     def cancel(self) -> None:
-        """End the call; see `RunningCall`."""
+        """End the call: its result is an error that says so. Without effect once it has one."""
         self._thread.post(self._cancel)
 
     # on the hub's thread

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from app.tools.states import ToolResult
+from app.tools.server_store import ToolResult
 from engine import one_line, printable
 
 if TYPE_CHECKING:
@@ -70,8 +70,8 @@ def _size(base64: str) -> str:
     return f"{(len(base64) - base64[-2:].count('=')) * 3 // 4} bytes"
 
 
-MOST_NAME: Final = 64
-MOST_PREFIX: Final = 24
+MAX_NAME: Final = 64
+MAX_PREFIX: Final = 24
 
 BETWEEN: Final = "__"
 """What stands between a server's part of a name and the tool's; no server's part has it."""
@@ -79,15 +79,15 @@ BETWEEN: Final = "__"
 
 def server_prefixes(servers: Sequence[str]) -> dict[str, str]:
     """Return the part of tools' names that stands for each server, by the servers' names."""
-    single = (re.sub("_{2,}", "_", _plain(name))[:MOST_PREFIX] for name in servers)
+    single = (re.sub("_{2,}", "_", _plain(name))[:MAX_PREFIX] for name in servers)
     plain = [name.strip("_-") or "server" for name in single]
-    return dict(zip(servers, _unique(plain, MOST_PREFIX), strict=True))
+    return dict(zip(servers, _unique(plain, MAX_PREFIX), strict=True))
 
 
 def tool_names(prefix: str, tools: Sequence[str]) -> list[str]:
     """Return the name of each tool of a server for models, in their order."""
     start = prefix + BETWEEN
-    return [start + name for name in _unique(map(_plain, tools), MOST_NAME - len(start))]
+    return [start + name for name in _unique(map(_plain, tools), MAX_NAME - len(start))]
 
 
 def _plain(name: str) -> str:

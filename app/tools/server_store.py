@@ -1,4 +1,4 @@
-"""The servers of tools that a person has added: their file, and the secrets of their headers."""
+"""Tool servers: the file they are kept in, the secrets of their headers, their states."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 from urllib.parse import urlsplit
 
 from app.core.system_keyring import Place, SecretStore
 from app.core.translation import tr
-from engine import EngineError, atomic_write, make_private, one_line, read_file
+from engine import EngineError, Tool, atomic_write, make_private, one_line, read_file
 
-LONGEST_NAME: Final = 64
+MAX_NAME: Final = 64
 
 MAX_MESSAGE: Final = 8 << 20
 """Size of the largest message of a server, in bytes or characters."""
@@ -74,8 +74,8 @@ class ToolLimits:
 
 LISTS: Final = ("mcpServers", "servers", "mcp_servers")
 URLS: Final = ("url", "serverUrl", "httpUrl")
-MOST_SERVERS: Final = 200
-MOST_TEXT: Final = 1 << 20
+MAX_SERVERS: Final = 200
+MAX_TEXT: Final = 1 << 20
 
 EXAMPLE: Final = '{"mcpServers": {"name": {"command": "…"}}}'
 
@@ -87,7 +87,7 @@ def servers_in(text: str) -> tuple[ToolServer, ...]:
         EngineError: it is no such text, or one of its servers cannot be used.
     """
     try:
-        found = json.loads(text[:MOST_TEXT])
+        found = json.loads(text[:MAX_TEXT])
     except (ValueError, RecursionError) as error:
         why = one_line(str(error), 100)
         raise EngineError(tr("This is not JSON: {why}.").format(why=why)) from None
@@ -97,7 +97,7 @@ def servers_in(text: str) -> tuple[ToolServer, ...]:
             tr("There is no server in this text."),
             tr("It should look like {example}.").format(example=EXAMPLE),
         )
-    return tuple(_server(name, entry) for name, entry in list(entries.items())[:MOST_SERVERS])
+    return tuple(_server(name, entry) for name, entry in list(entries.items())[:MAX_SERVERS])
 
 
 def servers_json(servers: Sequence[ToolServer]) -> dict[str, Any]:
@@ -111,9 +111,9 @@ def checked_server(server: ToolServer) -> ToolServer:
     Raises:
         EngineError: it has no name, neither a program nor an address, or text that is none.
     """
-    if not server.name or len(server.name) > LONGEST_NAME or not server.name.isprintable():
+    if not server.name or len(server.name) > MAX_NAME or not server.name.isprintable():
         text = tr("A server needs a name of at most {n} characters.")
-        raise EngineError(text.format(n=LONGEST_NAME))
+        raise EngineError(text.format(n=MAX_NAME))
     if not server.command and not server.url:
         text = tr("{name} needs a command or an address.")
         raise EngineError(text.format(name=server.name))
@@ -241,7 +241,7 @@ class ToolServerStore:
     def load(self) -> tuple[ToolServer, ...]:
         """Return the servers; a damaged file is set aside."""
         try:
-            text = read_file(self._file, MOST_TEXT).decode()
+            text = read_file(self._file, MAX_TEXT).decode()
             has_any = bool(json.loads(text).get("mcpServers"))
             return servers_in(text) if has_any else ()
         except FileNotFoundError:
@@ -339,3 +339,48 @@ def join_command(words: tuple[str, ...], *, is_windows: bool = sys.platform == "
     return " ".join(
         f'"{word}"' if not word or " " in word or "\t" in word else word for word in words
     )
+
+
+ServerStatus = Literal["off", "starting", "ready", "failed"]
+
+
+@dataclass(frozen=True, slots=True)
+class ServerTool:
+    """A tool of a server.
+
+    Attributes:
+        server: name of its server.
+        name: its name at the server.
+        tool: what models are told of it; `tool.name` is unique among the tools of all servers.
+        title: what people call it; its name where the server has no other.
+        is_read_only: whether the server says that it changes nothing; None where it says nothing.
+    """
+
+    server: str
+    name: str
+    tool: Tool
+    title: str = ""
+    is_read_only: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ToolServerState:
+    """A server and what became of it.
+
+    Attributes:
+        problem: why it has failed, in a sentence; "" if it has not.
+        tools: all that it has, also those that are hidden; () unless it is ready.
+    """
+
+    server: ToolServer
+    status: ServerStatus
+    problem: str = ""
+    tools: tuple[ServerTool, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ToolResult:
+    """What came of a call: text for the model, or why there is none."""
+
+    text: str
+    is_error: bool = False

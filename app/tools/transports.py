@@ -1,4 +1,7 @@
-"""Ways to a server: the pipes of a program, or HTTP to an address."""
+"""Transports to a tool server: the pipes of a program, or HTTP to an address.
+
+Messages are limited in size and rate.
+"""
 
 from __future__ import annotations
 
@@ -9,33 +12,119 @@ import shutil
 import stat
 import sys
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Literal, Self, TextIO
 
+import anyio
 import httpx2
+from anyio.streams.text import TextReceiveStream
 from mcp import StdioServerParameters
+from mcp.client import stdio as mcp_stdio
 from mcp.client.sse import sse_client
 from mcp.client.stdio import stdio_client
 from mcp.client.streamable_http import streamable_http_client
 
 from app.core.translation import tr
-from app.tools.floods import (
-    BYTES_AT_ONCE,
-    BYTES_PER_S,
-    MESSAGES_AT_ONCE,
-    MESSAGES_PER_S,
-    FloodLimit,
-    cap_listed,
-    on_large_line,
-)
 from app.tools.server_store import MAX_MESSAGE, ToolServer
 from engine import one_line
 
-MOST_SAID = 300
+MESSAGES_AT_ONCE: Final = 1000
+MESSAGES_PER_S: Final = 500.0
+BYTES_AT_ONCE: Final = 16 << 20
+BYTES_PER_S: Final = float(2 << 20)
+
+FLOOD_S: Final = 10.0
+"""Seconds for which a server may send as fast as it can."""
+
+
+class FloodLimit:
+    """A token bucket that slows a sender down, and gives it up if it never pauses.
+
+    Args:
+        burst: amount that may come at once.
+        rate: amount that may come each second.
+        on_flood: is called once the sender has used all of that for `FLOOD_S`.
+    """
+
+    def __init__(self, burst: float, rate: float, on_flood: Callable[[], None]) -> None:
+        self._burst, self._rate, self._on_flood = burst, rate, on_flood
+        self._left, self._at = burst, time.monotonic()
+        self._slowed_since: float | None = None
+
+    async def take(self, amount: float = 1.0) -> None:
+        """Wait until `amount` may come."""
+        now = time.monotonic()
+        self._left = min(self._burst, self._left + (now - self._at) * self._rate) - amount
+        self._at = now
+        if self._left > self._burst / 2:
+            self._slowed_since = None
+        if self._left >= 0:
+            return
+        if self._slowed_since is None:
+            self._slowed_since = now
+        elif now - self._slowed_since > FLOOD_S:
+            self._on_flood()
+        await anyio.sleep(-self._left / self._rate)
+
+
+class LimitedText(TextReceiveStream):
+    """What a program prints, in whole lines; it ends before one that is too long.
+
+    Takes the place of the stream of the package `mcp`, which keeps a line however long it grows.
+    """
+
+    def __post_init__(self, encoding: str, errors: str) -> None:
+        super().__post_init__(encoding, errors)
+        self._open: list[str] = []  # pieces of a line whose end has not come
+        self._n_open = 0
+        self._on_large = on_large_line.get()
+
+    async def receive(self) -> str:
+        """Return the next lines, or the last one without its end."""
+        while self._n_open <= MAX_MESSAGE:
+            try:
+                text = await super().receive()
+            except anyio.EndOfStream:
+                if not self._open:
+                    raise
+                return self._taken("")
+            whole, end, rest = text.rpartition("\n")
+            if end:
+                lines = self._taken(whole + end)
+                self._open, self._n_open = [rest], len(rest)
+                return lines
+            self._open.append(text)
+            self._n_open += len(text)
+        self._on_large()
+        raise anyio.EndOfStream
+
+    def _taken(self, more: str) -> str:
+        text = "".join([*self._open, more])
+        self._open, self._n_open = [], 0
+        return text
+
+
+on_large_line: ContextVar[Callable[[], None]] = ContextVar("on_large_line", default=lambda: None)
+"""Function that is called if a program prints too long a line, set where the program is run."""
+
+setattr(mcp_stdio, "TextReceiveStream", LimitedText)  # noqa: B010 it is no public name
+
+
+def cap_listed(message: Any, most: int) -> None:
+    """Drop tools from a message beyond `most`, before time and memory are spent on them."""
+    result = getattr(getattr(message, "message", None), "result", None)
+    tools = result.get("tools") if isinstance(result, dict) else None
+    if isinstance(tools, list):
+        del tools[most:]
+
+
+MAX_SAID = 300
 """Characters of what a server says that are shown."""
 
 
@@ -81,7 +170,7 @@ def ending_sentence(server: ToolServer, ending: Ending) -> str:
     """Return why a connection has ended, in a sentence or two."""
     sentence = _reason(server, ending)
     if server.command and ending.last_line:
-        said = tr("Its last output: {line}").format(line=one_line(ending.last_line, MOST_SAID))
+        said = tr("Its last output: {line}").format(line=one_line(ending.last_line, MAX_SAID))
         return f"{sentence} {said}"
     return sentence
 
@@ -103,7 +192,7 @@ def _reason(server: ToolServer, ending: Ending) -> str:
         text = tr("{name} compresses its answers although it was asked not to.")
         return text.format(name=name)
     if ending.unreachable is not None:
-        why = one_line(ending.unreachable, MOST_SAID)
+        why = one_line(ending.unreachable, MAX_SAID)
         return tr("{url} cannot be reached: {why}").format(url=server.url, why=why)
     for error in parts_of(ending.error):
         if isinstance(error, OSError) and server.command and not ending.was_ready:
@@ -120,7 +209,7 @@ def _reason(server: ToolServer, ending: Ending) -> str:
         return tr("{name} did not answer in time.").format(name=name)
     if server.command and (ending.has_closed or ending.error is None):
         return tr("The program of {name} has ended.").format(name=name)
-    errors = [one_line(str(error), MOST_SAID) for error in parts_of(ending.error)]
+    errors = [one_line(str(error), MAX_SAID) for error in parts_of(ending.error)]
     return tr("{name} has failed: {why}").format(name=name, why=", ".join(filter(None, errors)))
 
 
@@ -146,10 +235,10 @@ def parts_of(error: BaseException | None) -> Iterator[BaseException]:
 
 log = logging.getLogger(__name__)
 
-MOST_LINE: Final = 4096
+MAX_LINE: Final = 4096
 """Bytes of a line that are looked at; what comes behind counts as another line."""
 
-MOST_LOGGED: Final = 500
+MAX_LOGGED: Final = 500
 """Number of lines of one run of a program that go to the log."""
 
 LAST_S: Final = 0.5
@@ -190,13 +279,13 @@ class StandardError:
     def _read(self, reading: int) -> None:
         n_lines = 0
         with open(reading, "rb") as pipe:
-            while data := pipe.readline(MOST_LINE):
+            while data := pipe.readline(MAX_LINE):
                 line = one_line(data.decode(errors="replace"), 1000)
                 if not line:
                     continue
                 self.last_line = line
                 n_lines += 1
-                if n_lines <= MOST_LOGGED:
+                if n_lines <= MAX_LOGGED:
                     log.debug("%s: %s", self._name, line)
 
 

@@ -9,11 +9,10 @@ from PySide6.QtGui import QEnterEvent, QHideEvent, QResizeEvent, QShowEvent
 from PySide6.QtWidgets import QBoxLayout, QFrame, QHBoxLayout, QVBoxLayout, QWidget
 
 from app.core.notice import Notice
-from app.core.scale import px
 from app.core.translation import tr
 from app.widgets.buttons import IconButton, button
 from app.widgets.text import label
-from app.widgets.theme import set_role
+from app.widgets.theme import px, set_role
 
 INFO_MS = 8000
 ROLES = {"info": "", "warning": "warn", "error": "danger"}

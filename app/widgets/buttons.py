@@ -8,14 +8,13 @@ from PySide6.QtCore import QSize, Qt, Signal, Slot
 from PySide6.QtGui import QEnterEvent, QFocusEvent, QIcon, QResizeEvent
 from PySide6.QtWidgets import QPushButton, QStyle, QStyleOptionButton, QToolButton, QWidget
 
-from app.core.scale import px
 from app.core.translation import tr
 from app.widgets.shortcuts import with_keys
 from app.widgets.text import caption_text, set_tip
-from app.widgets.theme import icon, set_role, theme, theme_signals
+from app.widgets.theme import icon, px, set_role, theme, theme_signals
 from engine import one_line
 
-LEAST_SHOWN = "mmmm…"
+MIN_SHOWN = "mmmm…"
 """Text for which an elided button has room at least."""
 
 
@@ -110,7 +109,7 @@ class ElidedButton(QPushButton):
         return self._size_for(self._full)
 
     def minimumSizeHint(self) -> QSize:
-        return self._size_for(LEAST_SHOWN)
+        return self._size_for(MIN_SHOWN)
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)

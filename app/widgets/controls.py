@@ -20,11 +20,10 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from app.core.scale import px
 from app.widgets.layout import scaled
-from app.widgets.theme import mix, theme
+from app.widgets.theme import mix, px, theme
 
-SHEET_WIDTH, MOST_SHEET_HEIGHT, SHEET_GAP = 420, 480, 6
+SHEET_WIDTH, MAX_SHEET_HEIGHT, SHEET_GAP = 420, 480, 6
 """Width and largest height of a sheet, and its distance from what opens it, in pixels."""
 
 
@@ -212,11 +211,11 @@ class Sheet(QFrame):
         needed = self.column.heightForWidth(width - 2)
         height = (needed if needed >= 0 else self.column.sizeHint().height()) + 2
         policy = Qt.ScrollBarPolicy
-        is_long = height > MOST_SHEET_HEIGHT
+        is_long = height > MAX_SHEET_HEIGHT
         self._scroll.setVerticalScrollBarPolicy(
             policy.ScrollBarAsNeeded if is_long else policy.ScrollBarAlwaysOff
         )
-        self.setFixedHeight(min(MOST_SHEET_HEIGHT, height))
+        self.setFixedHeight(min(MAX_SHEET_HEIGHT, height))
 
 
 W = TypeVar("W", bound=QWidget)

@@ -18,15 +18,14 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from app.core.scale import px
 from app.core.translation import tr
 from app.widgets.buttons import IconButton
 from app.widgets.text import label
-from app.widgets.theme import theme_signals
+from app.widgets.theme import px, theme_signals
 
 GAP = 6
 
-MOST_HEIGHT = 176
+MAX_HEIGHT = 176
 """Largest height of an area of such a box, in pixels."""
 
 
@@ -110,7 +109,7 @@ class FlowArea(QScrollArea):
     def fit(self) -> None:
         """Follow what is in the box now; show the last widget if there are more than before."""
         wanted = self._box.heightForWidth(max(1, self.viewport().width()))
-        self.setFixedHeight(min(wanted, px(MOST_HEIGHT)))
+        self.setFixedHeight(min(wanted, px(MAX_HEIGHT)))
         self.setVisible(wanted > 0)
         if self._box.n_widgets > self._n_shown:
             QTimer.singleShot(0, self._show_last)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QDialog, QHBoxLayout, QLineEdit, QPlainTextEdit, QVBoxLayout, QWidget
 
-from app.core.scale import px
 from app.core.translation import tr
 from app.widgets.buttons import button
+from app.widgets.theme import px
 
 
 class PageDialog(QDialog):

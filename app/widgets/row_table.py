@@ -8,14 +8,14 @@ from PySide6.QtCore import QModelIndex, QPoint, Qt, Signal, Slot
 from PySide6.QtGui import QKeyEvent, QResizeEvent, QShowEvent
 from PySide6.QtWidgets import QHeaderView, QScrollArea, QTableView, QWidget
 
-from app.core.scale import px
 from app.widgets.layout import scaled
 from app.widgets.shortcuts import is_pressed
+from app.widgets.theme import px
 
 ROW_HEIGHT = 30
 GOOD_NAME = 290
 """Width of the column of names for which other columns are hidden, in pixels."""
-LEAST_NAME = 140
+MIN_NAME = 140
 """Least width of the column of names, in pixels; below it the table scrolls sideways."""
 
 
@@ -66,7 +66,7 @@ class RowTable(QTableView):
             return
         self._is_fitting = True
         room = self.viewport().width() - self._drop_columns()
-        self.horizontalHeader().resizeSection(0, max(px(LEAST_NAME), room))
+        self.horizontalHeader().resizeSection(0, max(px(MIN_NAME), room))
         self._is_fitting = False
 
     def _drop_columns(self) -> int:

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 from PySide6.QtCore import QPoint, QSize, QStandardPaths, Qt, QUrl
-from PySide6.QtGui import QDesktopServices, QResizeEvent, QStandardItem
+from PySide6.QtGui import QAction, QDesktopServices, QResizeEvent, QStandardItem, QTextCharFormat
 from PySide6.QtWidgets import (
     QFileDialog,
     QLabel,
@@ -25,18 +25,11 @@ from PySide6.QtWidgets import (
 
 from engine import one_line, printable
 
-MOST_TIP: Final = 2000
+MAX_TIP: Final = 2000
 """Largest number of characters of a tool tip."""
 
-MOST_CAPTION: Final = 80
+MAX_CAPTION: Final = 80
 """Largest number of characters of a button or a line of a menu."""
-
-
-class HasToolTip(Protocol):
-    """Widget, action, item or text format that can have a tool tip."""
-
-    def setToolTip(self, text: str, /) -> None:  # noqa: N802 Qt
-        ...
 
 
 class PlainLabel(QLabel):
@@ -128,7 +121,11 @@ class LegendLabel(QLabel):
         self.setText(shown.replace("\N{NO-BREAK SPACE}", "&nbsp;"))
 
 
-def set_tip(target: HasToolTip, text: str) -> None:
+TipTarget = QWidget | QAction | QStandardItem | QListWidgetItem | QSystemTrayIcon | QTextCharFormat
+"""What can have a tool tip."""
+
+
+def set_tip(target: TipTarget, text: str) -> None:
     """Set a tool tip, which shows `text` as it is."""
     target.setToolTip(plain_tip(text))
 
@@ -149,13 +146,13 @@ class TrayIcon(QSystemTrayIcon):
 
 def plain_tip(text: str) -> str:
     """Return what Qt has to be given as a tool tip so that it shows `text` as it is."""
-    shown = printable(text[:MOST_TIP]).strip()
+    shown = printable(text[:MAX_TIP]).strip()
     if "<" not in shown and "&" not in shown:
         return shown
     return f'<p style="white-space:pre-wrap">{escape(shown)}</p>'
 
 
-def caption_text(text: str, most: int = MOST_CAPTION) -> str:
+def caption_text(text: str, most: int = MAX_CAPTION) -> str:
     """Return what a button or a menu has to be given so that it shows `text`, in one line.
 
     Qt takes "&" for the mark of a key, and in menus a tab for the beginning of one.

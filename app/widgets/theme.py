@@ -1,7 +1,7 @@
-"""Colours, fonts and icons: the only module of the app that names a colour.
+"""Colours, fonts, icons and zoom: the only module of the app that names a colour.
 
 `apply_theme` sets the application's palette, font and style sheet; widgets that paint themselves
-use `theme()` and `scale.px`, and repaint on `theme_signals().changed`. The dynamic property
+use `theme()` and `px`, and repaint on `theme_signals().changed`. The dynamic property
 `role` selects a widget's rules in `resources/style.qss`.
 """
 
@@ -31,8 +31,26 @@ from PySide6.QtGui import (
 from PySide6.QtSvg import QSvgRenderer
 from PySide6.QtWidgets import QApplication, QWidget
 
-from app.core.scale import px, set_zoom, zoom
 from engine import temporary_folder
+
+_percent = 100
+
+
+def px(n: float) -> int:
+    """Return a length of the window at 100 % at the present zoom, in pixels."""
+    return round(n * _percent / 100)
+
+
+def zoom() -> int:
+    """Return the present zoom in percent."""
+    return _percent
+
+
+def set_zoom(percent: int) -> None:
+    """Use another zoom; `app.widgets.theme.apply_theme` makes it seen."""
+    global _percent
+    _percent = percent
+
 
 log = logging.getLogger(__name__)
 

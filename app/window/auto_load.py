@@ -1,4 +1,7 @@
-"""Messages that are sent without a model wait for the one that loads, or offer to load one."""
+"""Loading and unloading without a click: an unused model is unloaded, a message loads one.
+
+A message that is sent without a model waits for the one that loads, or offers to load one.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from app.core.engine_client import EngineClient, EngineState
 from app.core.notice import Notice
 from app.core.settings import SettingsStore
 from app.core.translation import tr, tr_n
-from app.models.current.session import ModelSession
+from app.models.current.model_session import ModelSession
 from app.remote.client.address import is_remote, short_name
 from engine import one_line
 

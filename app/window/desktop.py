@@ -1,4 +1,4 @@
-"""Which progress the taskbar shows, and how."""
+"""The desktop around the window: progress in the taskbar, the tray icon, notifications."""
 
 from __future__ import annotations
 
@@ -94,13 +94,9 @@ class TaskbarProgress(QObject):
 def painter_for(window: QWidget) -> Painter:
     """Return what shows a progress on this desktop; where nothing does, it does nothing."""
     if sys.platform == "win32":
-        from app.window.desktop import windows_painter
-
         return windows_painter(int(window.winId()))
     if sys.platform == "darwin" or not _has_session_bus():
         return lambda share: None
-    from app.window.desktop import unity_painter
-
     return unity_painter()
 
 
@@ -312,7 +308,7 @@ class AnswerFigures(QObject):
         """Note the speed of an answer; one that shared the model is slower than the model is."""
         if not answer.was_alone:
             return
-        self._monitor.note_guesses(finished)
+        self._monitor.note_drafts(finished)
         rate, model = finished.timings.decode_per_s, self._client.model
         is_here = model is not None and not is_remote(model.info.path)
         if is_here:

@@ -13,9 +13,9 @@ from app.core.background import LatestJob
 from app.core.engine_client import EngineClient, EngineState
 from app.core.notice import Notice
 from app.core.translation import tr, tr_n
-from app.models.current.session import ModelSession
+from app.models.current.model_session import ModelSession
+from app.setup.page.engine_session import EngineFacts
 from app.setup.page.page import EnginePage
-from app.setup.page.session import EngineFacts
 from app.window.start_up import StartUp
 from engine import EngineError, ModelInfo, ModelLoaded
 
@@ -158,7 +158,7 @@ class EngineSetup(QObject):
         page.covered.connect(self._on_covered)
         page.remove_requested.connect(self._remove)
         session = page.session
-        session.known.connect(self._on_known)
+        session.known.connect(self._on_facts)
         session.installed.connect(self._on_installed)
         session.broken.connect(self._on_broken)
         session.rolled_back.connect(self._replace)
@@ -232,7 +232,7 @@ class EngineSetup(QObject):
     # another engine
 
     @Slot(object)
-    def _on_known(self, facts: EngineFacts) -> None:
+    def _on_facts(self, facts: EngineFacts) -> None:
         """Use an engine that another window or command has installed meanwhile."""
         is_new = self.is_missing and facts.origin == "pack"
         if is_new and self.page.session.state != "running":

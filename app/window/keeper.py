@@ -1,4 +1,4 @@
-"""Uses changed settings at once, and has them written a moment later."""
+"""Settings take effect at once and are written a moment later: theme, zoom, language, docks."""
 
 from __future__ import annotations
 
@@ -22,10 +22,9 @@ from PySide6.QtWidgets import QApplication, QDockWidget
 
 from app.core.background import LatestJob
 from app.core.notice import Notice
-from app.core.scale import px
 from app.core.settings import Settings, SettingsStore
 from app.core.translation import ENGLISH, languages, tr, use_language
-from app.widgets.theme import apply_theme
+from app.widgets.theme import apply_theme, px
 from app.window.main_window import MONITOR_HEIGHT, SIDEBAR_WIDTH, SPLIT_WIDTH, MainWindow
 
 _QT_TEXTS = "qtbase_{code}"

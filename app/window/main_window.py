@@ -36,17 +36,15 @@ from app.chat.views.chat_list import ChatList
 from app.chat.views.chat_view import MARGIN, ChatView
 from app.chat.views.composer import Composer
 from app.chat.views.message_column import COLUMN_WIDTH
-from app.core.scale import px
 from app.core.translation import tr
-from app.models.current.views.model_bar import ModelBar
-from app.models.current.views.start_view import StartView
+from app.models.current.model_views import ModelBar, StartView
 from app.server.page.server_panel import ServerChip
 from app.widgets.banner import FloatingBanner
 from app.widgets.layout import Dock, Rail, is_in_front, scaled
 from app.widgets.row_table import neighbour, tab_stops
 from app.widgets.shortcuts import make_shortcut, with_keys
 from app.widgets.text import PlainLabel
-from app.widgets.theme import theme
+from app.widgets.theme import px, theme
 from engine import one_line
 
 SUFFIX = ".gguf"
@@ -91,8 +89,8 @@ SIZE = QSize(1440, 900)
 FRAME = QSize(0, 40)  # room on the screen for the desktop's own window frame
 SIDEBAR_WIDTH, SPLIT_WIDTH, MONITOR_HEIGHT = 216, 424, 190
 CENTRE_WIDTH, RAIL_WIDTH = 360, 44
-LEAST_MIDDLE = 80
-MOST_TITLE = 100
+MIN_MIDDLE = 80
+MAX_TITLE = 100
 """Largest number of characters of a model in the title."""
 
 
@@ -149,7 +147,7 @@ class MainWindow(QMainWindow):
         self.sampling = SamplingPanel(self)
         self._middle = QStackedWidget(self)
         # less than its pages ask for: a long draft in a low window needs room for its own buttons
-        scaled(self._middle, self._middle.setMinimumHeight, LEAST_MIDDLE)
+        scaled(self._middle, self._middle.setMinimumHeight, MIN_MIDDLE)
         self._middle.addWidget(self.start_view)
         self._middle.addWidget(self.chat_view)
         self._centre = self._make_centre()
@@ -170,7 +168,7 @@ class MainWindow(QMainWindow):
     @Slot(str)
     def show_name(self, model: str) -> None:
         """Name the loaded model in the window's title."""
-        self.setWindowTitle(f"{one_line(model, MOST_TITLE)} – Tandem" if model else "Tandem")
+        self.setWindowTitle(f"{one_line(model, MAX_TITLE)} – Tandem" if model else "Tandem")
 
     def come_to_front(self, activation: str) -> None:
         """Show the window above others.

@@ -15,7 +15,7 @@ from app.core.notice import Notice
 from app.core.process.spare_time import import_host, import_planner
 from app.core.translation import tr, tr_n
 from app.devices.split.speed import MachineFacts, simulated_machine, this_machine
-from app.models.current.session import ModelSession
+from app.models.current.model_session import ModelSession
 from app.remote.client.address import is_remote
 from engine import DeviceInfo, EngineCrashed, EngineError, ModelLoaded
 
@@ -114,7 +114,7 @@ class StartUp(QObject):
         if rig is not None:
             devices = rig.list_devices()
         else:
-            from app.setup.page.session import without_commands
+            from app.setup.page.engine_session import without_commands
 
             found = engine.list_devices(wait=wait)
             devices = [without_commands(device, self._origin) for device in found]

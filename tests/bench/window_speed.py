@@ -87,7 +87,7 @@ def chat_in_window(model: str, seconds: float) -> dict[str, Any]:
     from PySide6.QtWidgets import QApplication
 
     from app.core.paths import demo_model
-    from app.core.process.engine_place import chosen_host
+    from app.core.process.environment import chosen_host
     from app.main import Shell
     from engine import SamplingParams
 

@@ -102,7 +102,7 @@ class Session:
     def __init__(self) -> None:
         from PySide6.QtWidgets import QApplication
 
-        from app.core.process.engine_place import start_host
+        from app.core.process.environment import start_host
         from app.main import Shell
         from engine import SamplingParams
 

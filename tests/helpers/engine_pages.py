@@ -5,8 +5,7 @@ from pytestqt.qtbot import QtBot
 from app.main import Shell
 from app.setup.engine_pack.store import Pack, PackStore
 from app.setup.page.engine_view import EngineView
-from app.setup.page.page import EnginePage
-from app.setup.page.settings_part import EnginePanel
+from app.setup.page.page import EnginePage, EnginePanel
 from app.window.parts import if_made
 
 

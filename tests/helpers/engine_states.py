@@ -11,7 +11,7 @@ from unittest.mock import patch
 from PySide6.QtWidgets import QWidget
 
 from app.main import Shell
-from app.setup.page.session import InstallRequest
+from app.setup.page.engine_session import InstallRequest
 from app.window.engine_setup import EngineSetup
 from app.window.parts import if_made
 from engine import DeviceInfo, EngineError, leave_pack

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from app.setup.engine_pack import store as activation
+from app.setup.engine_pack.fetching import InstallProgress, InstallStage
 from app.setup.engine_pack.installation import Installed
 from app.setup.engine_pack.lock import Lock, this_python, this_system
-from app.setup.engine_pack.progress import InstallProgress, InstallStage
 from app.setup.engine_pack.store import Pack, PackStore
 from engine import Cancelled, EngineError, temporary_folder
 

@@ -7,8 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from app.tools.server_store import ToolServer
-from app.tools.states import ServerTool, ToolResult, ToolServerState
+from app.tools.server_store import ServerTool, ToolResult, ToolServer, ToolServerState
 from engine import Tool
 
 SEARCH = ServerTool("web", "search", Tool("web_search", "Searches the web."), "Search the web")

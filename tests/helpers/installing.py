@@ -4,9 +4,9 @@ import sys
 from pathlib import Path
 
 from app.models.downloads.transfer import transfer
+from app.setup.engine_pack.fetching import InstallProgress
 from app.setup.engine_pack.installation import Installation
 from app.setup.engine_pack.lock import read_lock
-from app.setup.engine_pack.progress import InstallProgress
 from app.setup.engine_pack.store import PackStore
 from tests.helpers.fake_pack import SMOKE, fake_attempt
 

@@ -32,7 +32,7 @@ UPDATE = "python -m tests.helpers.languages update"
 
 NOT_IN_WINDOW = (
     "app/cli", "app/__main__.py", "app/core/process/environment.py",
-    "app/core/process/engine_place.py", "app/setup/engine_pack/children", "app/core/translation.py",
+    "app/core/process/environment.py", "app/setup/engine_pack/children", "app/core/translation.py",
     "app/server", "app/core/engine_client/inbox.py",
 )  # fmt: skip
 """Files and folders that show nothing in the window; what terminals and clients get is English."""

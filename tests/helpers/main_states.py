@@ -27,7 +27,7 @@ from app.core.paths import demo_model
 from app.core.translation import tr
 from app.main import Shell
 from app.server.page.server_panel import state_text
-from app.setup.updates import session
+from app.setup.updates import update_session as session
 from tests.helpers.engine_states import ENGINE_STATES, patches
 from tests.helpers.screenshots import new_shell, pause, wait, write_models
 from tests.helpers.server_views import server_view

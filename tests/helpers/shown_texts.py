@@ -70,7 +70,7 @@ NAMES = {
     },
     "app/chat/library.py": {"restore "},
     "app/server/page/session.py": {"server of this window"},
-    "app/tools/page/session.py": {"secrets of "},
+    "app/tools/page/tool_session.py": {"secrets of "},
     "app/tools/page/server_form.py": {
         "npx -y @modelcontextprotocol/server-filesystem /home/me/Documents",
         '{"mcpServers": {"files": {"command": "npx", "args": ["-y", "…"]}}}',
@@ -109,7 +109,7 @@ NAMES = {
         "Home",
         "End",
     },
-    "app/models/current/presenter.py": {  # for a model that knows English alone
+    "app/models/current/model_session.py": {  # for a model that knows English alone
         "What is Tandem?",
         "What is tensor parallelism?",
         "What is a KV cache?",

@@ -9,9 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from app.tools.hub import ToolHub
-from app.tools.server_store import ToolLimits, ToolServer
-from app.tools.states import RunningCall, ToolResult, ToolServerState
+from app.tools.hub import RunningCall, ToolHub
+from app.tools.server_store import ToolLimits, ToolResult, ToolServer, ToolServerState
 
 WAIT_S = 60.0
 

@@ -15,7 +15,7 @@ from PySide6.QtCore import QObject, QTimer, Signal, Slot
 from app.chat.conversation import TITLE_LENGTH, Conversation, ImageFiles, title_from
 from app.chat.message import split_thought
 from app.core.engine_client import AsideAnswer, EngineClient
-from app.tools.states import ServerTool
+from app.tools.server_store import ServerTool
 from engine import THINK_CLOSE, THINK_OPEN, ChatMessage, SamplingParams
 
 IDLE_MS: Final = 1500

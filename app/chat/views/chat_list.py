@@ -45,13 +45,12 @@ from PySide6.QtWidgets import (
 from app.chat.listing.folders import ListContents
 from app.chat.search import MAX_HITS, Hit, Snippet
 from app.chat.views.chat_rows import ChatRowsView
-from app.core.scale import px
 from app.core.translation import language, tr, tr_n
 from app.widgets.buttons import button
 from app.widgets.layout import scaled
 from app.widgets.shortcuts import is_pressed, with_keys
 from app.widgets.text import label, plain_tip, set_tip
-from app.widgets.theme import mix, theme, theme_signals
+from app.widgets.theme import mix, px, theme, theme_signals
 
 TEXT_PIXELS, TITLE_PIXELS = 12, 13
 MAX_LINES: Final = 3

@@ -37,12 +37,11 @@ from PySide6.QtWidgets import (
 )
 
 from app.chat.listing.folders import ListContents, ListRow, RowKind, rows_of
-from app.core.scale import px
 from app.core.translation import tr, tr_n
 from app.widgets.layout import scaled
 from app.widgets.shortcuts import is_pressed
 from app.widgets.text import caption_text, plain_tip
-from app.widgets.theme import icon, theme
+from app.widgets.theme import icon, px, theme
 from engine import one_line
 
 MIME: Final = "application/x-tandem-chats"

@@ -15,13 +15,12 @@ from app.chat.attachments.files import DraftFile, FilePart
 from app.chat.images.album import ImageAlbum
 from app.chat.message import Attachment, ChatImage
 from app.chat.views.image_viewer import ImageCanvas, fitting, paint_image
-from app.core.scale import px
 from app.core.translation import tr, tr_n
 from app.core.units import decimal_size
 from app.widgets.buttons import IconButton, button
 from app.widgets.layout import GAP, FlowBox
 from app.widgets.text import ElidedLabel, caption_text, label, set_tip
-from app.widgets.theme import set_role, theme
+from app.widgets.theme import px, set_role, theme
 from engine import EngineError, one_line
 
 MAX_NAME: Final = 36

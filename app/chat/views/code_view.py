@@ -36,12 +36,11 @@ from app.chat.markdown import CodeBlock, Piece
 from app.chat.views.prose_view import MONOSPACE
 from app.core.engine_sentences import reason_of
 from app.core.process.spare_time import spare_time, take_step
-from app.core.scale import px
 from app.core.translation import tr
 from app.widgets.buttons import button
 from app.widgets.layout import fit_height
 from app.widgets.text import ask_where_to_save, label
-from app.widgets.theme import Theme, theme
+from app.widgets.theme import Theme, px, theme
 from engine import one_line, printable
 
 if TYPE_CHECKING:

@@ -19,13 +19,12 @@ from PySide6.QtGui import (
 )
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QPlainTextEdit, QSizePolicy, QVBoxLayout, QWidget
 
-from app.core.scale import px
 from app.core.translation import tr
 from app.widgets.buttons import ElidedButton, button
 from app.widgets.layout import scaled
 from app.widgets.shortcuts import is_pressed, with_keys
 from app.widgets.text import label, set_tip
-from app.widgets.theme import set_role, theme, theme_signals
+from app.widgets.theme import px, set_role, theme, theme_signals
 
 WARN_SHARE, DANGER_SHARE = 0.8, 0.95
 

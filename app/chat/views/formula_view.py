@@ -11,12 +11,11 @@ from PySide6.QtWidgets import QApplication, QFrame, QMenu, QScrollArea, QSizePol
 from app.chat.formulas import SCALE, FormulaLook, FormulaPicture, formula_pictures
 from app.chat.markdown import DisplayFormula, Piece
 from app.chat.views.prose_view import INDENT, MONOSPACE, QUOTE_INDENT, TEXT_PIXELS
-from app.core.scale import px
 from app.core.translation import tr
 from app.widgets.layout import fit_height
 from app.widgets.shortcuts import is_pressed
 from app.widgets.text import PlainLabel, set_tip
-from app.widgets.theme import theme
+from app.widgets.theme import px, theme
 from engine import one_line
 
 MARGIN: Final = 4

@@ -20,12 +20,11 @@ from shiboken6 import isValid
 
 from app.chat.images.album import MAX_SIDE, ImageAlbum
 from app.chat.message import ChatImage
-from app.core.scale import px
 from app.core.translation import tr
 from app.widgets.buttons import IconButton, button
 from app.widgets.shortcuts import make_local_shortcut
 from app.widgets.text import ElidedLabel, ask_where_to_save, label
-from app.widgets.theme import theme
+from app.widgets.theme import px, theme
 from engine import EngineError
 
 PART_OF_WINDOW: Final = 0.92

@@ -11,9 +11,9 @@ from PySide6.QtWidgets import QVBoxLayout, QWidget
 
 from app.chat.conversation import Conversation
 from app.chat.message import Message
-from app.core.scale import px
 from app.widgets.layout import scaled
 from app.widgets.row_table import place_among
+from app.widgets.theme import px
 
 if TYPE_CHECKING:
     from app.chat.images.album import ImageAlbum

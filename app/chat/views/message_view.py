@@ -21,10 +21,10 @@ from app.chat.message import Message
 from app.chat.views.message_body import rough_lines
 from app.chat.views.message_parts import MessageStep, TurnEditor, VersionSwitch, step_menu
 from app.chat.views.prose_view import ProseView
-from app.core.scale import px
 from app.core.translation import tr
 from app.widgets.buttons import HoverButton
 from app.widgets.row_table import place_among
+from app.widgets.theme import px
 
 if TYPE_CHECKING:
     from app.chat.images.album import ImageAlbum

@@ -38,10 +38,9 @@ from PySide6.QtGui import (
 from PySide6.QtWidgets import QApplication, QFrame, QMenu, QSizePolicy, QTextBrowser, QWidget
 
 from app.chat.markdown import Rule, TextLine, TextSpan
-from app.core.scale import px
 from app.core.translation import tr
 from app.widgets.text import caption_text, set_tip
-from app.widgets.theme import theme
+from app.widgets.theme import px, theme
 from engine import printable
 
 if TYPE_CHECKING:

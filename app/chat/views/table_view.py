@@ -28,9 +28,8 @@ from PySide6.QtWidgets import QWidget
 
 from app.chat.markdown import Piece, Table, TextSpan
 from app.chat.views.prose_view import TextBlock
-from app.core.scale import px
 from app.core.translation import tr
-from app.widgets.theme import theme
+from app.widgets.theme import px, theme
 
 PADDING: Final = 6
 COLUMN_PIXELS: Final = 190

@@ -18,7 +18,7 @@ from app.cli.output import note, note_progress, write
 from app.cli.server.machines import ServedMachines
 from app.cli.split.default_split import with_comfortable_context, with_default_split
 from app.core.paths import models_dir
-from app.core.process.engine_place import chosen_host
+from app.core.process.environment import chosen_host
 from app.core.process.interruption import handle, restore
 from app.models.library.scan import known_places, scan
 from app.server.async_engine import AsyncEngine

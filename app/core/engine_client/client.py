@@ -1,4 +1,4 @@
-"""The bridge between the engine's thread and the window: the only one there is."""
+"""The engine as the window sees it: commands as methods, events as Qt signals."""
 
 from __future__ import annotations
 

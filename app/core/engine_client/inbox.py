@@ -2,7 +2,7 @@
 
 The engine delivers on its own thread, often hundreds of times a second. That only appends to a
 queue; the first event after a pause wakes a timer of the GUI thread, which then empties the queue
-some twenty-five times a second.
+some twenty-five times a second. The server shares the engine, with commands and events of its own.
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ def _on_qt_message(kind: QtMsgType, context: object, message: str) -> None:
     qt_log.log(LEVELS.get(kind, logging.WARNING), "%s", message)
 
 
-MOST_BYTES: Final = 1 << 20
+MAX_BYTES: Final = 1 << 20
 """Size at which a file is set aside, in place of the one before, and a new one begun."""
 
 FORMAT: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
@@ -99,7 +99,7 @@ class _BoundedFile(logging.FileHandler):
     def emit(self, record: logging.LogRecord) -> None:
         super().emit(record)
         try:
-            if self.stream is not None and self.stream.tell() >= MOST_BYTES:
+            if self.stream is not None and self.stream.tell() >= MAX_BYTES:
                 self.close()
                 Path(self.baseFilename).replace(f"{self.baseFilename}.1")
         except OSError:  # Windows, where another program reads it: the next record tries again
@@ -154,7 +154,7 @@ class LogFile:
         self._levels.clear()
 
 
-def read_log(path: Path, most_bytes: int = MOST_BYTES) -> list[str]:
+def read_log(path: Path, most_bytes: int = MAX_BYTES) -> list[str]:
     """Return the last lines of the log, from the file before as well if this one is short."""
     parts: list[bytes] = []
     room = most_bytes

@@ -1,4 +1,7 @@
-"""The check for a display: without one, Qt ends the process in C++ with a core dump."""
+"""What the program's environment allows and asks for: a display, and where the engine runs.
+
+Without a display, Qt ends the process in C++ with a core dump.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,16 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+import engine
 from engine import EngineError
+
+if TYPE_CHECKING:
+    from engine import EngineHost, HostEvent
 
 HINT = "Start it on a desktop, or use `tandem chat MODEL.gguf` in the terminal."
 
@@ -103,3 +111,41 @@ def missing_qt_library(error: ImportError) -> MissingQtLibrary | None:
 
 
 log = logging.getLogger(__name__)
+
+
+VARIABLE = "TANDEM_ENGINE"
+"""Environment variable with the choice: "process", as without it, or "thread"."""
+
+MakeHost = Callable[[Callable[["HostEvent"], None]], "EngineHost"]
+
+PLACES = ("process", "thread")
+
+
+def engine_place() -> str:
+    """Return one of `PLACES`, as the environment variable says.
+
+    Raises:
+        EngineError: the variable has another value.
+    """
+    choice = os.environ.get(VARIABLE, "") or "process"
+    if choice not in PLACES:
+        raise EngineError(f"{VARIABLE} is '{choice[:60]}'.", f"Set it to {' or '.join(PLACES)}.")
+    return choice
+
+
+def chosen_host() -> MakeHost:
+    """Return what starts the engine there; imports it, which takes a moment.
+
+    Raises:
+        EngineError: see `engine_place`.
+    """
+    return engine.ProcessHost if engine_place() == "process" else engine.ThreadHost
+
+
+def start_host(on_event: Callable[[HostEvent], None]) -> EngineHost:
+    """Start the chosen engine, which sends its events to `on_event`.
+
+    Raises:
+        EngineError: see `engine_place`.
+    """
+    return chosen_host()(on_event)

@@ -1,7 +1,7 @@
 """One window for each person: a second start hands its file to the window that is open.
 
 The window that holds a lock listens at a local socket. Both belong to one folder of settings, so
-that a portable copy of Tandem has a window of its own.
+that a portable copy of Tandem has a window of its own. macOS opens files by an event instead.
 """
 
 from __future__ import annotations
@@ -10,17 +10,23 @@ import hashlib
 import json
 import logging
 import os
+import signal
+import socket
 import sys
 import tempfile
 import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING
 
-from PySide6.QtCore import QLockFile, QObject, Signal, Slot
+from PySide6.QtCore import QEvent, QLockFile, QObject, QSocketNotifier, Signal, Slot
+from PySide6.QtGui import QFileOpenEvent
+from PySide6.QtWidgets import QApplication
 
 from app.core import paths
+from app.core.process.interruption import handle, restore
 
 if TYPE_CHECKING:
     from PySide6.QtNetwork import QLocalServer, QLocalSocket
@@ -35,7 +41,7 @@ a window of its own."""
 QUIT_S = 20.0
 """Seconds that a window may take to save everything and close."""
 
-MOST_BYTES = 1 << 16
+MAX_BYTES = 1 << 16
 DONE = b"done\n"
 
 
@@ -120,11 +126,11 @@ class SecondStarts(QObject):
 
     def _read(self, socket: QLocalSocket) -> None:
         if not socket.canReadLine():
-            if socket.bytesAvailable() > MOST_BYTES:
+            if socket.bytesAvailable() > MAX_BYTES:
                 socket.abort()
             return
         try:
-            request = OpenRequest.parse(bytes(socket.readLine(MOST_BYTES).data()))
+            request = OpenRequest.parse(bytes(socket.readLine(MAX_BYTES).data()))
         except (ValueError, RecursionError):
             log.info("another program has sent something that is no request")
             socket.abort()
@@ -236,3 +242,51 @@ def _is_own(address: str) -> bool:
         return os.stat(address).st_uid == os.getuid()
     except OSError:
         return False
+
+
+class Application(QApplication):
+    """The application.
+
+    On macOS a double-click on a model, and one that is dropped on the Dock's icon, reaches the
+    running program as an event rather than in the arguments of a start.
+    """
+
+    opened = Signal(object)  # OpenRequest
+
+    def event(self, event: QEvent) -> bool:
+        if isinstance(event, QFileOpenEvent) and event.file():
+            self.opened.emit(OpenRequest(event.file()))
+            return True
+        return super().event(event)
+
+
+class SignalWatch(QObject):
+    """Watch for the signals that end a program, from `install` until `uninstall`."""
+
+    came = Signal()
+
+    def install(self) -> None:
+        self._read_end, self._write_end = socket.socketpair()
+        self._read_end.setblocking(False)
+        self._write_end.setblocking(False)
+        self._notifier = QSocketNotifier(self._read_end.fileno(), QSocketNotifier.Type.Read, self)
+        self._notifier.activated.connect(self._read)
+        self._former_fd = signal.set_wakeup_fd(self._write_end.fileno(), warn_on_full_buffer=False)
+        self._former = handle(_go_on)
+
+    def uninstall(self) -> None:
+        restore(self._former)
+        signal.set_wakeup_fd(self._former_fd)
+        self._notifier.setEnabled(False)
+        self._read_end.close()
+        self._write_end.close()
+
+    @Slot()
+    def _read(self) -> None:
+        names = [signal.Signals(number).name for number in self._read_end.recv(64)]
+        log.info("the window closes for %s", ", ".join(names))
+        self.came.emit()
+
+
+def _go_on(number: int, frame: FrameType | None) -> None:
+    """Leave a signal to the socket; more of them must not cut the closing short."""

@@ -19,7 +19,7 @@ from shiboken6 import isValid
 
 import engine
 from app.core.background import LatestJob
-from app.core.process.engine_place import chosen_host
+from app.core.process.environment import chosen_host
 from engine import collect_garbage, sweep_temporaries
 
 SLICE_S: Final = 0.006

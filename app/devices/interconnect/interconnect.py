@@ -30,7 +30,7 @@ PLACES: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class KnownRoute:
+class ProvenRoute:
     """Route from one GPU to another, as tests on this machine found it.
 
     Attributes:
@@ -99,12 +99,12 @@ class InterconnectPicture:
     edges: tuple[Edge, ...] = ()
 
 
-def known_routes(
+def proven_routes(
     devices: Sequence[DeviceInfo],
     topology: engine.Topology,
     file: engine.MachineFile,
     p2p: PeerMode = "auto",
-) -> tuple[KnownRoute, ...]:
+) -> tuple[ProvenRoute, ...]:
     """Return the tested routes between GPUs; pairs that were never tested are left out."""
     forbidden = {frozenset((link.a, link.b)) for link in topology.links if link.peer_problem}
     found = []
@@ -112,7 +112,7 @@ def known_routes(
         mode: PeerMode = "off" if frozenset((source, goal)) in forbidden else p2p
         route = engine.chosen_way(record, mode)
         found.append(
-            KnownRoute(
+            ProvenRoute(
                 source, goal, PLACES[route.stores], PLACES[route.copies], record,
                 engine.speed_of(record, route), engine.link_problems(source, goal, record, mode),
             )
@@ -133,7 +133,7 @@ def read_links(
     usable = [device for device in devices if device.usable]
     here = [device for device in usable if not machine_of(device.id)]
     file, topology = engine.MachineFile.of_user(), engine.read_topology()
-    routes = known_routes(here, topology, file)
+    routes = proven_routes(here, topology, file)
     tested = {(route.source, route.goal): route.speed for route in routes if route.speed}
     measured = {**file.links(here), **tested}
     links = engine.known_links(here, topology, file)
@@ -146,7 +146,7 @@ def links_picture(
     topology: engine.Topology,
     links: Links,
     measured: Mapping[tuple[str, str], LinkFacts],
-    routes: Sequence[KnownRoute] = (),
+    routes: Sequence[ProvenRoute] = (),
 ) -> InterconnectPicture:
     """Return the picture of devices and links.
 
@@ -193,7 +193,7 @@ def _node(device: str, slot: engine.Pcie | None) -> Node:
 
 
 def _edge(
-    a: str, b: str, link: engine.Link | None, facts: LinkFacts, routes: Sequence[KnownRoute],
+    a: str, b: str, link: engine.Link | None, facts: LinkFacts, routes: Sequence[ProvenRoute],
     *, is_measured: bool,
 ) -> Edge:  # fmt: skip
     if machine_of(a) != machine_of(b):
@@ -213,7 +213,7 @@ def _edge(
     return Edge(a, b, link.kind, route_text(link), facts, is_measured, detail, problems)
 
 
-def proof_text(route: KnownRoute) -> str:
+def proof_text(route: ProvenRoute) -> str:
     """Return "Small values go directly, large ones by the host; tested on 2026-03-01."."""
     if route.small == route.large:
         text = tr("Values go {route}; tested on {date}.")

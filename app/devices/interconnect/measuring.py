@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 COMMAND = program_command("app.devices.interconnect.measuring")
 """Command line of the process."""
 
-LONGEST_S = 600.0
+MAX_S = 600.0
 """Longest time for one measurement, in seconds; kernels for several GPUs may be compiled in it."""
 
 
@@ -38,7 +38,7 @@ def measure_apart(
     doing = tr("its start")
     try:
         with engine.TrialProcess(COMMAND, request, {}) as child:
-            for message in child.messages(LONGEST_S, LONGEST_S):
+            for message in child.messages(MAX_S, MAX_S):
                 if is_stopped():
                     return
                 if isinstance(message, str):

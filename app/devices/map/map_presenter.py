@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from PySide6.QtCore import QObject, QTimer, Slot
 
@@ -18,20 +18,10 @@ from app.devices.split.settings import RankSettings, SplitSettings
 from engine import EngineError, LoadParams
 
 if TYPE_CHECKING:
-    from engine import PlacementMap
+    from engine import PlacementMap, Planner
 
 WAIT_MS: Final = 60
 """Milliseconds from a change of the split to a new map: a drag changes it at every frame."""
-
-
-class MapPlanner(Protocol):
-    """The part of `engine.Planner` that the map uses."""
-
-    def placement(self, params: LoadParams) -> PlacementMap:
-        """Return the map of a load; raise EngineError if its split cannot be made."""
-        ...
-
-    def close(self) -> None: ...
 
 
 class PlacementPresenter(QObject):
@@ -47,13 +37,13 @@ class PlacementPresenter(QObject):
         split: SplitSession,
         parent: QObject | None = None,
         *,
-        planner_factory: Callable[[str], MapPlanner] = lambda path: engine.Planner(path),
+        planner_factory: Callable[[str], Planner] = lambda path: engine.Planner(path),
     ) -> None:
         super().__init__(parent)
         self._panel, self._split, self._factory = panel, split, planner_factory
         self._picture: SplitPicture | None = None
         self._asked: LoadParams | None = None
-        self._planner: tuple[str, MapPlanner] | None = None  # with its path; for the map's thread
+        self._planner: tuple[str, Planner] | None = None  # with its path; for the map's thread
         self._job = LatestJob("tandem-map", self)
         self._job.done.connect(self._show)
         self._job.failed.connect(self._fail)

@@ -1,4 +1,4 @@
-"""What the monitor has seen: the last minutes of every figure, and marks of messages."""
+"""The monitor's figures: their names and units, their last minutes, and marks of messages."""
 
 from __future__ import annotations
 
@@ -211,7 +211,7 @@ class MonitorRecord:
         now_s: time of the newest reading.
         latest: newest reading.
         n_answers: number of the answers that the newest rate is of.
-        guesses: what guesses brought in the last answer, as text; "" for nothing.
+        drafts: what draft tokens brought in the last answer, as text; "" for nothing.
     """
 
     def __init__(self) -> None:
@@ -222,7 +222,7 @@ class MonitorRecord:
         self._marks: deque[Mark] = deque(maxlen=64)
         self._rate, self._rate_s = 0.0, -math.inf
         self.n_answers = 0
-        self.guesses = ""
+        self.drafts = ""
         self._has_ended = False
 
     def add(self, snapshots: Sequence[DeviceSnapshot]) -> None:
@@ -245,7 +245,7 @@ class MonitorRecord:
 
     def mark_message(self) -> None:
         """Mark the present moment, and forget what guesses brought before."""
-        self.guesses = ""
+        self.drafts = ""
         self._marks.append(Mark(time.monotonic()))
 
     def marks(self, since_s: float) -> list[Mark]:

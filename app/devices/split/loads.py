@@ -29,7 +29,7 @@ def resplit_params(wanted: LoadParams, loaded: LoadParams, n_ctx_train: int) -> 
         return None
     if any(getattr(wanted, name) != getattr(loaded, name) for name in NEEDING_A_LOAD):
         return None
-    if _guesser(wanted) != _guesser(loaded):
+    if _drafter(wanted) != _drafter(loaded):
         return None
     if set(map(machine_of, wanted.all_devices)) != set(map(machine_of, loaded.all_devices)):
         return None  # other machines have to begin
@@ -53,7 +53,7 @@ def _load_key(params: LoadParams, n_ctx_train: int) -> tuple[object, ...]:
         params.context_for(n_ctx_train),
         tuple(getattr(params, name) for name in SHARED_LOAD_OPTIONS if name not in SPECIAL),
         params.n_draft,
-        _guesser(params),
+        _drafter(params),
         params.mmproj_device if params.mmproj != "off" else "",
         params.p2p if n_gpus > 1 else "",
     )
@@ -69,7 +69,7 @@ NEEDING_A_LOAD = (
 """Settings that a loaded model keeps, so that it has to be loaded again for other ones."""
 
 
-def _guesser(params: LoadParams) -> str:
+def _drafter(params: LoadParams) -> str:
     """Return what guesses tokens beside the text, as `SplitSettings.draft_path` has it."""
     return OWN_BLOCK if params.draft == OWN_BLOCK else params.draft_path
 
@@ -105,7 +105,7 @@ def settings_for(settings: SplitSettings, params: LoadParams) -> SplitSettings:
         mode=mode,
         single=min(places),
         n_draft=params.n_draft,
-        draft_path=_guesser(params),
+        draft_path=_drafter(params),
         **{name: getattr(params, name) for name in SHARED_LOAD_OPTIONS}
         | {"reserve": tuple(sorted(params.reserve))},
     )

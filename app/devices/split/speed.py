@@ -12,7 +12,7 @@ from engine import DeviceInfo, Finished, LoadParams, machine_of
 if TYPE_CHECKING:
     from engine import Evaluation, Forecast, Rig, Wires
 
-LEAST_TOKENS = 16
+MIN_TOKENS = 16
 """Number of tokens from which the speed of an answer is learned from."""
 
 
@@ -154,7 +154,7 @@ class SpeedSource:
             return
         self.measured, self.expected = rate, 0.0
         plain = finished.plain_per_s
-        if usage.completion_tokens < LEAST_TOKENS or not plain:
+        if usage.completion_tokens < MIN_TOKENS or not plain:
             return
         forecaster = self.machine.forecaster
         middle = usage.prompt_tokens + usage.completion_tokens // 2

@@ -17,6 +17,8 @@ from app.core.background import LatestJob
 from app.core.notice import Notice
 from app.core.settings import Settings, SettingsStore
 from app.core.translation import tr, tr_n
+from app.models.downloads.download_session import DownloadJob, DownloadSession, new_job
+from app.models.downloads.download_view import DownloadView, TokenDialog
 from app.models.downloads.hub.client import FoundRepo
 from app.models.downloads.hub.offers import Address, hub_endpoint, parse_address
 from app.models.downloads.questions import (
@@ -27,10 +29,8 @@ from app.models.downloads.questions import (
     numbered,
     verdict_of,
 )
-from app.models.downloads.session import DownloadJob, DownloadSession, new_job
 from app.models.downloads.transfer.source import Denied
-from app.models.downloads.views.download_view import DownloadView, TokenDialog
-from app.models.library.session import Situation
+from app.models.library.library_session import Situation
 from engine import EngineError
 
 
@@ -317,13 +317,12 @@ class DownloadsPart(QObject):
     @Slot()
     def _make(self) -> None:
         # imported here, since the window's first picture does not need them
+        from app.models.downloads.download_session import DownloadSession, JobStore
+        from app.models.downloads.download_view import DownloadView
         from app.models.downloads.hub.client import Hub, TokenStore, machine_token
         from app.models.downloads.hub.offers import hub_endpoint
-        from app.models.downloads.page import DownloadPresenter
         from app.models.downloads.questions import HubQuestions
-        from app.models.downloads.session import DownloadSession, JobStore
         from app.models.downloads.transfer.source import Source
-        from app.models.downloads.views.download_view import DownloadView
 
         endpoint = hub_endpoint()
         tokens = TokenStore(endpoint, machine_token)

@@ -13,6 +13,7 @@ import engine
 from app.core.background import LatestJob
 from app.core.translation import tr
 from app.core.units import TransferProgress, amount_text, decimal_size, moving_text
+from app.models.downloads.download_session import DownloadJob
 from app.models.downloads.hub.client import (
     OFFLINE,
     FoundRepo,
@@ -22,11 +23,10 @@ from app.models.downloads.hub.client import (
     fetch_header,
 )
 from app.models.downloads.hub.offers import Address, ModelOffer, is_offline, offers, wanted
-from app.models.downloads.session import DownloadJob
 from app.models.downloads.transfer.source import RemoteFile, Source, TryLater
+from app.models.library.library_session import LibraryEntry, Situation, prospect_of, read_entry
+from app.models.library.library_view import LibraryCell, count_text, outlook
 from app.models.library.scan import FoundModel
-from app.models.library.session import LibraryEntry, Situation, prospect_of, read_entry
-from app.models.library.texts import LibraryCell, count_text, outlook
 from engine import EngineError
 
 ROOM_FOR_REST = 1.1

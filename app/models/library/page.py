@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-from PySide6.QtCore import QObject, Signal, SignalInstance, Slot
+from PySide6.QtCore import QObject, Signal, Slot
 from PySide6.QtWidgets import QFileDialog, QMessageBox, QTabWidget, QWidget
 
 import engine
@@ -20,7 +20,7 @@ from app.core.translation import tr
 from app.devices.split.planning import open_planner
 from app.devices.split.session import SplitSession
 from app.devices.split.settings import default_settings
-from app.models.library.session import (
+from app.models.library.library_session import (
     LibraryEntry,
     LibrarySession,
     files_of,
@@ -28,14 +28,15 @@ from app.models.library.session import (
     move_to_trash,
     question_of,
 )
-from app.models.library.views.library_view import DetailsDialog, LibraryView
+from app.models.library.library_view import DetailsDialog, LibraryView
 from app.remote.client.address import is_remote
 from app.widgets.buttons import back_button
 from app.widgets.text import plain_tip, reveal
 
 if TYPE_CHECKING:
+    from app.models.downloads.page import DownloadsPart
+    from app.models.library.library_session import Situation
     from app.models.library.scan import Place
-    from app.models.library.session import Situation
     from engine import ModelLoaded
 
 
@@ -147,28 +148,6 @@ class LibraryPresenter(QObject):
         self._view.set_entries(list(self._entries.values()), current.pinned_models, uses)
 
 
-class ModelsPart(Protocol):
-    """The interface of a further part of the models page, such as the downloads."""
-
-    left: SignalInstance
-    open_requested: SignalInstance
-    arrived: SignalInstance
-    noticed: SignalInstance
-
-    @property
-    def title(self) -> str: ...
-
-    def widget(self) -> QWidget:
-        """Return its page; what is in it may come later."""
-        ...
-
-    def enter(self) -> None:
-        """Prepare for being looked at."""
-        ...
-
-    def close(self) -> None: ...
-
-
 class LibraryPage(QObject):
     """Page of all models, shown in the middle of the window.
 
@@ -202,10 +181,10 @@ class LibraryPage(QObject):
         self.view: LibraryView | None = None
         self.tabs: QTabWidget | None = None
         self._presenter: LibraryPresenter | None = None
-        self._parts: list[ModelsPart] = []
+        self._parts: list[DownloadsPart] = []
         self._loaded = self._loading = ""
 
-    def add(self, part: ModelsPart) -> None:
+    def add(self, part: DownloadsPart) -> None:
         """Add a part, behind the models of this machine; to be called before the first `toggle`."""
         self._parts.append(part)
         part.noticed.connect(self.noticed)
@@ -224,7 +203,7 @@ class LibraryPage(QObject):
         self._enter()
         self._refresh()
 
-    def show_part(self, part: ModelsPart) -> None:
+    def show_part(self, part: DownloadsPart) -> None:
         """Show the page with one of its added parts in front."""
         tabs = self.tabs or self._make()
         if not tabs.isVisible():
@@ -244,7 +223,7 @@ class LibraryPage(QObject):
             self._mark_running(self.view)
 
     def _mark_running(self, view: LibraryView) -> None:
-        from app.models.library.session import RunningModel
+        from app.models.library.library_session import RunningModel
 
         view.set_running(RunningModel.at(self._loaded, self._loading))
 
@@ -280,9 +259,8 @@ class LibraryPage(QObject):
 
     def _make(self) -> QTabWidget:
         # imported here, since the window's first picture does not need them
-        from app.models.library.page import LibraryPresenter
-        from app.models.library.session import LibrarySession
-        from app.models.library.views.library_view import LibraryView
+        from app.models.library.library_session import LibrarySession
+        from app.models.library.library_view import LibraryView
 
         self.session = LibrarySession(self._places, self.situation, self)
         self.view = LibraryView()
@@ -308,7 +286,7 @@ class LibraryPage(QObject):
 
     def situation(self) -> Situation:
         """Return the devices as they are now, for predictions on another thread."""
-        from app.models.library.session import Situation
+        from app.models.library.library_session import Situation
 
         split = self._split
         make = split.forecasters()

@@ -97,13 +97,13 @@ MAGIC = b"GGUF"
 DEEPEST = 8
 """Number of folders inside each other that are looked into."""
 
-MOST_FILES = 20_000
+MAX_FILES = 20_000
 """Number of model files after which a folder is left: it holds something else."""
 
 SHARD = re.compile(r"^(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf$", re.IGNORECASE)
 OLLAMA_MODEL = "application/vnd.ollama.image.model"
 OLLAMA_PROJECTOR = "application/vnd.ollama.image.projector"
-LARGEST_MANIFEST = 1 << 20
+MAX_MANIFEST = 1 << 20
 """Most bytes of a manifest of Ollama."""
 
 FileIdentity = tuple[int, int]
@@ -186,7 +186,7 @@ def _in_folder(place: Place, is_cancelled: Callable[[], bool]) -> Iterator[Found
     for folder, names in _walk(place.path):
         files = sorted(name for name in names if name.lower().endswith(SUFFIX))
         n_files += len(files)
-        if is_cancelled() or n_files > MOST_FILES:
+        if is_cancelled() or n_files > MAX_FILES:
             return
         yield from _models(place, folder, files)
 
@@ -291,7 +291,7 @@ def _in_ollama(place: Place) -> Iterator[FoundModel]:
 def _layers(manifest: Path) -> dict[str, str]:
     """Return the digests of a manifest's layers by their type; none if it is no manifest."""
     try:
-        document = json.loads(read_file(manifest, LARGEST_MANIFEST))
+        document = json.loads(read_file(manifest, MAX_MANIFEST))
         return {str(layer["mediaType"]): str(layer["digest"]) for layer in document["layers"]}
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return {}

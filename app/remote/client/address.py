@@ -152,7 +152,7 @@ def _unusable(text: str) -> EngineError:
     )
 
 
-LONGEST_KEY = 4096
+MAX_KEY = 4096
 
 
 class KeyStore:
@@ -191,6 +191,6 @@ def cleaned_key(text: str) -> str:
         EngineError: it is no key.
     """
     key = "".join(text.split())
-    if len(key) > LONGEST_KEY or not (key.isascii() and key.isprintable()):
+    if len(key) > MAX_KEY or not (key.isascii() and key.isprintable()):
         raise EngineError(tr("This is no API key."), tr("Copy it again from where you got it."))
     return key

@@ -24,7 +24,7 @@ from app.core.translation import tr
 from app.remote.client.address import RemoteAddress
 from engine import Cancelled, EngineError, one_line, package_version
 
-MOST_EVENT = 1 << 20
+MAX_EVENT = 1 << 20
 """Largest number of bytes of a line, and of an event."""
 
 _ENDS = re.compile(rb"\r\n|\n|\r")
@@ -52,7 +52,7 @@ def event_data(chunks: Iterable[bytes]) -> Iterator[str]:
         if name == b"data":
             data.append(value.removeprefix(b" "))
             n_bytes += len(value)
-            if n_bytes > MOST_EVENT:
+            if n_bytes > MAX_EVENT:
                 raise StreamError(tr("too long"))
     if data:  # many servers close without the last empty line
         yield _text(b"\n".join(data))
@@ -70,7 +70,7 @@ def _lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
         for piece in others:
             yield b"".join(begun)
             begun, n_begun = [piece], len(piece)
-        if n_begun > MOST_EVENT:
+        if n_begun > MAX_EVENT:
             raise StreamError(tr("too long"))
     if n_begun:
         yield b"".join(begun)
@@ -90,11 +90,11 @@ STALL_S: Final = 120.0
 SHORT_S: Final = 15.0
 """Longest time in seconds of an answer that is no generation."""
 
-MOST_BYTES: Final = 8 << 20
+MAX_BYTES: Final = 8 << 20
 """Largest size in bytes of an answer that does not come as a stream."""
 
-MOST_ERROR: Final = 64 << 10
-MOST_SAID: Final = 300
+MAX_ERROR: Final = 64 << 10
+MAX_SAID: Final = 300
 """Bytes of an error's answer that are read, and characters of its sentence that are shown."""
 
 ENCODING: Final = {"Accept-Encoding": "identity"}
@@ -149,14 +149,14 @@ class Connection:
             EngineError: there is none, or the server cannot be asked.
         """
         data = self.read(url, body)
-        with self._told():
+        with self._sentences():
             return json.loads(data)
 
     def read(self, url: str, body: Mapping[str, Any] | None = None) -> bytes:
         """Return a short answer as a whole; see `json`."""
         timeout = httpx2.Timeout(SHORT_S, connect=CONNECT_S)
         until = time.monotonic() + SHORT_S
-        with self._told(), self._open(url, body, timeout, "application/json") as response:
+        with self._sentences(), self._open(url, body, timeout, "application/json") as response:
             return _whole(response, until)
 
     def events(self, url: str, body: Mapping[str, Any]) -> Generator[str]:
@@ -168,7 +168,7 @@ class Connection:
             EngineError: the server cannot be asked, refuses, or sends what cannot be read.
         """
         timeout = httpx2.Timeout(self._stall_s, connect=CONNECT_S)
-        with self._told(), self._open(url, body, timeout, "text/event-stream") as response:
+        with self._sentences(), self._open(url, body, timeout, "text/event-stream") as response:
             kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
             if kind == "application/json":
                 until = time.monotonic() + self._stall_s
@@ -246,10 +246,10 @@ class Connection:
         """Return what a server has said as one short line, without the key."""
         if self.key:
             said = said.replace(self.key, "…")
-        return one_line(said, MOST_SAID)
+        return one_line(said, MAX_SAID)
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
+    def _sentences(self) -> Iterator[None]:
         """Turn each failure into a sentence."""
         host = self._address.host
         try:
@@ -310,7 +310,7 @@ def _whole(response: httpx2.Response, until: float) -> bytes:
     data = bytearray()
     for chunk in response.iter_raw():
         data += chunk
-        if len(data) > MOST_BYTES:
+        if len(data) > MAX_BYTES:
             raise StreamError(tr("too long"))
         if time.monotonic() > until:
             raise httpx2.ReadTimeout("", request=response.request)
@@ -324,7 +324,7 @@ def _said(response: httpx2.Response) -> str:
     try:
         for chunk in response.iter_raw():
             data += chunk
-            if len(data) > MOST_ERROR or time.monotonic() > until:
+            if len(data) > MAX_ERROR or time.monotonic() > until:
                 return ""
         return error_text(json.loads(data))
     except (httpx2.HTTPError, httpx2.StreamError, OSError, ValueError, RecursionError):

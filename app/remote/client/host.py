@@ -13,10 +13,15 @@ from typing import Any
 
 from app.core.translation import tr
 from app.remote.client.address import RemoteAddress, is_remote, remote_info, split_path
-from app.remote.client.answer import AnswerReader
 from app.remote.client.connection import STALL_S, Connection, NoServer, Unreachable
-from app.remote.client.models import ListedModel, find_model, list_models
-from app.remote.client.request import conversation_document, request_of
+from app.remote.client.protocol import (
+    AnswerReader,
+    ListedModel,
+    conversation_document,
+    find_model,
+    list_models,
+    request_of,
+)
 from engine import (
     Cancelled,
     Command,

@@ -31,7 +31,7 @@ from engine import (
 LOOK_S: Final = 0.1
 """Seconds between two looks whether a person has pressed Ctrl+C."""
 
-MOST_KEY: Final = 1 << 16
+MAX_KEY: Final = 1 << 16
 
 
 class RemoteModel:
@@ -120,7 +120,7 @@ def _key_in(path: str) -> str:
     """
     try:
         with open(path, encoding="utf-8") as file:
-            key = cleaned_key(file.readline(MOST_KEY))
+            key = cleaned_key(file.readline(MAX_KEY))
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else tr("it is no text")
         raise EngineError(tr("{name} cannot be read: {why}.").format(name=path, why=why)) from None

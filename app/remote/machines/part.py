@@ -33,10 +33,10 @@ from app.widgets.theme import set_role
 from engine import EngineError
 
 if TYPE_CHECKING:
-    from app.remote.machines.host import TeamHost
+    from app.remote.machines.team import TeamHost
     from engine import EngineHost, HostEvent, JoinedMachine, Wires
 
-MOST_MACHINES = 16
+MAX_MACHINES = 16
 HEADERS = (
     tr_later("Machine"), tr_later("Devices"), tr_later("Free memory"),
     tr_later("Load", "how busy a device is"), tr_later("Latency"), tr_later("Speed"),
@@ -61,7 +61,7 @@ class MachinesDialog(QDialog):
     def __init__(self, addresses: Sequence[str], parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.setWindowTitle(tr("Other machines"))
-        self.number = QSpinBox(minimum=2, maximum=MOST_MACHINES)
+        self.number = QSpinBox(minimum=2, maximum=MAX_MACHINES)
         self.number.setAccessibleName(tr("Number of machines with this one"))
         self.address = QComboBox(editable=True)
         self.address.addItems(list(addresses))
@@ -198,7 +198,7 @@ class MachinesPart(QObject):
 
     def make_host(self, on_event: Callable[[HostEvent], None]) -> EngineHost:
         """Return the host of models that all machines compute."""
-        from app.remote.machines.host import TeamHost  # late: few people have several machines
+        from app.remote.machines.team import TeamHost  # late: few people have several machines
 
         self._host = TeamHost(on_event, self.team)
         return self._host
@@ -213,8 +213,6 @@ class MachinesPart(QObject):
     def open(self) -> None:
         """Show the dialog."""
         if self.dialog is None:
-            from app.remote.machines.part import MachinesDialog
-
             self.dialog = MachinesDialog(_addresses(), self._over.window())
             self.dialog.begun.connect(self._begin)
             self.dialog.ended.connect(self._end)

@@ -27,7 +27,7 @@ from app.core.translation import tr, tr_n
 from app.core.units import context_text
 from app.remote.client.address import EXAMPLE, KeyStore, RemoteAddress, cleaned_key, parse_url
 from app.remote.client.connection import Connection
-from app.remote.client.models import ListedModel, list_models
+from app.remote.client.protocol import ListedModel, list_models
 from app.widgets.buttons import button
 from app.widgets.text import label, row_item
 from app.widgets.theme import set_role

@@ -15,12 +15,12 @@ from app.core.translation import tr
 from app.core.units import decimal
 from app.devices.monitor.views.monitor_panel import MonitorPanel
 from app.remote.client.address import KeyStore, RemoteAddress, is_remote, split_path
-from app.remote.client.answer import ServerFigures, read_figures
 from app.remote.client.connection import Connection
 from app.remote.client.switch import HostSwitch, MakeHost
 from engine import EngineError
 
 if TYPE_CHECKING:
+    from app.remote.client.protocol import ServerFigures
     from app.remote.page.connecting import RemoteConnecting
     from engine import EngineHost, HostEvent
 
@@ -34,7 +34,7 @@ class ServerWatch(QObject):
         is_seen: whether anybody looks.
     """
 
-    told = Signal(str)  # the figures in one line, "" for none
+    figures_changed = Signal(str)  # the figures in one line, "" for none
 
     def __init__(self, keys: KeyStore, is_seen: Callable[[], bool], parent: QObject) -> None:
         super().__init__(parent)
@@ -51,7 +51,7 @@ class ServerWatch(QObject):
         """Read from this server, and from no other; None for none."""
         self._stop()
         self._address = address
-        self.told.emit("")
+        self.figures_changed.emit("")
         if address is not None:
             self._timer.start()
             self._ask()
@@ -76,6 +76,8 @@ class ServerWatch(QObject):
         connection = self._connection = Connection(address)
 
         def read() -> ServerFigures:
+            from app.remote.client.protocol import read_figures  # late: it decodes pictures
+
             connection.key = self._keys.get(address)
             return read_figures(address, connection)
 
@@ -84,13 +86,13 @@ class ServerWatch(QObject):
     @Slot(object)
     def _on_read(self, figures: ServerFigures) -> None:
         if self._address is not None:
-            self.told.emit(figures_text(self._address.host, figures))
+            self.figures_changed.emit(figures_text(self._address.host, figures))
 
     @Slot(object)
     def _on_failed(self, error: EngineError) -> None:
         """Say why there are no figures; the next second tries again."""
         if self._address is not None:
-            self.told.emit(error.message)
+            self.figures_changed.emit(error.message)
 
 
 def figures_text(host: str, figures: ServerFigures) -> str:
@@ -179,10 +181,8 @@ class RemotePart(QObject):
             self.unwatch()
             return
         if self._figures is None:
-            from app.remote.page.part import ServerWatch
-
             self._figures = ServerWatch(self.keys, self._monitor.isVisible, self)
-            self._figures.told.connect(self._monitor.show_server)
+            self._figures.figures_changed.connect(self._monitor.show_server)
         self._figures.watch(split_path(path))
 
     @Slot()

@@ -9,13 +9,12 @@ from PySide6.QtCore import QAbstractTableModel, QModelIndex, QPersistentModelInd
 from PySide6.QtGui import QColor, QResizeEvent
 from PySide6.QtWidgets import QHeaderView, QTableView
 
-from app.core.scale import px
 from app.core.translation import tr, tr_later
 from app.core.units import decimal
 from app.server.page.session import ShownRequest
 from app.widgets.layout import scaled
 from app.widgets.text import plain_tip
-from app.widgets.theme import theme, theme_signals
+from app.widgets.theme import px, theme, theme_signals
 from engine import one_line
 
 HEADERS: Final = (

@@ -1,4 +1,4 @@
-"""The wheels of a lock: fetched into a folder, on from where it stopped, or taken from one."""
+"""The wheels of a lock are fetched into a folder, resumed, or taken from one; with progress."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
 from pathlib import Path
 
 from app.core.translation import tr, tr_n
@@ -18,9 +20,39 @@ from app.models.downloads.transfer.source import Source
 from app.models.downloads.transfer.transfer import FileTransfer, Patience
 from app.setup.engine_pack.children.running import Ended, run_child
 from app.setup.engine_pack.lock import Lock, Wheel
-from app.setup.engine_pack.progress import InstallProgress, InstallStage, IsStopped, Told
 from app.setup.engine_pack.store import disk_error, folder_bytes
 from engine import Cancelled, EngineError, one_line
+
+
+class InstallStage(Enum):
+    """Stages of an installation, in their order."""
+
+    FETCHING = auto()
+    CHECKING = auto()
+    UNPACKING = auto()
+    TRYING = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class InstallProgress:
+    """How far an installation is.
+
+    Attributes:
+        stage: what it is doing; `InstallStage.TRYING` has no numbers.
+        n_done: bytes of this stage that are done.
+        n_bytes: bytes of this stage; 0 where they are unknown.
+        name: file that it is busy with, "" for none.
+    """
+
+    stage: InstallStage
+    n_done: int = 0
+    n_bytes: int = 0
+    name: str = ""
+
+
+Told = Callable[[InstallProgress], None]
+IsStopped = Callable[[], bool]
+
 
 HASH_BYTES = 1 << 20
 MAGIC = b"PK"

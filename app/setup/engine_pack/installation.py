@@ -18,9 +18,15 @@ from app.models.downloads.transfer.part_file import SPARE, NoRoom
 from app.models.downloads.transfer.transfer import Patience
 from app.setup.engine_pack import fetching, store
 from app.setup.engine_pack.children.running import run_child
-from app.setup.engine_pack.fetching import check_folder, fetch_wheels, n_fetched
+from app.setup.engine_pack.fetching import (
+    InstallProgress,
+    InstallStage,
+    Told,
+    check_folder,
+    fetch_wheels,
+    n_fetched,
+)
 from app.setup.engine_pack.lock import Lock
-from app.setup.engine_pack.progress import InstallProgress, InstallStage, Told
 from app.setup.engine_pack.store import SITE, Pack, PackStore, disk_error, folder_bytes
 from engine import Cancelled, EngineError, one_line, temporary_folder
 

@@ -20,7 +20,7 @@ from app.core.translation import tr
 from app.models.downloads.transfer.source import RemoteFile, safe_name
 from engine import EngineError
 
-MOST_BYTES = 4 << 20
+MAX_BYTES = 4 << 20
 HASH = re.compile(r"[0-9a-f]{64}")
 NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 VERSION = re.compile(r"[0-9a-zA-Z.!+]+")
@@ -131,7 +131,7 @@ def read_lock(path: Path) -> Lock:
         BadLock: it cannot be read, or is not what `packaging/lock` writes.
     """
     try:
-        if path.stat().st_size > MOST_BYTES:
+        if path.stat().st_size > MAX_BYTES:
             raise BadLock(tr("{path} is too large for a lock file.").format(path=path))
         data = path.read_bytes()
     except OSError as error:

@@ -17,9 +17,9 @@ from packaging.version import InvalidVersion, Version
 from app.core.translation import tr
 from engine import EngineError, one_line, printable
 
-MOST_VERSION: Final = 40
-MOST_PAGE: Final = 300
-MOST_NEWS: Final = 8000
+MAX_VERSION: Final = 40
+MAX_PAGE: Final = 300
+MAX_NEWS: Final = 8000
 """Largest number of characters of what is told about a release."""
 
 ADDRESS_FILE: Final = Path(__file__).resolve().parents[3] / "resources" / "release-address.txt"
@@ -71,9 +71,9 @@ def read_release(values: object) -> Release:
     found = _version(version)
     if found is None or found.local or not is_web_page(page):
         raise _not_understood()
-    text = printable(news[: MOST_NEWS + 1]).strip()
-    if len(text) > MOST_NEWS:
-        text = f"{text[:MOST_NEWS]}…"
+    text = printable(news[: MAX_NEWS + 1]).strip()
+    if len(text) > MAX_NEWS:
+        text = f"{text[:MAX_NEWS]}…"
     return Release(str(found), page, text)
 
 
@@ -87,7 +87,7 @@ def is_newer(version: str, own: str) -> bool:
 
 def is_web_page(address: str) -> bool:
     """Return whether a browser may be sent to an address: https, and nothing odd in it."""
-    if not address.isascii() or not address.isprintable() or len(address) > MOST_PAGE:
+    if not address.isascii() or not address.isprintable() or len(address) > MAX_PAGE:
         return False
     try:
         split = urlsplit(address)
@@ -107,7 +107,7 @@ def bundled_address() -> str:
 
 
 def _version(text: str) -> Version | None:
-    if len(text) > MOST_VERSION:
+    if len(text) > MAX_VERSION:
         return None
     try:
         return Version(text)
@@ -121,8 +121,8 @@ def _not_understood() -> EngineError:
     )
 
 
-MOST_BYTES: Final = 64 << 10
-MOST_HOPS: Final = 3
+MAX_BYTES: Final = 64 << 10
+MAX_HOPS: Final = 3
 READ_S: Final = 5.0
 """Longest wait in seconds for any byte."""
 
@@ -166,7 +166,7 @@ def _fetch(at: httpx2.URL, limit_s: float) -> Release:
     headers = {"User-Agent": "tandem", "Accept": "application/json", "Accept-Encoding": "identity"}
     with httpx2.Client(timeout=timeout, headers=headers) as client:
         until = time.monotonic() + limit_s
-        for _ in range(MOST_HOPS + 1):
+        for _ in range(MAX_HOPS + 1):
             _check_address(at)
             with client.stream("GET", at, follow_redirects=False) as response:
                 if not response.has_redirect_location:
@@ -204,7 +204,7 @@ def _body(response: httpx2.Response, until: float) -> bytes:
     data = bytearray()
     for chunk in response.iter_raw():
         data += chunk
-        if len(data) > MOST_BYTES:
+        if len(data) > MAX_BYTES:
             raise EngineError(
                 tr("The answer about releases is too long."),
                 tr("Check the address in the settings."),

@@ -17,7 +17,7 @@ from PySide6.QtWidgets import (
 )
 
 from app.core.translation import tr
-from app.tools.server_store import LONGEST_NAME, ToolServer, join_command
+from app.tools.server_store import MAX_NAME, ToolServer, join_command
 from app.widgets.buttons import button
 from app.widgets.text import label
 from app.widgets.theme import set_role
@@ -53,7 +53,7 @@ class ServerForm(QDialog):
         )
         self.name, self.command, self.folder, self.url = (QLineEdit() for _ in range(4))
         self.variables, self.headers, self.json = (QPlainTextEdit() for _ in range(3))
-        self.name.setMaxLength(LONGEST_NAME)
+        self.name.setMaxLength(MAX_NAME)
         self.tabs = QTabWidget()
         self.problem = label(role="danger")
         self.problem.setWordWrap(True)

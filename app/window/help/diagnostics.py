@@ -38,7 +38,7 @@ from engine import DeviceInfo, package_version
 N_LINES: Final = 200
 """Number of the last lines of the log in a report."""
 
-LEAST_PRIVATE: Final = 3
+MIN_PRIVATE: Final = 3
 """Length of the shortest private word that is taken out; shorter ones are parts of other words."""
 
 PRIVATE: Final = "<private>"
@@ -95,7 +95,7 @@ def report(
 def scrubbed(lines: Sequence[str], private: Collection[str] = ()) -> list[str]:
     """Return lines of a log without what may be private."""
     names = sorted({*private, *_names()}, key=len, reverse=True)
-    words = [re.escape(name) for name in names if len(name.strip()) >= LEAST_PRIVATE]
+    words = [re.escape(name) for name in names if len(name.strip()) >= MIN_PRIVATE]
     known = re.compile("|".join(words), re.IGNORECASE) if words else None
     return [_scrubbed_line(line, known) for line in lines]
 

@@ -23,13 +23,13 @@ from PySide6.QtWidgets import (
 
 from app.core.background import LatestJob
 from app.core.process.crash import read_log
-from app.core.scale import px
 from app.core.settings import SettingsStore
 from app.core.translation import tr
 from app.widgets.buttons import button
 from app.widgets.page_dialog import PageDialog, plain_page, search_field
 from app.widgets.shortcuts import SHORTCUTS, shown_keys
 from app.widgets.text import PlainLabel, label, list_item, set_tip
+from app.widgets.theme import px
 from app.window.help.licences import Component
 from engine import DeviceInfo, printable
 
@@ -242,7 +242,7 @@ class ShortcutsDialog(PageDialog):
                 heading = self._headings[shortcut.group] = label(tr(shortcut.group), "heading")
                 heading.setContentsMargins(0, 10, 0, 0)
                 grid.addWidget(heading, grid.rowCount(), 0, 1, 2)
-            text, keys = label(tr(shortcut.text)), label(" · ".join(_told(name)), "muted")
+            text, keys = label(tr(shortcut.text)), label(" · ".join(_keys_of(name)), "muted")
             text.setWordWrap(True)
             row = grid.rowCount()
             grid.addWidget(text, row, 0)
@@ -273,7 +273,7 @@ class ShortcutsDialog(PageDialog):
             heading.setVisible(group in found)
 
 
-def _told(name: str) -> list[str]:
+def _keys_of(name: str) -> list[str]:
     """Return the keys for people: "1" to "9" are one."""
     keys = shown_keys(name)
     return keys if len(keys) <= 4 else [f"{keys[0]} – {keys[-1]}"]
@@ -319,8 +319,6 @@ class HelpDialogs(QObject):
     @Slot()
     def show_shortcuts(self) -> None:
         if self.shortcuts is None:
-            from app.window.help.dialogs import ShortcutsDialog
-
             self.shortcuts = ShortcutsDialog(self._over)
         self.shortcuts.appear()
         self.shortcuts.search.setFocus()
@@ -328,8 +326,6 @@ class HelpDialogs(QObject):
     @Slot()
     def show_about(self) -> None:
         if self.about is None:
-            from app.window.help.dialogs import AboutDialog
-
             self.about = AboutDialog(self._over)
             self.about.licence_requested.connect(self._read_licence)
             self.about.check_requested.connect(self.check_requested)
@@ -342,8 +338,6 @@ class HelpDialogs(QObject):
     @Slot()
     def show_log(self) -> None:
         if self.log is None:
-            from app.window.help.dialogs import LogDialog
-
             self.log = LogDialog(self._over)
             self.log.refresh_requested.connect(self._read_log)
             self.log.copy_requested.connect(self._copy_report)

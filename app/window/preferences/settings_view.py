@@ -334,8 +334,6 @@ class SettingsPage(QObject):
 
     def _make(self) -> SettingsView:
         # imported here, since the window's first picture does not need it
-        from app.window.preferences.settings_view import SettingsView
-
         view = self.view = SettingsView()
         for section, make, words in self._panels:
             view.add_panel(section, make(), words)

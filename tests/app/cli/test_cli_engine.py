@@ -13,7 +13,7 @@ import pytest
 from app.cli import engine as command
 from app.cli import output as remedy
 from app.cli.output import remedy_here
-from app.setup.engine_pack import backends, existing, installation
+from app.setup.engine_pack import existing, installation, store
 from app.setup.engine_pack.store import PackStore
 from tests.helpers.command_line import Run, assert_refused
 from tests.helpers.fake_pack import FakePack, adopt_pack, fake_attempt, make_pack
@@ -29,7 +29,7 @@ class Bare(NamedTuple):
 @pytest.fixture
 def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bare:
     pack = make_pack(tmp_path / "locks", "https://127.0.0.1:9")
-    monkeypatch.setattr(backends, "find_locks", lambda _: own_locks(pack.lock.parent))
+    monkeypatch.setattr(store, "find_locks", lambda _: own_locks(pack.lock.parent))
     monkeypatch.setattr(command, "has_own_engine", lambda: False)
     monkeypatch.setattr(import_module("engine"), "suitable_torch", lambda: ("cpu",), raising=False)
     monkeypatch.setattr(installation, "flush_disks", lambda: None)
@@ -38,7 +38,7 @@ def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bare:
     return Bare(pack, PackStore(tmp_path / "home" / "engines"))
 
 
-own_locks = backends.find_locks
+own_locks = store.find_locks
 
 
 def quick(function: Callable[..., object]) -> Callable[..., object]:

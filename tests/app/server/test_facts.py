@@ -9,7 +9,7 @@ import httpx2
 import pytest
 from openai import OpenAI
 
-from app.remote.client.answer import ServerFigures, parse_figures
+from app.remote.client.protocol import ServerFigures, parse_figures
 from app.server.async_engine import AsyncEngine, CacheGauge
 from app.server.models import capabilities_of
 from app.server.openai.sampling import SamplingFields, sampled

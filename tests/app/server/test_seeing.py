@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from app.remote.client.models import _model
+from app.remote.client.protocol import _model
 from tests.helpers.held_pictures import HeldPictures
 from tests.helpers.hf_models.seeing import SEEING, SeeingFamily
 from tests.helpers.pictures import as_file, random_picture

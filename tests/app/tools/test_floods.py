@@ -15,9 +15,8 @@ from typing import Any
 import psutil
 import pytest
 
-from app.tools import floods
-from app.tools.server_store import ToolLimits, ToolServer
-from app.tools.states import ToolServerState
+from app.tools import transports as floods
+from app.tools.server_store import ToolLimits, ToolServer, ToolServerState
 from tests.helpers.tool_hubs import plain_server, watched_hub
 
 # of streams that the package leaves to be collected when a connection is lost

@@ -5,8 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from app.tools.server_store import ToolLimits, ToolServer
-from app.tools.states import ToolResult
+from app.tools.server_store import ToolLimits, ToolResult, ToolServer
 from tests.helpers.mcp_server import served_over_http
 from tests.helpers.tool_hubs import WatchedHub, watched_hub
 

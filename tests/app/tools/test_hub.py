@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from app.tools.server_store import ToolLimits, ToolServer
-from app.tools.states import ToolResult
+from app.tools.server_store import ToolLimits, ToolResult, ToolServer
 from tests.helpers.tool_hubs import WatchedHub, plain_server, watched_hub
 
 REAL = ToolServer("My tools", (sys.executable, "-m", "tests.helpers.mcp_server"))

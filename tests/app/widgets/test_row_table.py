@@ -8,7 +8,7 @@ from PySide6.QtGui import QStandardItem, QStandardItemModel
 from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
 
-from app.widgets.row_table import GOOD_NAME, LEAST_NAME, RowTable
+from app.widgets.row_table import GOOD_NAME, MIN_NAME, RowTable
 
 HEADERS = ("Name", "Size", "Quantisation", "Longest context", "Speed here", "Last used")
 ROUNDS = 4
@@ -67,7 +67,7 @@ def test_columns_without_room_are_hidden_and_come_back(qtbot: QtBot) -> None:
         QApplication.processEvents()
         shown = [column for column in range(len(HEADERS)) if not table.isColumnHidden(column)]
         widths = [table.columnWidth(column) for column in shown]
-        assert widths[0] >= LEAST_NAME
+        assert widths[0] >= MIN_NAME
         assert 1 in shown  # it is none of those that may go
         if len(shown) > 2:
             assert widths[0] >= GOOD_NAME

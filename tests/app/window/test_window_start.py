@@ -8,7 +8,7 @@ from pytestqt.qtbot import QtBot
 from app.chat.conversation import Conversation
 from app.chat.message import Message
 from app.chat.views.chat_view import N_AT_ONCE, N_SHOWN, ChatView
-from app.models.current.views.model_bar import ModelBar
+from app.models.current.model_views import ModelBar
 from app.widgets.theme import apply_theme
 from tests.helpers.fake_host import Script, model_info
 from tests.helpers.shell_driver import MODEL, MakeShell

@@ -12,14 +12,13 @@ from PySide6.QtWidgets import QApplication, QLabel, QWidget
 from pytestqt.qtbot import QtBot
 
 from app.chat.views.prose_view import ProseView
-from app.core import scale
 from app.core.paths import settings_file
-from app.core.scale import px
 from app.main import Shell
+from app.widgets import theme as scale
 from app.widgets.buttons import IconButton
 from app.widgets.controls import Switch
 from app.widgets.layout import Rail
-from app.widgets.theme import apply_theme
+from app.widgets.theme import apply_theme, px
 from app.window.keeper import STEPS, next_zoom
 from app.window.main_window import SIDEBAR_WIDTH, SPLIT_WIDTH
 from tests.helpers.fake_host import Script

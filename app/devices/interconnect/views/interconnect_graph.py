@@ -11,11 +11,10 @@ from PySide6.QtCore import QPointF, QRectF, QSize, Qt
 from PySide6.QtGui import QColor, QFont, QPainter, QPaintEvent, QPen
 from PySide6.QtWidgets import QSizePolicy, QWidget
 
-from app.core.scale import px
 from app.core.translation import tr
 from app.core.units import decimal
 from app.devices.interconnect.interconnect import Edge, InterconnectPicture, Node
-from app.widgets.theme import theme, theme_signals
+from app.widgets.theme import px, theme, theme_signals
 
 if TYPE_CHECKING:
     from engine import LinkFacts
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 BOX: Final = QSize(104, 40)
 """Size of a box at a zoom of 100 %."""
 
-MOST_LABELS: Final = 3
+MAX_LABELS: Final = 3
 """Number of lines with texts at most; more texts would cover each other."""
 
 SIDES: Final = 0.55
@@ -84,7 +83,7 @@ class InterconnectGraph(QWidget):
         between = [edge for edge in self._picture.edges if "cpu" not in (edge.a, edge.b)]
         alone = len(self._picture.nodes) == 1
         others = [edge for edge in self._picture.edges if alone or edge.a != edge.b]
-        return next((shown for shown in (others, between) if len(shown) <= MOST_LABELS), [])
+        return next((shown for shown in (others, between) if len(shown) <= MAX_LABELS), [])
 
     def _places(self) -> dict[str, QPointF]:
         """Return the centre of each device's box: GPUs on an arc, the CPU below them."""

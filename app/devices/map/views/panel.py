@@ -37,7 +37,6 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from app.core.scale import px
 from app.core.translation import tr, tr_later
 from app.devices.map.grid import (
     Cell,
@@ -60,7 +59,7 @@ from app.devices.map.views.placement_table import (
 from app.widgets.buttons import button
 from app.widgets.shortcuts import is_pressed
 from app.widgets.text import caption_text, label, set_tip
-from app.widgets.theme import set_role, theme, theme_signals
+from app.widgets.theme import px, set_role, theme, theme_signals
 
 if TYPE_CHECKING:
     from engine import PlacementMap

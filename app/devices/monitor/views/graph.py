@@ -1,5 +1,8 @@
-"""Curves over the last two minutes, painted; a library of plots takes longer to import than the
-whole window to show."""
+"""Painted curves over the last two minutes, and strips of how each rank spends a token's time.
+
+Painted by hand, since importing a plot library takes longer than showing the whole window. A good
+split keeps all ranks computing: a rank that waits has too small a share.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +15,13 @@ from PySide6.QtCore import QEvent, QPointF, QRectF, QSize, Qt
 from PySide6.QtGui import QBrush, QColor, QHelpEvent, QPainter, QPaintEvent, QPen, QResizeEvent
 from PySide6.QtWidgets import QHBoxLayout, QSizePolicy, QVBoxLayout, QWidget
 
-from app.core.scale import px
 from app.core.translation import tr
 from app.core.units import decimal
 from app.devices.monitor.record import SeriesHistory
 from app.widgets.controls import nice_top
 from app.widgets.layout import scaled
 from app.widgets.text import LegendLabel, Sign, label, set_tip, show_tip
-from app.widgets.theme import mix, theme
+from app.widgets.theme import mix, px, theme
 from engine import TokenTimes
 
 WINDOW_S: Final = 120.0
@@ -173,7 +175,7 @@ MANY: Final = 4
 """Number of values from which on they have no dots."""
 
 
-LEAST_AXIS: Final = 190
+MIN_AXIS: Final = 190
 """Least width in pixels of an axis with three labels."""
 
 
@@ -275,7 +277,7 @@ class _TimeLabels(QWidget):
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
-        self._middle.setVisible(self.width() >= px(LEAST_AXIS))
+        self._middle.setVisible(self.width() >= px(MIN_AXIS))
 
 
 def _highest(values: Sequence[float]) -> float:

@@ -113,7 +113,7 @@ def graph_title(name: str) -> str:
     return tr("Tokens per second") if name == RATE else tr(FIGURES[name].title)
 
 
-MOST_IN_LINE: Final = 4
+MAX_IN_LINE: Final = 4
 
 
 class MonitorPanel(QWidget):
@@ -177,10 +177,10 @@ class MonitorPanel(QWidget):
         """Add the present rate of all answers, 0 at the end; the next snapshot draws it."""
         self.record.add_rate(tokens_per_s, n_answers)
 
-    def note_guesses(self, finished: Finished) -> None:
+    def note_drafts(self, finished: Finished) -> None:
         """Show what guesses brought in an answer that has ended; the next snapshot draws it."""
         usage, gain = finished.usage, finished.timings.draft_gain
-        self.record.guesses = drafts_text(usage.n_accepted, usage.n_drafted, gain)
+        self.record.drafts = drafts_text(usage.n_accepted, usage.n_drafted, gain)
 
     def set_ranks(self, devices: Sequence[str]) -> None:
         """Show the ranks of the loaded model, given by their devices; none without a model."""
@@ -244,7 +244,7 @@ class MonitorPanel(QWidget):
             if name == RATE:
                 rate = history.last(RATE)
                 n = self.record.n_answers if rate > 0 else 0
-                note = tr_n("{n} answer", "{n} answers", n) if n > 1 else self.record.guesses
+                note = tr_n("{n} answer", "{n} answers", n) if n > 1 else self.record.drafts
                 speed = tr("Speed"), 0, decimal(f"{rate:.1f}")
                 plot.set_latest([speed] if rate > 0 else [], note)
                 continue
@@ -308,7 +308,7 @@ class MonitorPanel(QWidget):
         """Put the chosen graphs into one or two lines, the timeline last."""
         shown = [*(self.plots[name] for name in self._graphs), self.timeline]
         n_graphs = len(self._graphs)
-        first = n_graphs + 1 if n_graphs <= MOST_IN_LINE else -(-n_graphs // 2)
+        first = n_graphs + 1 if n_graphs <= MAX_IN_LINE else -(-n_graphs // 2)
         for plot in (*self.plots.values(), self.timeline):
             for line in self._lines:
                 line.removeWidget(plot)

@@ -13,7 +13,6 @@ from PySide6.QtCore import QEvent, QPointF, QRectF, QSize, Qt
 from PySide6.QtGui import QColor, QHelpEvent, QPainter, QPaintEvent
 from PySide6.QtWidgets import QSizePolicy, QWidget
 
-from app.core.scale import px
 from app.core.translation import tr, tr_later
 from app.devices.monitor.record import (
     clock_text,
@@ -24,14 +23,14 @@ from app.devices.monitor.record import (
     traffic_text,
 )
 from app.widgets.text import set_tip, show_tip
-from app.widgets.theme import mix, theme
+from app.widgets.theme import mix, px, theme
 from engine import DeviceSnapshot
 
 ROW: Final = 24
 HEAD: Final = 20
 GAP: Final = 14
 NAME: Final = 170
-LEAST_BAR: Final = 110
+MIN_BAR: Final = 110
 TEXT_PIXELS: Final = 12
 
 
@@ -131,7 +130,7 @@ class Overview(QWidget):
 
     def _fitting(self) -> tuple[list[_Column], float]:
         """Return the columns for which there is room, and the width of each bar."""
-        room = self.width() - self._bars_left() - 2 * px(LEAST_BAR + GAP)
+        room = self.width() - self._bars_left() - 2 * px(MIN_BAR + GAP)
         chosen: set[int] = set()
         for at in ORDER:
             needed = px(COLUMNS[at].width + GAP)
@@ -140,7 +139,7 @@ class Overview(QWidget):
             room -= needed
             chosen.add(at)
         columns = [COLUMNS[at] for at in sorted(chosen)]
-        return columns, px(LEAST_BAR) + max(0.0, room / 2)
+        return columns, px(MIN_BAR) + max(0.0, room / 2)
 
     def _bars_left(self) -> int:
         return min(px(NAME), self.width() // 4) + px(GAP)

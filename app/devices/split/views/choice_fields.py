@@ -19,12 +19,11 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from app.core.scale import px
 from app.core.translation import tr, tr_later
 from app.devices.split.figures import rank_labels
 from app.devices.split.settings import GGUF_SUFFIX
 from app.widgets.text import plain_tip
-from app.widgets.theme import theme
+from app.widgets.theme import px, theme
 from engine import KV_TYPES
 
 TEXT_MARGIN = 4

@@ -17,7 +17,6 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from app.core.scale import px
 from app.core.translation import tr, tr_later
 from app.core.units import MIB, size_text, use_text
 from app.devices.split.figures import RowFigures, kinds_of, share_text
@@ -25,7 +24,7 @@ from app.widgets.buttons import IconButton
 from app.widgets.controls import ColourDot, Switch, ignore_wheel, line, show_number
 from app.widgets.layout import scaled
 from app.widgets.text import ElidedLabel, LegendLabel, Sign, label, set_tip
-from app.widgets.theme import mix, set_role, theme, theme_signals
+from app.widgets.theme import mix, px, set_role, theme, theme_signals
 
 TONES = (0.0, 0.42, 0.62, 0.74)
 """Fade into the background of weights, KV cache, compute buffers and overhead, 0 to 1."""
@@ -33,7 +32,7 @@ SIBLING_TONE = 0.8
 """Fade of other ranks on the same device."""
 GUEST_TONE = 0.55
 """Fade of the KV cache of GPUs in host memory."""
-LEAST_WIDTH = 3
+MIN_WIDTH = 3
 """Smallest width in pixels of the model's part, so that a small model is still seen."""
 
 
@@ -84,8 +83,8 @@ class MemoryBar(QWidget):
             over = QRectF(end, 0, self.width() - end, self.height())
             painter.fillRect(over, QColor(colours.danger))
             painter.fillRect(QRectF(end - 1, 0, 2, self.height()), QColor(colours.text))
-        if 0 < figures.memory.total * scale < LEAST_WIDTH:
-            own = QRectF(0, 0, LEAST_WIDTH, self.height())
+        if 0 < figures.memory.total * scale < MIN_WIDTH:
+            own = QRectF(0, 0, MIN_WIDTH, self.height())
             painter.fillRect(own, QColor(colours.device_colour(figures.colour)))
         elif self._measured is not None:
             tick = QRectF(self._measured * scale - 1, 0, 2, self.height())

@@ -20,11 +20,10 @@ from PySide6.QtGui import (
 )
 from PySide6.QtWidgets import QAbstractSlider, QSizePolicy, QWidget
 
-from app.core.scale import px
 from app.core.units import percent_text
 from app.widgets.shortcuts import is_pressed
 from app.widgets.text import set_tip
-from app.widgets.theme import mix, theme
+from app.widgets.theme import mix, px, theme
 
 STEPS = 1000
 """Number of steps of a handle's position, for assistive technology."""

@@ -1,4 +1,4 @@
-"""Summary of the split: predicted and measured speed, and memory in total."""
+"""The foot of the split panel: speed and memory of the split, remedies, load and undo."""
 
 from __future__ import annotations
 

@@ -22,7 +22,6 @@ from PySide6.QtWidgets import (
 import engine
 from app.core.engine_sentences import translated
 from app.core.notice import Notice
-from app.core.scale import px
 from app.core.translation import tr, tr_later
 from app.core.units import decimal
 from app.devices.split.figures import rank_labels
@@ -38,14 +37,14 @@ from app.devices.tune.views.tune_plot import TunePlot
 from app.widgets.banner import Banner
 from app.widgets.buttons import button
 from app.widgets.text import label, plain_tip, row_item, unbroken
-from app.widgets.theme import set_role
+from app.widgets.theme import px, set_role
 from engine import EngineError
 
 if TYPE_CHECKING:
     from engine import Goal, Region, Trial, TuneEstimate, TuneResult
 
 State = Literal["ready", "running", "done"]
-SHORTEST_S, LONGEST_S = 5, 3600
+SHORTEST_S, MAX_S = 5, 3600
 """Limits of the time limit in seconds."""
 ASK_MS: Final = 250
 """Milliseconds from a change of the time limit to a new estimate."""
@@ -258,7 +257,7 @@ class TuneDialog(QDialog):
         self.goal.setAccessibleName(tr("Optimise for"))
         self.goal.currentIndexChanged.connect(self._on_goal)
         self.budget = QSpinBox()
-        self.budget.setRange(SHORTEST_S, LONGEST_S)
+        self.budget.setRange(SHORTEST_S, MAX_S)
         self.budget.setSuffix(" s")
         self.budget.setSingleStep(10)
         self.budget.setAccessibleName(tr("Time limit in seconds"))

@@ -10,12 +10,11 @@ from PySide6.QtCore import Qt
 from PySide6.QtGui import QColor, QFont
 from PySide6.QtWidgets import QSizePolicy, QVBoxLayout, QWidget
 
-from app.core.scale import px
 from app.core.translation import tr
 from app.devices.tune.results import SHAPE_TEXTS, SHAPES, Point, Shape
 from app.widgets.controls import nice_top
 from app.widgets.text import LegendLabel, Sign, html_text
-from app.widgets.theme import theme, theme_signals
+from app.widgets.theme import px, theme, theme_signals
 
 SYMBOLS: Final[dict[Shape, str]] = {"tensor": "o", "layer": "s", "groups": "t1", "single": "d"}
 SIGNS: Final[dict[Shape, str]] = {"tensor": "●", "layer": "■", "groups": "▲", "single": "◆"}

@@ -31,8 +31,8 @@ log = logging.getLogger(__name__)
 ANSWER_S = 15.0
 """Longest wait in seconds for any byte of an answer."""
 
-MOST_FOUND = 50
-MOST_FILES = 5000
+MAX_FOUND = 50
+MAX_FILES = 5000
 SHA256 = 64
 OFFLINE = tr_later("HF_HUB_OFFLINE is set, so nothing is asked of the network.")
 
@@ -91,9 +91,9 @@ class Hub:
         Raises:
             EngineError: the hub cannot be asked.
         """
-        with _told(words):
+        with _sentences(words):
             found = self._api().list_models(
-                filter="gguf", search=words, sort="downloads", limit=MOST_FOUND,
+                filter="gguf", search=words, sort="downloads", limit=MAX_FOUND,
                 expand=["downloads", "likes", "lastModified", "gated", "gguf"],
             )  # fmt: skip
             return [
@@ -114,14 +114,14 @@ class Hub:
         Raises:
             EngineError: there is none, or the hub cannot be asked.
         """
-        with _told(repo):
+        with _sentences(repo):
             info = self._api().model_info(
                 repo, revision=revision or None, files_metadata=True, timeout=ANSWER_S
             )
             name, commit = str(info.id), str(info.sha or "")
             files = tuple(
                 self._file(name, commit, sibling)
-                for sibling in (info.siblings or ())[:MOST_FILES]
+                for sibling in (info.siblings or ())[:MAX_FILES]
                 if str(sibling.rfilename).lower().endswith(".gguf")
             )
             licence = _licence(info)
@@ -200,7 +200,7 @@ class _Client(httpx2.Client):
 
 
 @contextmanager
-def _told(what: str) -> Iterator[None]:
+def _sentences(what: str) -> Iterator[None]:
     """Turn each error of the library into a sentence.
 
     Raises:
@@ -273,8 +273,8 @@ def _origin(url: httpx2.URL) -> tuple[str, str, int | None]:
 
 
 FIRST_BYTES = 1 << 20
-MOST_BYTES = 64 << 20
-MOST_PARTS = 32
+MAX_BYTES = 64 << 20
+MAX_PARTS = 32
 """Number of parts up to which their headers are fetched, as each is a request or more."""
 
 
@@ -296,7 +296,7 @@ def fetch_header(
     Raises:
         EngineError: a header cannot be fetched, or it is none.
     """
-    if len(parts) > MOST_PARTS:
+    if len(parts) > MAX_PARTS:
         raise EngineError(tr("The model has {n} files.").format(n=len(parts)))
     paths = []
     for number, part in enumerate(parts, 1):
@@ -317,11 +317,11 @@ def _first_bytes(source: Source, file: RemoteFile, is_stopped: Callable[[], bool
     """Return the first bytes of a file, as many as its header has."""
     data, wanted = bytearray(), FIRST_BYTES
     while True:
-        wanted = min(wanted, file.n_bytes, MOST_BYTES)
+        wanted = min(wanted, file.n_bytes, MAX_BYTES)
         _extend(source, file, data, wanted, is_stopped)
         if engine.is_header_whole(data, file.n_bytes):
             return bytes(data)
-        if wanted >= min(file.n_bytes, MOST_BYTES):
+        if wanted >= min(file.n_bytes, MAX_BYTES):
             raise EngineError(tr("The model's header is too long, or damaged."))
         wanted *= 2
 

@@ -65,7 +65,7 @@ SPARE = 64 << 20
 
 MODEL_MAGIC = b"GGUF"
 HASH_BYTES = 1 << 20
-MOST_SIDECAR = 1 << 20
+MAX_SIDECAR = 1 << 20
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
@@ -305,7 +305,7 @@ def read_sidecar(path: Path) -> tuple[RemoteFile, tuple[Range, ...]] | None:
     """Return the file that a sidecar tells of and its finished ranges; None if it is damaged."""
     try:
         with path.open("rb") as file:
-            data = json.loads(file.read(MOST_SIDECAR))
+            data = json.loads(file.read(MAX_SIDECAR))
         finished = tuple((int(start), int(end)) for start, end in data.pop("finished"))
         return RemoteFile(**data), finished
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):

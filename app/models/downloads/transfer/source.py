@@ -16,7 +16,7 @@ from app.core.paths import is_device_name
 from app.core.translation import tr
 from engine import Cancelled, EngineError, one_line, package_version
 
-MOST_NAME = 200
+MAX_NAME = 200
 """Most bytes of a name; file systems allow 255, and the downloader appends to it."""
 
 FORBIDDEN = re.compile(r'[\x00-\x1f\x7f-\x9f<>:"/\\|?*\u200e\u200f\u202a-\u202e\u2066-\u2069]')
@@ -67,7 +67,7 @@ def safe_name(name: str) -> str:
         or name.startswith(".")
         or FORBIDDEN.search(name) is not None
         or is_device_name(name)
-        or len(name.encode(errors="replace")) > MOST_NAME
+        or len(name.encode(errors="replace")) > MAX_NAME
     )
     if is_bad or not _is_text(name):
         raise EngineError(
@@ -128,8 +128,8 @@ CONNECT_S = 10.0
 STALL_S = 20.0
 """Seconds without a byte after which a connection is given up."""
 
-MOST_HOPS = 8
-LONGEST_WAIT_S = 120.0
+MAX_HOPS = 8
+MAX_WAIT_S = 120.0
 EXPIRED = {400, 401, 403, 404, 410}
 """Answers of a remembered address that has lost its validity."""
 
@@ -226,7 +226,7 @@ class Source:
                 tr("“{url}” is no usable address.").format(url=one_line(file.url, 80))
             ) from None
         except (httpx2.HTTPError, httpx2.StreamError) as error:
-            raise TryLater(_told(error)) from None
+            raise TryLater(_reason(error)) from None
 
     def size_of(self, url: str) -> tuple[int, str]:
         """Return the size in bytes of a file and what marks its present state ("" for nothing).
@@ -248,7 +248,7 @@ class Source:
                 tr("“{url}” is no usable address.").format(url=one_line(url, 80))
             ) from None
         except (httpx2.HTTPError, httpx2.StreamError) as error:
-            raise TryLater(_told(error)) from None
+            raise TryLater(_reason(error)) from None
         if size is None:
             raise EngineError(tr("The server does not say how large this file is."))
         return size, mark
@@ -263,7 +263,7 @@ class Source:
             response.close()
             self._found.pop(url, None)
         at = httpx2.URL(url)
-        for _ in range(MOST_HOPS):
+        for _ in range(MAX_HOPS):
             response = self._send(at, start, end)
             if not response.has_redirect_location:
                 if at != url and response.status_code in (200, 206):
@@ -347,7 +347,7 @@ def _check_status(response: httpx2.Response) -> None:
         )
     if status in BUSY:
         after = response.headers.get("retry-after", "")
-        wait_s = min(float(after), LONGEST_WAIT_S) if after.isdecimal() else 0.0
+        wait_s = min(float(after), MAX_WAIT_S) if after.isdecimal() else 0.0
         is_asking = status == 429
         why = (
             tr("{host} asks to wait.") if is_asking else tr("{host} has a fault (status {status}).")
@@ -386,7 +386,7 @@ def _changed(file: RemoteFile) -> FileChanged:
     )
 
 
-def _told(error: Exception) -> str:
+def _reason(error: Exception) -> str:
     """Return why a connection has failed, without addresses, which may be signed."""
     if isinstance(error, httpx2.TimeoutException):
         return tr("The server does not answer.")

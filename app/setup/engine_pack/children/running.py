@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from engine import NO_WINDOW, Cancelled, tie_child
 
 POLL_S = 0.1
-MOST_READ = 1 << 20
+MAX_READ = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +76,6 @@ def run_child(
         texts = []
         for file in (output, errors):
             size = file.tell()
-            file.seek(max(0, size - MOST_READ))
+            file.seek(max(0, size - MAX_READ))
             texts.append(file.read().decode(errors="replace"))
         return Ended(status, *texts)

@@ -10,7 +10,7 @@ from pytestqt.qtbot import QtBot
 
 from app.chat.running import RunningChip, RunningList
 from app.main import Shell
-from app.models.current.views.model_bar import ModelBar
+from app.models.current.model_views import ModelBar
 from engine import Fallback, LoadParams, PrefillProgress
 from tests.helpers.fake_host import Script, model_loaded
 from tests.helpers.shell_driver import MODEL, MakeShell, answered, host_of, running, shown

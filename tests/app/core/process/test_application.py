@@ -7,7 +7,7 @@ FILES = """
 import sys
 from PySide6.QtCore import QEvent, QUrl
 from PySide6.QtGui import QFileOpenEvent
-from app.core.process.application import Application
+from app.core.process.single_window import Application
 
 app = Application(sys.argv[:1])
 app.opened.connect(lambda request: print(ascii(request.model), request.demo, request.quit))

@@ -14,7 +14,7 @@ from pytestqt.qtbot import QtBot
 
 from app.core.engine_client import EngineState
 from app.core.paths import demo_model
-from app.core.process.engine_place import VARIABLE, chosen_host
+from app.core.process.environment import VARIABLE, chosen_host
 from app.main import Shell
 from app.widgets.theme import apply_theme
 from engine import EngineError, ProcessHost, SamplingParams, ThreadHost

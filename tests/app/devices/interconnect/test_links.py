@@ -16,9 +16,9 @@ from app.devices.interconnect.interconnect import (
     Edge,
     InterconnectPicture,
     Node,
-    known_routes,
     links_picture,
     measure_links,
+    proven_routes,
     read_links,
 )
 from app.devices.interconnect.interconnect_presenter import InterconnectPresenter
@@ -153,7 +153,7 @@ def test_what_was_proven_of_a_link_is_told(
     file, topology = MachineFile(), Topology({}, (Link("cuda:0", "cuda:1", "p2p"),))
     file.keep_proof(pair[0], pair[1], proven(lost))
     file.keep_proof(pair[1], pair[0], proven(lost=False))
-    ways = known_routes(pair, topology, file)
+    ways = proven_routes(pair, topology, file)
     measured = {(way.source, way.goal): way.speed for way in ways if way.speed}
     links = known_links(pair, topology, file)
     (edge,) = links_picture(pair, topology, links, measured, ways).edges
@@ -182,7 +182,7 @@ def test_a_link_that_nothing_goes_through_directly_is_not_drawn_as_one(
             trials |= dict.fromkeys((("stores", "peer"), ("copies", "peer")), TrialRecord("wrong"))  # type: ignore[arg-type]
         for a, b in (pair, pair[::-1]):
             file.keep_proof(a, b, LinkRecord("2026-03-01", trials))
-        ways = known_routes(pair, topology, file)
+        ways = proven_routes(pair, topology, file)
         assert {(way.small, way.large) for way in ways} == {("by the host", "by the host")}
         (edge,) = links_picture(pair, topology, Links({}), {}, ways).edges
         assert (edge.kind, edge.route) == ("host", "by the host's memory")

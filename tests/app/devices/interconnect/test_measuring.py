@@ -58,7 +58,7 @@ def test_a_process_that_ends_or_hangs_is_a_sentence(
     monkeypatch: pytest.MonkeyPatch, code: str, said: str, seconds: float
 ) -> None:
     monkeypatch.setattr(measuring, "COMMAND", (sys.executable, "-c", code))
-    monkeypatch.setattr(measuring, "LONGEST_S", seconds)
+    monkeypatch.setattr(measuring, "MAX_S", seconds)
     with pytest.raises(EngineError, match=said):
         measure_apart(cpu(), lambda _: None, never)
 

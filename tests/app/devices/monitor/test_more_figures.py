@@ -18,7 +18,7 @@ from app.core.paths import settings_file
 from app.core.settings import Settings
 from app.devices.monitor.record import FIGURES, spoken_state
 from app.devices.monitor.views.monitor_panel import MonitorHead, MonitorPanel, graph_names
-from app.devices.monitor.views.overview import GAP, LEAST_BAR, Overview
+from app.devices.monitor.views.overview import GAP, MIN_BAR, Overview
 from app.main import Shell
 from engine import DeviceInfo, DeviceSnapshot
 from tests.helpers.shell_driver import MODEL, MakeShell, ask
@@ -94,7 +94,7 @@ def test_the_overview_drops_columns_rather_than_overlap(
     overview.resize(width, 100)
     columns, bar = overview._fitting()
     assert len(columns) == n_columns
-    assert bar >= LEAST_BAR
+    assert bar >= MIN_BAR
     end = overview._bars_left() + 2 * (bar + GAP) + sum(c.width + GAP for c in columns)
     if columns:
         assert end - GAP <= width

@@ -101,7 +101,7 @@ def test_the_speed_says_what_guesses_brought_in_the_last_answer(monitor: Monitor
     monitor.resize(1500, 180)
     QApplication.processEvents()
     timings = Timings(decode_s=2.0, decode_per_s=61.8, saved_s=3.4)
-    monitor.note_guesses(Finished("stop", Usage(20, 0, 124, 102, 74), timings))
+    monitor.note_drafts(Finished("stop", Usage(20, 0, 124, 102, 74), timings))
     monitor.add_rate(61.8)
     monitor.add_rate(0.0)
     for expected in ("Speed 61.8 tok/s · ", " · "):  # there still, once the rate is no longer new
@@ -112,7 +112,7 @@ def test_the_speed_says_what_guesses_brought_in_the_last_answer(monitor: Monitor
     monitor.mark_message()  # another question
     monitor.add_snapshots(reading(time.monotonic(), [91.0]))
     assert "guesses" not in monitor.speed.accessibleDescription()
-    monitor.note_guesses(Finished("stop", Usage(20, 0, 124), timings))
+    monitor.note_drafts(Finished("stop", Usage(20, 0, 124), timings))
     monitor.add_snapshots(reading(time.monotonic(), [91.0]))
     assert "guesses" not in monitor.speed.accessibleDescription()
 

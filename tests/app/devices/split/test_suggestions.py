@@ -13,8 +13,8 @@ from app.__main__ import main
 from app.core.paths import settings_file
 from app.core.settings import Settings, SettingsStore
 from app.main import Shell
-from app.models.current.presenter import DEMO_PROMPTS
-from app.models.current.views.start_view import StartView
+from app.models.current.model_session import DEMO_PROMPTS
+from app.models.current.model_views import StartView
 from tests.helpers.shell_driver import MODEL, MakeShell, prompts
 
 WORDS = ("Tandem", "splits every weight", "keys and values", "4.8 bits")

@@ -8,8 +8,8 @@ from PySide6.QtWidgets import QApplication, QLabel
 from pytestqt.qtbot import QtBot
 
 from app.main import Shell
-from app.models.current.views.model_bar import SHORT, TEXT, ModelBar, SlowerChip
-from app.widgets.controls import MOST_SHEET_HEIGHT
+from app.models.current.model_views import SHORT, TEXT, ModelBar, SlowerChip
+from app.widgets.controls import MAX_SHEET_HEIGHT
 from app.widgets.theme import THEMES
 from engine import Fallback, FallbacksChanged, LoadParams
 from tests.helpers.fake_host import Script, model_loaded
@@ -129,7 +129,7 @@ def test_all_reasons_have_room_or_can_be_scrolled(
     popup = chip.reasons
     bar = popup._scroll.verticalScrollBar()
     qtbot.waitUntil(lambda: bar.isVisible() == (n == 12))
-    assert popup.height() <= MOST_SHEET_HEIGHT
+    assert popup.height() <= MAX_SHEET_HEIGHT
     assert (bar.maximum() > 0) == (n == 12), "nothing is cut off"
     left = shell.window.mapFromGlobal(popup.pos()).x()
     assert left >= 0

@@ -13,11 +13,10 @@ from pytestqt.qtbot import QtBot
 
 from app.core import paths
 from app.main import Shell
-from app.models.downloads.session import DownloadSession
+from app.models.downloads.download_session import DownloadSession
+from app.models.downloads.download_view import DownloadView, TokenDialog, TransferRow
 from app.models.downloads.transfer import transfer
 from app.models.downloads.transfer.transfer import Patience
-from app.models.downloads.views.download_view import DownloadView, TokenDialog
-from app.models.downloads.views.transfers_view import TransferRow
 from app.models.library.page import LibraryPage
 from engine import Load
 from engine.model.architectures.info import read_model_info

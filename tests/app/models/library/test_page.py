@@ -16,8 +16,7 @@ from app.core.paths import models_dir
 from app.core.settings import Settings
 from app.core.units import decimal_size, rate_text
 from app.main import Shell
-from app.models.library.scan import FoundModel
-from app.models.library.session import (
+from app.models.library.library_session import (
     LastUse,
     LibraryEntry,
     LibrarySession,
@@ -25,8 +24,16 @@ from app.models.library.session import (
     RunningModel,
     last_use,
 )
-from app.models.library.texts import HEADERS, count_text, outlook
-from app.models.library.views.library_view import MARK, ZERO_WIDTH_SPACE, DetailsDialog, LibraryView
+from app.models.library.library_view import (
+    HEADERS,
+    MARK,
+    ZERO_WIDTH_SPACE,
+    DetailsDialog,
+    LibraryView,
+    count_text,
+    outlook,
+)
+from app.models.library.scan import FoundModel
 from engine import EngineError, Finished, Load, Timings, Usage
 from engine.model.architectures.info import read_model_info
 from tests.helpers.fake_host import model_info
@@ -197,7 +204,7 @@ def test_a_pinned_model_comes_first_in_any_order(qtbot: QtBot, shell: Shell, fol
 def test_a_file_that_arrives_appears_and_one_that_goes_vanishes(
     qtbot: QtBot, shell: Shell, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.models.library.session.SETTLE_MS", 10)
+    monkeypatch.setattr("app.models.library.library_session.SETTLE_MS", 10)
     view = show(qtbot, shell)
     session_of(shell)._settle.setInterval(10)
     tiny_gguf(folder / "gamma.gguf", n_layer=2)

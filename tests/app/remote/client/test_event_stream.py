@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.remote.client.connection import MOST_EVENT, StreamError, event_data
+from app.remote.client.connection import MAX_EVENT, StreamError, event_data
 
 STREAM = "\r\n".join(
     [": ping", "data: one", "", "data:two", "data: lines", "", "event: x", "data: three", "", "",
@@ -25,7 +25,7 @@ def test_events_are_the_same_however_the_stream_is_cut(cuts: list[int], end: byt
 def test_a_line_without_an_end_is_given_up() -> None:
     def endless() -> object:
         yield b"data: "
-        for _ in range(2 * MOST_EVENT // 1000):
+        for _ in range(2 * MAX_EVENT // 1000):
             yield b"x" * 1000
         raise AssertionError("read on")
 
@@ -36,7 +36,7 @@ def test_a_line_without_an_end_is_given_up() -> None:
 def test_an_event_of_many_lines_is_given_up() -> None:
     line = b"data: " + b"x" * 1000 + b"\n"
     with pytest.raises(StreamError, match="too long"):
-        list(event_data([line] * (2 * MOST_EVENT // 1000)))
+        list(event_data([line] * (2 * MAX_EVENT // 1000)))
 
 
 def test_other_encodings_are_refused() -> None:

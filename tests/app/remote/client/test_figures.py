@@ -1,4 +1,4 @@
-from app.remote.client.answer import ServerFigures, parse_figures
+from app.remote.client.protocol import ServerFigures, parse_figures
 
 TEXT = """\
 # HELP tandem_answers_running Answers that the engine has.

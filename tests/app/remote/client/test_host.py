@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from app.remote.client.address import RemoteAddress, parse_url
-from app.remote.client.answer import UNKNOWN_TOKEN
 from app.remote.client.host import RemoteHost
+from app.remote.client.protocol import UNKNOWN_TOKEN
 from engine import (
     IMAGE_PLACEHOLDER,
     Cancelled,
@@ -472,7 +472,7 @@ def test_odd_chunks_are_left_out(loaded: Driver, server: FakeOpenAI) -> None:
 def test_an_answer_without_an_end_is_stopped(
     loaded: Driver, server: FakeOpenAI, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.remote.client.answer.MOST_TEXT", 10_000)
+    monkeypatch.setattr("app.remote.client.protocol.MAX_TEXT", 10_000)
 
     def endless() -> Iterator[bytes]:
         while not server.ended.is_set():

@@ -13,9 +13,8 @@ from pytestqt.qtbot import QtBot
 
 import engine
 from app.remote.machines import part as part_module
-from app.remote.machines.host import TeamHost, for_machines, for_window
 from app.remote.machines.part import MachinesPart
-from app.remote.machines.team import MachineTeam
+from app.remote.machines.team import MachineTeam, TeamHost, for_machines, for_window
 from engine import (
     Command,
     EngineError,

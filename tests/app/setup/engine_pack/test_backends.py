@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 import engine
-from app.setup.engine_pack.backends import find_offers, find_update
-from app.setup.engine_pack.store import Pack, PackStore
+from app.setup.engine_pack.store import Pack, PackStore, find_offers, find_update
 from tests.helpers.fake_pack import adopt_pack, make_pack
 
 

@@ -17,9 +17,9 @@ import pytest
 from app.models.downloads.transfer import part_file, transfer
 from app.models.downloads.transfer.transfer import Patience
 from app.setup.engine_pack import fetching, installation
+from app.setup.engine_pack.fetching import InstallProgress, InstallStage
 from app.setup.engine_pack.installation import Installation, Installed
 from app.setup.engine_pack.lock import locks_dir, read_lock, this_python, this_system
-from app.setup.engine_pack.progress import InstallProgress, InstallStage
 from app.setup.engine_pack.store import Pack, PackBusy, PackStore
 from engine import Cancelled, EngineError
 from tests.helpers.fake_pack import FakePack, adopt_pack, fake_attempt, make_pack

@@ -14,8 +14,8 @@ from packaging.tags import Tag
 from packaging.utils import parse_wheel_filename
 from packaging.version import Version
 
-from app.setup.engine_pack.backends import TITLES
 from app.setup.engine_pack.lock import HOSTS, BadLock, Lock, find_locks, locks_dir, read_lock
+from app.setup.engine_pack.store import TITLES
 from engine.util.pack import LIBRARIES
 from tests.helpers.fake_pack import FakePack, make_pack, own_table
 

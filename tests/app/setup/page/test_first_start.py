@@ -11,9 +11,9 @@ from pytestqt.qtbot import QtBot
 
 from app.core.engine_client import EngineState
 from app.devices.split.figures import SplitPicture
-from app.setup.engine_pack.progress import InstallProgress, InstallStage
+from app.setup.engine_pack.fetching import InstallProgress, InstallStage
 from app.setup.engine_pack.store import PackStore
-from app.setup.page.session import EngineSession
+from app.setup.page.engine_session import EngineSession
 from engine import EngineError, pack_folders
 from engine.model.architectures.info import read_model_info
 from tests.helpers.engine_pages import current_pack, install, page_of, view_of
@@ -252,7 +252,7 @@ def test_gpus_without_an_engine_of_theirs_are_told(
 def test_too_little_room_is_told_before_anything_is_fetched(
     qtbot: QtBot, make_shell: MakeShell, pack: PackScript, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.setup.page.session.free_bytes", lambda _: 2_000_000_000)
+    monkeypatch.setattr("app.setup.page.engine_session.free_bytes", lambda _: 2_000_000_000)
     view = view_of(qtbot, make_shell())
     assert view._space.text().startswith("Needs 10.0 GB in ")
     view.choices.rows[1].radio.setChecked(True)

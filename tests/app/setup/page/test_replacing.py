@@ -9,7 +9,7 @@ from PySide6.QtWidgets import QMessageBox
 from pytestqt.qtbot import QtBot
 
 from app.setup.engine_pack.store import PackStore
-from app.setup.page.session import InstallRequest
+from app.setup.page.engine_session import InstallRequest
 from engine import EngineError, pack_folders
 from tests.helpers.engine_pages import current_pack, install, page_of, panel_of, view_of
 from tests.helpers.fake_engine_pack import PackScript, write_lock

@@ -18,10 +18,10 @@ from collections.abc import Callable
 
 from PySide6.QtWidgets import QApplication
 
-from app.setup.page.session import InstallRequest
+from app.setup.page.engine_session import InstallRequest
 from app.main import Shell
 from app.core.paths import demo_model
-from app.core.process.engine_place import start_host
+from app.core.process.environment import start_host
 
 app = QApplication([])
 shell = Shell(app, start_host)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from app.setup.updates.source import MOST_BYTES, fetch_release, is_newer, is_web_page, parse_release
+from app.setup.updates.source import MAX_BYTES, fetch_release, is_newer, is_web_page, parse_release
 from engine import EngineError
 from tests.helpers.hostile_server import Asked, HostileServer, Mischief, hostile_server
 
@@ -130,7 +130,7 @@ def test_other_addresses_are_not_asked(address: str, message: str) -> None:
         (Mischief(status=404), "status 404"),
         (Mischief(status=503), "status 503"),
         (Mischief(body=b"<html>"), "not understood"),
-        (Mischief(body=b" " * (MOST_BYTES + 1)), "too long"),
+        (Mischief(body=b" " * (MAX_BYTES + 1)), "too long"),
         (Mischief(body=b"x", length=10**12), "reached|answer"),
         (Mischief(cut_after=5), "reached"),
         (Mischief(location="http://example.org/r.json"), "cannot be asked"),

@@ -13,7 +13,7 @@ from pytestqt.qtbot import QtBot
 
 from app.core.notice import Notice
 from app.main import Shell
-from app.setup.updates import session
+from app.setup.updates import update_session as session
 from app.window.help.dialogs import AboutDialog
 from tests.helpers.hostile_server import HostileServer, Mischief, hostile_server
 from tests.helpers.shell_driver import MakeShell, banner
@@ -201,7 +201,7 @@ def test_a_server_that_never_answers_blocks_nothing(
 def test_other_notices_come_first(
     qtbot: QtBot, make_shell: MakeShell, server: HostileServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.setup.updates.session.LATER_MS", 20)
+    monkeypatch.setattr("app.setup.updates.update_session.LATER_MS", 20)
     shell = make_shell()
     shell._notify(Notice("The model was lost.", kind="error"))
     consent(shell, server)

@@ -13,8 +13,7 @@ from app.core import paths
 from app.main import Shell
 from app.tools.page.server_form import ADDRESS, JSON, PROGRAM, ServerForm
 from app.tools.page.tool_dialog import ServerCard, ToolDialog, ToolPanel
-from app.tools.server_store import ToolServer, join_command
-from app.tools.states import ToolResult
+from app.tools.server_store import ToolResult, ToolServer, join_command
 from tests.helpers.mcp_server import served_over_http
 from tests.helpers.shell_driver import MakeShell, banner
 from tests.helpers.tool_hubs import PLAIN, plain_server

@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 JobState = Literal["waiting", "running", "paused", "failed", "done"]
 
-MOST_RECORD = 1 << 20
+MAX_RECORD = 1 << 20
 """Most bytes of a record."""
 
 ID = re.compile(r"[0-9a-f]{32}")
@@ -187,7 +187,7 @@ class JobStore:
 
 def _read(path: Path) -> DownloadJob | None:
     try:
-        data = json.loads(read_file(path, MOST_RECORD))
+        data = json.loads(read_file(path, MAX_RECORD))
         files = tuple(RemoteFile(**_typed(RemoteFile, entry)) for entry in data.pop("files"))
         finished = tuple(map(str, data.pop("finished")))
         job = DownloadJob(**_typed(DownloadJob, data), files=files, finished=finished)

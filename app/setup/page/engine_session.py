@@ -25,10 +25,9 @@ from app.setup.page.engine_view import ShownEngine
 from engine import Cancelled, DeviceInfo, EngineError
 
 if TYPE_CHECKING:
-    from app.setup.engine_pack.backends import PackOffer
+    from app.setup.engine_pack.fetching import InstallProgress, InstallStage
     from app.setup.engine_pack.installation import Installation, Installed
-    from app.setup.engine_pack.progress import InstallProgress, InstallStage
-    from app.setup.engine_pack.store import Origin, Pack
+    from app.setup.engine_pack.store import Origin, Pack, PackOffer
 
 log = logging.getLogger(__name__)
 
@@ -248,8 +247,7 @@ class EngineSession(QObject):
 
 
 def _look() -> EngineFacts:
-    from app.setup.engine_pack.backends import find_offers
-    from app.setup.engine_pack.store import PackStore, activate
+    from app.setup.engine_pack.store import PackStore, activate, find_offers
 
     store = PackStore()
     offers: tuple[PackOffer, ...] = ()
@@ -307,7 +305,7 @@ class _Attempt:
 
     def _use_environment(self, place: Path) -> Installed:
         from app.setup.engine_pack.existing import use_environment
-        from app.setup.engine_pack.progress import InstallProgress, InstallStage
+        from app.setup.engine_pack.fetching import InstallProgress, InstallStage
 
         self._tell(InstallProgress(InstallStage.TRYING))
         installed = use_environment(place, is_stopped=self._stopped.is_set)
@@ -316,9 +314,8 @@ class _Attempt:
         return installed
 
     def _install(self) -> Installed:
-        from app.setup.engine_pack.backends import find_offers
         from app.setup.engine_pack.installation import Installation, Installed
-        from app.setup.engine_pack.store import PackStore, activate
+        from app.setup.engine_pack.store import PackStore, activate, find_offers
 
         request = self._request
         wheels = Path(request.wheels) if request.wheels else None
@@ -423,7 +420,7 @@ def without_commands(device: DeviceInfo, origin: Origin) -> DeviceInfo:
 
 def shown_engines(facts: EngineFacts) -> list[ShownEngine]:
     """Return the rows of the page: what can be installed, and what would suit but is not there."""
-    from app.setup.engine_pack.backends import title_of as backend_title
+    from app.setup.engine_pack.store import title_of as backend_title
 
     shown = [shown_offer(offer, facts.current) for offer in facts.offers]
     for backend in facts.suitable:
@@ -472,7 +469,7 @@ def environment_title() -> str:
 
 def title_of(pack: Pack) -> str:
     """Return what kind of engine a pack is."""
-    from app.setup.engine_pack.backends import title_of as backend_title
+    from app.setup.engine_pack.store import title_of as backend_title
 
     return environment_title() if pack.is_environment else backend_title(pack.backend)
 

@@ -19,9 +19,14 @@ from engine import EngineError
 
 if TYPE_CHECKING:
     from app.core.system_keyring import Place
-    from app.tools.hub import ToolHub
-    from app.tools.server_store import ToolServer, ToolServerStore
-    from app.tools.states import RunningCall, ServerTool, ToolResult, ToolServerState
+    from app.tools.hub import RunningCall, ToolHub
+    from app.tools.server_store import (
+        ServerTool,
+        ToolResult,
+        ToolServer,
+        ToolServerState,
+        ToolServerStore,
+    )
 
 log = logging.getLogger(__name__)
 
@@ -39,12 +44,12 @@ class ToolSession(QObject):
     changed = Signal()  # servers, their states, or what they offer
     noticed = Signal(object)  # Notice
 
-    _told = Signal()  # from the hub's thread
+    _hub_changed = Signal()  # from the hub's thread
 
     def __init__(self, parent: QObject) -> None:
         super().__init__(parent)
         self.servers: tuple[ToolServer, ...] = ()
-        self._told.connect(self.changed)
+        self._hub_changed.connect(self.changed)
         self._jobs = KeyedJobs("tandem-tool-servers", self)
         self._has_begun = self._is_closed = False
 
@@ -59,7 +64,7 @@ class ToolSession(QObject):
     def _hub(self) -> ToolHub:
         from app.tools.hub import ToolHub  # late: the first picture does without asyncio
 
-        return ToolHub(self._told.emit, self._store.headers_of)
+        return ToolHub(self._hub_changed.emit, self._store.headers_of)
 
     @property
     def states(self) -> tuple[ToolServerState, ...]:

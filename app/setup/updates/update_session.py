@@ -210,7 +210,9 @@ class UpdatePresenter(QObject):
     """
 
     noticed = Signal(object)  # Notice
-    told = Signal(str, bool)  # what the page about Tandem says; whether there is news to show
+    status_changed = Signal(
+        str, bool
+    )  # what the page about Tandem says; whether there is news to show
 
     def __init__(
         self,
@@ -225,7 +227,7 @@ class UpdatePresenter(QObject):
         self.session = UpdateSession(settings, keep, self)
         self.dialog: NewsDialog | None = None
         self._shown_version = ""
-        self.session.asking.connect(lambda: self.told.emit(tr("Asking …"), False))
+        self.session.asking.connect(lambda: self.status_changed.emit(tr("Asking …"), False))
         self.session.answered.connect(self._on_answered)
         self.session.failed.connect(self._on_failed)
         self.session.looked.connect(self._show_banner)
@@ -239,7 +241,7 @@ class UpdatePresenter(QObject):
     def tell(self) -> None:
         """Tell what is known, without asking."""
         newer = self.session.newer
-        self.told.emit(_is_out(newer.version) if newer else "", newer is not None)
+        self.status_changed.emit(_is_out(newer.version) if newer else "", newer is not None)
 
     @Slot()
     def check(self) -> None:
@@ -253,8 +255,6 @@ class UpdatePresenter(QObject):
         if release is None:
             return
         if self.dialog is None:
-            from app.setup.updates.session import NewsDialog
-
             self.dialog = NewsDialog(self._over)
         self.dialog.show_release(release, self.session.version)
         self.dialog.appear()
@@ -280,7 +280,7 @@ class UpdatePresenter(QObject):
     @Slot()
     def _on_answered(self) -> None:
         if self.session.newer is None:
-            self.told.emit(tr("This is the newest release."), False)
+            self.status_changed.emit(tr("This is the newest release."), False)
             return
         self.tell()
         if self._settings.current.checks_releases:
@@ -288,7 +288,9 @@ class UpdatePresenter(QObject):
 
     @Slot(object)
     def _on_failed(self, error: EngineError) -> None:
-        self.told.emit(f"{error.message} {error.hint}".strip(), self.session.newer is not None)
+        self.status_changed.emit(
+            f"{error.message} {error.hint}".strip(), self.session.newer is not None
+        )
 
     @Slot()
     def _show_banner(self) -> None:

@@ -121,7 +121,7 @@ SETTLE_MS = 1500
 """Milliseconds without a change of a folder until it is read again: files arrive in pieces."""
 
 JOIN_S = 5.0
-MOST_WATCHED = 200
+MAX_WATCHED = 200
 """Number of folders that are watched; systems have few watches for all programs together."""
 
 Known = dict[tuple[Path, int, float], LibraryEntry]
@@ -242,7 +242,7 @@ class LibrarySession(QObject):
         places = self._places()
         folders = [str(place.path) for place in places if place.layout != "file"]
         folders += [str(model.path.parent) for model in found]
-        wanted = set(list(dict.fromkeys(folders))[:MOST_WATCHED])
+        wanted = set(list(dict.fromkeys(folders))[:MAX_WATCHED])
         now = set(self._watcher.directories())
         if now - wanted:
             self._watcher.removePaths(sorted(now - wanted))

@@ -1,1 +1,0 @@
-"""Widgets; each knows its own signals and nothing of its neighbours."""
