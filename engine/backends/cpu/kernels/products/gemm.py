@@ -152,11 +152,14 @@ class Operands(ABC):
         widths: numbers of tiles that are multiplied at once, largest first; of the last of them,
             what lies behind an odd tile is multiplied, too, and not written.
         spreads_prefetch: whether prefetches go with blocks; else they come before a panel.
+        inlines_unpack: whether LLVM may inline the unpacking, which changes how it uses registers
+            in all else: measured.
     """
 
     unpacked_bytes: int = 0
     unpack_tokens: ClassVar[int] = 0
     spreads_prefetch: ClassVar[bool] = False
+    inlines_unpack: bool = True
     widths: Sequence[int] = (2, 1)
 
     def __init__(self, isa: Isa, block_bytes: int, group_bytes: int) -> None:
@@ -389,6 +392,8 @@ def _add_unpack(module: ir.Module, operands: Operands) -> None:
     Unpacks a group of a tile. The last three arguments say what is prefetched: lines of the next.
     """
     code, (tile, index, first, last, unpacked, behind, *lines) = internal(module, "unpack", 8)
+    if not operands.inlines_unpack:
+        code.builder.function.attributes.add("noinline")
     ahead = Prefetch(behind, code.number(0), lines[0], lines[1])
     operands.unpack(tile, BlockGroup(index, first, last), unpacked, ahead)
     code.builder.ret_void()
@@ -411,17 +416,15 @@ def _add_panel(module: ir.Module, operands: Operands, size: int) -> None:
     if not operands.spreads_prefetch:
         prefetch.emit(n_tile)
     here = panel + first * (size * operands.block_bytes)
-    with (
-        code.when(first.equals(0)),
-        code.loop(code.number(0), code.number(MAX_TILES * size)) as number,
-    ):
-        code.store(code.constant(FLOATS, 0.0), sums + number * VECTOR_BYTES)
     begin = code.number(0)
     for width, names in calls.items():
         end = n_tile if width == operands.widths[-1] else n_tile // width * width
         with code.loop(begin, end, width) as tile:
+            place = sums + tile * (size * VECTOR_BYTES)
+            with code.when(first.equals(0)):
+                for number in range(width * size):
+                    code.store(code.constant(FLOATS, 0.0), place + VECTOR_BYTES * number)
             for name in names:
-                place = sums + tile * (size * VECTOR_BYTES)
                 code.call(
                     name, VOID, weights + tile * weight_bytes, weight_bytes, here, last - first,
                     place, prefetch.place + tile * prefetch.tile_bytes, *ahead[1:],
