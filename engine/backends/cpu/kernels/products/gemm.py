@@ -152,14 +152,11 @@ class Operands(ABC):
         widths: numbers of tiles that are multiplied at once, largest first; of the last of them,
             what lies behind an odd tile is multiplied, too, and not written.
         spreads_prefetch: whether prefetches go with blocks; else they come before a panel.
-        inlines_unpack: whether LLVM may inline the unpacking, which changes how it uses registers
-            in all else: measured.
     """
 
     unpacked_bytes: int = 0
     unpack_tokens: ClassVar[int] = 0
     spreads_prefetch: ClassVar[bool] = False
-    inlines_unpack: bool = True
     widths: Sequence[int] = (2, 1)
 
     def __init__(self, isa: Isa, block_bytes: int, group_bytes: int) -> None:
@@ -392,8 +389,6 @@ def _add_unpack(module: ir.Module, operands: Operands) -> None:
     Unpacks a group of a tile. The last three arguments say what is prefetched: lines of the next.
     """
     code, (tile, index, first, last, unpacked, behind, *lines) = internal(module, "unpack", 8)
-    if not operands.inlines_unpack:
-        code.builder.function.attributes.add("noinline")
     ahead = Prefetch(behind, code.number(0), lines[0], lines[1])
     operands.unpack(tile, BlockGroup(index, first, last), unpacked, ahead)
     code.builder.ret_void()

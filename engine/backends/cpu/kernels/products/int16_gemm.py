@@ -206,7 +206,6 @@ class QuantisedInt16(Int16Operands):
         self._unpacked_block_bytes = VECTOR_BYTES * (N_PAIRS + self._n_factors)
         self.unpacked_bytes = VECTOR_BYTES + SUPER * self._unpacked_block_bytes
         self.panel_sizes, self.tile_sizes = self.tile_sizes, (1,)
-        self.inlines_unpack = layout.has_supers and not layout.has_minimum
 
     @property
     def steps(self) -> Mapping[str, Callable[[Products], None]]:
