@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from engine.backends.cpu.kernels.packing import word_pack
+from engine.backends.cpu.kernels.packing import pack
 from engine.backends.cpu.plain_weights import PlainWeight
 from engine.backends.cpu.weights import FineWeight, Int16Weight, JoinedColumns, PlaneWeight
 from engine.formats.gguf.tensors import split_name
@@ -108,7 +108,7 @@ def _become_words(tensor: TensorInfo, pieces: Sequence[Slices], dim: int, worker
     """Return whether pieces of a matrix are loaded as words: one matrix of whole blocks."""
     *matrices, n_rows, n_columns = joined_shape(pieces, dim)
     is_fit = not matrices and n_rows >= TILE and n_columns % BLOCK == 0
-    return is_fit and tensor.type.number in word_pack.KINDS and worker.uses_int16
+    return is_fit and tensor.type.number in pack.INT16_KINDS and worker.uses_int16
 
 
 def _words(

@@ -202,7 +202,7 @@ class PlaneWeight:
 
     @property
     def expert_product(self) -> tuple[int, ...]:
-        """The entry of its products in `engine.backends.cpu.kernels.products.expert_ffn`."""
+        """The entry of its products in `engine.backends.cpu.kernels.products.experts`."""
         address, *others = self._planes
         sizes = self.n_rows, n_tiles(self.n_rows)
         return self.task, address, self.planes.stride(0), *others, *sizes

@@ -140,7 +140,7 @@ class Worker:
         fine: those of two bytes, for matrices that need them where `x_bytes` is 1.
         int16: those for products with F16 and BF16 matrices as int16.
         pairs: those for `engine.backends.cpu.kernels.products.strassen`.
-        tokens: those for `engine.backends.cpu.kernels.products.expert_ffn`.
+        tokens: those for `engine.backends.cpu.kernels.products.experts`.
     """
 
     def __init__(self, n_threads: int, x_bytes: int = 1, *, fast_prompts: bool = False) -> None:

@@ -14,7 +14,6 @@ from llvmlite import ir
 from engine.backends.cpu.kernels.language.isa import chosen
 from engine.backends.cpu.kernels.packing import dequantise, file_pack, file_read, pack
 from engine.backends.cpu.kernels.products import (
-    expert_ffn,
     experts,
     float_gemm,
     fused_gemv,
@@ -114,24 +113,24 @@ def multiply_groups(type_number: int, x_bytes: int) -> Kernel:
 
 @cache
 def _expert_ffn(x_bytes: int) -> dict[str, int]:
-    """Compile `expert_ffn` and return the addresses of its functions."""
+    """Compile `experts` and return the addresses of its functions."""
     isa = chosen()
 
     def build(module: ir.Module) -> None:
-        expert_ffn.build(module, isa, x_bytes)
+        experts.build_ffn(module, isa, x_bytes)
 
-    return jit.addresses_by_source(f"expert-ffn-{x_bytes}", isa, expert_ffn.NAMES, build)
+    return jit.addresses_by_source(f"expert-ffn-{x_bytes}", isa, experts.FFN_NAMES, build)
 
 
 def pack_each_address(x_bytes: int) -> int:
-    """Return the address of the kernel of `expert_ffn` that packs each token by itself."""
+    """Return the address of the kernel of `experts` that packs each token by itself."""
     return _expert_ffn(x_bytes)["pack_each"]
 
 
 @cache
 def feed_experts(x_bytes: int) -> Kernel:
-    """Return the kernel of `expert_ffn` that computes the FFNs of experts."""
-    return callable_at(_expert_ffn(x_bytes)["feed"], expert_ffn.ARGUMENTS)
+    """Return the kernel of `experts` that computes the FFNs of experts."""
+    return callable_at(_expert_ffn(x_bytes)["feed"], experts.FFN_ARGUMENTS)
 
 
 @cache

@@ -21,10 +21,9 @@ from typing import NamedTuple
 
 from llvmlite import ir
 
-from engine.backends.cpu.kernels.cache.attention_merge import add_merges
 from engine.backends.cpu.kernels.cache.attention_page import Scratch, add_pages, n_units, named
 from engine.backends.cpu.kernels.cache.attention_rows import add_row_parts
-from engine.backends.cpu.kernels.cache.attention_softmax import STATE_BYTES, add_softmax
+from engine.backends.cpu.kernels.cache.attention_softmax import STATE_BYTES, add_merges, add_softmax
 from engine.backends.cpu.kernels.cache.attention_tile import add_parts
 from engine.backends.cpu.kernels.cache.attention_words import UNIT_BYTES, in_words
 from engine.backends.cpu.kernels.language.isa import Isa

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from llvmlite import ir
 
-from engine.backends.cpu.kernels.cache.attention_softmax import SCORE_BYTES
+from engine.backends.cpu.kernels.cache.attention_softmax import SCORE_BYTES, for_heads
 from engine.backends.cpu.kernels.cache.attention_tile import add_weighted_sum, place_ahead, sizes
 from engine.backends.cpu.kernels.cache.attention_words import (
     UNIT_BYTES,
@@ -22,7 +22,6 @@ from engine.backends.cpu.kernels.cache.attention_words import (
     transposed,
 )
 from engine.backends.cpu.kernels.cache.cache_codec import CODECS, CacheCodec, PlainCodec
-from engine.backends.cpu.kernels.cache.head_tiles import for_heads
 from engine.backends.cpu.kernels.language.isa import Isa
 from engine.backends.cpu.kernels.language.values import (
     F32,

@@ -11,10 +11,9 @@ from collections.abc import Sequence
 
 from llvmlite import ir
 
-from engine.backends.cpu.kernels.cache.attention_softmax import FACTOR, FRESH
+from engine.backends.cpu.kernels.cache.attention_softmax import FACTOR, FRESH, for_heads, sums_of
 from engine.backends.cpu.kernels.cache.attention_words import QUERY_BYTES, in_words, word_products
 from engine.backends.cpu.kernels.cache.cache_codec import CODECS, CacheCodec, PlainCodec
-from engine.backends.cpu.kernels.cache.head_tiles import for_heads, sums_of
 from engine.backends.cpu.kernels.language.isa import Isa
 from engine.backends.cpu.kernels.language.values import (
     F32,

@@ -14,9 +14,8 @@ from typing import cast
 
 from llvmlite import ir
 
-from engine.backends.cpu.kernels.cache.attention_softmax import larger
+from engine.backends.cpu.kernels.cache.attention_softmax import larger, sums_of
 from engine.backends.cpu.kernels.cache.cache_codec import CODECS, BlockCodec
-from engine.backends.cpu.kernels.cache.head_tiles import sums_of
 from engine.backends.cpu.kernels.language.isa import Isa
 from engine.backends.cpu.kernels.language.values import (  # fmt: skip
     F32,

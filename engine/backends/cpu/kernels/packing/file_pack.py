@@ -12,7 +12,7 @@ from llvmlite import ir
 from engine.backends.cpu.kernels.language.isa import Isa
 from engine.backends.cpu.kernels.language.loops import Named, add_kernel, ceil_div, piece
 from engine.backends.cpu.kernels.language.values import I64, VOID, Code, Value
-from engine.backends.cpu.kernels.packing import pack, word_pack
+from engine.backends.cpu.kernels.packing import pack
 from engine.backends.cpu.kernels.packing.file_read import add_fill
 from engine.formats.quants.layout import TILE
 
@@ -34,9 +34,9 @@ TAKEN, FAILED = 0, 8
 
 
 def build(module: ir.Module, isa: Isa, type_number: int) -> None:
-    """Write `pack_file(team, *ARGUMENTS)`, and `pack` of that module or of `word_pack`."""
-    if type_number in word_pack.KINDS:
-        word_pack.build(module, isa, type_number)
+    """Write `pack_file(team, *ARGUMENTS)`, and `pack` of that module or of `pack.build_int16`."""
+    if type_number in pack.INT16_KINDS:
+        pack.build_int16(module, isa, type_number)
     else:
         pack.build(module, type_number)
     add_fill(module)

@@ -16,6 +16,11 @@ for each token, and `pairs` is the address of `groups.pair_of`, with `n_used` ex
 F32 with rows `out_stride` bytes apart; `row_bytes` is `quantised_bytes(1, n_blocks, x_bytes)`.
 Where all groups have the same single row (one token and its experts), `quantise` packs that row
 alone, and `row_bytes` is 0.
+
+FFNs of a prompt's experts are a kernel of their own (`build_ffn`): all products of some rows of an
+expert are one piece. So what lies between the products stays in a core's cache, which memory would
+have to take and give back else. Each token is packed once, and a row of an expert is a copy. The
+bits are those of one product after the other, as rows do not depend on each other.
 """
 
 from __future__ import annotations
@@ -24,11 +29,21 @@ from llvmlite import ir
 
 from engine.backends.cpu.kernels.language.isa import Isa
 from engine.backends.cpu.kernels.language.loops import Named, add_kernel, ceil_div, piece
-from engine.backends.cpu.kernels.language.values import I64, VOID, Code, Value
+from engine.backends.cpu.kernels.language.values import (
+    I32,
+    I64,
+    VOID,
+    Code,
+    Value,
+    function,
+    vector,
+)
+from engine.backends.cpu.kernels.products import panels
 from engine.backends.cpu.kernels.products.gemm import add_rows, row_count
 from engine.backends.cpu.kernels.products.panel_packing import add_pack_tokens, format_of
 from engine.backends.cpu.kernels.products.quantised_gemm import operands
-from engine.backends.cpu.kernels.running.team import add_run
+from engine.backends.cpu.kernels.running.team import add_run, store
+from engine.backends.cpu.kernels.small.activation import COLUMNS
 from engine.formats.quants.layout import TILE, Layout, panel_block_bytes
 
 ENTRY_BYTES = 24
@@ -124,3 +139,185 @@ def _part(code: Code, given: Named, size: Value, number: Value) -> tuple[Value, 
     expert, first, n = code.load_array(entry.get(), 3)
     begin = left.get() * size
     return expert, first + begin, code.min_signed(n - begin, size)
+
+
+FFN_NAMES = ("pack_each", "feed")
+
+PRODUCT = (
+    "task", "planes", "expert_bytes", "tile_bytes", "n_blocks", "skip", "n_rows", "n_tile",
+)  # fmt: skip
+"""Entry of a product, 64-bit integers: the address of the function of its pieces, then as in
+`experts.MULTIPLY`."""
+
+PRODUCT_BYTES = 8 * len(PRODUCT)
+"""Size of such an entry."""
+
+FFN_ARGUMENTS = (
+    "tokens", "pairs", "n_used", "products", "activation", "limit", "table", "n_group",
+    "most_rows", "places", "place_bytes", "locks", "n_place", "out",
+)  # fmt: skip
+"""Arguments of `feed`. tokens: panels of one token each, by `pack_each`; pairs: see `experts`.
+products: address of three entries, gate, up and down. activation: address of a kernel of
+`small.activation`, with its limit. A piece has up to `most_rows` rows of an expert, a multiple of
+`Isa.tile_tokens`. Each thread needs one of `n_place` places of `place_bytes` (see there), with as
+many locks, 64-bit integers `LOCK_BYTES` apart, 0 where a place is free. out is F32, (n_row, rows of
+down), contiguous."""
+
+LOCK_BYTES = 64
+"""Bytes from one lock to the next."""
+
+
+def place_bytes(most_rows: int, n_blocks: tuple[int, int], n_ff: int, x_bytes: int) -> int:
+    """Return the bytes that a piece needs: panels, the results of gate and up, panels of those.
+
+    Args:
+        n_blocks: blocks of columns of gate and up, and of down.
+        n_ff: rows of gate, and of up.
+    """
+    return most_rows * (sum(n_blocks) * panel_block_bytes(x_bytes) + 8 * n_ff)
+
+
+def build_ffn(module: ir.Module, isa: Isa, x_bytes: int) -> None:
+    """Write `pack_each(team, *panels.ARGUMENTS)` and `feed(team, *FFN_ARGUMENTS)`."""
+    add_run(module)
+    add_pack_tokens(module, isa, format_of(isa, x_bytes))
+    _add_copy_row(module, isa, x_bytes)
+    _add_fill(module, isa, x_bytes)
+    _add_take_place(module)
+    with piece(module, "pack_each", panels.ARGUMENTS) as (code, given, index):
+        row, one, none = given["x"] + index * given["x_stride"], code.number(1), code.number(0)
+        n_blocks, skip = given["n_blocks"], given["skip"]
+        goal = given["panels"] + index * n_blocks * panel_block_bytes(x_bytes)
+        code.call("pack_token", VOID, row, n_blocks, skip, goal, one, none, none, n_blocks)
+    add_kernel(module, "pack_each", panels.ARGUMENTS, lambda _, given: given["n_tokens"])
+    with piece(module, "feed", FFN_ARGUMENTS) as (code, given, index):
+        _emit_piece(code, isa, x_bytes, given, index)
+    add_kernel(
+        module, "feed", FFN_ARGUMENTS, lambda code, given: n_parts(code, given, given["most_rows"]),
+        in_shares=True,
+    )  # fmt: skip
+
+
+def _emit_piece(code: Code, isa: Isa, x_bytes: int, given: Named, index: Value) -> None:
+    """Write a piece: the FFN of some rows of an expert."""
+    expert, first, n = _expert_part(code, isa, given, index)
+    gate, up, down = (_product(code, given["products"] + at * PRODUCT_BYTES) for at in range(3))
+    block_bytes, n_ff = panel_block_bytes(x_bytes), gate["n_rows"]
+    number = code.call("take_place", I64, given["locks"], given["n_place"])
+    rows = given["places"] + number * given["place_bytes"]
+    gates = rows + n * gate["n_blocks"] * block_bytes
+    ups, hidden = gates + n * n_ff * 4, gates + n * n_ff * 8
+    code.call(
+        "fill", VOID, given["tokens"], given["pairs"] + first * 8, given["n_used"], n,
+        gate["n_blocks"], rows,
+    )  # fmt: skip
+    _multiply(code, gate, expert, rows, n, gates)
+    _multiply(code, up, expert, rows, n, ups)
+    with code.loop(code.number(0), n * n_ff, COLUMNS) as begin:  # each is a single piece
+        count = code.min_signed(n * n_ff - begin, code.number(COLUMNS))
+        goal, none = gates + begin * 4, code.number(0)
+        code.call_at(
+            given["activation"], VOID, none, goal, none, ups + begin * 4, none, code.number(1),
+            count, given["limit"], goal,
+        )  # fmt: skip
+    with code.loop(code.number(0), n, isa.tile_tokens) as begin:
+        count = code.min_signed(n - begin, code.number(isa.tile_tokens))
+        none, one = code.number(0), code.number(1)
+        code.call(
+            "pack_tokens", VOID, gates + begin * n_ff * 4, n_ff * 4, count, down["n_blocks"],
+            down["skip"], hidden + begin * down["n_blocks"] * block_bytes, none, one, none, one,
+        )  # fmt: skip
+    _multiply(code, down, expert, hidden, n, given["out"] + first * down["n_rows"] * 4)
+    store(code, code.number(0), given["locks"] + number * LOCK_BYTES)
+
+
+def _product(code: Code, entry: Value) -> Named:
+    return dict(zip(PRODUCT, code.load_array(entry, len(PRODUCT)), strict=True))
+
+
+def _multiply(code: Code, product: Named, expert: Value, rows: Value, n: Value, out: Value) -> None:
+    """Write a product of n packed rows with an expert's matrix: a single piece."""
+    n_tile = product["n_tile"]
+    arguments = [
+        product["planes"] + expert * product["expert_bytes"], product["tile_bytes"],
+        product["n_blocks"], product["skip"], rows, n, out, product["n_rows"] * 4,
+        product["n_rows"], n_tile, n_tile, n,
+    ]  # fmt: skip
+    code.call_at(product["task"], VOID, code.stack_array(arguments), code.number(0))
+
+
+def _expert_part(code: Code, isa: Isa, given: Named, number: Value) -> tuple[Value, Value, Value]:
+    """Return the expert, the first row and the number of rows of a part, by its number.
+
+    Parts of an expert are about equally large.
+    """
+    left, entry = code.variable(number), code.variable(given["table"])
+    with code.forever() as leave:
+        n_part = ceil_div(code.load(entry.get() + 16, I64), given["most_rows"])
+        leave(left.get() < n_part)
+        left.set(left.get() - n_part)
+        entry.set(entry.get() + ENTRY_BYTES)
+    expert, first, n = code.load_array(entry.get(), 3)
+    size = ceil_div(ceil_div(n, ceil_div(n, given["most_rows"])), isa.tile_tokens)
+    begin = left.get() * size * isa.tile_tokens
+    return expert, first + begin, code.min_signed(n - begin, size * isa.tile_tokens)
+
+
+def _add_take_place(module: ir.Module) -> None:
+    """Write `take_place(locks, n)`: takes a free place and returns its number.
+
+    There is always one: a thread has one place at a time.
+    """
+    code, (locks, n) = function(module, "take_place", 2, I64)
+    code.builder.function.linkage = "internal"
+    number = code.variable(code.number(0))
+    with code.forever() as leave:
+        address = locks + number.get() * LOCK_BYTES
+        place = code.builder.inttoptr(address.raw, I64.as_pointer())
+        free, taken = code.number(0).raw, code.number(1).raw
+        found = code.builder.cmpxchg(place, free, taken, "seq_cst", "seq_cst")
+        leave(Value(code, code.builder.extract_value(found, 1)))
+        number.set((number.get() + 1) % n)
+    code.builder.ret(number.get().raw)
+
+
+def _add_fill(module: ir.Module, isa: Isa, x_bytes: int) -> None:
+    """Write `fill(tokens, pairs, n_used, n, n_blocks, goal)`: panels of n rows, by copies.
+
+    Row i is that of token `pairs[i] / n_used`.
+    """
+    code, (tokens, pairs, n_used, n, n_blocks, goal) = function(module, "fill", 6)
+    code.builder.function.linkage = "internal"
+    row_bytes = n_blocks * panel_block_bytes(x_bytes)
+
+    def copy(first: Value, size: int) -> None:
+        with code.loop(code.number(0), code.number(size)) as t:
+            token = code.load(pairs + (first + t) * 8, I64) // n_used
+            place = tokens + token * row_bytes
+            code.call(
+                "copy_row", VOID, place, n_blocks, goal + first * row_bytes, code.number(size), t
+            )
+
+    size = isa.tile_tokens
+    done = code.variable(n // size * size)
+    with code.loop(code.number(0), done.get(), size) as first:
+        copy(first, size)
+    while size := size // 2:
+        with code.when((n & size) > 0):
+            copy(done.get(), size)
+            done.set(done.get() + size)
+    code.builder.ret_void()
+
+
+def _add_copy_row(module: ir.Module, isa: Isa, x_bytes: int) -> None:
+    """Write `copy_row(token, n_blocks, panel, n, t)`: a panel of a token to token t of a panel."""
+    code, (token, n_blocks, panel, n, t) = function(module, "copy_row", 5)
+    code.builder.function.linkage = "internal"
+    block_bytes = panel_block_bytes(x_bytes)
+    with code.loop(code.number(0), n_blocks) as block:
+        here, goal, begin = token + block * block_bytes, panel + block * n * block_bytes, 0
+        for size in format_of(isa, x_bytes).token_bytes:
+            kind = I32 if size == 4 else vector(I32, size // 4)
+            code.store(code.load(here + begin, kind), goal + n * begin + t * size)
+            begin += size
+    code.builder.ret_void()

@@ -411,17 +411,15 @@ def _add_panel(module: ir.Module, operands: Operands, size: int) -> None:
     if not operands.spreads_prefetch:
         prefetch.emit(n_tile)
     here = panel + first * (size * operands.block_bytes)
-    with (
-        code.when(first.equals(0)),
-        code.loop(code.number(0), code.number(MAX_TILES * size)) as number,
-    ):
-        code.store(code.constant(FLOATS, 0.0), sums + number * VECTOR_BYTES)
     begin = code.number(0)
     for width, names in calls.items():
         end = n_tile if width == operands.widths[-1] else n_tile // width * width
         with code.loop(begin, end, width) as tile:
+            place = sums + tile * (size * VECTOR_BYTES)
+            with code.when(first.equals(0)):
+                for number in range(width * size):
+                    code.store(code.constant(FLOATS, 0.0), place + VECTOR_BYTES * number)
             for name in names:
-                place = sums + tile * (size * VECTOR_BYTES)
                 code.call(
                     name, VOID, weights + tile * weight_bytes, weight_bytes, here, last - first,
                     place, prefetch.place + tile * prefetch.tile_bytes, *ahead[1:],
