@@ -42,6 +42,9 @@ if TYPE_CHECKING:
         UnsupportedQuant,
     )
     from engine.events import (
+        AnswerBlock,
+        AnswerBlocks,
+        BlockChange,
         Command,
         EngineReady,
         Event,

@@ -35,12 +35,22 @@ and a cancelled search in `Tuned` with what it found. A cancelled question fails
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
 
 from engine.errors import EngineError
 from engine.generation.requests import Generate, Question, Reply
-from engine.generation.results import GenerationEvent, StateLoaded, StateSaved
+from engine.generation.results import (
+    Finished,
+    GenerationEvent,
+    StateLoaded,
+    StateSaved,
+    TokenLogprob,
+    TokenText,
+    ToolCallBegun,
+    ToolCallEnded,
+    ToolCallText,
+)
 from engine.hardware.fallbacks import Fallback
 from engine.load_params import SPLIT_MODES, LoadParams
 from engine.model.architectures.info import ModelInfo
@@ -296,3 +306,100 @@ def model_after(event: object, before: ModelLoaded | None) -> ModelLoaded | None
         return event.model
     is_lost = isinstance(event, Failed) and event.is_model_lost
     return None if is_lost or isinstance(event, ModelUnloaded) else before
+
+
+BlockKind = Literal["text", "thought", "call"]
+
+
+@dataclass(slots=True)
+class AnswerBlock:
+    """A part of an answer: a text, a thought, or a call of a function, as far as it has come.
+
+    Attributes:
+        index, id, name: number of a call in its answer, its name, and that of the function.
+        pieces: texts of which it consists; of a call, its arguments.
+        is_whole: whether it has ended by itself; a call that was cut off must not be run.
+    """
+
+    kind: BlockKind
+    index: int = 0
+    id: str = ""
+    name: str = ""
+    pieces: list[str] = field(default_factory=list)
+    is_whole: bool = False
+
+    @property
+    def text(self) -> str:
+        """The text, or the arguments of a call."""
+        return "".join(self.pieces)
+
+
+BlockChange = tuple[Literal["begun", "grown", "ended"], AnswerBlock, str]
+"""A change of a block, with the text by which it has grown."""
+
+
+class AnswerBlocks:
+    """The blocks of an answer, made of its events; at most the last one is open.
+
+    Attributes:
+        blocks: all blocks in order.
+        logprobs: probabilities of the tokens, if the request asks for them.
+        finished: the end of the answer; None before.
+    """
+
+    def __init__(self) -> None:
+        self.blocks: list[AnswerBlock] = []
+        self.logprobs: list[TokenLogprob] = []
+        self.finished: Finished | None = None
+        self._is_open = False
+
+    def text_of(self, kind: BlockKind) -> str:
+        """Return all texts of a kind, one behind the other."""
+        return "".join([piece for one in self.blocks if one.kind == kind for piece in one.pieces])
+
+    @property
+    def calls(self) -> list[AnswerBlock]:
+        """All calls so far, whole or not."""
+        return [one for one in self.blocks if one.kind == "call"]
+
+    def add(self, event: Event) -> list[BlockChange]:
+        """Add an event of the answer and return what it changes, in order."""
+        if isinstance(event, TokenText):
+            self.logprobs += event.logprobs
+            return self._write(event) if event.text else []
+        if isinstance(event, ToolCallBegun):
+            return self._open(AnswerBlock("call", event.index, event.id, event.name))
+        if isinstance(event, ToolCallText):
+            return self._grow(event.text)
+        if isinstance(event, ToolCallEnded):
+            return self._close(is_whole=event.is_whole)
+        if isinstance(event, Finished):
+            self.finished = event
+            is_call = self._is_open and self.blocks[-1].kind == "call"
+            return self._close(is_whole=event.reason == "stop" and not is_call)
+        return []
+
+    def _write(self, event: TokenText) -> list[BlockChange]:
+        kind: BlockKind = "thought" if event.part == "reasoning" else "text"
+        if self._is_open and self.blocks[-1].kind == kind:
+            return self._grow(event.text)
+        return [*self._open(AnswerBlock(kind)), *self._grow(event.text)]
+
+    def _open(self, block: AnswerBlock) -> list[BlockChange]:
+        changes = self._close(is_whole=True)
+        self.blocks.append(block)
+        self._is_open = True
+        return [*changes, ("begun", block, "")]
+
+    def _grow(self, text: str) -> list[BlockChange]:
+        block = self.blocks[-1]
+        block.pieces.append(text)
+        return [("grown", block, text)]
+
+    def _close(self, *, is_whole: bool) -> list[BlockChange]:
+        if not self._is_open:
+            return []
+        self._is_open = False
+        block = self.blocks[-1]
+        block.is_whole = is_whole
+        return [("ended", block, "")]

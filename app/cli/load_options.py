@@ -81,7 +81,7 @@ def load_params(args: argparse.Namespace) -> LoadParams:
     path, values = model_path(args.model), _given(args)
     base = LoadParams(path)
     if args.plan is not None:
-        from app.cli.split.plan_option import plan_params  # late: it imports the planner
+        from app.cli.split.plans import plan_params  # late: it imports the planner
 
         base = plan_params(args.plan, path)
     if "devices" in values:  # the plan's shares are of other devices

@@ -6,14 +6,15 @@ import argparse
 import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import replace
+from statistics import median
 from typing import TYPE_CHECKING
 
 import engine  # names that need torch are resolved when they are used
 from app.cli.arguments import add_json, add_model
-from app.cli.bench.products import add_kernels, measured_products, product_types
-from app.cli.bench.report import Report
-from app.cli.bench.row import BenchRow, LoadSpeed
+from app.cli.bench.report import BenchRow, LoadSpeed, Report
+from app.cli.bench.tables import add_kernels, measured_products, product_types
 from app.cli.load_options import (
     add_lists_of_kv_types,
     add_option,
@@ -25,16 +26,17 @@ from app.cli.load_options import (
 from app.cli.loading import LoadWatch, open_model
 from app.cli.output import note, note_progress, write, write_json
 from app.cli.split.default_split import with_default_split
-from app.cli.split.plan_option import note_speed, now, plan_params
-from app.cli.tune.learning import learn
+from app.cli.split.plans import note_speed, now, plan_params
 from engine import (
     KV_TYPES,
     PEER_MODES,
     SPLIT_MODES,
     BenchTest,
     EngineError,
+    Forecaster,
     LoadParams,
     OutOfDeviceMemory,
+    Planner,
     parse_devices,
     read_model_info,
     token_work,
@@ -42,6 +44,35 @@ from engine import (
 
 if TYPE_CHECKING:
     from engine import DeviceSpeed, Model
+
+
+def learn(path: str, quant: str, rows: Sequence[BenchRow]) -> None:
+    """Store by how much measured times differ from predicted ones.
+
+    Tests that mix a prompt with generation are left out.
+
+    Args:
+        path: file of the model.
+        quant: quantisation of the model.
+        rows: rows of a benchmark; those without a result are left out.
+    """
+    forecaster = Forecaster.of_machine()
+    with closing(Planner(path)) as planner:
+        for row in rows:
+            if row.result is None:
+                continue
+            test, params = row.test, row.params
+            evaluation = planner.evaluate(params, forecaster.free_bytes)
+            seconds = median(row.result.samples_s)
+            for _ in row.result.samples_s[:2]:  # several count as two runs that agree
+                if not test.n_prompt:
+                    middle = test.n_depth + test.n_gen // 2
+                    forecaster.learn_decode(evaluation, params, quant, seconds / test.n_gen, middle)
+                elif not test.n_gen:
+                    forecaster.learn_prefill(
+                        evaluation, params, quant, test.n_prompt, seconds, test.n_depth
+                    )
+
 
 EPILOG = """\
 Every combination of the values of all options is measured. Commas separate values, or semicolons

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import argparse
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING
 
 import engine  # what lists devices and plans is resolved when it is used
 from app.cli.output import note, remedy_here
+from engine import Fit, LoadParams, Remedy
 
 if TYPE_CHECKING:
-    from engine import Alternative, Choice, LoadParams
+    from engine import Alternative, Choice
 
 PLACES = (
     "plan", "devices", "split", "split_mode", "groups", "n_cpu_blocks", "n_cpu_moe", "kv_on_host",
@@ -101,3 +102,43 @@ def _where(params: LoadParams) -> dict[str, object]:
         "n_cpu_blocks": params.n_cpu_blocks,
         "n_cpu_moe": params.n_cpu_moe,
     }
+
+
+@dataclass(frozen=True, slots=True)
+class RoomLeft:
+    """The longest context that fits, and the ways out if the plan does not fit.
+
+    Attributes:
+        max_ctx: longest context that fits with this split, in tokens; 0 if none does.
+        remedies: ways to make the plan fit, as JSON-ready dictionaries; empty if it fits.
+    """
+
+    max_ctx: int
+    remedies: tuple[dict[str, object], ...]
+
+
+def room_left(fit: Fit, params: LoadParams) -> RoomLeft:
+    """Return the room that `params` leave.
+
+    Raises:
+        EngineError: the split cannot be made.
+    """
+    found = tuple(_document(remedy, params) for remedy in fit.remedies(params))
+    return RoomLeft(fit.largest_context(params), found)
+
+
+def _document(remedy: Remedy, asked: LoadParams) -> dict[str, object]:
+    """Return a remedy with the options that it changes."""
+    pairs = [(f.name, getattr(remedy.params, f.name)) for f in fields(remedy.params)]
+    changes = {name: value for name, value in pairs if value != getattr(asked, name)}
+    return {"kind": remedy.kind, "sentence": remedy.sentence, "changes": changes}
+
+
+def room_text(room: RoomLeft) -> str:
+    """Return the room as lines for people."""
+    longest = f"The longest context that fits is {room.max_ctx:,} tokens."
+    lines = [longest if room.max_ctx else "No context fits with this split."]
+    if room.remedies:
+        lines.append("To make it fit, do one of these:")
+        lines += [f"- {remedy['sentence']}" for remedy in room.remedies]
+    return "\n".join(lines)

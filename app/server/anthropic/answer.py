@@ -5,8 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from starlette.responses import Response
 
@@ -28,16 +27,14 @@ from app.server.request_log import RequestRecord
 from app.server.web.operations import Operation
 from app.server.web.responses import EVENTS, AwaitedJson, Document, EventStream, event_bytes
 from engine import (
+    AnswerBlock,
+    AnswerBlocks,
     ApplyTemplate,
     Event,
     Finished,
     Generate,
     PrefillProgress,
     TemplateApplied,
-    TokenText,
-    ToolCallBegun,
-    ToolCallEnded,
-    ToolCallText,
     Usage,
 )
 
@@ -47,43 +44,29 @@ REASONS = {
 }  # fmt: skip
 """Anthropic's reasons for the end of an answer; what was cut off after a time has a length, too."""
 
-BlockKind = Literal["text", "thinking", "tool_use"]
+
+def begun_block(block: AnswerBlock) -> Document:
+    """Return a block while it is empty."""
+    if block.kind == "call":
+        return {"type": "tool_use", "id": block.id, "name": block.name, "input": {}}
+    if block.kind == "thought":
+        return {"type": "thinking", "thinking": "", "signature": ""}
+    return {"type": "text", "text": ""}
 
 
-@dataclass(slots=True)
-class AnswerBlock:
-    """A part of the answer: a text, a thought, or a call of a tool.
+def block_delta(block: AnswerBlock, text: str) -> Document:
+    """Return more of a block."""
+    if block.kind == "call":
+        return {"type": "input_json_delta", "partial_json": text}
+    kind = "thinking" if block.kind == "thought" else "text"
+    return {"type": f"{kind}_delta", kind: text}
 
-    Attributes:
-        texts: what has come of its text, or of its arguments.
-        id, name: name of the call, and of the tool.
-    """
 
-    kind: BlockKind
-    id: str = ""
-    name: str = ""
-    texts: list[str] = field(default_factory=list)
-
-    def begin(self) -> Document:
-        """Return the block while it is empty."""
-        if self.kind == "tool_use":
-            return {"type": "tool_use", "id": self.id, "name": self.name, "input": {}}
-        if self.kind == "thinking":
-            return {"type": "thinking", "thinking": "", "signature": ""}
-        return {"type": "text", "text": ""}
-
-    def delta(self, text: str) -> Document:
-        """Return more of it."""
-        if self.kind == "tool_use":
-            return {"type": "input_json_delta", "partial_json": text}
-        return {"type": f"{self.kind}_delta", self.kind: text}
-
-    def whole(self) -> Document:
-        """Return the whole block."""
-        text = "".join(self.texts)
-        if self.kind == "tool_use":
-            return self.begin() | {"input": read_arguments(text)}
-        return self.begin() | {self.kind: text}
+def whole_block(block: AnswerBlock) -> Document:
+    """Return a block with all of its text."""
+    if block.kind == "call":
+        return begun_block(block) | {"input": read_arguments(block.text)}
+    return begun_block(block) | {"thinking" if block.kind == "thought" else "text": block.text}
 
 
 class MessageAnswer:
@@ -98,9 +81,8 @@ class MessageAnswer:
 
     def __init__(self, request: MessageRequest, model: str) -> None:
         self._stops = request.stop_sequences
-        self._blocks: list[AnswerBlock] = []
-        self._call = AnswerBlock("tool_use")
-        self._is_open = False
+        self._blocks = AnswerBlocks()
+        self._shown: list[AnswerBlock] = []
         self._reason, self._stop = "", ""
         self._usage = Usage()
         self._head: Document = {
@@ -114,7 +96,7 @@ class MessageAnswer:
             async for _, event in events:
                 for _ in self._events(event):
                     pass  # the blocks keep what is told
-        content = [block.whole() for block in self._blocks]
+        content = [whole_block(block) for block in self._shown]
         return {**self._head, "content": content, **self._end(), "usage": self._counts()}
 
     async def stream(self, events: AnswerEvents) -> AsyncGenerator[bytes, None]:
@@ -142,50 +124,35 @@ class MessageAnswer:
 
     def _events(self, event: Event) -> Iterator[tuple[str, Document]]:
         """Note an event; yield the events of a stream that tell it."""
+        for change, block, text in self._blocks.add(event):
+            if block.kind != "call":
+                yield from self._change(change, block, text)
+            elif change == "grown":
+                yield "ping", {}  # clients give up on a stream without events
+            elif change == "ended" and block.is_whole and read_arguments(block.text) is not None:
+                yield from self._change("begun", block, "")
+                yield from self._change("grown", block, block.text)
+                yield from self._change("ended", block, "")
         if isinstance(event, Finished):
-            yield from self._close()
-            has_called = any(block.kind == "tool_use" for block in self._blocks)
+            has_called = any(block.kind == "call" for block in self._shown)
             is_called = has_called and event.reason == "stop"
             self._stop = event.stop if event.stop in self._stops else ""
             self._reason = "stop_sequence" if self._stop else REASONS[event.reason]
             self._reason = "tool_use" if is_called else self._reason
             self._usage = event.usage
-        elif isinstance(event, TokenText) and event.text:
-            kind: BlockKind = "thinking" if event.part == "reasoning" else "text"
-            if not self._is_open or self._blocks[-1].kind != kind:
-                yield from self._open(AnswerBlock(kind))
-            yield self._add(event.text)
-        elif isinstance(event, ToolCallBegun):
-            yield from self._close()
-            self._call = AnswerBlock("tool_use", event.id, event.name)
-        elif isinstance(event, ToolCallText):
-            self._call.texts.append(event.text)
-            yield "ping", {}  # clients give up on a stream without events
-        elif isinstance(event, ToolCallEnded):
-            arguments = "".join(self._call.texts)
-            if event.is_whole and read_arguments(arguments) is not None:
-                self._call.texts.clear()
-                yield from self._open(self._call)
-                yield self._add(arguments)
-                yield from self._close()
 
-    def _open(self, block: AnswerBlock) -> Iterator[tuple[str, Document]]:
-        yield from self._close()
-        self._blocks.append(block)
-        self._is_open = True
-        index = len(self._blocks) - 1
-        yield "content_block_start", {"index": index, "content_block": block.begin()}
-
-    def _add(self, text: str) -> tuple[str, Document]:
-        block = self._blocks[-1]
-        block.texts.append(text)
-        index = len(self._blocks) - 1
-        return "content_block_delta", {"index": index, "delta": block.delta(text)}
-
-    def _close(self) -> Iterator[tuple[str, Document]]:
-        if self._is_open:
-            self._is_open = False
-            yield "content_block_stop", {"index": len(self._blocks) - 1}
+    def _change(self, change: str, block: AnswerBlock, text: str) -> Iterator[tuple[str, Document]]:
+        """Yield the event that tells a change of a block."""
+        if change == "begun":
+            self._shown.append(block)
+        index = len(self._shown) - 1
+        if change == "begun":
+            begun = begun_block(block)
+            yield "content_block_start", {"index": index, "content_block": begun}
+        elif change == "grown":
+            yield "content_block_delta", {"index": index, "delta": block_delta(block, text)}
+        else:
+            yield "content_block_stop", {"index": index}
 
     def _end(self) -> Document:
         return {"stop_reason": self._reason, "stop_sequence": self._stop or None}

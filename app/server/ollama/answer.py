@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
@@ -35,17 +35,13 @@ from app.server.request_log import RequestRecord
 from app.server.web.operations import Operation
 from app.server.web.responses import AwaitedJson, Document, EventStream, json_bytes, json_response
 from engine import (
+    AnswerBlock,
+    AnswerBlocks,
     ChatMessage,
     Embed,
-    Event,
-    Finished,
     Generate,
     Grammar,
-    TokenText,
     ToolCall,
-    ToolCallBegun,
-    ToolCallEnded,
-    ToolCallText,
 )
 
 REASONS = {"stop": "stop", "length": "length", "context": "length", "cancelled": "length"}
@@ -65,19 +61,14 @@ def line_bytes(document: Document) -> bytes:
     return json_bytes(document) + b"\n"
 
 
-@dataclass(slots=True)
-class OllamaCallMade:
-    """A call of a function, which is told when it is whole."""
-
-    name: str
-    arguments: list[str] = field(default_factory=list)
-
-    def documents(self) -> list[Document]:
-        """Return the whole call; none where its arguments cannot be read."""
-        arguments = read_arguments("".join(self.arguments))
-        if arguments is None:
-            return []
-        return [{"function": {"name": self.name, "arguments": arguments}}]
+def call_documents(calls: Iterable[AnswerBlock]) -> list[Document]:
+    """Return the calls that are whole and whose arguments can be read, which are an object."""
+    read = [(one.name, read_arguments(one.text)) for one in calls if one.is_whole]
+    return [
+        {"function": {"name": name, "arguments": arguments}}
+        for name, arguments in read
+        if arguments is not None
+    ]
 
 
 class OllamaAnswer:
@@ -89,48 +80,31 @@ class OllamaAnswer:
 
     def __init__(self, model: str, *, is_chat: bool) -> None:
         self._model, self._is_chat = model, is_chat
-        self._texts: dict[str, list[str]] = {"content": [], "reasoning": []}
-        self._call = OllamaCallMade("")
-        self._calls: list[Document] = []
+        self._blocks = AnswerBlocks()
         self._start = time.perf_counter()
-        self._end: Finished | None = None
 
     async def collect(self, events: AnswerEvents) -> Document:
         """Return the whole response."""
         async with aclosing(events):
             async for _, event in events:
-                self._note(event)
-        text, thought = ("".join(self._texts[part]) for part in ("content", "reasoning"))
-        return self._document(text, thought, self._calls) | self._last()
+                self._blocks.add(event)
+        blocks = self._blocks
+        calls = call_documents(blocks.calls)
+        whole = self._document(blocks.text_of("text"), blocks.text_of("thought"), calls)
+        return whole | self._last()
 
     async def stream(self, events: AnswerEvents) -> AsyncGenerator[bytes, None]:
         """Yield the response line by line."""
         async with aclosing(events):
             async for _, event in events:
-                self._note(event)
-                if isinstance(event, TokenText) and event.text:
-                    is_thought = event.part == "reasoning"
-                    text, thought = ("", event.text) if is_thought else (event.text, "")
-                    yield line_bytes(self._document(text, thought, []))
-                elif isinstance(event, ToolCallEnded) and (calls := self._whole(event)):
-                    yield line_bytes(self._document("", "", calls))
+                for change, block, text in self._blocks.add(event):
+                    if block.kind != "call" and change == "grown":
+                        texts = ("", text) if block.kind == "thought" else (text, "")
+                        yield line_bytes(self._document(*texts, []))
+                    is_over = block.kind == "call" and change == "ended"
+                    if is_over and (calls := call_documents([block])):
+                        yield line_bytes(self._document("", "", calls))
         yield line_bytes(self._document("", "", []) | self._last())
-
-    def _note(self, event: Event) -> None:
-        if isinstance(event, TokenText):
-            self._texts[event.part].append(event.text)
-        elif isinstance(event, ToolCallBegun):
-            self._call = OllamaCallMade(event.name)
-        elif isinstance(event, ToolCallText):
-            self._call.arguments.append(event.text)
-        elif isinstance(event, ToolCallEnded):
-            self._calls += self._whole(event)
-        elif isinstance(event, Finished):
-            self._end = event
-
-    def _whole(self, event: ToolCallEnded) -> list[Document]:
-        """Return the call that has ended; none that was cut off, as its arguments are an object."""
-        return self._call.documents() if event.is_whole else []
 
     def _document(self, text: str, thought: str, calls: list[Document]) -> Document:
         more: Document = {"thinking": thought} if thought else {}
@@ -142,11 +116,12 @@ class OllamaAnswer:
         return head | {"response": text, **more}
 
     def _last(self) -> Document:
-        assert self._end is not None, "the answer has ended"
-        usage, timings = self._end.usage, self._end.timings
+        finished = self._blocks.finished
+        assert finished is not None, "the answer has ended"
+        usage, timings = finished.usage, finished.timings
         return {
             "done": True,
-            "done_reason": REASONS[self._end.reason],
+            "done_reason": REASONS[finished.reason],
             "total_duration": int((time.perf_counter() - self._start) * NS),
             "load_duration": 0,
             "prompt_eval_count": usage.prompt_tokens,

@@ -18,14 +18,13 @@ from app.server.models import Spell
 from app.server.openai.conversation import AnyCompletion, ChatRequest
 from app.server.web.responses import Document, event_bytes
 from engine import (
+    AnswerBlocks,
     Event,
     Finished,
     TokenLogprob,
     TokensScored,
     TokenText,
-    ToolCallBegun,
     ToolCallEnded,
-    ToolCallText,
 )
 
 REASONS = {"stop": "stop", "length": "length", "context": "length", "cancelled": "length"}
@@ -283,16 +282,6 @@ KINDS = "chat.completion", "chat.completion.chunk"
 
 
 @dataclass(slots=True)
-class BegunCall:
-    """A call of a function, as far as it has come."""
-
-    id: str
-    name: str
-    arguments: list[str] = field(default_factory=list)
-    is_whole: bool = False
-
-
-@dataclass(slots=True)
 class ChatChoice:
     """One of the answers to a request, as far as it has come.
 
@@ -301,61 +290,53 @@ class ChatChoice:
         is_begun: whether its first chunk has been sent.
     """
 
-    content: list[str] = field(default_factory=list)
-    reasoning: list[str] = field(default_factory=list)
-    calls: dict[int, BegunCall] = field(default_factory=dict)
-    logprobs: list[TokenLogprob] = field(default_factory=list)
+    blocks: AnswerBlocks = field(default_factory=AnswerBlocks)
     reason: str = ""
     is_begun: bool = False
 
     def note(self, event: Event) -> Document | None:
         """Note an event, and return what a stream tells of it; None for nothing."""
-        if isinstance(event, TokenText):
-            return self._note_text(event)
-        if isinstance(event, ToolCallBegun):
-            self.calls[event.index] = BegunCall(event.id, event.name)
-            function = {"name": event.name, "arguments": ""}
-            begun = {"index": event.index, "id": event.id, "type": "function", "function": function}
-            return {"tool_calls": [begun]}
-        if isinstance(event, ToolCallText):
-            self.calls[event.index].arguments.append(event.text)
-            return _more_arguments(event.index, event.text)
-        if isinstance(event, ToolCallEnded):
-            call = self.calls[event.index]
-            call.is_whole = event.is_whole
-            if event.is_whole:
-                return None
-            return _more_arguments(event.index, misfit("".join(call.arguments)))
+        found: Document | None = None
+        for change, block, text in self.blocks.add(event):
+            if block.kind == "thought":
+                found = {"reasoning_content": text} if change == "grown" else found
+            elif block.kind == "text":
+                found = {"content": text} if change == "grown" else found
+            elif change == "begun":
+                function = {"name": block.name, "arguments": ""}
+                begun = {"id": block.id, "type": "function", "function": function}
+                found = {"tool_calls": [{"index": block.index, **begun}]}
+            elif change == "grown":
+                found = _more_arguments(block.index, text)
+            elif not block.is_whole and isinstance(event, ToolCallEnded):
+                found = _more_arguments(block.index, misfit(block.text))
         if isinstance(event, Finished):  # a stop string may have ended it inside a call
-            has_called = event.reason == "stop" and any(one.is_whole for one in self.calls.values())
+            has_called = event.reason == "stop" and any(one.is_whole for one in self.blocks.calls)
             self.reason = "tool_calls" if has_called else REASONS[event.reason]
             return {}
-        return None
-
-    def _note_text(self, event: TokenText) -> Document | None:
-        self.logprobs += event.logprobs
-        if event.part == "reasoning":
-            self.reasoning.append(event.text)
-            return {"reasoning_content": event.text}
-        self.content.append(event.text)
-        return {"content": event.text} if event.text or event.logprobs else None
+        if isinstance(event, TokenText) and not event.text:
+            if event.part == "reasoning":
+                return {"reasoning_content": ""}
+            return {"content": ""} if event.logprobs else None
+        return found
 
     def message(self) -> Document:
         """Return the whole message."""
-        content = "".join(self.content)
+        content, thought = self.blocks.text_of("text"), self.blocks.text_of("thought")
         found: Document = {"role": "assistant", "content": content or None, "refusal": None}
-        if not self.calls:
+        calls = [
+            {
+                "id": call.id, "type": "function",
+                "function": {"name": call.name, "arguments": call.text},
+            }
+            for call in self.blocks.calls
+        ]  # fmt: skip
+        if not calls:
             found["content"] = content
         else:
-            found["tool_calls"] = [
-                {
-                    "id": call.id, "type": "function",
-                    "function": {"name": call.name, "arguments": "".join(call.arguments)},
-                }
-                for call in self.calls.values()
-            ]  # fmt: skip
-        if self.reasoning:
-            found["reasoning_content"] = "".join(self.reasoning)
+            found["tool_calls"] = calls
+        if thought:
+            found["reasoning_content"] = thought
         return found
 
 
@@ -380,7 +361,7 @@ class ChatAnswer(ChoicesAnswer):
         return [
             {
                 "index": index, "message": choice.message(), "finish_reason": choice.reason,
-                "logprobs": self._logprobs(choice.logprobs),
+                "logprobs": self._logprobs(choice.blocks.logprobs),
             }
             for index, choice in enumerate(self._choices)
         ]  # fmt: skip

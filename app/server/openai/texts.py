@@ -44,6 +44,7 @@ from app.server.request_fields import JsonObject, body_field
 from app.server.request_log import RequestRecord
 from app.server.web.responses import AwaitedJson, Document, EventStream, json_response
 from engine import (
+    AnswerBlocks,
     ApplyTemplate,
     Detokenize,
     Detokenized,
@@ -153,8 +154,7 @@ class CompletionChoice:
 
     echo: str = ""
     scores: Document | None = None
-    texts: list[str] = field(default_factory=list)
-    logprobs: list[TokenLogprob] = field(default_factory=list)
+    blocks: AnswerBlocks = field(default_factory=AnswerBlocks)
     reason: str | None = None
 
 
@@ -187,7 +187,7 @@ class CompletionAnswer(ChoicesAnswer):
 
     def _whole(self) -> list[Document]:
         return [
-            self._choice(index, "".join(one.texts), one.logprobs)
+            self._choice(index, one.blocks.text_of("text"), one.blocks.logprobs)
             for index, one in enumerate(self._choices)
         ]
 
@@ -210,12 +210,10 @@ class CompletionAnswer(ChoicesAnswer):
         at = index - self._n_scored
         choice = self._choices[at]
         self._count.note(event, is_first=at % self._n == 0)
-        if isinstance(event, TokenText):
-            choice.texts.append(event.text)
-            choice.logprobs += event.logprobs
-        elif isinstance(event, Finished):
+        choice.blocks.add(event)
+        if isinstance(event, Finished):
             choice.reason = REASONS[event.reason]
-            choice.logprobs += (event.end,) if event.end else ()
+            choice.blocks.logprobs += (event.end,) if event.end else ()
 
     def _choice(self, index: int, text: str, tokens: Sequence[TokenLogprob]) -> Document:
         """Return more of an answer, with the prompt before its first text where it is repeated."""

@@ -6,7 +6,7 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Literal
 
 from starlette.responses import Response
@@ -30,14 +30,11 @@ from app.server.request_log import RequestRecord
 from app.server.web.operations import Operation
 from app.server.web.responses import EVENTS, AwaitedJson, Document, EventStream, event_bytes
 from engine import (
+    AnswerBlock,
+    AnswerBlocks,
     Event,
-    Finished,
     Generate,
     Grammar,
-    TokenText,
-    ToolCallBegun,
-    ToolCallEnded,
-    ToolCallText,
 )
 
 ItemKind = Literal["message", "reasoning", "function_call", "custom_tool_call"]
@@ -64,19 +61,16 @@ class OutputItem:
     """An item of the answer: a message, a thought, or a call of a tool.
 
     Attributes:
+        block: what has come of it.
         index: its place in the answer.
-        texts: what has come of its text, or of its arguments.
-        call_id, name: name of the call, and of the tool.
         status: "in_progress", "completed" or "incomplete".
     """
 
     kind: ItemKind
+    block: AnswerBlock
     index: int
-    call_id: str = ""
-    name: str = ""
     id: str = ""
     status: str = "in_progress"
-    texts: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.id = f"{PREFIXES[self.kind]}_{uuid.uuid4().hex}"
@@ -84,7 +78,7 @@ class OutputItem:
     @property
     def text(self) -> str:
         """Text of the item so far; for a custom tool the input alone."""
-        text = "".join(self.texts)
+        text = self.block.text
         return _custom_input(text) if self.kind == "custom_tool_call" else text
 
     @property
@@ -106,7 +100,7 @@ class OutputItem:
             return found | {"summary": [], "content": [] if is_empty else [self._part()]}
         of_what = "arguments" if self.kind == "function_call" else "input"
         text = "" if is_empty else self.text
-        return found | {"call_id": self.call_id, "name": self.name, of_what: text}
+        return found | {"call_id": self.block.id, "name": self.block.name, of_what: text}
 
     def begin(self) -> Iterator[NamedEvent]:
         """Yield the events that begin it."""
@@ -117,8 +111,7 @@ class OutputItem:
             yield "content_part.added", self._where | {"content_index": 0, "part": self._part("")}
 
     def add(self, text: str) -> Iterator[NamedEvent]:
-        """Add to it, and yield the event that tells it; a custom tool's input comes at its end."""
-        self.texts.append(text)
+        """Yield the event that tells more of it; a custom tool's input comes at its end."""
         if self.kind != "custom_tool_call":
             name, more = DELTAS[self.kind], self._more()
             yield f"{name}.delta", self._where | more | {"delta": text}
@@ -168,11 +161,10 @@ class ResponseAnswer:
     def __init__(self, request: ResponseRequest, model: str) -> None:
         self._request, self._model = request, model
         self._customs = custom_names(request.tools)
-        self._items: list[OutputItem] = []
-        self._is_open = self._is_whole = False
+        self._blocks, self._items = AnswerBlocks(), list[OutputItem]()
         self._count = TokenCount()
         self._id, self._created = f"resp_{uuid.uuid4().hex}", int(time.time())
-        self._n_told = 0
+        self._n_sent = 0
 
     async def collect(self, events: AnswerEvents) -> Document:
         """Return the whole response."""
@@ -198,50 +190,36 @@ class ResponseAnswer:
     def error_event(self, document: Document) -> bytes:
         """Return the event that tells a refusal in the middle of the stream."""
         error = document["error"]
-        told = {"code": error["code"], "message": error["message"], "param": error["param"]}
-        return event_bytes({"type": "error", "sequence_number": self._n_told, **told}, "error")
+        fields = {"code": error["code"], "message": error["message"], "param": error["param"]}
+        return event_bytes({"type": "error", "sequence_number": self._n_sent, **fields}, "error")
 
     @property
     def _status(self) -> str:
-        return "completed" if self._is_whole else "incomplete"
+        finished = self._blocks.finished
+        return "completed" if finished and finished.reason == "stop" else "incomplete"
 
     def _frame(self, name: str, fields: Document) -> bytes:
         """Return an event of a stream, whose name its document repeats."""
-        kind, number = f"response.{name}", self._n_told
-        self._n_told += 1
+        kind, number = f"response.{name}", self._n_sent
+        self._n_sent += 1
         return event_bytes({"type": kind, "sequence_number": number, **fields}, kind)
 
     def _events(self, event: Event) -> Iterator[NamedEvent]:
         """Note an event; yield the events of a stream that tell it."""
         self._count.note(event, is_first=True)
-        if isinstance(event, Finished):
-            self._is_whole = event.reason == "stop"
-            yield from self._close(self._status)
-        elif isinstance(event, TokenText) and event.text:
-            kind: ItemKind = "reasoning" if event.part == "reasoning" else "message"
-            if not self._is_open or self._items[-1].kind != kind:
-                yield from self._open(kind)
-            yield from self._items[-1].add(event.text)
-        elif isinstance(event, ToolCallBegun):
-            is_custom = event.name in self._customs
-            kind = "custom_tool_call" if is_custom else "function_call"
-            yield from self._open(kind, event.id, event.name)
-        elif isinstance(event, ToolCallText):
-            yield from self._items[-1].add(event.text)
-        elif isinstance(event, ToolCallEnded):
-            yield from self._close("completed" if event.is_whole else "incomplete")
+        for change, block, text in self._blocks.add(event):
+            if change == "begun":
+                self._items.append(OutputItem(self._kind(block), block, len(self._items)))
+                yield from self._items[-1].begin()
+            elif change == "grown":
+                yield from self._items[-1].add(text)
+            else:
+                yield from self._items[-1].end("completed" if block.is_whole else "incomplete")
 
-    def _open(self, kind: ItemKind, call_id: str = "", name: str = "") -> Iterator[NamedEvent]:
-        yield from self._close("completed")
-        item = OutputItem(kind, len(self._items), call_id, name)
-        self._items.append(item)
-        self._is_open = True
-        yield from item.begin()
-
-    def _close(self, status: str) -> Iterator[NamedEvent]:
-        if self._is_open:
-            self._is_open = False
-            yield from self._items[-1].end(status)
+    def _kind(self, block: AnswerBlock) -> ItemKind:
+        if block.kind == "call":
+            return "custom_tool_call" if block.name in self._customs else "function_call"
+        return "reasoning" if block.kind == "thought" else "message"
 
     def _document(self, status: str = "") -> Document:
         """Return the response: as it is at the end, or before anything has come."""

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from app.cli.bench.products import product_types
+from app.cli.bench.tables import product_types
 from engine import (
     BenchResult,
     BenchTest,

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from app.cli.server import serving
-from app.cli.server.serving import ServerRun
+from app.cli.server import serve as serving
+from app.cli.server.serve import ServerRun
 from engine import MachineLost
 
 LOADED: Any = object()

@@ -18,7 +18,7 @@ import pytest
 
 from app.__main__ import main
 from app.cli.output import note
-from app.cli.server import serving
+from app.cli.server import serve as serving
 from app.server.settings import ServerSettings
 from app.server.web.server import address_of, listen
 from engine import EngineError
