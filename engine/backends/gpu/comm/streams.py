@@ -29,7 +29,7 @@ POLL_S = 50e-6
 """Seconds between polls of an event, in which other threads run."""
 
 
-class HostEvent:
+class DoneEvent:
     """An event of a queue whose operations happen at once."""
 
     def query(self) -> bool:
@@ -37,7 +37,7 @@ class HostEvent:
         return True
 
 
-DeviceEvent = torch.cuda.Event | HostEvent
+DeviceEvent = torch.cuda.Event | DoneEvent
 """A point in a queue."""
 
 
@@ -54,7 +54,7 @@ class HostQueue:
 
     def record(self) -> DeviceEvent:
         """Return an event at the present end of the queue."""
-        return HostEvent()
+        return DoneEvent()
 
     def wait(self, event: DeviceEvent) -> None:
         """Let all later operations wait for a recorded event, whose work is done here."""
