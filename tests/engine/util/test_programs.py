@@ -10,7 +10,7 @@ from typing import Any
 import psutil
 import pytest
 
-from engine import programs
+from engine.util import programs
 from engine.util.programs import (
     KILL_ON_JOB_CLOSE,
     ExtendedLimits,
