@@ -6,8 +6,7 @@ from typing import Any
 from engine.model.architectures.registry import supported_architectures
 from engine.model.layers.keys import BOUNDS, SCALING_TYPES, UNPREFIXED
 from engine.text.encoders import PRE_TOKENIZERS
-from engine.text.tokenizer import MODELS
-from engine.text.vocabulary import ALWAYS_SHOWN, END_NAMES, FILL_IN_NAMES
+from engine.text.vocabulary import ALWAYS_SHOWN, END_NAMES, FILL_IN_NAMES, MODELS
 
 NAN, INF = float("nan"), float("inf")
 

@@ -18,7 +18,7 @@ from engine.model.layers.hparams import HParams, n_trunk_blocks
 from engine.model.layers.keys import Keys, stretched
 from engine.model.layers.module import Module, Slot, TensorSource
 from engine.model.layers.mtp import JOINT, draft_tokens
-from engine.model.sharding.placement import wanted_shares
+from engine.model.sharding.placement import requested_shares
 from engine.model.sharding.shares import Shares, share_table
 from engine.model.sharding.split import BlockDims, ModelSplit, cut_model
 
@@ -65,7 +65,7 @@ def declare(file: GGUFFile, params: LoadParams) -> Declaration:
     if not hp.n_mtp:
         _refuse_short_head(params)
     hp = with_context(cls, hp, params)
-    wanted = wanted_shares(
+    wanted = requested_shares(
         params, hp.n_trunk, tied=hp.tied, tensors=file.tensors.keys(), recurrent=hp.recurrent,
         n_mtp=hp.n_mtp,
     )  # fmt: skip

@@ -99,8 +99,8 @@ EXPERTS = "_exps"
 
 
 @dataclass(frozen=True, slots=True)
-class WantedShares:
-    """The shares that a person asks for.
+class RequestedShares:
+    """The shares that a load asks for.
 
     Attributes:
         devices: device of each rank: first those that were asked for, then those without a share
@@ -114,7 +114,7 @@ class WantedShares:
     table: ShareTable
 
 
-def wanted_shares(
+def requested_shares(
     params: LoadParams,
     n_layer: int,
     *,
@@ -122,7 +122,7 @@ def wanted_shares(
     tensors: Collection[str],
     recurrent: Sequence[bool] = (),
     n_mtp: int = 0,
-) -> WantedShares:
+) -> RequestedShares:
     """Return the shares that `params` ask for.
 
     Blocks on the CPU do not count in the split of the others. The embedding goes with them, unless
@@ -152,7 +152,9 @@ def wanted_shares(
             table = _with_experts(table, params.n_cpu_moe, hot)
     table = replace(table, blocks=table.blocks + table.blocks[-1:] * n_mtp)
     table = apply_overrides(table, params.overrides, devices, tensors, recurrent)
-    return WantedShares(devices, shares, replace(table, output=table.embedding) if tied else table)
+    return RequestedShares(
+        devices, shares, replace(table, output=table.embedding) if tied else table
+    )
 
 
 def _groups_of(params: LoadParams) -> tuple[int, ...]:

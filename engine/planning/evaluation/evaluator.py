@@ -19,7 +19,7 @@ from engine.model.architectures.declare import (
     with_context,
 )
 from engine.model.forward.state import KVState, windows_of
-from engine.model.sharding.placement import wanted_shares
+from engine.model.sharding.placement import requested_shares
 from engine.model.sharding.split import cut_model
 from engine.planning.evaluation.costs import NO_WORK, BlockKind, Cost, EndCost, Ends, Formats, Stage
 from engine.planning.evaluation.workload import (
@@ -103,7 +103,7 @@ class Evaluator:
     def _evaluated(self, params: LoadParams, free_bytes: Mapping[str, int] | None) -> Evaluation:
         """Predict bytes and work per rank, with an MTP block if there is one to be used."""
         cls, hp = self._sizes_for(params)
-        wanted = wanted_shares(
+        wanted = requested_shares(
             params, hp.n_trunk, tied=hp.tied, tensors=self._names, recurrent=hp.recurrent,
             n_mtp=hp.n_mtp,
         )  # fmt: skip

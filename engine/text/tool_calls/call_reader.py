@@ -6,16 +6,16 @@ import re
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 
-from engine.text.tool_calls.formats import CallForm
+from engine.text.tool_calls.formats import CallFormat
 from engine.text.tool_calls.json_text import JsonReader, as_json, escaped, json_or_text
 from engine.text.tool_calls.marks import (
     AnswerMark,
     AnswerPartEvent,
-    BrokenForm,
     CallBegun,
     CallEnded,
     CallText,
     IncomingText,
+    MalformedCall,
     Reading,
 )
 
@@ -113,7 +113,7 @@ class CallReader:
     """
 
     def __init__(
-        self, source: IncomingText, form: CallForm, closing: AnswerMark | None, types: Types
+        self, source: IncomingText, form: CallFormat, closing: AnswerMark | None, types: Types
     ) -> None:
         self._source, self._form, self._closing, self._types = source, form, closing, types
         self._json = JsonReader(source, form.dialect)
@@ -125,8 +125,8 @@ class CallReader:
             name: name in the mark; "" for a form whose calls name their function inside.
 
         Raises:
-            BrokenForm: the call breaks off or is none; what was told of its arguments is unclosed
-                unless `emitter.end` was called.
+            MalformedCall: the call breaks off or is none; what was emitted of its arguments is
+                unclosed unless `emitter.end` was called.
         """
         if self._form.kind == "tags":
             emitter.begin(name)
@@ -134,7 +134,7 @@ class CallReader:
             emitter.end()
         elif self._form.kind == "arguments":
             if (yield from self._source.skip_space()) != "{":
-                raise BrokenForm
+                raise MalformedCall
             emitter.begin(name)
             yield from self._json.object(emitter.add)
             emitter.end()
@@ -166,7 +166,7 @@ class CallReader:
         yield from source.skip_space()
         yield from source.expect("}")
         if not name:
-            raise BrokenForm
+            raise MalformedCall
         if not is_begun:
             emitter.begin(name)
             emitter.add(arguments or "{}")
@@ -195,7 +195,7 @@ class CallReader:
         if text in ("", "null"):
             return "{}"
         if not as_json(text, ("object",)).startswith("{"):
-            raise BrokenForm
+            raise MalformedCall
         return text
 
     def _tags(
@@ -213,7 +213,7 @@ class CallReader:
             known = ("string",) if is_text else types.get(tag["key"], ())
             yield from self._tag_value(tell, known)
         if (yield from self._next(closing, is_taken=False)) is None:
-            raise BrokenForm
+            raise MalformedCall
         tell("}")
 
     def _tag(self, opening: AnswerMark) -> Reading[re.Match[str] | None]:
@@ -263,7 +263,7 @@ class CallReader:
             if source.is_ended:  # what may have begun the mark is no more of the value
                 source.at = len(source.text)
                 source.has_run_out = True
-                raise BrokenForm
+                raise MalformedCall
             yield
 
 

@@ -1,4 +1,4 @@
-"""Forms whose calls have a name in the mark and an object of arguments behind it."""
+"""Formats of answers as data: how models mark what they think, say and call."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ class AnswerRegion:
 
 
 @dataclass(frozen=True, slots=True)
-class CallForm:
-    """The form of what stands in a region of calls.
+class CallFormat:
+    """The format of what stands in a region of calls.
 
     Attributes:
         value_opening, value_closing: marks around the value of an argument in tags.
@@ -60,12 +60,12 @@ class AnswerLayout:
     Attributes:
         regions: regions with an opening mark.
         join: what stands between two texts of the content.
-        calls: form of the calls; None for a form without any.
+        calls: format of the calls; None for a format without any.
     """
 
     regions: tuple[AnswerRegion, ...]
     join: str
-    calls: CallForm | None
+    calls: CallFormat | None
 
 
 def read_layout(description: Mapping[str, Any]) -> AnswerLayout:
@@ -97,20 +97,20 @@ def _mark(field: Mapping[str, Any], side: str) -> AnswerMark | None:
     return None if pattern is None else AnswerMark(pattern)
 
 
-def _calls(field: Mapping[str, Any]) -> CallForm:
+def _calls(field: Mapping[str, Any]) -> CallFormat:
     options = field.get("content_args", {})
     if field["content"] == "xml-inline":
         opening, closing = options["tag_pattern"].split(VALUE)
         is_json = options.get("value_parser", {}).get("name") == "json"
-        return CallForm("tags", JSON, AnswerMark(opening), AnswerMark(closing), is_json)
+        return CallFormat("tags", JSON, AnswerMark(opening), AnswerMark(closing), is_json)
     if field["content"] != "json":
         raise ValueError(f"calls in {field['content']!r}")
     quotes = tuple((opening, closing) for opening, closing in options.get("string_delims", []))
     dialect = Dialect(options.get("unquoted_keys", False), quotes)
     if field.get("transform_each"):
-        return CallForm("list", dialect)
+        return CallFormat("list", dialect)
     is_named = field["transform"]["function"]["name"] == "{name}"
-    return CallForm("arguments" if is_named else "object", dialect)
+    return CallFormat("arguments" if is_named else "object", dialect)
 
 
 NAME = r"(?P<name>[\w./:-]{1,128})"

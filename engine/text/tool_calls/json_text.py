@@ -1,7 +1,7 @@
 """Reads JSON that is still coming, and what models write in its place, as valid JSON.
 
 What is told is the beginning of a valid JSON text at any time. Where the text breaks off or is no
-JSON, readers raise `BrokenForm` and leave it unclosed, so that nobody takes it for the whole.
+JSON, readers raise `MalformedCall` and leave it unclosed, so that nobody takes it for the whole.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from engine.text.tool_calls.marks import BrokenForm, IncomingText, Reading
+from engine.text.tool_calls.marks import IncomingText, MalformedCall, Reading
 
 Tell = Callable[[str], None]
 """Receiver of a piece of JSON."""
@@ -60,7 +60,7 @@ class JsonReader:
         source = self._source
         char = yield from source.skip_space()
         if depth > MAX_DEPTH:
-            raise BrokenForm
+            raise MalformedCall
         if char == "{":
             yield from self.object(tell, depth)
         elif char == "[":
@@ -96,13 +96,13 @@ class JsonReader:
         if closing is not None:
             return (yield from self._collected(closing))
         if not self._dialect.has_bare_keys:
-            raise BrokenForm
+            raise MalformedCall
         key = ""
         while (char := (yield from self._source.peek())) and (char.isalnum() or char in "_-.$"):
             key += char
             self._source.at += 1
         if not key:
-            raise BrokenForm
+            raise MalformedCall
         return key
 
     def colon(self) -> Reading[None]:
@@ -115,7 +115,7 @@ class JsonReader:
         yield from self._source.skip_space()
         closing = yield from self._quote()
         if closing is None:
-            raise BrokenForm
+            raise MalformedCall
         return (yield from self._collected(closing))
 
     def _list(self, tell: Tell, depth: int) -> Reading[None]:
@@ -158,7 +158,7 @@ class JsonReader:
         while not (yield from source.starts(closing)):
             char = yield from source.peek()
             if not char:
-                raise BrokenForm
+                raise MalformedCall
             if char == "\\" and closing == '"':
                 tell((yield from self._escape()))
                 continue
@@ -182,7 +182,7 @@ class JsonReader:
         source.at += 1
         char = yield from source.peek()
         if not char:
-            raise BrokenForm
+            raise MalformedCall
         source.at += 1
         if char != "u":
             return "\\" + char if char in _SHORT_ESCAPES else "\\\\" + escaped(char)
@@ -205,7 +205,7 @@ class JsonReader:
                 source.at += 1
             if not (word in _LITERALS or _NUMBER.fullmatch(word)):
                 source.at = start
-                raise BrokenForm
+                raise MalformedCall
         tell(_LITERALS.get(word, word))
 
 

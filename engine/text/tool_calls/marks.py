@@ -167,7 +167,7 @@ Reading = Generator[None, None, T]
 """A reader: it yields where it needs more text, and returns what it has read."""
 
 
-class BrokenForm(Exception):
+class MalformedCall(Exception):
     """Text that is not what was to come; the source stands where it begins."""
 
 
@@ -232,10 +232,10 @@ class IncomingText:
         """Skip `text`.
 
         Raises:
-            BrokenForm: something else comes next.
+            MalformedCall: something else comes next.
         """
         if not (yield from self.starts(text)):
-            raise BrokenForm
+            raise MalformedCall
 
 
 @dataclass(frozen=True, slots=True)

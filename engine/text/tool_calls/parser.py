@@ -13,11 +13,11 @@ from engine.text.tool_calls.formats import AnswerFormat, AnswerRegion
 from engine.text.tool_calls.marks import (
     AnswerMark,
     AnswerPartEvent,
-    BrokenForm,
     CallBegun,
     CallEnded,
     CallText,
     IncomingText,
+    MalformedCall,
     PartText,
     Reading,
 )
@@ -274,7 +274,7 @@ class AnswerParser:
         assert self._reader is not None, "a form with marks of calls says what is between them"
         emitter = CallEmitter(self._calls_told, self._told, keeping, is_single=self._is_single)
         self._source.has_run_out = False
-        with suppress(BrokenForm):
+        with suppress(MalformedCall):
             yield from self._reader.read(emitter, name)
         if emitter.has_begun:
             self._content.mark()

@@ -313,7 +313,7 @@ def _with_responses(turns: Sequence[Turn]) -> list[Turn]:
     return merged
 
 
-KNOWN_FORMS = (
+ANSWER_FORMATS = (
     SEED, QWEN_CODER, GLM, MINIMAX, DEEPSEEK_V32, DEEPSEEK_V4, HERMES, MISTRAL, NEMOTRON, APRIEL,
     GRANITE, COHERE, GIGACHAT, MISTRAL_ARGS, HARMONY, DEEPSEEK, DEEPSEEK_V31, KIMI, GEMMA,
     FUNCTION_GEMMA, FUNCTIONARY, LLAMA,
@@ -351,7 +351,7 @@ def _named_form(source: str) -> AnswerFormat:
 
     Granite 3.3's writes no calls, and some would do so in ways that the sandbox refuses.
     """
-    written = (form for form in KNOWN_FORMS if form.has_json_arguments)
+    written = (form for form in ANSWER_FORMATS if form.has_json_arguments)
     named = (form for form in written if form.trigger and form.trigger in source)
     return next(named, HERMES)
 
@@ -429,7 +429,7 @@ def _form_of(*answers: str) -> AnswerFormat | None:
         answers: the answer from its first character on, but perhaps without the beginning of a
             mark; and with what stands before it.
     """
-    tried = ((form, answer) for answer in answers for form in KNOWN_FORMS)
+    tried = ((form, answer) for answer in answers for form in ANSWER_FORMATS)
     return next((form for form, answer in tried if _has_the_call(form, answer)), None)
 
 
@@ -439,7 +439,7 @@ def _has_the_call(form: AnswerFormat, answer: str) -> bool:
     names = [part.name for part in parts if isinstance(part, CallBegun)]
     arguments = "".join(part.text for part in parts if isinstance(part, CallText))
     content = "".join(part.text for part in parts if isinstance(part, PartText))
-    if any(other.trigger and other.trigger in content for other in KNOWN_FORMS):
+    if any(other.trigger and other.trigger in content for other in ANSWER_FORMATS):
         return False  # a form that has the same tags, but other marks around them
     is_whole = [part.is_whole for part in parts if isinstance(part, CallEnded)] == [True]
     return is_whole and names == [PROBE.name] and json.loads(arguments) == ARGUMENTS

@@ -27,7 +27,7 @@ from engine import (
 from engine.generation.answers import in_parts
 from engine.text.tool_calls.formats import AnswerFormat
 from engine.text.tool_calls.parser import AnswerParser
-from engine.text.tool_calls.turns import KNOWN_FORMS
+from engine.text.tool_calls.turns import ANSWER_FORMATS
 from tests.helpers.answer_texts import ANSWERS, TYPES
 
 Calls = list[tuple[str, Any]]
@@ -128,7 +128,7 @@ PROTOCOLS: dict[str, tuple[Callable[[], Answer], Callable[..., tuple[Calls, str]
 }
 
 
-@pytest.mark.parametrize("form", [pytest.param(form, id=form.name) for form in KNOWN_FORMS])
+@pytest.mark.parametrize("form", [pytest.param(form, id=form.name) for form in ANSWER_FORMATS])
 def test_a_call_that_is_cut_anywhere_is_whole_or_unreadable(form: AnswerFormat) -> None:
     text, read = ANSWERS[form]
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from engine import LoadParams, SplitError
 from engine.load_params import default_groups
-from engine.model.sharding.placement import WantedShares, wanted_shares
+from engine.model.sharding.placement import RequestedShares, requested_shares
 from engine.model.sharding.shares import Shares
 
 PARTS = ("attention", "recurrent", "ffn", "experts", "shared")
@@ -33,9 +33,9 @@ def names(n_layer: int, *, tied: bool = False) -> list[str]:
     return [f"blk.{i}.{stem}.weight" for i in range(n_layer) for stem in stems] + ends
 
 
-def wanted(n_layer: int, *, tied: bool = False, **options: object) -> WantedShares:
+def wanted(n_layer: int, *, tied: bool = False, **options: object) -> RequestedShares:
     params = LoadParams("m.gguf", **options)  # type: ignore[arg-type]
-    return wanted_shares(params, n_layer, tied=tied, tensors=names(n_layer, tied=tied))
+    return requested_shares(params, n_layer, tied=tied, tensors=names(n_layer, tied=tied))
 
 
 def test_groups_get_whole_blocks_and_cut_them_inside() -> None:
@@ -161,7 +161,7 @@ def test_the_experts_of_the_first_blocks_go_to_the_cpu() -> None:
 def test_a_model_without_experts_cannot_put_them_anywhere() -> None:
     params = LoadParams("m.gguf", n_cpu_moe=1)
     with pytest.raises(SplitError, match="no experts"):
-        wanted_shares(params, 1, tied=False, tensors=["blk.0.ffn_up.weight"])
+        requested_shares(params, 1, tied=False, tensors=["blk.0.ffn_up.weight"])
 
 
 @pytest.mark.parametrize("part", PARTS)
@@ -187,7 +187,7 @@ def test_the_ends_can_be_named(name: str, end: str) -> None:
 
 def test_the_attention_of_a_recurrent_block_is_its_recurrent_layer() -> None:
     params = LoadParams("m.gguf", ("cpu",) * 2, overrides=((r"blk\.1\.attn_qkv", "#0"),))
-    table = wanted_shares(
+    table = requested_shares(
         params, 2, tied=False, tensors=names(2), recurrent=(False, True)
     ).table  # fmt: skip
     assert table.blocks[1].recurrent == hot(0, 2)
@@ -221,6 +221,6 @@ def test_a_table_follows_a_mouse() -> None:
     seconds = []
     for each in params:
         start = time.perf_counter()
-        wanted_shares(each, 80, tied=False, tensors=tensors.keys(), recurrent=(False,) * 80)
+        requested_shares(each, 80, tied=False, tensors=tensors.keys(), recurrent=(False,) * 80)
         seconds.append(time.perf_counter() - start)
     assert min(seconds[1:]) < 0.004

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from engine.text.chat_template import DEFAULT_TEMPLATE, ChatTemplate
 from engine.text.messages import ChatMessage, ToolCall
-from engine.text.tool_calls.turns import KNOWN_FORMS, TemplateUse, as_functions, detect
+from engine.text.tool_calls.turns import ANSWER_FORMATS, TemplateUse, as_functions, detect
 from tests.helpers.answer_texts import TOOLS, parsed
 from tests.helpers.call_templates import CALL_TEMPLATES
 from tests.helpers.golden import golden_path
@@ -25,7 +25,7 @@ def use_of(name: str) -> TemplateUse:
     return USES[name]
 
 
-@pytest.mark.parametrize("name", [form.name for form in KNOWN_FORMS])
+@pytest.mark.parametrize("name", [form.name for form in ANSWER_FORMATS])
 def test_the_format_is_found_by_a_call_that_the_template_writes(name: str) -> None:
     use = use_of(name)
     assert use.form.name == name
@@ -94,7 +94,7 @@ values = st.fixed_dictionaries(
 )
 
 
-@pytest.mark.parametrize("name", [form.name for form in KNOWN_FORMS])
+@pytest.mark.parametrize("name", [form.name for form in ANSWER_FORMATS])
 @given(arguments=values)
 @settings(max_examples=12, deadline=None)
 def test_calls_survive_the_template_and_the_parser(name: str, arguments: dict[str, Any]) -> None:
@@ -113,7 +113,7 @@ CALLED = [
 ]
 
 
-@pytest.mark.parametrize("name", [form.name for form in KNOWN_FORMS])
+@pytest.mark.parametrize("name", [form.name for form in ANSWER_FORMATS])
 def test_a_call_that_broke_off_goes_back_without_arguments(name: str) -> None:
     """A client that has got one sends it back with what was wrong, and must be answered."""
     broken = ToolCall("get_weather", '{"city": "Ul', "call00001")
@@ -221,7 +221,7 @@ def test_a_template_without_calls_gets_them_as_text() -> None:
 
 @pytest.mark.parametrize("name", ["granite", "kimi", "hermes"])
 def test_a_template_that_only_names_a_mark_gets_calls_as_text_with_it(name: str) -> None:
-    (form,) = (form for form in KNOWN_FORMS if form.name == name)
+    (form,) = (form for form in ANSWER_FORMATS if form.name == name)
     use = detect(ChatTemplate(DEFAULT_TEMPLATE + "{# Call with " + form.trigger + " #}"))
     assert (use.form.name, use.writes_calls) == (name, False)
     system, _, called, _ = use.turns(CALLED, TOOLS)

@@ -20,12 +20,12 @@ from engine.text.tool_calls.formats import (
 )
 from engine.text.tool_calls.grammars import grammar_of_calls
 from engine.text.tool_calls.marks import AnswerMark
-from engine.text.tool_calls.turns import KNOWN_FORMS, written_call
+from engine.text.tool_calls.turns import ANSWER_FORMATS, written_call
 from tests.helpers.answer_texts import CLOCK, TOOLS, WEATHER, parsed
 
 BYTES = LLTokenizer("byte")
-FORMS = [pytest.param(form, id=form.name) for form in KNOWN_FORMS]
-TRIGGERED = [pytest.param(form, id=form.name) for form in KNOWN_FORMS if form.trigger]
+FORMS = [pytest.param(form, id=form.name) for form in ANSWER_FORMATS]
+TRIGGERED = [pytest.param(form, id=form.name) for form in ANSWER_FORMATS if form.trigger]
 ARGUMENTS = {"city": "Ulm", "days": 3}
 
 
@@ -162,7 +162,7 @@ def test_definitions_are_known_where_an_argument_stands_alone() -> None:
     schema = {"properties": {"n": {"type": "array", "items": {"$ref": "#/$defs/n"}}},
               "$defs": {"n": {"type": "integer"}}}  # fmt: skip
     tool = Tool("f", parameters=json.dumps(schema))
-    for form in KNOWN_FORMS:
+    for form in ANSWER_FORMATS:
         grammar = grammar_of_calls(form, [tool], {}, "required")
         found = LLMatcher(BYTES, LLMatcher.grammar_from_lark(grammar.text), log_level=0)
         assert not found.get_error()

@@ -6,11 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.text.tool_calls.marks import AnswerMark
-from engine.text.tool_calls.turns import KNOWN_FORMS
+from engine.text.tool_calls.turns import ANSWER_FORMATS
 
 MARKS = {
     mark.pattern: mark
-    for form in KNOWN_FORMS
+    for form in ANSWER_FORMATS
     for region in form.layout.regions
     for mark in (region.opening, region.closing)
     if mark is not None and r"\Z" not in mark.pattern

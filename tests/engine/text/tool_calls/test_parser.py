@@ -29,10 +29,10 @@ from engine.text.tool_calls.formats import (
 )
 from engine.text.tool_calls.marks import CallBegun, CallEnded, CallText, PartText
 from engine.text.tool_calls.parser import AnswerParser
-from engine.text.tool_calls.turns import KNOWN_FORMS, as_functions
+from engine.text.tool_calls.turns import ANSWER_FORMATS, as_functions
 from tests.helpers.answer_texts import ANSWERS, TOOLS, TYPES, Read, parsed, put_together
 
-FORMS = [pytest.param(form, id=form.name) for form in KNOWN_FORMS]
+FORMS = [pytest.param(form, id=form.name) for form in ANSWER_FORMATS]
 
 
 def oracle(form: AnswerFormat, text: str) -> Read:
@@ -90,7 +90,7 @@ def test_a_call_that_breaks_off_anywhere_is_not_whole(form: AnswerFormat) -> Non
     assert n_begun == len(read.calls)
 
 
-@pytest.mark.parametrize("form", [f for f in KNOWN_FORMS if not f.is_bare], ids=lambda f: f.name)
+@pytest.mark.parametrize("form", [f for f in ANSWER_FORMATS if not f.is_bare], ids=lambda f: f.name)
 def test_an_answer_that_is_cut_off_has_no_beginning_of_a_mark_in_its_content(
     form: AnswerFormat,
 ) -> None:
@@ -133,7 +133,7 @@ def test_without_functions_a_call_is_content(form: AnswerFormat) -> None:
     assert "get_weather" in read.content
 
 
-@pytest.mark.parametrize("form", [f for f in KNOWN_FORMS if not f.is_bare], ids=lambda f: f.name)
+@pytest.mark.parametrize("form", [f for f in ANSWER_FORMATS if not f.is_bare], ids=lambda f: f.name)
 def test_a_function_that_there_is_not_is_told_as_well(form: AnswerFormat) -> None:
     read = parsed(form, [ANSWERS[form][0].replace("get_weather", "guess_weather")])
     assert read.calls[0][0] == "guess_weather"
@@ -222,7 +222,7 @@ def several_calls(form: AnswerFormat, cities: Sequence[str]) -> str:
     return form.between.join(calls).join(form.around)
 
 
-SEVERAL = [form for form in KNOWN_FORMS if form.between is not None]
+SEVERAL = [form for form in ANSWER_FORMATS if form.between is not None]
 
 
 @pytest.mark.parametrize("form", SEVERAL, ids=lambda f: f.name)
@@ -308,7 +308,7 @@ def test_plain_text_is_told_at_once() -> None:
 
 
 WORDS = [
-    *{mark for form in KNOWN_FORMS for mark in (form.trigger, *form.noise, *form.around) if mark},
+    *{mark for f in ANSWER_FORMATS for mark in (f.trigger, *f.noise, *f.around) if mark},
     "<think>", "</think>", "</tool_call>", "<function=f>", "<parameter=p>", "</parameter>",
     "</function>", "<arg_key>k</arg_key>", "<arg_value>", "</arg_value>", "<|message|>", "<|end|>",
     '{"name": "f", "arguments": ', '"parameters": ', "{", "}", "[", "]", '"', ":", ",", "\\",
@@ -320,7 +320,7 @@ WORDS = [
 @settings(max_examples=200, deadline=None)
 def test_any_text_has_parts_and_loses_nothing(data: st.DataObject) -> None:
     """Words between marks turn up in some part; calls are JSON; cuts change nothing."""
-    form = data.draw(st.sampled_from(KNOWN_FORMS))
+    form = data.draw(st.sampled_from(ANSWER_FORMATS))
     drawn = data.draw(st.lists(st.sampled_from([*sorted(WORDS), *"WWWWWW"]), max_size=14))
     words = [f"w{n}ö" if word == "W" else word for n, word in enumerate(drawn)]
     read = parsed(form, ["".join(words)])

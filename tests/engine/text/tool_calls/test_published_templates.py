@@ -13,7 +13,7 @@ import pytest
 from engine.errors import TemplateError
 from engine.text.chat_template import ChatTemplate
 from engine.text.messages import ChatMessage, Tool, ToolCall
-from engine.text.tool_calls.turns import KNOWN_FORMS, TemplateUse, as_functions, detect
+from engine.text.tool_calls.turns import ANSWER_FORMATS, TemplateUse, as_functions, detect
 from tests.helpers.answer_texts import Read, parsed
 
 FOLDER = Path(os.environ.get("TANDEM_TEMPLATES") or os.devnull)
@@ -83,7 +83,7 @@ def test_calls_survive_a_published_template(path: Path) -> None:
         )
     except TemplateError as error:
         pytest.skip(f"answers no question: {error}")
-    marks = [form.trigger for form in KNOWN_FORMS if form.trigger]
+    marks = [form.trigger for form in ANSWER_FORMATS if form.trigger]
     for thought in ("", THOUGHT):
         for calls in (CALLS[:1], CALLS):
             prompt, text = rendered(template, use, thought, calls)
