@@ -76,6 +76,10 @@ class AnswerReading:
         """Control tokens that are marks of the form, so that their text is read."""
         return self._marks.keys()
 
+    def is_over(self) -> bool:
+        """Return whether nothing more of the answer is needed."""
+        return self.parser.is_over
+
     def begin(self, ids: Sequence[int]) -> None:
         """Read an answer to a prompt from its beginning on."""
         self.parser = self._parser(self._tokenizer.decode(ids[-N_TAIL:]))
@@ -409,7 +413,7 @@ class Answers:
             check_n_logprobs(n_logprobs)
         generation = Generation(
             self._n_ctx, self._prompts.found, params, prompt.n_keep, timed_every, begun, said,
-            n_logprobs, shown, constraint, reading,
+            n_logprobs, shown, constraint, reading.is_over if reading else lambda: False,
         )  # fmt: skip
         pictures = PlacedPictures(prompt.ids, prompt.pictures)
         yield from generation.run(prompt.ids, prompt.marks, pictures)
