@@ -23,8 +23,8 @@ from engine.generation.results import (
 )
 from engine.generation.sequence import in_background
 from engine.generation.structured_output import (
+    AnswerGrammar,
     Constraints,
-    OutputFormat,
     callable_tools,
     output_format,
 )
@@ -319,7 +319,7 @@ class Answers:
         if request.suffix:
             raise PromptError("A suffix goes with a prompt, not with messages.")
         tools, messages = callable_tools(request), request.messages
-        wanted = OutputFormat(None)
+        wanted = AnswerGrammar(None)
         if tools or request.grammar or request.sampling.form:
             wanted = yield from in_background(
                 partial(output_format, self._prompts, self._constraints, request)
