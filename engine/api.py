@@ -216,7 +216,7 @@ class Model(Queries, SavedStates):
         self._occupancy = Occupancy()
 
     def _open_draft(self, is_cancelled: IsCancelled = never) -> None:
-        """Load the draft model, if there is to be one, and take drafts from all sources there are.
+        """Load the draft model, if there is to be one, and use all sources of drafts.
 
         Raises:
             EngineError: it cannot be loaded, or it was cancelled.

@@ -23,8 +23,8 @@ from engine.generation.results import (
 )
 from engine.generation.sequence import in_background
 from engine.generation.structured_output import (
+    AnswerGrammar,
     Constraints,
-    OutputFormat,
     callable_tools,
     output_format,
 )
@@ -74,6 +74,10 @@ class AnswerReading:
     def shown(self) -> Collection[int]:
         """Control tokens that are marks of the form, so that their text is read."""
         return self._marks.keys()
+
+    def is_over(self) -> bool:
+        """Return whether nothing more of the answer is needed."""
+        return self.parser.is_over
 
     def begin(self, ids: Sequence[int]) -> None:
         """Read an answer to a prompt from its beginning on."""
@@ -314,7 +318,7 @@ class Answers:
         if request.suffix:
             raise PromptError("A suffix goes with a prompt, not with messages.")
         tools, messages = callable_tools(request), request.messages
-        wanted = OutputFormat(None)
+        wanted = AnswerGrammar(None)
         if tools or request.grammar or request.sampling.form:
             wanted = yield from in_background(
                 partial(output_format, self._prompts, self._constraints, request)
@@ -408,7 +412,7 @@ class Answers:
             check_n_logprobs(n_logprobs)
         generation = Generation(
             self._n_ctx, self._prompts.found, params, prompt.n_keep, timed_every, begun, said,
-            n_logprobs, shown, constraint, reading,
+            n_logprobs, shown, constraint, reading.is_over if reading else lambda: False,
         )  # fmt: skip
         pictures = PlacedImages(prompt.ids, prompt.pictures)
         yield from generation.run(prompt.ids, prompt.marks, pictures)

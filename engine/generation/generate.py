@@ -32,7 +32,6 @@ from engine.vision.images.placed import NO_IMAGES, text_ids
 if TYPE_CHECKING:
     from engine.decoding.grammar.matcher import Mask
     from engine.decoding.sampling.sampler import Logits
-    from engine.generation.answers import AnswerReading
     from engine.generation.structured_output import AnswerConstraint
     from engine.text.tokenizer import StreamDecoder, Tokenizer
     from engine.vision.images.placed import PlacedImages
@@ -254,7 +253,7 @@ class Generation:
             own; None to tell none at all. No device may sample then, see `Decode`.
         shown: control tokens whose text is part of the answer.
         constraint: form of the answer, which has had that part; None for any.
-        reading: reader of the events, which says when the answer is over; None for no such reader.
+        is_read: returns whether the reader of the answer's text needs nothing more.
 
     Attributes:
         ids: tokens that the answer has had computed, from the first of the prompt on.
@@ -273,7 +272,7 @@ class Generation:
         n_logprobs: int | None = None,
         shown: Collection[int] = frozenset(),
         constraint: AnswerConstraint | None = None,
-        reading: AnswerReading | None = None,
+        is_read: Callable[[], bool] = lambda: False,
     ) -> None:
         self.ids: list[int] = []
         self.is_useless = False
@@ -282,7 +281,7 @@ class Generation:
         self._n_keep = n_keep
         self._pictures = NO_IMAGES
         self._timed_every = timed_every
-        self._constraint, self._reading = constraint, reading
+        self._constraint, self._is_read = constraint, is_read
         self._sampler = Sampler(params, tokenizer.token_bytes if tokenizer else None)
         self._stop = StopMatcher(params.stop)
         self._decoder: StreamDecoder | None = tokenizer.stream(shown=shown) if tokenizer else None
@@ -370,7 +369,7 @@ class Generation:
     def _is_over(self) -> bool:
         """Whether the form of the answer allows nothing more, or its reader needs nothing more."""
         is_whole = self._constraint is not None and self._constraint.is_over
-        return is_whole or (self._reading is not None and self._reading.parser.is_over)
+        return is_whole or self._is_read()
 
     def _hear(self, token: int, logprobs: tuple[TokenLogprob, ...]) -> int:
         """Add a token to the text; return how many to take back, as they make a banned string."""

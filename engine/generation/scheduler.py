@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from itertools import islice
-from typing import TYPE_CHECKING, ParamSpec
+from typing import TYPE_CHECKING, TypeVarTuple
 
 from engine.errors import Cancelled, ContextOverflow, GrammarError, OutOfDeviceMemory, PromptError
 from engine.generation.cache_manager import CHECKPOINT_BYTES, KVCacheManager, SequenceCache
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from engine.runtime.timeline import TokenTimes
     from engine.vision.images.placed import PlacedImages
 
-P = ParamSpec("P")
+Args = TypeVarTuple("Args")
 
 MAX_PASS_S = 0.25
 """Seconds that a pass may take where other answers are read meanwhile."""
@@ -453,13 +453,11 @@ class Scheduler:
             sequence.cache.draft_slots.clear()
         return n_checked, n_right
 
-    def _advance(
-        self, sequence: TokenSequence, act: Callable[P, None], *args: P.args, **kwargs: P.kwargs
-    ) -> None:
+    def _advance(self, sequence: TokenSequence, act: Callable[[*Args], None], *args: *Args) -> None:
         """Let an answer go on, and look at its next step; an error ends that answer."""
         before, is_new = sequence.step, False
         try:
-            act(*args, **kwargs)
+            act(*args)
             is_new = not sequence.is_over and sequence.step is not before
             if is_new and isinstance(sequence.step, Prefill):
                 self.check(sequence.step.ids, sequence.step.pictures)

@@ -390,7 +390,7 @@ class Constraints:
         return self._masks
 
 
-class OutputFormat(NamedTuple):
+class AnswerGrammar(NamedTuple):
     """The form that an answer must have.
 
     Attributes:
@@ -404,7 +404,7 @@ class OutputFormat(NamedTuple):
 
 def output_format(
     prompts: Prompts, constraints: Constraints, request: Generate, is_cancelled: IsCancelled
-) -> OutputFormat:
+) -> AnswerGrammar:
     """Return the form that the answer to a conversation must have.
 
     Where the model is to choose whether it calls a function, the schema of one may be beyond what
@@ -418,14 +418,14 @@ def output_format(
     tools, choice = callable_tools(request), request.tool_choice
     own = request.grammar or request.sampling.form
     if not tools or (choice == "auto" and own):
-        return OutputFormat(constraints.checked(own, own, is_cancelled) if own else None)
+        return AnswerGrammar(constraints.checked(own, own, is_cancelled) if own else None)
     form = prompts.template_use.form
     tokens = {text: token for token, text in prompts.control_marks.items()}
     grammar = grammar_of_calls(form, tools, tokens, choice)
     as_text = grammar_of_calls(form, tools, {}, choice)
     marks = form.thinking_marks if thinking_marks(prompts.template.source) else None
     try:
-        return OutputFormat(constraints.checked(grammar, as_text, is_cancelled), marks)
+        return AnswerGrammar(constraints.checked(grammar, as_text, is_cancelled), marks)
     except Cancelled:
         raise
     except EngineError as error:
@@ -435,7 +435,7 @@ def output_format(
                 f"No call can be required of these functions. {error}", "Simplify their schemas."
             ) from error
         log.info("calls are not held to the schemas of their functions: %s", error)
-        return OutputFormat(None)
+        return AnswerGrammar(None)
 
 
 def _check_parameters(tools: Sequence[Tool], is_cancelled: IsCancelled) -> None:
