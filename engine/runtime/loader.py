@@ -33,7 +33,7 @@ from engine.planning.footprint import slot_pieces, x_bytes
 from engine.planning.plan import Plan
 from engine.planning.rank_size import keeps_kv_on_host
 from engine.runtime.interconnect.proof import find_routes
-from engine.runtime.prompt_batches import MicroBatches
+from engine.runtime.micro_batches import MicroBatches
 from engine.runtime.rank import Rank, warm_rows
 from engine.util.progress import LoadProgress
 

@@ -26,7 +26,7 @@ from engine.model.forward.batch import (
     PassSize,
     Piece,
 )
-from engine.runtime import prompt_batches
+from engine.runtime import micro_batches
 from engine.runtime.interface import page_groups
 from engine.runtime.memory import CacheMemory
 from engine.runtime.mtp_reading import MAX_AHEAD, NotedSource, UnreadTokens
@@ -168,20 +168,20 @@ class ModelRunner(CacheMemory):
                 is_done = self.rehearse(n) and n > FEW_ROWS  # no kernel of large sums waits
                 if not is_done:
                     self.compute([0] * n, Batch.of_one(0, n, n - 1))
-            self._try_micro_batches(min(most, prompt_batches.TRIED_ROWS))
+            self._try_micro_batches(min(most, micro_batches.TRIED_ROWS))
         for rank in self.ranks:
             rank.backend.prepare()
 
     def _try_micro_batches(self, n: int) -> None:
         """Measure whether batches of n tokens take less time in micro-batches; keep the answer."""
-        if n < prompt_batches.MIN_MICRO_ROWS or not any(rank.micro_batches for rank in self.ranks):
+        if n < micro_batches.MIN_MICRO_ROWS or not any(rank.micro_batches for rank in self.ranks):
             return
 
         def compute(in_micro_batches: bool) -> None:
             self.batches.in_micro_batches = in_micro_batches
             self.compute([0] * n, Batch.of_one(0, n, n - 1))
 
-        self.batches.in_micro_batches = prompt_batches.micro_batches_pay(compute)
+        self.batches.in_micro_batches = micro_batches.micro_batches_pay(compute)
 
     def rehearse(self, n: int) -> bool:
         """Compute n tokens while no kernel waits for another rank; return whether any could wait.

@@ -1,134 +1,20 @@
-"""Batches of a prompt on all ranks: they run ahead of their reader, some in micro-batches.
-
-Two-batch overlap: one of two micro-batches is computed while the other is reduced.
-
-In each block the first micro-batch is ahead of the second, so the keys and values that the second
-one attends to are in the cache. All-reduces that take as long as the products are then nearly free,
-and pipelined ranks compute at the same time; but each matrix is read, or dequantised, twice. What
-weighs more depends on links and GPUs, so it is measured when a model is loaded. The choice then
-stays, as the results of micro-batches may differ in their last bits from those of a whole batch.
-"""
+"""Batches of a prompt on all ranks; those whose logits nobody reads run ahead of their reader."""
 
 from __future__ import annotations
 
-import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from engine.parallel.batch_overlap import BatchOverlap
+from engine.runtime import micro_batches
 
 if TYPE_CHECKING:
     from engine.backends.executor import RankExecutor, WorkMark
-    from engine.backends.gpu.comm.communicator import DeviceCommunicator
-    from engine.model.architectures.base import CausalLM
     from engine.model.forward.batch import Batch
-    from engine.model.forward.context import Context
     from engine.runtime.rank import Rank
-
-MIN_MICRO_ROWS = 128
-"""Smallest number of tokens of a batch that is split; all-reduces of fewer take microseconds."""
-
-TRIED_ROWS = 512
-"""Largest number of tokens of a batch with which it is measured, since four of them delay a load.
-Halves of larger batches cost less, so what pays with it pays with them."""
-
-ORDER = (False, True, True, False)
-"""Order of the measurements: True is in micro-batches; each twice, because clock rates drift."""
-
-MIN_GAIN = 0.03
-"""Smallest gain that counts, as a share of the time; less may be noise."""
-
-
-class MicroBatches:
-    """Computation of prompt batches as two micro-batches, on one rank.
-
-    Args:
-        comm: communicator of the rank.
-        make_twin: returns a context for the second micro-batch, with the same cache.
-    """
-
-    def __init__(self, comm: DeviceCommunicator, make_twin: Callable[[], Context]) -> None:
-        self._comm = comm
-        self._make_twin = make_twin
-        self._twin: Context | None = None
-        self._overlap: BatchOverlap | None = None
-
-    def compute(self, model: CausalLM, first: Context, ids: Tensor, batch: Batch) -> Tensor | None:
-        """Compute ids (T,) as `CausalLM.forward` does.
-
-        Args:
-            model: the rank's modules.
-            first: context of the first T // 2 tokens.
-            ids: ids of the tokens.
-            batch: tokens of one sequence; logits are wanted of tokens from T // 2 on at most.
-        """
-        (piece,), n = batch.pieces, len(ids) // 2
-        n_past, first_logit = piece.n_past, batch.first_logit
-        assert n <= first_logit, "logits of the first micro-batch are asked for"
-        second = self._twin = self._twin or self._make_twin()
-        overlap = self._overlap = self._overlap or BatchOverlap()
-        second.directions = first.directions
-        run = _with_this_stream(first.device)
-
-        def half(context: Context, start: int, stop: int, first_row: int) -> Tensor | None:
-            part = piece._replace(n_past=n_past + start, n=stop - start)
-            context.begin(batch._replace(pieces=(part,), first_logit=first_row))
-            return model.forward(ids[start:stop].to(context.device, non_blocking=True), context)
-
-        self._comm.overlap = overlap
-        try:
-            return overlap.both(
-                lambda: half(first, 0, n, n),
-                lambda: run(lambda: half(second, n, len(ids), first_logit - n)),
-            )[1]
-        finally:
-            self._comm.overlap = None
-
-    def forget(self) -> None:
-        """Drop the second micro-batch's context, which refers to weights and caches."""
-        self._twin = None
-
-
-def _with_this_stream(
-    device: torch.device,
-) -> Callable[[Callable[[], Tensor | None]], Tensor | None]:
-    stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
-
-    def run(work: Callable[[], Tensor | None]) -> Tensor | None:
-        with torch.inference_mode(), _on(device, stream):
-            return work()
-
-    return run
-
-
-@contextmanager
-def _on(device: torch.device, stream: torch.cuda.Stream | None) -> Iterator[None]:
-    """Make a device and a CUDA stream current; does nothing if the stream is None."""
-    if stream is None:
-        yield
-        return
-    with torch.cuda.device(device), torch.cuda.stream(stream):
-        yield
-
-
-def micro_batches_pay(compute: Callable[[bool], object]) -> bool:
-    """Return whether a batch takes less time in micro-batches than as a whole.
-
-    Args:
-        compute: computes a batch, in micro-batches if True; all kernels are compiled already.
-    """
-    seconds = {False: 0.0, True: 0.0}
-    for in_micro_batches in ORDER:
-        begun = time.perf_counter()
-        compute(in_micro_batches)
-        seconds[in_micro_batches] += time.perf_counter() - begun
-    return seconds[True] < (1 - MIN_GAIN) * seconds[False]
-
 
 MAX_AHEAD = 2
 """Most batches that run or wait on devices: with one, devices would idle while their hosts start
@@ -161,7 +47,7 @@ class PromptBatches:
             self.in_micro_batches
             and len(batch.pieces) == 1
             and not batch.pictures
-            and n >= MIN_MICRO_ROWS
+            and n >= micro_batches.MIN_MICRO_ROWS
             and n // 2 <= batch.first_logit
         )
         return lambda rank: ranks[rank].compute(whole, batch, in_micro_batches=in_halves)

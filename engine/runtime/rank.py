@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from engine.model.forward.recording import Captured
     from engine.model.forward.state import State
     from engine.model.layers.module import Slot
-    from engine.runtime.prompt_batches import MicroBatches
+    from engine.runtime.micro_batches import MicroBatches
 
 DraftSize = tuple[int, int, int]
 """Index of an MTP block, number of tokens of a pass over it, and of those that are only read."""

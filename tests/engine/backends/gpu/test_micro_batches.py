@@ -9,7 +9,7 @@ import pytest
 from engine import Model, load_model
 from engine.backends.gpu.comm.one_shot import OneShot
 from engine.parallel.batch_overlap import BatchOverlap
-from engine.runtime.prompt_batches import ORDER, MicroBatches, micro_batches_pay
+from engine.runtime.micro_batches import ORDER, MicroBatches, micro_batches_pay
 from tests.helpers.golden import nmse
 from tests.helpers.hf_models import FAMILIES
 from tests.helpers.passes import forward_alone
@@ -22,7 +22,7 @@ IDS = [5, 9, 33, 12, 7, 40, 2]
 def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let ranks meet as on GPUs, and never by one-shot all-reduces."""
     monkeypatch.setenv("TANDEM_BACKEND", "interpreter")
-    monkeypatch.setattr("engine.runtime.prompt_batches.MIN_MICRO_ROWS", 2)
+    monkeypatch.setattr("engine.runtime.micro_batches.MIN_MICRO_ROWS", 2)
     monkeypatch.setattr(OneShot, "serves", lambda one_shot, n: False)
     monkeypatch.setattr(
         "engine.runtime.model_runner.captures_tokens", lambda: False
@@ -114,7 +114,7 @@ def test_what_takes_less_time_is_kept(
         done.append(in_micro_batches)
         clock[0] += halves_s if in_micro_batches else whole_s
 
-    monkeypatch.setattr("engine.runtime.prompt_batches.time.perf_counter", lambda: clock[0])
+    monkeypatch.setattr("engine.runtime.micro_batches.time.perf_counter", lambda: clock[0])
     assert micro_batches_pay(compute) == pays
     assert tuple(done) == ORDER
 
@@ -130,7 +130,7 @@ def test_it_is_tried_at_load_where_kernels_were_compiled(
         compute(True)
         return True
 
-    monkeypatch.setattr("engine.runtime.prompt_batches.micro_batches_pay", pay)
+    monkeypatch.setattr("engine.runtime.micro_batches.micro_batches_pay", pay)
     monkeypatch.setattr("engine.backends.gpu.backend.GpuBackend.compiles", True)
     monkeypatch.setattr("engine.runtime.loader.RankBuilder._compiled", _nothing)
     path = least_gguf(tmp_path / "m.gguf", quant="F32")
