@@ -57,7 +57,7 @@ class ContextCounter(QObject):
         self._draft, self._n_seen = draft.text, draft.n_seen
         self._messages: _Prompt | None = None  # what `n_before` is of
         self._request: _Prompt | None = None
-        self._counted_draft: str | None = None  # draft that is being counted; None while none is
+        self._pending_draft: str | None = None  # draft that is being counted; None while none is
         self._counted_draft: str | None = None
         self._is_stale = True  # whether the messages may have changed
         self.usage = ContextUsage()
@@ -68,7 +68,7 @@ class ContextCounter(QObject):
     @property
     def is_current(self) -> bool:
         """Whether the numbers are those of the messages and the draft as they are now."""
-        is_busy = self._is_stale or self._counted_draft is not None
+        is_busy = self._is_stale or self._pending_draft is not None
         return self.usage.is_counted and not is_busy and self._draft() == self._counted_draft
 
     @Slot()
@@ -120,7 +120,7 @@ class ContextCounter(QObject):
     @Slot()
     def _ask(self) -> None:
         """Ask the engine for what is not known, unless it is counting."""
-        if self._client.model is None or self._counted_draft is not None:
+        if self._client.model is None or self._pending_draft is not None:
             return
         draft, request = self._draft(), self._request
         if self._is_stale:
@@ -131,13 +131,13 @@ class ContextCounter(QObject):
             # an answer may have ended meanwhile in the same words as the one that it replaces
             self._show(replace(self.usage, n_answer=self._n_answer))
             return
-        self._request, self._counted_draft = request, draft
+        self._request, self._pending_draft = request, draft
         messages, tools = request if is_new and request is not None else (None, ())
         self._client.count(messages, draft, tools)
 
     @Slot(object)
     def _on_counted(self, counted: TokensCounted | None) -> None:
-        draft, self._counted_draft = self._counted_draft, None
+        draft, self._pending_draft = self._pending_draft, None
         model = self._client.model
         if model is None:
             return
