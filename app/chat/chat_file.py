@@ -221,7 +221,7 @@ def changed(chat: Conversation, change: Change) -> Conversation:
         raise ValueError(f"no change: {error!r}") from error
 
 
-def _changed_tree(tree: MessageTree[Message], change: Change) -> MessageTree[Message]:
+def _changed_tree(tree: MessageTree, change: Change) -> MessageTree:
     """Return the messages after a change."""
     messages = {message.id: message for message in tree}
     for number in change["gone"]:
@@ -234,7 +234,7 @@ def _changed_tree(tree: MessageTree[Message], change: Change) -> MessageTree[Mes
     return MessageTree(messages.values(), change["chosen"])
 
 
-def _changed_row(row: Sequence[Message], change: Change) -> MessageTree[Message]:
+def _changed_row(row: Sequence[Message], change: Change) -> MessageTree:
     """Return the messages after a change of a chat whose messages are in a row, as in schema 1."""
     n_kept, added = change["n_kept"], [dict(item) for item in change["messages"]]
     if not 0 <= n_kept <= len(row):

@@ -12,7 +12,7 @@ from app.chat.context import ContextPresenter, Draft
 from app.chat.conversation import Conversation
 from app.chat.images.album import ImageAlbum
 from app.chat.images.draft import DraftImages
-from app.chat.message import ChatImage, Message, with_answer
+from app.chat.message import ChatImage, with_answer
 from app.chat.session import ChatSession
 from app.chat.tool_use import CallStep
 from app.chat.tree import Removed
@@ -325,7 +325,7 @@ class BranchSteps(QObject):
             made.title = tr("{title} (fork)").format(title=chat.shown_title)
             self._session.take(made)
 
-    def _tell_removed(self, chat: Conversation, removed: Removed[Message], sentence: str) -> None:
+    def _tell_removed(self, chat: Conversation, removed: Removed, sentence: str) -> None:
         """Show and save a chat without what was removed, and offer to bring that back."""
 
         def undo() -> None:

@@ -81,7 +81,7 @@ class Conversation:
     uses_tools: bool = True
     servers_off: tuple[str, ...] = ()
     has_own_title: bool = False
-    tree: MessageTree[Message] = field(default_factory=MessageTree)
+    tree: MessageTree = field(default_factory=MessageTree)
     origin: str = field(default="", compare=False)
     extra: dict[str, Any] = field(default_factory=dict)
 
@@ -226,7 +226,7 @@ class Conversation:
             raise ValueError(f"no chat: {error!r}") from error
 
     @classmethod
-    def of_parts(cls, head: Mapping[str, Any], tree: MessageTree[Message]) -> Conversation:
+    def of_parts(cls, head: Mapping[str, Any], tree: MessageTree) -> Conversation:
         """Return the chat of a `head` and its messages.
 
         Raises:

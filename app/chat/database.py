@@ -23,7 +23,6 @@ from typing import Final, TypeVar
 
 from app.chat.chat_file import decoded, encoded
 from app.chat.conversation import SCHEMA, Conversation, NewerChat
-from app.chat.message import Message
 from app.chat.recovery import readable_chats
 from app.chat.tree import MessageTree
 from app.core.translation import tr
@@ -243,7 +242,7 @@ class ChatDatabase:
 
 
 def put_chat(
-    connection: sqlite3.Connection, chat: Conversation, old: MessageTree[Message] | None = None
+    connection: sqlite3.Connection, chat: Conversation, old: MessageTree | None = None
 ) -> int:
     """Write a chat; return the version it has in the database now.
 

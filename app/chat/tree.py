@@ -10,29 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+
+from app.chat.message import Message
 
 ROOT = 0
 """The parent of a first message."""
 
 
-class TreeNode(Protocol):
-    """What can stand in a tree.
-
-    Attributes:
-        id: number in its tree, from 1; those that are added later have larger ones.
-        parent: id of the node that it follows, smaller than its own; `ROOT` for none.
-    """
-
-    id: int
-    parent: int
-
-
-N = TypeVar("N", bound=TreeNode)
-
-
 @dataclass(frozen=True, slots=True)
-class Removed(Generic[N]):
+class Removed:
     """What was taken out of a tree, and what it takes to bring that back.
 
     Attributes:
@@ -43,21 +29,21 @@ class Removed(Generic[N]):
         was_chosen: whether the first node was the chosen one of its versions.
     """
 
-    nodes: tuple[N, ...]
+    nodes: tuple[Message, ...]
     above: tuple[int, ...]
     followers: tuple[int, ...]
     chosen: Mapping[int, int]
     was_chosen: bool
 
 
-class MessageTree(Generic[N]):
-    """Nodes by id, with one chosen version at each fork.
+class MessageTree:
+    """Messages by id, with one chosen version at each fork.
 
     Ids are never given twice while the tree lives, so what was removed can come back. A parent's id
     is smaller than those of its children, so there are no cycles.
     """
 
-    def __init__(self, nodes: Iterable[N] = (), chosen: Iterable[int] = ()) -> None:
+    def __init__(self, nodes: Iterable[Message] = (), chosen: Iterable[int] = ()) -> None:
         """Make a tree of nodes with their ids and parents.
 
         Args:
@@ -67,10 +53,10 @@ class MessageTree(Generic[N]):
         Raises:
             ValueError: ids are not unique or not positive, or a parent is missing or not older.
         """
-        self._nodes: dict[int, N] = {}
+        self._nodes: dict[int, Message] = {}
         self._children: dict[int, list[int]] = {ROOT: []}
         self._chosen: dict[int, int] = {}
-        self._path: list[N] | None = None  # as long as it holds
+        self._path: list[Message] | None = None  # as long as it holds
         self._last_id = ROOT
         for node in sorted(nodes, key=lambda node: node.id):
             self._insert(node)
@@ -90,17 +76,17 @@ class MessageTree(Generic[N]):
     def __len__(self) -> int:
         return len(self._nodes)
 
-    def __iter__(self) -> Iterator[N]:
+    def __iter__(self) -> Iterator[Message]:
         """Yield all nodes by rising id, so parents before their children."""
         return iter([self._nodes[number] for number in sorted(self._nodes)])
 
     def __contains__(self, number: int) -> bool:
         return number in self._nodes
 
-    def __getitem__(self, number: int) -> N:
+    def __getitem__(self, number: int) -> Message:
         return self._nodes[number]
 
-    def get(self, number: int) -> N | None:
+    def get(self, number: int) -> Message | None:
         """Return the node with an id, if there is one."""
         return self._nodes.get(number)
 
@@ -110,17 +96,17 @@ class MessageTree(Generic[N]):
         return sorted(self._chosen.values())
 
     @property
-    def path(self) -> Sequence[N]:
+    def path(self) -> Sequence[Message]:
         """The nodes from the first one along the chosen versions to the last one."""
         if self._path is None:
             self._path = list(self._down(ROOT))
         return self._path
 
-    def versions(self, number: int) -> tuple[N, ...]:
+    def versions(self, number: int) -> tuple[Message, ...]:
         """Return a node and those beside it, oldest first."""
         return tuple(self._nodes[n] for n in self._children[self._nodes[number].parent])
 
-    def above(self, number: int) -> tuple[N, ...]:
+    def above(self, number: int) -> tuple[Message, ...]:
         """Return the nodes from the first one to the parent of a node."""
         found, parent = [], self._nodes[number].parent
         while parent != ROOT:
@@ -128,7 +114,7 @@ class MessageTree(Generic[N]):
             parent = self._nodes[parent].parent
         return tuple(reversed(found))
 
-    def branch(self, number: int) -> tuple[N, ...]:
+    def branch(self, number: int) -> tuple[Message, ...]:
         """Return a node and all that follow it in any version, by rising id."""
         found, left = [], [number]
         while left:
@@ -136,7 +122,7 @@ class MessageTree(Generic[N]):
             left += self._children[n]
         return tuple(self._nodes[n] for n in sorted(found))
 
-    def add(self, node: N, parent: int) -> N:
+    def add(self, node: Message, parent: int) -> Message:
         """Add a node as the newest version after `parent`, give it an id, and choose it."""
         node.id, node.parent = self._last_id + 1, parent
         self._insert(node)
@@ -149,15 +135,15 @@ class MessageTree(Generic[N]):
             self._set(parent, self._children[parent], number)
             number = parent
 
-    def remove(self, number: int) -> Removed[N]:
+    def remove(self, number: int) -> Removed:
         """Take out one node; what has followed it follows its parent now."""
         return self._remove((self._nodes[number],), tuple(self._children[number]))
 
-    def remove_branch(self, number: int) -> Removed[N]:
+    def remove_branch(self, number: int) -> Removed:
         """Take out a node and all that follow it in any version."""
         return self._remove(self.branch(number), ())
 
-    def restore(self, removed: Removed[N]) -> None:
+    def restore(self, removed: Removed) -> None:
         """Bring back what `remove` or `remove_branch` has taken out, and choose it if it was.
 
         Where its parent is gone, it follows the nearest node above that is left. The nodes that
@@ -182,13 +168,13 @@ class MessageTree(Generic[N]):
         stayed = [n for n in siblings if n not in followers]
         self._set(parent, sorted([*stayed, first.id]), first.id if is_chosen else shown)
 
-    def copy(self, copied: Callable[[N], N]) -> MessageTree[N]:
+    def copy(self, copied: Callable[[Message], Message]) -> MessageTree:
         """Return a tree of copied nodes.
 
         Args:
             copied: returns a copy of a node.
         """
-        tree = MessageTree[N]()
+        tree = MessageTree()
         tree._nodes = {number: copied(node) for number, node in self._nodes.items()}
         tree._children = {number: list(found) for number, found in self._children.items()}
         tree._chosen, tree._last_id = dict(self._chosen), self._last_id
@@ -196,7 +182,7 @@ class MessageTree(Generic[N]):
 
     # inside
 
-    def _down(self, number: int) -> Iterator[N]:
+    def _down(self, number: int) -> Iterator[Message]:
         while (child := self._shown(number)) is not None:
             yield self._nodes[child]
             number = child
@@ -214,7 +200,7 @@ class MessageTree(Generic[N]):
         else:
             self._chosen.pop(parent, None)
 
-    def _insert(self, node: N) -> None:
+    def _insert(self, node: Message) -> None:
         """Put a node behind the others that follow its parent, and choose it."""
         if node.id <= self._last_id or not ROOT <= node.parent < node.id:
             raise ValueError(f"message {node.id} cannot follow {node.parent}")
@@ -224,7 +210,7 @@ class MessageTree(Generic[N]):
         self._last_id = node.id
         self._set(node.parent, [*self._children[node.parent], node.id], node.id)
 
-    def _remove(self, nodes: tuple[N, ...], followers: tuple[int, ...]) -> Removed[N]:
+    def _remove(self, nodes: tuple[Message, ...], followers: tuple[int, ...]) -> Removed:
         """Take out nodes; those that follow the first one and stay follow its parent now."""
         first = nodes[0]
         parent, siblings = first.parent, self._children[first.parent]

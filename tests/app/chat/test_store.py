@@ -56,9 +56,9 @@ messages = st.builds(
 
 
 @st.composite
-def trees(draw: st.DrawFn) -> MessageTree[Message]:
+def trees(draw: st.DrawFn) -> MessageTree:
     """Return messages in versions, of which some are gone."""
-    tree = MessageTree[Message]()
+    tree = MessageTree()
     for message in draw(st.lists(messages, max_size=6)):
         tree.add(message, draw(st.sampled_from([ROOT, *(m.id for m in tree)])))
     for place in draw(st.lists(st.integers(0, 5), max_size=3)):

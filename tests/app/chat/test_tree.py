@@ -24,7 +24,7 @@ class Leaf:
     parent: int = 0
 
 
-Tree = MessageTree[Leaf]
+Tree = MessageTree
 
 steps = st.lists(
     st.tuples(st.sampled_from(["add", "choose", "remove", "branch"]), st.integers(0, 30)),
@@ -183,7 +183,7 @@ class Undone(RuleBasedStateMachine):
             self.tree.choose(there[number % len(there)])
 
     @rule(target=removals, number=st.integers(0, 30), whole=st.booleans())
-    def remove(self, number: int, whole: bool) -> Removed[Leaf] | None:
+    def remove(self, number: int, whole: bool) -> Removed | None:
         if not (there := ids(self.tree)):
             return None
         target = there[number % len(there)]
@@ -192,7 +192,7 @@ class Undone(RuleBasedStateMachine):
         return removed
 
     @rule(removed=consumes(removals))
-    def restore(self, removed: Removed[Leaf] | None) -> None:
+    def restore(self, removed: Removed | None) -> None:
         if removed is not None:
             others = ids(self.tree)
             self.tree.restore(removed)
