@@ -34,7 +34,7 @@ def hub() -> Iterator[WatchedHub]:
 def test_nothing_runs_before_a_server_is_on() -> None:
     code = (
         "import sys, threading\n"
-        "from app.tools import hub, keeper, server_store, server_json, command_line\n"
+        "from app.tools import hub, results, server_store\n"
         "from app.tools.server_store import ToolLimits, ToolServer\n"
         "made = hub.ToolHub(print)\n"
         "made.set_servers([ToolServer('a', ('nothing',), is_on=False)])\n"
