@@ -226,7 +226,7 @@ DEVICE_CHUNK = 1 << 24
 
 
 WORD_BLOCK_BYTES = 2 * TILE * BLOCK
-"""Bytes of 32 columns of a tile of int16, see `engine.backends.cpu.kernels.products.int16_panels`."""
+"""Bytes of 32 columns of a tile of int16: `engine.backends.cpu.kernels.products.int16_panels`."""
 
 WORD_FACTOR_BYTES = 4 * TILE
 """Bytes of a tile's factors of a group of columns."""

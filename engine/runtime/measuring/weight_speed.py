@@ -18,7 +18,7 @@ from engine.backends.cpu.kernels.language.isa import chosen
 from engine.backends.cpu.large_pages import weight_memory
 from engine.backends.cpu.packing import DTYPES
 from engine.backends.cpu.plain_weights import BF16_BATCH, PlainWeight
-from engine.backends.cpu.weights import PlaneWeight, Int16Weight
+from engine.backends.cpu.weights import Int16Weight, PlaneWeight
 from engine.backends.cpu.worker import Worker
 from engine.formats.gguf.tensors import TYPES
 from engine.formats.quants.layout import BLOCK, LAYOUTS, TILE, Extent, word_tile_bytes
