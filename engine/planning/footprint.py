@@ -126,8 +126,8 @@ def sizes_of_pieces(slot: Slot, pieces: Sequence[Slices], storage: str) -> list[
 def word_bytes(slot: Slot, pieces: Sequence[Slices]) -> int:
     """Return the bytes that these parts take beyond their own where they become words.
 
-    Processors on which F16 and BF16 matrices become int16 (`kernels.products.int16_panels`) hold a
-    factor for every 256 columns of a row, and whole tiles of rows.
+    Processors that multiply F16 and BF16 matrices as int16 (`cpu.kernels.products.int16_panels`)
+    hold a factor for every 256 columns of a row, and whole tiles of rows.
     """
     if not slot.is_matrix or slot.is_lookup or slot.tensor.type.name not in WORD_TYPES:
         return 0
