@@ -9,10 +9,12 @@ from __future__ import annotations
 import argparse
 import os
 import subprocess
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import engine  # what lists devices or reads plans is resolved when it is used
 from app.core.paths import demo_model
@@ -27,6 +29,9 @@ from engine import (
     LoadParams,
     kv_types,
 )
+
+if TYPE_CHECKING:
+    from engine import BenchResult
 
 BOTH, OF_KEYS, OF_VALUES = (
     ("--kv-type", "--cache-type"), ("-ctk", "--cache-type-k"), ("-ctv", "--cache-type-v")
@@ -81,8 +86,6 @@ def load_params(args: argparse.Namespace) -> LoadParams:
     path, values = model_path(args.model), _given(args)
     base = LoadParams(path)
     if args.plan is not None:
-        from app.cli.split.plans import plan_params  # late: it imports the planner
-
         base = plan_params(args.plan, path)
     if "devices" in values:  # the plan's shares are of other devices
         values = {"split": None, "groups": None} | values
@@ -97,6 +100,58 @@ def _given(args: argparse.Namespace) -> dict[str, Any]:
         for name, value in found.items()
         if value is not None
     }
+
+
+def plan_params(name: str, path: str) -> LoadParams:
+    """Return the load parameters of a plan.
+
+    Args:
+        name: name of a plan, file of an exported one, or "auto".
+        path: file of the model.
+
+    Raises:
+        EngineError: there is no such plan, none fits, or it needs a device that is not here.
+    """
+    devices = engine.list_devices()
+    if _is_file(name):
+        return engine.import_plan(Path(name)).resolved(path, devices)
+    store, key = engine.PlanStore.of_user(), engine.model_key(path)
+    if name.lower() != engine.AUTO_PLAN:
+        return store.find(key, name).resolved(path, devices)
+    with closing(engine.Planner(path)) as planner:
+        best = engine.fastest_plan(store.plans(key), planner, path, devices)
+    if best is None:
+        raise EngineError(
+            f"{key.name} has no plan that fits into the free memory.",
+            "Save one with: tandem plan MODEL --save NAME.",
+        )
+    return best.resolved(path, devices)
+
+
+def _is_file(name: str) -> bool:
+    return name.lower().endswith(".json")
+
+
+def note_speed(name: str, path: str, results: Sequence[BenchResult]) -> None:
+    """Record measured speeds of prompts and generation in a saved plan.
+
+    Nothing happens if one of them was not measured, or `name` is not a saved plan.
+    """
+    if _is_file(name) or name.lower() == engine.AUTO_PLAN:
+        return
+    prefill = [r for r in results if not r.test.n_gen and not r.test.n_depth]
+    decode = [r for r in results if not r.test.n_prompt]
+    if not prefill or not decode:
+        return
+    store, key = engine.PlanStore.of_user(), engine.model_key(path)
+    n_ctx = max(r.test.n_ctx for r in (prefill[0], decode[0]))
+    badge = engine.PlanBadge(prefill[0].avg_ts, decode[0].avg_ts, n_ctx, now())
+    store.save(key, replace(store.find(key, name), badge=badge))
+
+
+def now() -> str:
+    """Return the present time, UTC in ISO 8601."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def given_kv_type(args: argparse.Namespace, base: str) -> str:

@@ -13,20 +13,22 @@ from typing import TYPE_CHECKING
 
 import engine  # names that need torch are resolved when they are used
 from app.cli.arguments import add_json, add_model
-from app.cli.bench.report import BenchRow, LoadSpeed, Report
-from app.cli.bench.tables import add_kernels, measured_products, product_types
+from app.cli.bench.report import Report
+from app.cli.bench.tables import BenchRow, LoadSpeed, add_kernels, measured_products, product_types
 from app.cli.load_options import (
     add_lists_of_kv_types,
     add_option,
     crossed_kv_types,
     group_sizes,
     model_path,
+    note_speed,
+    now,
+    plan_params,
     split_shares,
 )
 from app.cli.loading import LoadWatch, open_model
 from app.cli.output import note, note_progress, write, write_json
 from app.cli.split.default_split import with_default_split
-from app.cli.split.plans import note_speed, now, plan_params
 from engine import (
     KV_TYPES,
     PEER_MODES,

@@ -16,8 +16,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.server.anthropic.answer import ANTHROPIC
-from app.server.anthropic.answer import error_document as anthropic_error
+from app.server.anthropic.messages import ANTHROPIC
+from app.server.anthropic.messages import error_document as anthropic_error
 from app.server.context import ServerContext
 from app.server.ollama.answer import OLLAMA
 from app.server.ollama.answer import error_document as ollama_error

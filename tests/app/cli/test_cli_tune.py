@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from app.cli.tune import tune as module
+from app.cli import tune as module
 from engine import KernelTuning
 from tests.helpers.command_line import Run, assert_refused
 from tests.helpers.fake_nvml import install, no_gpus

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import pytest
 
-from app.server.anthropic.answer import MessageAnswer
+from app.server.anthropic.messages import MessageAnswer
 from app.server.anthropic.request import MessageRequest
 from app.server.ollama.answer import OllamaAnswer
 from app.server.openai.answer import ChatAnswer, misfit

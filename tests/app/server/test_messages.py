@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import httpx2
 import pytest
 
-from app.server.anthropic.answer import MessageAnswer, message_command
+from app.server.anthropic.messages import MessageAnswer, message_command
 from app.server.anthropic.request import MessageRequest, MessageTurn, ToolWish
 from engine import (
     ChatMessage,

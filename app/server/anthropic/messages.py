@@ -1,4 +1,4 @@
-"""Messages made of the events of the engine, whole or as a stream of events."""
+"""The Messages protocol: its routes, and messages made of the events of the engine."""
 
 from __future__ import annotations
 
