@@ -82,7 +82,7 @@ def test_nonsense_teaches_nothing(file: Path, predicted: float, measured: float)
 
 
 def test_the_file_stays_small(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calibration, "MOST_SUBJECTS", 3)
+    monkeypatch.setattr(calibration, "MAX_SUBJECTS", 3)
     known = Calibration(file)
     subjects = [Subject((f"device {n}",), DECODE) for n in range(5)]
     for subject in subjects:
