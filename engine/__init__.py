@@ -174,12 +174,7 @@ if TYPE_CHECKING:
     from engine.planning.evaluation.evaluator import Evaluation
     from engine.planning.evaluation.fit import Fit, Remedy, Room
     from engine.planning.evaluation.handle_positions import Position, Positions
-    from engine.planning.machines import (
-        choose_machines,
-        machines_of,
-        parse_rig,
-        rank_counts,
-    )
+    from engine.planning.machines import choose_machines, machines_of, parse_rig, rank_counts
     from engine.planning.memory import DeviceMemory, MemoryUse
     from engine.planning.plan import DevicePlan, Plan
     from engine.planning.planner import PlacementMap, Planner, TensorPlace
@@ -267,12 +262,7 @@ if TYPE_CHECKING:
     from engine.util.progress import LoadProgress, StateProgress
     from engine.util.sandbox import ChildEnded, LimitedChild
     from engine.util.sanitize import error_line, json_escaped, one_line, package_version, printable
-    from engine.vision.images.decoding import (
-        MAX_IMAGES,
-        MAX_PIXELS,
-        UnusableImage,
-        decode_image,
-    )
+    from engine.vision.images.decoding import MAX_IMAGES, MAX_PIXELS, UnusableImage, decode_image
     from engine.vision.images.placed import VisionInfo
     from engine.vision.images.reading import image_base64, image_bytes
     from engine.vision.images.resizing import TooNarrow

@@ -264,11 +264,7 @@ class SamplingParams:
         step=0.1,
     )
     mirostat_eta: float = number(
-        0.1,
-        "Mirostat rate",
-        "How quickly Mirostat corrects itself.",
-        bounds=(0.0, 1.0),
-        step=0.01,
+        0.1, "Mirostat rate", "How quickly Mirostat corrects itself.", bounds=(0.0, 1.0), step=0.01
     )
     logit_bias: tuple[tuple[int, float], ...] = field(
         default=(),

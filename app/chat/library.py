@@ -15,14 +15,7 @@ from typing import TYPE_CHECKING, Final
 from PySide6.QtCore import QObject, QTimer, Signal, Slot
 
 from app.chat.conversation import ChatSummary, Conversation, DamagedChat
-from app.chat.store import (
-    UNREADABLE,
-    ChatConflict,
-    ChatStore,
-    ChatStoreError,
-    DeletedRows,
-    Survey,
-)
+from app.chat.store import UNREADABLE, ChatConflict, ChatStore, ChatStoreError, DeletedRows, Survey
 from app.core.background import KeyedJobs
 from app.core.notice import Notice
 from app.core.translation import tr, tr_n

@@ -102,8 +102,7 @@ def run_engine(args: argparse.Namespace) -> None:
 def _check_needed() -> None:
     if has_own_engine():
         raise EngineError(
-            "PyTorch is installed beside Tandem, so no other engine is used.",
-            "Change it with pip.",
+            "PyTorch is installed beside Tandem, so no other engine is used.", "Change it with pip."
         )
 
 

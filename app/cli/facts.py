@@ -175,11 +175,7 @@ def measured_document(devices: Sequence[DeviceInfo]) -> dict[str, Any]:
     }
 
 
-HELD = {
-    "f32": "as F32",
-    "packed": "packed, as in the file",
-    "kernels": "as small as in the file",
-}
+HELD = {"f32": "as F32", "packed": "packed, as in the file", "kernels": "as small as in the file"}
 
 
 def add_devices(parser: argparse.ArgumentParser) -> None:
@@ -289,10 +285,7 @@ def _info(found: Inspection) -> dict[str, object]:
         "tensor_types": dict(info.tensor_types),
         "warnings": found.warnings,
         "problem": found.problem,
-        "split": {
-            "modes": () if found.problem else SPLIT_MODES,
-            "parts": found.parts,
-        },
+        "split": {"modes": () if found.problem else SPLIT_MODES, "parts": found.parts},
     }
 
 

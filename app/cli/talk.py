@@ -16,15 +16,7 @@ from app.cli.arguments import add_json, add_model, add_sampling, add_server, sam
 from app.cli.load_options import add_load
 from app.cli.loading import given_options, load, note_warnings
 from app.cli.output import fallback_fields, note, write, write_json
-from engine import (
-    ChatMessage,
-    ContextShifted,
-    EngineError,
-    Fallback,
-    Finished,
-    Generate,
-    TokenText,
-)
+from engine import ChatMessage, ContextShifted, EngineError, Fallback, Finished, Generate, TokenText
 
 if TYPE_CHECKING:
     from app.remote.client.model import RemoteModel

@@ -182,8 +182,7 @@ def _last(params: LoadParams, goal: str) -> TuneResult:
         found = last_result(planner, params, Forecaster.of_machine(), goal)
     if found is None:
         raise EngineError(
-            "There is no earlier search for this model, context and devices.",
-            "Leave --last out.",
+            "There is no earlier search for this model, context and devices.", "Leave --last out."
         )
     return found
 

@@ -10,13 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from app.core.translation import tr
 from app.tools.results import BETWEEN, server_prefixes
-from app.tools.server_store import (
-    ServerTool,
-    ToolLimits,
-    ToolResult,
-    ToolServer,
-    ToolServerState,
-)
+from app.tools.server_store import ServerTool, ToolLimits, ToolResult, ToolServer, ToolServerState
 from engine import EngineError
 
 if TYPE_CHECKING:
@@ -253,10 +247,7 @@ class ToolHub:
         )  # fmt: skip
 
     def call(
-        self,
-        tool_name: str,
-        arguments: Mapping[str, Any],
-        on_done: Callable[[ToolResult], None],
+        self, tool_name: str, arguments: Mapping[str, Any], on_done: Callable[[ToolResult], None]
     ) -> RunningCall:
         """Call a tool.
 

@@ -129,13 +129,7 @@ class MachineCommunicator:
         rank: number of the rank.
     """
 
-    def __init__(
-        self,
-        inner: Communicator,
-        way: Way,
-        layout: RankLayout,
-        abroad: set[int],
-    ) -> None:
+    def __init__(self, inner: Communicator, way: Way, layout: RankLayout, abroad: set[int]) -> None:
         self._local_rank = inner.rank
         self.rank = layout.local[inner.rank]
         self._inner, self._layout, self._abroad = inner, layout, abroad

@@ -145,8 +145,7 @@ class ThreadHost:
         except Exception as error:  # a broken installation has many ways to say so
             log.exception("the engine cannot be imported")
             self._import_error = EngineError(
-                f"PyTorch cannot be used ({type(error).__name__}: {error}).",
-                "Install it again.",
+                f"PyTorch cannot be used ({type(error).__name__}: {error}).", "Install it again."
             )
             self._send(0, Failed(self._import_error))
         while True:

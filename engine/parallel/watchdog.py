@@ -39,10 +39,7 @@ uses less.
 """
 
 THREAD_QUERY_LIMITED_INFORMATION = 0x0800  # winnt.h
-THREAD_BASIC_INFO, N_BASIC_INFO = (
-    3,
-    10,
-)  # mach/thread_info.h: flavor, size in 32-bit words
+THREAD_BASIC_INFO, N_BASIC_INFO = (3, 10)  # mach/thread_info.h: flavor, size in 32-bit words
 
 _serial = count()
 

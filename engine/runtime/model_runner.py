@@ -18,14 +18,7 @@ from engine.errors import CommError, EngineError
 from engine.hardware.backend_choice import captures_tokens
 from engine.hardware.fallbacks import Fallbacks
 from engine.hardware.faults import call_all, stopped_error
-from engine.model.forward.batch import (
-    FIRST_TOKEN,
-    MAX_AT_ONCE,
-    SMALL_BATCH,
-    Batch,
-    PassSize,
-    Piece,
-)
+from engine.model.forward.batch import FIRST_TOKEN, MAX_AT_ONCE, SMALL_BATCH, Batch, PassSize, Piece
 from engine.runtime import micro_batches
 from engine.runtime.interface import page_groups
 from engine.runtime.memory import CacheMemory

@@ -96,11 +96,7 @@ class TemplateRenderer:
             compiling.start()
 
     def render(
-        self,
-        source: str,
-        given: Mapping[str, Any],
-        seconds: float,
-        now: datetime | None = None,
+        self, source: str, given: Mapping[str, Any], seconds: float, now: datetime | None = None
     ) -> str:
         """Return what a template makes of variables.
 

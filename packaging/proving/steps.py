@@ -15,11 +15,7 @@ from proving.root import Root
 
 
 def run_steps(
-    steps: Sequence[Callable[[], None]],
-    root: Root,
-    desktop: Desktop,
-    suite: str,
-    base: Path | None,
+    steps: Sequence[Callable[[], None]], root: Root, desktop: Desktop, suite: str, base: Path | None
 ) -> None:
     """Make the root and run the steps; end what runs there, whatever happens.
 

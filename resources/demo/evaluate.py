@@ -159,10 +159,7 @@ def follow_ups(corpus: Corpus, rng: random.Random, n: int) -> list[Case]:
     while len(cases) < n:
         fact = rng.choice(list(corpus.facts.values()))
         last = rng.choice(fact.answers)
-        before = [
-            {"role": "user", "content": fact.asks[0]},
-            {"role": "assistant", "content": last},
-        ]
+        before = [{"role": "user", "content": fact.asks[0]}, {"role": "assistant", "content": last}]
         turn = corpus.followup_turn(rng, fact.id, last)
         if turn:
             cases.append(as_case(turn, corpus, before))

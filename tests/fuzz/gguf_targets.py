@@ -14,14 +14,7 @@ from PySide6.QtCore import QCoreApplication
 from app.cli.facts import run_inspect
 from app.devices.split.planning import find_out
 from app.devices.split.session import SplitSession
-from engine import (
-    EngineError,
-    Planner,
-    PromptError,
-    SamplingParams,
-    load_model,
-    read_model_info,
-)
+from engine import EngineError, Planner, PromptError, SamplingParams, load_model, read_model_info
 from engine.formats.gguf.reader import GGUFFile
 from engine.generation.requests import Generate
 from engine.runtime.image_encoder import ImageEncoder

@@ -208,10 +208,7 @@ ANSWERS: dict[AnswerFormat, tuple[str, Read]] = {
         f"<think>\nWhich town?\n</think>\n\nI look.\n<TOOLCALL>[{_OBJECTS}]</TOOLCALL>",
         _BOTH,
     ),
-    APRIEL: (
-        f"<think>Which town?</think>I look.\n<tool_calls>[{_OBJECTS}]</tool_calls>",
-        _BOTH,
-    ),
+    APRIEL: (f"<think>Which town?</think>I look.\n<tool_calls>[{_OBJECTS}]</tool_calls>", _BOTH),
     GRANITE: (f"<think>Which town?</think>I look.<|tool_call|>[{_OBJECTS}]", _BOTH),
     COHERE: (
         "<|START_THINKING|>Which town?<|END_THINKING|><|START_RESPONSE|>I look.<|END_RESPONSE|>"

@@ -6,9 +6,7 @@ from PySide6.QtWidgets import QApplication, QWidget
 
 
 def wheel(
-    widget: QWidget,
-    notches: int = -1,
-    keys: Qt.KeyboardModifier = Qt.KeyboardModifier.NoModifier,
+    widget: QWidget, notches: int = -1, keys: Qt.KeyboardModifier = Qt.KeyboardModifier.NoModifier
 ) -> QWheelEvent:
     """Turn the wheel over a widget: towards the user, unless `notches` is positive."""
     place = QPointF(widget.rect().center())

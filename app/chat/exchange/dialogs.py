@@ -40,11 +40,7 @@ class ChatExchange(QObject):
     noticed = Signal(object)  # Notice
 
     def __init__(
-        self,
-        session: ChatSession,
-        over: QWidget,
-        flush: Callable[[], None],
-        parent: QObject,
+        self, session: ChatSession, over: QWidget, flush: Callable[[], None], parent: QObject
     ) -> None:
         super().__init__(parent)
         self._session, self._over, self._flush = session, over, flush

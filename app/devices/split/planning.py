@@ -16,14 +16,7 @@ from PySide6.QtCore import QObject, QTimer, Signal, Slot
 import engine
 from app.core.background import LatestJob
 from app.devices.split.settings import SplitSettings
-from engine import (
-    LOAD_DEFAULTS,
-    SHARED_LOAD_OPTIONS,
-    EngineError,
-    LoadParams,
-    ModelInfo,
-    is_cpu,
-)
+from engine import LOAD_DEFAULTS, SHARED_LOAD_OPTIONS, EngineError, LoadParams, ModelInfo, is_cpu
 
 if TYPE_CHECKING:
     from engine import Choice, Evaluation, Forecaster, Plan, Planner, Positions, Remedy

@@ -315,9 +315,7 @@ def question_of(found: FoundModel, files: list[Path]) -> str:
     """Return the question before files are moved, with their number and size."""
     n_bytes = sum(path.stat().st_size for path in files if path.exists())
     return tr("Move {name} to the trash ({files}, {size})?").format(
-        name=found.name,
-        files=tr_n("{n} file", "{n} files", len(files)),
-        size=decimal_size(n_bytes),
+        name=found.name, files=tr_n("{n} file", "{n} files", len(files)), size=decimal_size(n_bytes)
     )
 
 

@@ -152,11 +152,7 @@ def outlook(entry: LibraryEntry) -> LibraryCell:
     if not is_timed:
         return LibraryCell(tr("fits · {context}").format(context=context), 0.5, tip)
     rate = rate_text(prospect.tokens_per_s)
-    return LibraryCell(
-        f"~ {rate} tok/s · {context}",
-        prospect.tokens_per_s,
-        tip,
-    )
+    return LibraryCell(f"~ {rate} tok/s · {context}", prospect.tokens_per_s, tip)
 
 
 def count_text(n: int) -> str:
@@ -226,10 +222,7 @@ class LibraryView(QWidget):
         theme_signals().changed.connect(self._refresh_marks)
 
     def set_entries(
-        self,
-        entries: Sequence[LibraryEntry],
-        pinned: Collection[str],
-        uses: Mapping[str, LastUse],
+        self, entries: Sequence[LibraryEntry], pinned: Collection[str], uses: Mapping[str, LastUse]
     ) -> None:
         """Show these models in place of all others; keep what is selected.
 

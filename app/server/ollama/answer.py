@@ -34,15 +34,7 @@ from app.server.refusal import FieldPlaces, Refusal, bad_value, placed_text
 from app.server.request_log import RequestRecord
 from app.server.web.operations import Operation
 from app.server.web.responses import AwaitedJson, Document, EventStream, json_bytes, json_response
-from engine import (
-    AnswerBlock,
-    AnswerBlocks,
-    ChatMessage,
-    Embed,
-    Generate,
-    Grammar,
-    ToolCall,
-)
+from engine import AnswerBlock, AnswerBlocks, ChatMessage, Embed, Generate, Grammar, ToolCall
 
 REASONS = {"stop": "stop", "length": "length", "context": "length", "cancelled": "length"}
 """Ollama's reasons for the end of an answer."""

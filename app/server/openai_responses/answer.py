@@ -29,13 +29,7 @@ from app.server.refusal import FieldPlaces, bad_value, error_document
 from app.server.request_log import RequestRecord
 from app.server.web.operations import Operation
 from app.server.web.responses import EVENTS, AwaitedJson, Document, EventStream, event_bytes
-from engine import (
-    AnswerBlock,
-    AnswerBlocks,
-    Event,
-    Generate,
-    Grammar,
-)
+from engine import AnswerBlock, AnswerBlocks, Event, Generate, Grammar
 
 ItemKind = Literal["message", "reasoning", "function_call", "custom_tool_call"]
 

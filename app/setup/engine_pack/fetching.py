@@ -85,11 +85,7 @@ def n_fetched(lock: Lock, folder: Path) -> int:
 
 
 def fetch_wheels(
-    lock: Lock,
-    folder: Path,
-    stopped: threading.Event,
-    told: Told,
-    patience: Patience | None = None,
+    lock: Lock, folder: Path, stopped: threading.Event, told: Told, patience: Patience | None = None
 ) -> None:
     """Fetch the wheels of a lock that a folder lacks; wheels of other locks there are deleted.
 
@@ -267,10 +263,7 @@ def find_uv() -> Path:
         path = folder / name
         if path.is_file() and os.access(path, os.X_OK):
             return path
-    raise UvMissing(
-        tr("uv, which unpacks the engine, is missing."),
-        tr("Install Tandem again."),
-    )
+    raise UvMissing(tr("uv, which unpacks the engine, is missing."), tr("Install Tandem again."))
 
 
 def unpack(

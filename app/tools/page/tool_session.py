@@ -77,10 +77,7 @@ class ToolSession(QObject):
         return self._hub.offered() if self.servers else ()
 
     def call(
-        self,
-        tool_name: str,
-        arguments: Mapping[str, Any],
-        on_done: Callable[[ToolResult], None],
+        self, tool_name: str, arguments: Mapping[str, Any], on_done: Callable[[ToolResult], None]
     ) -> RunningCall:
         """Call a tool; see `ToolHub.call`. `on_done` is called on the hub's thread."""
         return self._hub.call(tool_name, arguments, on_done)

@@ -403,9 +403,7 @@ class HelpDialogs(QObject):
             self.log.say(tr("Copied. Read it before you send it to anybody."))
 
 
-def _read_facts(
-    devices: Sequence[DeviceInfo],
-) -> tuple[list[tuple[str, str]], list[Component]]:
+def _read_facts(devices: Sequence[DeviceInfo]) -> tuple[list[tuple[str, str]], list[Component]]:
     """Return versions and components; work for a thread."""
     from app.window.help.diagnostics import all_components, versions
 

@@ -16,13 +16,7 @@ from dataclasses import replace
 from typing import Literal
 
 from engine.errors import DeviceError, DeviceStopped, NoDevice
-from engine.hardware.devices.amd import (
-    AmdGpu,
-    access_problem,
-    amd_driver,
-    amd_gpus,
-    amd_memory,
-)
+from engine.hardware.devices.amd import AmdGpu, access_problem, amd_driver, amd_gpus, amd_memory
 from engine.hardware.devices.host import cpu_info
 from engine.hardware.devices.nvml import NO_DRIVER, Gpu, Nvml
 from engine.hardware.devices.other_gpus import Adapter, GpuMaker, TorchGpu, ask_torch, find_adapters

@@ -150,12 +150,7 @@ class Context:
     """
 
     def __init__(
-        self,
-        comm: Communicator,
-        ops: Ops,
-        cache: Cache,
-        device: torch.device,
-        kinds: Sequence[str],
+        self, comm: Communicator, ops: Ops, cache: Cache, device: torch.device, kinds: Sequence[str]
     ) -> None:
         self.rank = comm.rank
         self.ops = ops

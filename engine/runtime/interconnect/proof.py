@@ -89,10 +89,7 @@ def find_routes(
 
 
 def prove_links(
-    devices: Sequence[str],
-    *,
-    file: MachineFile | None = None,
-    machine: ThisMachine | None = None,
+    devices: Sequence[str], *, file: MachineFile | None = None, machine: ThisMachine | None = None
 ) -> Routes:
     """Try and time all routes between GPUs again, whatever is known; takes some seconds.
 

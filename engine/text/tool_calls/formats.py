@@ -236,12 +236,7 @@ HERMES = AnswerFormat(
 MISTRAL = AnswerFormat(
     "mistral",
     described(
-        {
-            "open": "[TOOL_CALLS]",
-            "content": "json",
-            "transform": LISTED,
-            "transform_each": True,
-        },
+        {"open": "[TOOL_CALLS]", "content": "json", "transform": LISTED, "transform_each": True},
         reasoning_content=TEXT | {"open": "[THINK]", "close": "[/THINK]"},
     ),
     before='{"name": "NAME", "arguments": ',
@@ -329,9 +324,7 @@ MISTRAL_ARGS = AnswerFormat(
     "mistral_args",
     described(
         JSON_BEHIND_NAME
-        | {
-            "open_pattern": rf"\[TOOL_CALLS\]\s*{NAME}(?:\[CALL_ID\][\w-]{{1,64}})?(?:\[ARGS\])?",
-        },
+        | {"open_pattern": rf"\[TOOL_CALLS\]\s*{NAME}(?:\[CALL_ID\][\w-]{{1,64}})?(?:\[ARGS\])?"},
         reasoning_content=TEXT | {"open": "[THINK]", "close": "[/THINK]"},
     ),
     before="[TOOL_CALLS]NAME[ARGS]",
@@ -456,13 +449,7 @@ FUNCTION_GEMMA = AnswerFormat(
 )
 FUNCTIONARY = AnswerFormat(
     "functionary",
-    described(
-        JSON_BEHIND_NAME
-        | {
-            "open_pattern": rf"<function={NAME}>",
-            "close": "</function>",
-        }
-    ),
+    described(JSON_BEHIND_NAME | {"open_pattern": rf"<function={NAME}>", "close": "</function>"}),
     before="<function=NAME>",
     behind="</function>",
     trigger="<function=",
@@ -558,10 +545,7 @@ def _dsml(name: str, section: str) -> AnswerFormat:
             }
         ),
         before='<｜DSML｜invoke name="NAME">\n',
-        argument=(
-            '<｜DSML｜parameter name="NAME" string="IS_TEXT">',
-            "</｜DSML｜parameter>\n",
-        ),
+        argument=('<｜DSML｜parameter name="NAME" string="IS_TEXT">', "</｜DSML｜parameter>\n"),
         behind="</｜DSML｜invoke>\n",
         around=(opening + "\n", closing),
         trigger=opening,

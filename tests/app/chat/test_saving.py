@@ -245,8 +245,7 @@ def test_damaged_chats_are_listed_explained_and_shown_in_their_folder(
 ) -> None:
     opened: list[str] = []
     monkeypatch.setattr(
-        "app.widgets.text.QDesktopServices.openUrl",
-        lambda url: opened.append(url.toLocalFile()),
+        "app.widgets.text.QDesktopServices.openUrl", lambda url: opened.append(url.toLocalFile())
     )
     chats_dir().mkdir(parents=True)
     content = '{"id": "broken", "title": '

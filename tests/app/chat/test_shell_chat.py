@@ -405,8 +405,7 @@ def test_a_model_s_file_recommends_how_to_sample(
     """What a person has set comes first, and nothing of the file is stored as theirs."""
     recommended = (("temperature", 0.6), ("top_k", 20))
     monkeypatch.setattr(
-        "tests.helpers.fake_host.model_info",
-        lambda path: model_info(path, sampling=recommended),
+        "tests.helpers.fake_host.model_info", lambda path: model_info(path, sampling=recommended)
     )
     shell = make_shell(model=MODEL)
     assert shell.window.composer._sampling.accessibleName() == "Sampling: Sampling · From the model"

@@ -106,10 +106,7 @@ def test_inspect_tells_what_the_file_says(run: Run, model: Path, draft: ModelDra
     assert {t["name"]: tuple(t["shape"]) for t in document["tensors"]} == {
         name: tensor.shape for name, tensor in draft.tensors.items()
     }
-    assert (document["problem"], document["split"]["modes"]) == (
-        "",
-        ["tensor", "layer", "groups"],
-    )
+    assert (document["problem"], document["split"]["modes"]) == ("", ["tensor", "layer", "groups"])
     attention, ffn, _ = document["split"]["parts"]
     assert (attention["name"], attention["n_layer"], attention["n_pieces"]) == ("attention", 2, 4)
     assert (ffn["n_pieces"], ffn["unit"]) == (3, "32 columns")

@@ -127,11 +127,7 @@ def test_without_files_connections_wait_quietly(
     monkeypatch.setattr(web_server, "listen", partial(listen_full, web_server.listen, made))
     monkeypatch.setattr(web_server, "NO_FILES_S", 0.01)
     request = b"GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
-    with (
-        caplog.at_level(logging.WARNING),
-        Served(demo_engine) as server,
-        connect(server) as silent,
-    ):
+    with caplog.at_level(logging.WARNING), Served(demo_engine) as server, connect(server) as silent:
         assert ask_health(server).status_code == 200, "the one before was taken as well"
         (listener,) = made
         listener.is_full = True

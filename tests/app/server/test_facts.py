@@ -116,10 +116,7 @@ def test_an_engine_that_is_busy_is_asked_once_and_keeps_nobody_waiting() -> None
     asyncio.run(act())
 
 
-RECOMMENDED = {
-    "first": (("temperature", 0.6), ("top_k", 20)),
-    "second": (("temperature", 1.5),),
-}
+RECOMMENDED = {"first": (("temperature", 0.6), ("top_k", 20)), "second": (("temperature", 1.5),)}
 """What files recommend, by their names."""
 
 

@@ -9,16 +9,7 @@ from app.core.paths import demo_model
 from app.server.async_engine import AsyncEngine
 from app.server.models import SingleModel, find_model
 from app.server.refusal import Refusal
-from engine import (
-    EngineCrashed,
-    EngineError,
-    Failed,
-    Generate,
-    Load,
-    LoadParams,
-    TokenText,
-    Unload,
-)
+from engine import EngineCrashed, EngineError, Failed, Generate, Load, LoadParams, TokenText, Unload
 from tests.helpers.fake_host import FakeHost, Script, model_info
 
 Act = Callable[[SingleModel, AsyncEngine, FakeHost], Awaitable[None]]

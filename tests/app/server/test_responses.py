@@ -108,10 +108,7 @@ def test_a_conversation_reaches_the_engine(client: OpenAI, demo_engine: EngineOn
         ({"background": True}, "in the background"),
         ({"tool_choice": "required"}, "there are no tools"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "cannot read"),
-        (
-            {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
-            "must be a data URI",
-        ),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "must be a data URI"),
     ],
 )
 def test_what_cannot_be_answered_is_said(

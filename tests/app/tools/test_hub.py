@@ -169,9 +169,7 @@ def test_what_a_server_asks_of_the_model_is_declined(hub: WatchedHub) -> None:
     assert hub.call("plain__ask") == ToolResult("Sampling not supported")
 
 
-def test_a_server_that_hangs_and_one_that_prints_rubbish(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_server_that_hangs_and_one_that_prints_rubbish(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mcp.client.stdio.PROCESS_TERMINATION_TIMEOUT", 0.1)
     with watched_hub(ToolLimits(start_s=4.0)) as hub:
         ways = plain_server("hung", "hang"), plain_server("loud", "rubbish")

@@ -140,10 +140,7 @@ def test_a_boundary_carries_the_hidden_state_once_for_each_token(
 
 
 def test_a_shared_beginning_is_found_and_guesses_are_checked(path: Path) -> None:
-    with (
-        machines(2),
-        model_on((1, 1), params(path, (1, 1), draft="ngram")) as model,
-    ):
+    with machines(2), model_on((1, 1), params(path, (1, 1), draft="ngram")) as model:
         prompt, wanted = [4, 5, 6] * 90, SamplingParams(**{**GREEDY, "max_tokens": 30})
         list(model.generate(prompt, wanted))
         *_, end = model.generate([*prompt, 7], wanted)

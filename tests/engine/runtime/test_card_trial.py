@@ -236,10 +236,7 @@ def test_the_test_in_this_process_does_not_take_a_fault_for_wrong_kernels(
 def test_a_failed_card_can_be_tested_again(
     driver: FakeDriver, asked: dict[str, list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    infos, records = (
-        require_devices(["cuda:0", "cuda:1", "cpu"]),
-        CardRecords.of_user(),
-    )
+    infos, records = (require_devices(["cuda:0", "cuda:1", "cpu"]), CardRecords.of_user())
     for info in infos[:2]:
         records.keep(card_key(info), WHOLE_CARD, CardVerdict("hung", "it hung", "2026-03-01"))
     assert prove_kernels(["cuda:0", "cuda:1"]).current

@@ -77,10 +77,7 @@ def simulated(
         return loaded, gpu.allocator.peak
 
 
-CASES = [
-    (moe_30b, 2, (0.6, 0.4), 1, {}),
-    (llama_1b, 1, None, 0, {}),
-]
+CASES = [(moe_30b, 2, (0.6, 0.4), 1, {}), (llama_1b, 1, None, 0, {})]
 MORE = [(hollow_70b, 2, None, 0, {}), (hollow_llama, 8, None, 7, {"n_batch": 2048})]
 MORE += [
     (write, n, split, n - 1, {"n_batch": n_batch, "n_ctx": n_ctx})

@@ -5,14 +5,7 @@ from typing import Any
 
 import pytest
 
-from engine import (
-    Finished,
-    ModelFileError,
-    PromptError,
-    SamplingParams,
-    inspect_model,
-    load_model,
-)
+from engine import Finished, ModelFileError, PromptError, SamplingParams, inspect_model, load_model
 from tests.helpers.tiny_gguf import tiny_gguf
 
 MODEL, PRE = "tokenizer.ggml.model", "tokenizer.ggml.pre"

@@ -109,8 +109,7 @@ def test_children_are_tied_on_windows_and_nowhere_else(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize(
-    "module",
-    ["engine.hosts.process.child", "engine.util.sandbox", "engine.hardware.trial_process"],
+    "module", ["engine.hosts.process.child", "engine.util.sandbox", "engine.hardware.trial_process"]
 )
 def test_every_kind_of_child_is_tied(monkeypatch: pytest.MonkeyPatch, module: str) -> None:
     from engine.hardware.trial_process import TrialProcess

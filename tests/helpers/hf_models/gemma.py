@@ -91,11 +91,7 @@ def gemma3(c: Config) -> dict[str, Any]:
 
 def rnj(c: Config) -> dict[str, Any]:
     """Return the keys of Rnj-1, a Gemma 3 without windows, stretched by YaRN."""
-    return {
-        **gemma(c),
-        **full_yarn(c),
-        "final_logit_softcapping": c.final_logit_softcapping,
-    }
+    return {**gemma(c), **full_yarn(c), "final_logit_softcapping": c.final_logit_softcapping}
 
 
 def gemma4_config(layer_types: str, **changes: Any) -> Config:

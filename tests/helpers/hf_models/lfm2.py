@@ -48,5 +48,5 @@ FAMILIES = [
         ),
         lfm2,
         LFM2,
-    ),
+    )
 ]

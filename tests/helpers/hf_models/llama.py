@@ -59,12 +59,7 @@ def llama3_divisors(c: Config) -> dict[str, Array]:
 
 
 def granite(c: Config) -> dict[str, Any]:
-    return {
-        **sizes(c),
-        **rope_base(c),
-        **rope_size(c),
-        **granite_scales(c),
-    }
+    return {**sizes(c), **rope_base(c), **rope_size(c), **granite_scales(c)}
 
 
 def phi3(c: Config) -> dict[str, Any]:

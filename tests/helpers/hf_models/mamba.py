@@ -115,14 +115,7 @@ def jamba_config(**others: Any) -> JambaConfig:
 
 
 FAMILIES = [
-    Family(
-        "mamba",
-        "mamba",
-        "mamba-q5_0.gguf",
-        lambda: MambaConfig(**MAMBA_SIZES),
-        mamba,
-        MAMBA,
-    ),
+    Family("mamba", "mamba", "mamba-q5_0.gguf", lambda: MambaConfig(**MAMBA_SIZES), mamba, MAMBA),
     Family(
         "falcon-mamba",
         "mamba",

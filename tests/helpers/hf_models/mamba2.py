@@ -3,12 +3,7 @@
 from typing import Any
 
 import numpy as np
-from transformers import (
-    FalconH1Config,
-    GraniteMoeHybridConfig,
-    Mamba2Config,
-    NemotronHConfig,
-)
+from transformers import FalconH1Config, GraniteMoeHybridConfig, Mamba2Config, NemotronHConfig
 
 from tests.helpers.hf_models.family import Array, Change, Config, Family
 from tests.helpers.hf_models.parts import (

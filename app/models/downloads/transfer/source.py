@@ -192,10 +192,7 @@ class Source:
         self._endpoint, self._token = httpx2.URL(endpoint), token
         self._client = httpx2.Client(
             timeout=httpx2.Timeout(stall_s, connect=min(CONNECT_S, stall_s)),
-            headers={
-                "User-Agent": f"tandem/{package_version()}",
-                "Accept-Encoding": "identity",
-            },
+            headers={"User-Agent": f"tandem/{package_version()}", "Accept-Encoding": "identity"},
         )
         self._found: dict[str, httpx2.URL] = {}
         self._is_closed = False

@@ -9,14 +9,7 @@ from pathlib import Path
 
 import pytest
 from PySide6.QtCore import QModelIndex, Qt
-from PySide6.QtWidgets import (
-    QApplication,
-    QFileDialog,
-    QLineEdit,
-    QMenu,
-    QStyle,
-    QStyleOptionFrame,
-)
+from PySide6.QtWidgets import QApplication, QFileDialog, QLineEdit, QMenu, QStyle, QStyleOptionFrame
 from pytestqt.qtbot import QtBot
 
 from app.chat import search as search_module

@@ -10,14 +10,7 @@ from pytestqt.qtbot import QtBot
 from app.chat.conversation import Conversation
 from app.core.engine_client import EngineState
 from app.main import Shell
-from engine import (
-    ContextOverflow,
-    EngineCrashed,
-    EngineError,
-    Failed,
-    Generate,
-    PrefillProgress,
-)
+from engine import ContextOverflow, EngineCrashed, EngineError, Failed, Generate, PrefillProgress
 from tests.helpers.fake_host import Script
 from tests.helpers.shell_driver import (
     MODEL,

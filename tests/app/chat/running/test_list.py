@@ -108,8 +108,7 @@ def test_another_title_is_shown(qtbot: QtBot, shell: Shell) -> None:
 
 
 @pytest.mark.parametrize(
-    ("width", "text"),
-    [(1200, "3 answers running"), (560, "3 answers running"), (360, "3")],
+    ("width", "text"), [(1200, "3 answers running"), (560, "3 answers running"), (360, "3")]
 )
 def test_a_narrow_bar_keeps_both_chips(
     qtbot: QtBot, qapp: QApplication, width: int, text: str

@@ -14,15 +14,7 @@ from app.chat import database
 from app.chat import search as search_module
 from app.chat.conversation import Conversation
 from app.chat.message import Message
-from app.chat.search import (
-    TITLE,
-    Hit,
-    find_hits,
-    folded,
-    index_some,
-    parse_words,
-    searched_text,
-)
+from app.chat.search import TITLE, Hit, find_hits, folded, index_some, parse_words, searched_text
 from app.chat.store import FILE, ChatStore
 
 WORDS = [

@@ -6,16 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.chat.search import (
-    AFTER,
-    BEFORE,
-    MAX_WORD,
-    MAX_WORDS,
-    folded,
-    marked,
-    parse_words,
-    snippet,
-)
+from app.chat.search import AFTER, BEFORE, MAX_WORD, MAX_WORDS, folded, marked, parse_words, snippet
 
 
 @pytest.mark.parametrize(

@@ -19,12 +19,7 @@ from pytestqt.qtbot import QtBot
 
 from app.core.paths import settings_file
 from app.core.process import single_window
-from app.core.process.single_window import (
-    OpenRequest,
-    SecondStarts,
-    hand_over,
-    quit_window,
-)
+from app.core.process.single_window import OpenRequest, SecondStarts, hand_over, quit_window
 from tests.helpers.shell_driver import MODEL, MakeShell
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="plays with Unix sockets")

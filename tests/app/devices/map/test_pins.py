@@ -14,8 +14,7 @@ from tests.helpers.tiny_gguf import tiny_gguf
 
 PARTS = st.one_of(
     st.tuples(
-        st.integers(0, 99),
-        st.sampled_from(["attention", "recurrent", "ffn", "experts", "shared"]),
+        st.integers(0, 99), st.sampled_from(["attention", "recurrent", "ffn", "experts", "shared"])
     ),
     st.tuples(st.none(), st.sampled_from(["embedding", "output"])),
 )

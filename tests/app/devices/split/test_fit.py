@@ -105,10 +105,7 @@ def test_remedies_of_other_settings_cannot_be_pressed(panel: WiredPanel, qtbot: 
         (Remedy("parallel", "…", LoadParams("m", parallel=2)), "2 requests at once"),
         (Remedy("kv_type", "…", LoadParams("m", kv_type="q8_0")), "q8_0 KV cache"),
         (Remedy("context", "…", LoadParams("m", n_ctx=16384)), "Context of 16\u202f384 tokens"),
-        (
-            Remedy("experts", "…", LoadParams("m", n_cpu_moe=12)),
-            "Experts of 12 blocks on the CPU",
-        ),
+        (Remedy("experts", "…", LoadParams("m", n_cpu_moe=12)), "Experts of 12 blocks on the CPU"),
         (Remedy("blocks", "…", LoadParams("m", n_cpu_blocks=3)), "3 blocks on the CPU"),
         (Remedy("kv_on_host", "…", LoadParams("m")), "KV cache in host memory"),
     ],

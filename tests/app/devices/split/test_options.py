@@ -188,9 +188,7 @@ def test_the_slider_marks_what_fits(
     assert options.context_slider.accessibleDescription().startswith("2048 tokens.")
 
 
-def test_beyond_the_mark_the_slider_is_painted_in_the_colour_of_danger(
-    panel: WiredPanel,
-) -> None:
+def test_beyond_the_mark_the_slider_is_painted_in_the_colour_of_danger(panel: WiredPanel) -> None:
     slider = panel.options.context_slider
     slider.set_most(4096)
     image = slider.grab().toImage()

@@ -86,10 +86,7 @@ def test_other_models_get_no_suggestions(make_shell: MakeShell) -> None:
     assert offered(shell) == []
 
 
-@pytest.mark.parametrize(
-    ("prompt", "words"),
-    list(zip(DEMO_PROMPTS, WORDS, strict=True)),
-)
+@pytest.mark.parametrize(("prompt", "words"), list(zip(DEMO_PROMPTS, WORDS, strict=True)))
 def test_the_demo_knows_what_is_suggested(
     prompt: str, words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

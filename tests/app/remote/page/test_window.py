@@ -12,15 +12,7 @@ from app.main import Shell
 from app.remote.client.address import KeyStore, RemoteAddress, parse_url
 from app.remote.page.connecting import RemoteDialog
 from engine import Load, Unload
-from tests.helpers.fake_openai import (
-    DONE,
-    Asked,
-    FakeOpenAI,
-    Reply,
-    ended,
-    fake_openai,
-    said,
-)
+from tests.helpers.fake_openai import DONE, Asked, FakeOpenAI, Reply, ended, fake_openai, said
 from tests.helpers.shell_driver import MODEL, MakeShell, ask, banner, host_of, shown
 
 METRICS = """\

@@ -143,8 +143,7 @@ def test_folders_are_added_and_removed(
     shell = make_shell()
     editor = page_of(qtbot, shell).rows["model_folders"].editor
     monkeypatch.setattr(
-        "app.window.preferences.editors.QFileDialog.getExistingDirectory",
-        lambda *a: str(tmp_path),
+        "app.window.preferences.editors.QFileDialog.getExistingDirectory", lambda *a: str(tmp_path)
     )
     editor.add.click()
     editor.add.click()  # a second time changes nothing

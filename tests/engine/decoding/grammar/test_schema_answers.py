@@ -8,15 +8,7 @@ from pathlib import Path
 import pytest
 
 from app.core.paths import demo_model
-from engine import (
-    ChatMessage,
-    Finished,
-    Generate,
-    Model,
-    SamplingParams,
-    TokenText,
-    load_model,
-)
+from engine import ChatMessage, Finished, Generate, Model, SamplingParams, TokenText, load_model
 from tests.helpers.json_schemas import random_schema
 
 N_ALL = 320

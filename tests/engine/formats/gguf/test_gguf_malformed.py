@@ -74,10 +74,7 @@ ATTACKS = {
         gguf([], [tensor("t", [4, 2**30 - 1, 2**30 + 1, 1])]),
         "'t' claims an impossible size",
     ),
-    "product of 2**80": (
-        gguf([], [tensor("t", [2**40, 2**40])]),
-        "'t' claims an impossible size",
-    ),
+    "product of 2**80": (gguf([], [tensor("t", [2**40, 2**40])]), "'t' claims an impossible size"),
     "first size zero": (gguf([], [tensor("t", [0, 4])], F32_32), "'t' has an empty dimension"),
     "last size zero": (gguf([], [tensor("t", [4, 0])], F32_32), "'t' has an empty dimension"),
     "no dimensions": (gguf([], [tensor("t", [])], F32_32), "'t' has 0 dimensions"),
@@ -249,9 +246,7 @@ def test_no_mutation_breaks_the_reader(
 
 
 @settings(
-    max_examples=100,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(tail=st.binary(max_size=200))
 def test_noise_after_the_magic_breaks_nothing(tmp_path: Path, tail: bytes) -> None:

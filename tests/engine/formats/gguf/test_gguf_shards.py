@@ -114,12 +114,7 @@ def test_a_link_finds_parts_beside_itself(tmp_path: Path) -> None:
 
 
 def part(
-    no: int,
-    count: int,
-    *,
-    name: str = "",
-    arch: str | None = "llama",
-    total: int | None = None,
+    no: int, count: int, *, name: str = "", arch: str | None = "llama", total: int | None = None
 ) -> bytes:
     entries = [entry("split.no", U32, u32(no)), entry("split.count", U32, u32(count))]
     if arch is not None:

@@ -6,12 +6,7 @@ from pathlib import Path
 
 import engine
 from engine.hardware.devices.types import far_id, is_cpu, local_id, machine_of
-from engine.hosts.machines.joining import (
-    devices_from,
-    states_from,
-    told_devices,
-    told_states,
-)
+from engine.hosts.machines.joining import devices_from, states_from, told_devices, told_states
 from tests.helpers.tiny_gguf import tiny_gguf
 
 TOKEN = "a token of a test"

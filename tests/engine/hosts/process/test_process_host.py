@@ -385,9 +385,7 @@ def test_a_device_that_hangs_ends_the_process_as_well(path: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_model_that_a_stopped_device_has_not_touched_stays_until_it_is_ejected(
-    path: str,
-) -> None:
+def test_a_model_that_a_stopped_device_has_not_touched_stays_until_it_is_ejected(path: str) -> None:
     office = Office(program(POISONED))
     loaded = office.run(Load(LoadParams(path)))
     assert isinstance(loaded, ModelLoaded)

@@ -146,9 +146,7 @@ def test_closing_sends_what_waits() -> None:
     wire.close()
 
 
-def test_an_engine_that_says_nothing_still_has_a_heartbeat(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_engine_that_says_nothing_still_has_a_heartbeat(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sender_module, "BEAT_S", 0.01)
     wire = Wire()
     for _ in range(5):

@@ -6,9 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from engine import (
-    Unload,
-)
+from engine import Unload
 from tests.helpers.desk import HOSTS, Desk
 from tests.helpers.new_threads import new_threads
 from tests.helpers.tiny_gguf import tiny_gguf

@@ -195,11 +195,7 @@ def fused_attention(built: Built) -> ModelDraft:
 @pytest.mark.parametrize("split", SPLITS, ids=str)
 @pytest.mark.parametrize(
     ("name", "change"),
-    [
-        ("qwen3next", joint_projections),
-        ("qwen3next", fused_attention),
-        ("qwen35", fused_attention),
-    ],
+    [("qwen3next", joint_projections), ("qwen3next", fused_attention), ("qwen35", fused_attention)],
 )
 def test_other_layouts_of_the_same_weights(
     models: dict[str, Built], tmp_path: Path, name: str, change: Any, split: list[int]

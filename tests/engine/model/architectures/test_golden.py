@@ -6,14 +6,7 @@ from typing import Any
 import pytest
 
 from engine.model.architectures.registry import is_supported
-from tests.helpers.golden import (
-    CASES,
-    TOLERANCE,
-    Case,
-    golden_error,
-    golden_models,
-    golden_path,
-)
+from tests.helpers.golden import CASES, TOLERANCE, Case, golden_error, golden_models, golden_path
 
 
 def test_the_reference_set_is_complete() -> None:

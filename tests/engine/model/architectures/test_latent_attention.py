@@ -11,14 +11,7 @@ import pytest
 from engine import LoadParams, Planner, load_model
 from engine.errors import InvalidGGUF
 from engine.model.forward.pages import PAGE
-from tests.helpers.golden import (
-    TOLERANCE,
-    Case,
-    golden_error,
-    golden_logits,
-    golden_path,
-    nmse,
-)
+from tests.helpers.golden import TOLERANCE, Case, golden_error, golden_logits, golden_path, nmse
 from tests.helpers.model_draft import DraftTensor, ModelDraft
 
 DEEPSEEK = "deepseek3-mla-q4_k_m"

@@ -19,8 +19,7 @@ def draft_of(name: str, **meta: Any) -> ModelDraft:
     """Return a reference model with other metadata; keys without the architecture."""
     draft = ModelDraft.read(golden_path(f"{name}.gguf"))
     return draft.changed(
-        {k.replace("__", "."): v for k, v in meta.items()},
-        f"{draft.meta['general.architecture']}.",
+        {k.replace("__", "."): v for k, v in meta.items()}, f"{draft.meta['general.architecture']}."
     )
 
 

@@ -11,14 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine import (
-    ContextShifted,
-    LoadParams,
-    Model,
-    Planner,
-    SamplingParams,
-    load_model,
-)
+from engine import ContextShifted, LoadParams, Model, Planner, SamplingParams, load_model
 from engine.errors import ModelFileError
 from tests.helpers.answers import ask, ids_of
 from tests.helpers.golden import TOLERANCE, nmse

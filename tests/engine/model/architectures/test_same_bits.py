@@ -4,13 +4,7 @@ import numpy as np
 import pytest
 
 from engine import load_model
-from tests.helpers.golden import (
-    Case,
-    golden_logits,
-    golden_models,
-    golden_path,
-    logits_in_steps,
-)
+from tests.helpers.golden import Case, golden_logits, golden_models, golden_path, logits_in_steps
 from tests.helpers.passes import forward_alone
 from tests.helpers.tiers import paired
 

@@ -250,9 +250,6 @@ def test_a_cancelled_reading_ends_its_child(monkeypatch: pytest.MonkeyPatch) -> 
         is_cancelled.set()
 
     threading.Thread(target=cancel, daemon=True).start()
-    with (
-        ImageDecoder(1, is_cancelled.is_set) as reading,
-        pytest.raises(Cancelled),
-    ):
+    with ImageDecoder(1, is_cancelled.is_set) as reading, pytest.raises(Cancelled):
         reading.views("", SQUARE)
     assert not children()

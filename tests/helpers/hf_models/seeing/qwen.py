@@ -6,12 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import (
-    Qwen2_5_VLConfig,
-    Qwen2VLImageProcessorPil,
-    Qwen3_5Config,
-    Qwen3VLConfig,
-)
+from transformers import Qwen2_5_VLConfig, Qwen2VLImageProcessorPil, Qwen3_5Config, Qwen3VLConfig
 
 from tests.helpers.hf_models.family import Array, Config, Family
 from tests.helpers.hf_models.linear_attention import FAMILIES as LINEARS

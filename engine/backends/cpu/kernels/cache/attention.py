@@ -316,10 +316,7 @@ def _add_page_of_rows(
     offset = row_bytes - STATE_BYTES
     with code.loop(code.number(0), pages.n_rows) as row:
         first, stop = _pages(code, given, pages.row + row)
-        with (
-            code.when((first <= page) & (page < stop)),
-            code.loop(row * n, (row + 1) * n) as index,
-        ):
+        with code.when((first <= page) & (page < stop)), code.loop(row * n, (row + 1) * n) as index:
             at = index * row_bytes
             code.call(
                 "add_page", VOID, room.page + at, room.rows + at, offset, offset // UNIT_BYTES

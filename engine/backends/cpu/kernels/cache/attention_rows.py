@@ -223,10 +223,7 @@ def _add_row_scores(module: ir.Module, n_vectors: int, known: Sequence[int]) -> 
     end = last - n_rows  # where the last tile begins, unless there are fewer rows
 
     def compute(name: str) -> None:
-        with (
-            code.loop(code.number(0), stop, step) as near,
-            code.loop(first, last, n_rows) as index,
-        ):
+        with code.loop(code.number(0), stop, step) as near, code.loop(first, last, n_rows) as index:
             row = code.min_signed(index, end)
             row = code.where(row < 0, code.number(0), row)
             code.call(

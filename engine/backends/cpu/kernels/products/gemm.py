@@ -89,10 +89,7 @@ class Prefetch:
     def emit(self, n_tiles: Value) -> None:
         """Write the prefetch of all lines of some tiles."""
         code = self.place.code
-        with (
-            code.loop(code.number(0), n_tiles) as tile,
-            code.loop(self.first, self.last) as line,
-        ):
+        with code.loop(code.number(0), n_tiles) as tile, code.loop(self.first, self.last) as line:
             code.prefetch(self.place + tile * self.tile_bytes + line * LINE_BYTES, cache=2)
 
     def emit_part(self, block: Value, n_blocks: Value, n_tiles: int = 1) -> None:

@@ -182,8 +182,7 @@ def test_a_wrong_cache_is_written_by_torch(path: Path, monkeypatch: pytest.Monke
 
 @pytest.mark.usefixtures("no_drawing")
 @pytest.mark.parametrize(
-    ("n", "name", "key"),
-    [(1, "_planes_gemv", "expert_gemv"), (12, "_grouped_gemm", "expert_gemm")],
+    ("n", "name", "key"), [(1, "_planes_gemv", "expert_gemv"), (12, "_grouped_gemm", "expert_gemm")]
 )
 def test_wrong_experts_are_computed_one_by_one(
     n: int, name: str, key: str, moe_model: Path, monkeypatch: pytest.MonkeyPatch

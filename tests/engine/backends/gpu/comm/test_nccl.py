@@ -87,10 +87,7 @@ def total_of(values: Sequence[Tensor | None]) -> Tensor:
 @pytest.mark.parametrize("seed", range(4))
 def test_both_get_the_same_right_bits(seed: int) -> None:
     shared = Nccl(late_gather)
-    for values in (
-        [torch.randn(200, 300), torch.randn(200, 300)],
-        [None, torch.randn(200, 300)],
-    ):
+    for values in ([torch.randn(200, 300), torch.randn(200, 300)], [None, torch.randn(200, 300)]):
         assert all(torch.equal(x, total_of(values)) for x in summed(seed, shared, values))
     assert shared.works
 

@@ -8,13 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from engine import (
-    EngineError,
-    Event,
-    Finished,
-    SamplingParams,
-    load_model,
-)
+from engine import EngineError, Event, Finished, SamplingParams, load_model
 from engine.backends.cpu.thread_comm import ThreadGroup
 from engine.backends.executor import RankExecutor
 from engine.backends.gpu.comm.one_shot import OneShotGroups
