@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 from contextlib import closing
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import engine  # what lists devices and plans is resolved when it is used
 from app.cli.output import note, remedy_here
-from engine import Fit, LoadParams, Remedy
+from engine import LOAD_OPTIONS, Fit, LoadParams, Remedy
 
 if TYPE_CHECKING:
     from engine import Alternative, Choice
@@ -129,7 +129,7 @@ def room_left(fit: Fit, params: LoadParams) -> RoomLeft:
 
 def _document(remedy: Remedy, asked: LoadParams) -> dict[str, object]:
     """Return a remedy with the options that it changes."""
-    pairs = [(f.name, getattr(remedy.params, f.name)) for f in fields(remedy.params)]
+    pairs = [(name, getattr(remedy.params, name)) for name in LOAD_OPTIONS]
     changes = {name: value for name, value in pairs if value != getattr(asked, name)}
     return {"kind": remedy.kind, "sentence": remedy.sentence, "changes": changes}
 

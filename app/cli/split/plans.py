@@ -13,6 +13,7 @@ from app.cli.arguments import add_json, add_model
 from app.cli.load_options import command_for, model_path, options_for
 from app.cli.output import table, write, write_json
 from engine import (
+    LOAD_OPTIONS,
     DeviceInfo,
     EngineError,
     LoadParams,
@@ -90,7 +91,7 @@ def _document(
         problem = str(error)
     return {
         "name": plan.name,
-        "params": {k: v for k, v in asdict(plan.params).items() if k != "path"},
+        "params": {name: asdict(plan.params)[name] for name in LOAD_OPTIONS},
         "devices": plan.devices,
         "badge": plan.badge,
         "n_ctx": n_ctx,
