@@ -15,10 +15,16 @@ with importing():  # these imports take a while, and Ctrl+C in one of them is no
     from pathlib import Path
     from typing import NoReturn
 
-    from app.cli.output import CommandParser, finish_output, note_error, prepare_streams, write
-    from app.cli.score import version
+    from app.cli.output import (
+        CommandParser,
+        finish_output,
+        note_error,
+        prepare_streams,
+        version,
+        write,
+    )
     from app.core.process.environment import check_display, missing_qt_library
-    from app.setup.engine_pack.store import activate as use_engine_pack
+    from app.setup.engine_pack.activation import activate as use_engine_pack
     from engine import EngineError
 
 COMMANDS = {

@@ -60,7 +60,7 @@ from engine import DeviceInfo, EngineError, LoadParams
 if TYPE_CHECKING:
     from app.chat.switches import ToolSwitch
     from app.remote.machines.part import MachinesPart
-    from app.setup.engine_pack.store import Origin
+    from app.setup.engine_pack.activation import Origin
     from app.tools.page.tool_dialog import ToolPresenter
     from app.window.engine_setup import EngineSetup
     from app.window.help.dialogs import HelpDialogs

@@ -68,7 +68,6 @@ if TYPE_CHECKING:
         new_command_id,
     )
     from engine.formats.gguf.header import is_header_whole
-    from engine.generation.answers import thought_apart
     from engine.generation.benchmark import BenchResult, BenchTest, perplexity
     from engine.generation.requests import (
         ApplyTemplate,
@@ -163,12 +162,8 @@ if TYPE_CHECKING:
         PeerMode,
         kv_types,
     )
-    from engine.model.architectures.info import (
-        Inspection,
-        ModelInfo,
-        inspect_model,
-        read_model_info,
-    )
+    from engine.model.architectures.description import Inspection, ModelInfo
+    from engine.model.architectures.info import inspect_model, read_model_info
     from engine.model.architectures.registry import supported_architectures
     from engine.planning.choice import Choice, choose
     from engine.planning.evaluation.evaluator import Evaluation
@@ -237,6 +232,7 @@ if TYPE_CHECKING:
         Tool,
         ToolCall,
         text_size,
+        thought_apart,
     )
     from engine.util.child_program import answer_lines, ending_after
     from engine.util.files import (

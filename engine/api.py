@@ -35,7 +35,8 @@ from engine.hardware.devices.host import usable_cores
 from engine.hardware.fallbacks import Fallback
 from engine.hardware.faults import has_stopped
 from engine.load_params import LoadParams
-from engine.model.architectures.info import ModelInfo, describe
+from engine.model.architectures.description import ModelInfo
+from engine.model.architectures.info import describe
 from engine.model.forward.batch import MAX_AT_ONCE
 from engine.model.layers.mtp import draft_tokens
 from engine.planning.draft import draft_model_path, mtp_path, with_mtp_file

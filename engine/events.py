@@ -53,7 +53,7 @@ from engine.generation.results import (
 )
 from engine.hardware.fallbacks import Fallback
 from engine.load_params import SPLIT_MODES, LoadParams
-from engine.model.architectures.info import ModelInfo
+from engine.model.architectures.description import ModelInfo
 from engine.planning.memory import DeviceMemory
 from engine.planning.speed.facts import WireSpeed
 from engine.util.progress import LoadProgress, StateProgress

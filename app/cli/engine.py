@@ -10,6 +10,7 @@ from pathlib import Path
 from app.cli.arguments import add_json
 from app.cli.output import note, note_progress, table, write, write_json
 from app.core.units import decimal_size
+from app.setup.engine_pack.activation import activate, has_own_engine
 from app.setup.engine_pack.existing import use_environment
 from app.setup.engine_pack.fetching import (
     InstallProgress,
@@ -24,10 +25,8 @@ from app.setup.engine_pack.store import (
     Pack,
     PackOffer,
     PackStore,
-    activate,
     find_offers,
     find_update,
-    has_own_engine,
     title_of,
 )
 from engine import EngineError

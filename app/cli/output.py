@@ -10,11 +10,20 @@ import os
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, is_dataclass
+from pathlib import Path
 from typing import Any, Final, NoReturn, TextIO
 
 from app.core.units import GIB, MIB
-from app.setup.engine_pack.store import has_own_engine
-from engine import EngineError, Fallback, error_line, json_escaped, one_line, printable
+from app.setup.engine_pack.activation import has_own_engine
+from engine import (
+    EngineError,
+    Fallback,
+    error_line,
+    json_escaped,
+    one_line,
+    package_version,
+    printable,
+)
 
 CLEAR_LINE: Final = "\r\x1b[K"
 """Sequence with which a terminal goes to the start of its line and clears it."""
@@ -165,3 +174,18 @@ OF_PIP = "pip "
 def remedy_here(command: str) -> str:
     """Return what to run in place of a command of pip's where an engine pack has PyTorch."""
     return "tandem engine" if command.startswith(OF_PIP) and not has_own_engine() else command
+
+
+PROJECT_FILE = Path(__file__).parents[2] / "pyproject.toml"
+
+
+def version() -> str:
+    """Return the version of the installed package, or that of the source tree if there is none."""
+    return package_version() or _source_version()
+
+
+def _source_version() -> str:
+    import tomllib  # late: an installed package does not need it
+
+    project = tomllib.loads(PROJECT_FILE.read_text(encoding="utf-8"))["project"]
+    return str(project["version"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import asdict
-from pathlib import Path
 
 import engine  # what reads models is resolved when it is used
 from app.cli.arguments import add_json, add_model
@@ -12,7 +11,6 @@ from app.cli.load_options import add_load, model_path
 from app.cli.loading import load, note_warnings
 from app.cli.output import fallback_fields, note_progress, table, write, write_json
 from app.cli.talk import add_prompt, prompt_of, read_text
-from engine import package_version
 
 PUBLISHED_CONTEXT = 512
 """Context, in tokens, of most published perplexities."""
@@ -73,18 +71,3 @@ def _shown(piece: bytes) -> str:
         return repr(piece.decode())
     except UnicodeDecodeError:
         return repr(piece)
-
-
-PROJECT_FILE = Path(__file__).parents[2] / "pyproject.toml"
-
-
-def version() -> str:
-    """Return the version of the installed package, or that of the source tree if there is none."""
-    return package_version() or _source_version()
-
-
-def _source_version() -> str:
-    import tomllib  # late: an installed package does not need it
-
-    project = tomllib.loads(PROJECT_FILE.read_text(encoding="utf-8"))["project"]
-    return str(project["version"])

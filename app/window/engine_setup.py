@@ -20,8 +20,8 @@ from app.window.start_up import StartUp
 from engine import EngineError, ModelInfo, ModelLoaded
 
 if TYPE_CHECKING:
+    from app.setup.engine_pack.activation import Origin
     from app.setup.engine_pack.installation import Installed
-    from app.setup.engine_pack.store import Origin
 
 CLOSE_S = 5.0
 

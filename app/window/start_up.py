@@ -20,7 +20,7 @@ from app.remote.client.address import is_remote
 from engine import DeviceInfo, EngineCrashed, EngineError, ModelLoaded
 
 if TYPE_CHECKING:
-    from app.setup.engine_pack.store import Origin
+    from app.setup.engine_pack.activation import Origin
     from engine import Rig, Wires
 
 UNSEEN_MS = 300
@@ -145,7 +145,7 @@ class StartUp(QObject):
 
 def _import_first() -> Origin:
     """Import what starts the engine, and find out where that is; work for a thread."""
-    from app.setup.engine_pack.store import activate
+    from app.setup.engine_pack.activation import activate
 
     origin = activate()  # first, as later child processes import from there
     import_host()

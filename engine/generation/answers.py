@@ -28,7 +28,7 @@ from engine.generation.structured_output import (
     callable_tools,
     output_format,
 )
-from engine.text.messages import THINK_CLOSE, THINK_OPEN, ThoughtMarker, text_size, thinking_marks
+from engine.text.messages import THINK_OPEN, ThoughtMarker, text_size, thinking_marks, thought_apart
 from engine.text.tool_calls.json_text import parameters_of
 from engine.text.tool_calls.marks import AnswerPartEvent, CallBegun, CallText, PartText
 from engine.text.tool_calls.parser import AnswerParser
@@ -241,15 +241,6 @@ def marker_behind(before: ChatMessage | None) -> ThoughtMarker:
         return ThoughtMarker()
     has_said = bool(before.content)
     return ThoughtMarker(is_open=bool(before.reasoning) and not has_said, has_said=has_said)
-
-
-def thought_apart(message: ChatMessage) -> ChatMessage:
-    """Return an answer whose thought, which stands in its text between marks, is apart."""
-    start = message.content.lstrip()
-    if message.reasoning or not start.startswith(THINK_OPEN):
-        return message
-    thought, _, said = start.removeprefix(THINK_OPEN).partition(THINK_CLOSE)
-    return replace(message, reasoning=thought.strip(), content=said.lstrip())
 
 
 T = TypeVar("T")

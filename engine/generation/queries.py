@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from engine.generation.prompts import Prompts
     from engine.generation.scheduler import Scheduler
     from engine.generation.stream import Occupancy
-    from engine.model.architectures.info import ModelInfo
+    from engine.model.architectures.description import ModelInfo
     from engine.model.layers.keys import Keys
     from engine.runtime.thread_runtime import ThreadRuntime
     from engine.text.chat_template import ChatTemplate

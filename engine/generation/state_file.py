@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from engine.generation.scheduler import Scheduler
     from engine.generation.stream import Occupancy
     from engine.load_params import LoadParams
-    from engine.model.architectures.info import ModelInfo
+    from engine.model.architectures.description import ModelInfo
     from engine.runtime.interface import SlotState
     from engine.runtime.thread_runtime import ThreadRuntime
 

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 from engine.formats.gguf.reader import GGUFFile
 from engine.formats.gguf.tensors import split_name
 from engine.model.architectures.declare import declare
-from engine.model.architectures.info import ModelInfo, describe
+from engine.model.architectures.description import ModelInfo
+from engine.model.architectures.info import describe
 from engine.model.sharding.shares import part_of
 from engine.planning.draft import mtp_path, with_mtp_file
 from engine.planning.evaluation.evaluator import Evaluation, Evaluator

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Literal
 
 IMAGE_PLACEHOLDER = "\ufffc"
@@ -216,3 +216,12 @@ class ThoughtMarker:
             return ""
         self._is_open, self._has_said = False, True
         return f"\n{THINK_CLOSE}\n\n"
+
+
+def thought_apart(message: ChatMessage) -> ChatMessage:
+    """Return an answer whose thought, which stands in its text between marks, is apart."""
+    start = message.content.lstrip()
+    if message.reasoning or not start.startswith(THINK_OPEN):
+        return message
+    thought, _, said = start.removeprefix(THINK_OPEN).partition(THINK_CLOSE)
+    return replace(message, reasoning=thought.strip(), content=said.lstrip())

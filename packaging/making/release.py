@@ -166,7 +166,7 @@ def write_news(path: Path, version: str, page: str) -> Path:
     Raises:
         SystemExit: it would not be understood.
     """
-    from app.setup.updates.source import parse_release
+    from app.setup.updates.release import parse_release
     from engine import EngineError
 
     news = changes((ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), version)

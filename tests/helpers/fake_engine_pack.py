@@ -143,6 +143,6 @@ def no_own_engine(
     script = PackScript(site)
     made = type("ScriptedInstallation", (FakeInstallation,), {"script": script})
     set_attribute("app.setup.engine_pack.lock.locks_dir", lambda: folder / "locks")
-    set_attribute("app.setup.engine_pack.store.has_own_engine", lambda: False)
+    set_attribute("app.setup.engine_pack.activation.has_own_engine", lambda: False)
     set_attribute("app.setup.engine_pack.installation.Installation", made)
     return script

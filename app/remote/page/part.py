@@ -15,11 +15,11 @@ from app.core.translation import tr
 from app.core.units import decimal
 from app.devices.monitor.views.monitor_panel import MonitorPanel
 from app.remote.client.address import KeyStore, RemoteAddress, is_remote, split_path
-from app.remote.client.connection import Connection
 from app.remote.client.switch import HostSwitch, MakeHost
 from engine import EngineError
 
 if TYPE_CHECKING:
+    from app.remote.client.connection import Connection
     from app.remote.client.protocol import ServerFigures
     from app.remote.page.connecting import RemoteConnecting
     from engine import EngineHost, HostEvent
@@ -72,6 +72,8 @@ class ServerWatch(QObject):
         address = self._address
         if address is None or self._job.is_busy or not self._is_seen():
             return
+
+        from app.remote.client.connection import Connection  # late: it takes long to import
 
         connection = self._connection = Connection(address)
 

@@ -17,15 +17,10 @@ from app.core.engine_client import EngineClient
 from app.core.engine_sentences import translated
 from app.core.settings import Settings, SettingsStore
 from app.core.translation import tr
-from app.server.async_engine import AsyncEngine
-from app.server.context import ServerContext
-from app.server.models import HeldModel
-from app.server.settings import ServerHints, ServerSettings
-from app.server.web.server import ServerThread
 from engine import EngineError, one_line
 
 if TYPE_CHECKING:
-    from app.core.engine_client.inbox import EngineSharing
+    from app.server.page.running import RunningServer
     from app.server.request_log import RequestLog, RequestRecord
 
 HERE, EVERYWHERE = "127.0.0.1", "0.0.0.0"
@@ -195,68 +190,6 @@ ANYWHERE = ("192.0.2.1", 9)
 """An address of nobody's, kept for examples, to which nothing is sent."""
 
 
-class RunningServer:
-    """A server on a thread of its own, which uses the window's engine.
-
-    Args:
-        sharing: the way to the engine.
-        key: what clients must know; "" for nothing.
-
-    Attributes:
-        address: address for programs on this machine or, if it is on a network, for all.
-    """
-
-    def __init__(self, sharing: EngineSharing, choices: ServerChoices, key: str) -> None:
-        self._sharing = sharing
-        self._engine = AsyncEngine(sharing.submit, sharing.cancel)
-        self._settings = ServerSettings(
-            host=choices.host, port=choices.port, key=key, origins=choices.pages, hints=_hints()
-        )
-        self._context: ServerContext | None = None
-        self._thread = ServerThread(self._make_context, self._settings)
-        self.address = ""
-
-    def start(self) -> None:
-        """Start it.
-
-        Raises:
-            EngineError: it cannot listen there.
-        """
-        self._engine.model = self._sharing.watch(self._engine.on_event)
-        try:
-            address = self._thread.start()
-        except BaseException:
-            self._sharing.on_event = None
-            raise
-        host, _, port = address.rpartition(":")
-        is_local = self._settings.host == host.partition("//")[2] != "0.0.0.0"
-        self.address = address if is_local else f"http://{own_address()}:{port}"
-
-    def stop(self) -> None:
-        """End it and its answers, within two seconds."""
-        self._thread.stop()
-        self._sharing.on_event = None
-
-    def view(self, then: Callable[[LogView], None]) -> None:
-        """Have `then` called on the server's thread with what the server notes, if it runs."""
-        context = self._context
-        if context is not None:
-            self._thread.call(lambda: then(view_of(context.request_log)))
-
-    def _make_context(self) -> ServerContext:
-        self._context = ServerContext(self._engine, HeldModel(self._engine), self._settings)
-        return self._context
-
-
-def _hints() -> ServerHints:
-    """Return what refusals say that can be done in the window."""
-    pages = tr("Web pages may ask (CORS)")
-    return ServerHints(
-        host=tr("Use the address that Tandem shows under “{page}”.").format(page=tr("Server")),
-        page=tr("Add them under “{switch}” in Tandem.").format(switch=pages),
-    )
-
-
 def own_address() -> str:
     """Return the address of this machine in its network; its name if there is none."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
@@ -415,7 +348,7 @@ class ServerSession(QObject):
             self._running = None
         if choices is None or self._is_closed:
             return _Outcome(number)
-        from app.server.page.session import RunningServer  # late: HTTP takes long to import
+        from app.server.page.running import RunningServer  # late: HTTP takes long to import
 
         server = RunningServer(self._sharing, choices, key)
         try:

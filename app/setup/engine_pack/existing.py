@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from app.core.translation import tr
-from app.setup.engine_pack import store as activation
+from app.setup.engine_pack import activation
 from app.setup.engine_pack.children.environment_facts import NAMES
 from app.setup.engine_pack.children.running import run_child
 from app.setup.engine_pack.installation import Installed, Tried, try_pack

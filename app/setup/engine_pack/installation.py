@@ -16,7 +16,7 @@ from app.core.translation import tr
 from app.core.units import decimal
 from app.models.downloads.transfer.part_file import SPARE, NoRoom
 from app.models.downloads.transfer.transfer import Patience
-from app.setup.engine_pack import fetching, store
+from app.setup.engine_pack import activation, fetching
 from app.setup.engine_pack.children.running import run_child
 from app.setup.engine_pack.fetching import (
     InstallProgress,
@@ -182,7 +182,7 @@ class Installation:
             wheels = self._ready_wheels()
             installed = self._make(wheels)
             shutil.rmtree(self._store.fetched, ignore_errors=True)
-        store.activate()
+        activation.activate()
         return installed
 
     def _check_fit(self) -> None:

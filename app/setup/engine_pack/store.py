@@ -17,15 +17,13 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import engine
 from app.core.paths import engines_dir
@@ -342,47 +340,6 @@ def _try_to_lock(handle: int) -> bool:
     except OSError:
         return False
     return True
-
-
-Origin = Literal["own", "pack", "none"]
-"""Where torch comes from: installed with Tandem, from a pack, or from nowhere."""
-
-_lock = threading.Lock()
-"""Lock of `activate`, which several threads of a window may call."""
-
-
-def has_own_engine() -> bool:
-    """Return whether torch is installed beside Tandem, so that no pack is needed."""
-    try:
-        spec = find_spec("torch")
-    except (ImportError, ValueError):
-        return False
-    return spec is not None and not _is_of_pack(spec.origin or "")
-
-
-def activate() -> Origin:
-    """Use the current pack, if torch is not installed beside Tandem; return where it comes from.
-
-    To be called at the start, and again after a pack was installed, rolled back or removed: later
-    child processes use the new one. This process keeps what it has imported.
-    """
-    with _lock:
-        if has_own_engine():
-            return "own"
-        pack = None
-        if engines_dir().is_dir():
-            store = PackStore()
-            pack = store.current if store.is_private else None
-        if pack is None or not pack.is_usable:
-            engine.leave_pack()
-            return "none"
-        if engine.pack_folders() != list(pack.folders):
-            engine.use_pack(pack.folders)
-        return "pack"
-
-
-def _is_of_pack(path: str) -> bool:
-    return any(path.startswith(f"{folder}{os.sep}") for folder in engine.pack_folders())
 
 
 TITLES = {

@@ -25,9 +25,10 @@ from app.setup.page.engine_view import ShownEngine
 from engine import Cancelled, DeviceInfo, EngineError
 
 if TYPE_CHECKING:
+    from app.setup.engine_pack.activation import Origin
     from app.setup.engine_pack.fetching import InstallProgress, InstallStage
     from app.setup.engine_pack.installation import Installation, Installed
-    from app.setup.engine_pack.store import Origin, Pack, PackOffer
+    from app.setup.engine_pack.store import Pack, PackOffer
 
 log = logging.getLogger(__name__)
 
@@ -247,7 +248,8 @@ class EngineSession(QObject):
 
 
 def _look() -> EngineFacts:
-    from app.setup.engine_pack.store import PackStore, activate, find_offers
+    from app.setup.engine_pack.activation import activate
+    from app.setup.engine_pack.store import PackStore, find_offers
 
     store = PackStore()
     offers: tuple[PackOffer, ...] = ()
@@ -314,8 +316,9 @@ class _Attempt:
         return installed
 
     def _install(self) -> Installed:
+        from app.setup.engine_pack.activation import activate
         from app.setup.engine_pack.installation import Installation, Installed
-        from app.setup.engine_pack.store import PackStore, activate, find_offers
+        from app.setup.engine_pack.store import PackStore, find_offers
 
         request = self._request
         wheels = Path(request.wheels) if request.wheels else None

@@ -15,7 +15,7 @@ from app.core.background import LatestJob
 from app.core.notice import Notice
 from app.core.settings import Settings, SettingsStore
 from app.core.translation import tr
-from app.setup.updates.source import Release, is_web_page
+from app.setup.updates.release import Release, is_web_page
 from app.widgets.buttons import button
 from app.widgets.page_dialog import PageDialog, plain_page
 from app.widgets.text import label
@@ -67,7 +67,7 @@ class UpdateSession(QObject):
         kept = self._settings.current.newest_release
         if not kept:
             return None
-        from app.setup.updates.source import is_newer, read_release
+        from app.setup.updates.release import is_newer, read_release
 
         try:
             release = read_release(kept)
@@ -78,7 +78,7 @@ class UpdateSession(QObject):
     @property
     def address(self) -> str:
         """The address to ask; "" for none."""
-        from app.setup.updates.source import bundled_address
+        from app.setup.updates.release import bundled_address
 
         return self._settings.current.release_address.strip() or bundled_address()
 
@@ -262,7 +262,7 @@ class UpdatePresenter(QObject):
 
     def problems(self) -> dict[str, str]:
         """Return why settings have no effect, by name."""
-        from app.setup.updates.source import is_web_page
+        from app.setup.updates.release import is_web_page
 
         current = self._settings.current
         if current.release_address and not is_web_page(current.release_address.strip()):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from app.cli.score import PROJECT_FILE, version
+from app.cli.output import PROJECT_FILE, version
 from tests.helpers.command_line import Run
 
 

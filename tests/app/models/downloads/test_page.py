@@ -249,7 +249,7 @@ def test_a_gated_model_is_explained_and_a_token_opens_it(
     ring: dict[str, str],
 ) -> None:
     opened: list[str] = []
-    monkeypatch.setattr("app.models.downloads.page._browse", opened.append)
+    monkeypatch.setattr("app.models.downloads.download_presenter._browse", opened.append)
     view = open_repository(qtbot, shell, "acme/closed")
     assert view.offers._gated.isVisible()
     view.offers.download.click()

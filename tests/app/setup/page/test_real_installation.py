@@ -39,7 +39,7 @@ def wheels(
     pack = make_pack(tmp_path / "made", server.url, n_bytes=3_000_000)
     server.files.update(pack.files())
     monkeypatch.setattr("app.setup.engine_pack.lock.locks_dir", lambda: pack.lock.parent)
-    monkeypatch.setattr("app.setup.engine_pack.store.has_own_engine", lambda: False)
+    monkeypatch.setattr("app.setup.engine_pack.activation.has_own_engine", lambda: False)
     real = partial(installation.Installation, patience=QUICK, attempt=fake_attempt())
     monkeypatch.setattr(installation, "Installation", real)
     monkeypatch.setattr("engine.suitable_torch", lambda: ("cpu",))

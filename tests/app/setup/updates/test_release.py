@@ -9,7 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from app.setup.updates.source import MAX_BYTES, fetch_release, is_newer, is_web_page, parse_release
+from app.setup.updates.release import is_newer, is_web_page, parse_release
+from app.setup.updates.source import MAX_BYTES, fetch_release
 from engine import EngineError
 from tests.helpers.hostile_server import Asked, HostileServer, Mischief, hostile_server
 

@@ -231,7 +231,7 @@ def test_the_settings_say_what_is_missing(
     assert "No address" in rows["checks_releases"]._problem.text()
     bundled = tmp_path / "release-address.txt"
     bundled.write_text("https://example.org/release.json\n")
-    monkeypatch.setattr("app.setup.updates.source.ADDRESS_FILE", bundled)
+    monkeypatch.setattr("app.setup.updates.release.ADDRESS_FILE", bundled)
     shell.keep(replace(shell.settings.current, zoom=110))
     assert rows["checks_releases"]._problem.text() == ""
     assert shell.updates.session.address == "https://example.org/release.json"
