@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from app.server.page.session import ClientSpeed, LogView, ShownRequest
+from app.server.page.log_view import ClientSpeed, LogView, ShownRequest
 
 BEGAN = 1_764_000_000.0
 

@@ -26,7 +26,7 @@ from engine import EngineError, atomic_write
 
 if TYPE_CHECKING:
     from app.chat.conversation import Conversation
-    from app.chat.images.child import ImageReader
+    from app.chat.images.child import ChatImageReader
     from app.chat.images.files import ImageFolder
 
 MAX_SIDE: Final = 4096
@@ -43,17 +43,17 @@ class ImageAlbum(QObject):
     def __init__(self, session: ChatSession, client: EngineClient, parent: QObject) -> None:
         super().__init__(parent)
         self._session, self._client = session, client
-        self._desk: ImageReader | None = None
+        self._desk: ChatImageReader | None = None
         for change in (client.loaded, client.unloaded, client.lost):
             change.connect(self.changed)
 
     @property
-    def desk(self) -> ImageReader:
+    def desk(self) -> ChatImageReader:
         """The reader of pictures, made when the first one is there."""
         if self._desk is None:
-            from app.chat.images.child import ImageReader  # late: many chats have no picture
+            from app.chat.images.child import ChatImageReader  # late: many chats have no picture
 
-            self._desk = ImageReader(self._session.library.pictures, self)
+            self._desk = ChatImageReader(self._session.library.pictures, self)
         return self._desk
 
     def close(self) -> None:

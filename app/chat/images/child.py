@@ -116,7 +116,7 @@ Then = Callable[[T | EngineError], None]
 """Function that gets what was wanted, or why it cannot be had."""
 
 
-class ImageReader(QObject):
+class ChatImageReader(QObject):
     """Reader of pictures.
 
     Args:

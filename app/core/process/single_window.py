@@ -119,24 +119,24 @@ class SecondStarts(QObject):
     @Slot()
     def _on_connection(self) -> None:
         assert self._server is not None
-        while (socket := self._server.nextPendingConnection()) is not None:
-            socket.disconnected.connect(socket.deleteLater)
-            socket.readyRead.connect(lambda socket=socket: self._read(socket))
-            self._read(socket)
+        while (client := self._server.nextPendingConnection()) is not None:
+            client.disconnected.connect(client.deleteLater)
+            client.readyRead.connect(lambda client=client: self._read(client))
+            self._read(client)
 
-    def _read(self, socket: QLocalSocket) -> None:
-        if not socket.canReadLine():
-            if socket.bytesAvailable() > MAX_BYTES:
-                socket.abort()
+    def _read(self, client: QLocalSocket) -> None:
+        if not client.canReadLine():
+            if client.bytesAvailable() > MAX_BYTES:
+                client.abort()
             return
         try:
-            request = OpenRequest.parse(bytes(socket.readLine(MAX_BYTES).data()))
+            request = OpenRequest.parse(bytes(client.readLine(MAX_BYTES).data()))
         except (ValueError, RecursionError):
             log.info("another program has sent something that is no request")
-            socket.abort()
+            client.abort()
             return
-        socket.write(DONE)
-        socket.disconnectFromServer()
+        client.write(DONE)
+        client.disconnectFromServer()
         self.requested.emit(request)
 
 
@@ -190,16 +190,16 @@ def _send(request: OpenRequest, until: float) -> bool:
         return False
     from PySide6.QtNetwork import QLocalSocket
 
-    socket = QLocalSocket()
-    socket.connectToServer(_address())
-    if not socket.waitForConnected(CONNECT_MS):
+    client = QLocalSocket()
+    client.connectToServer(_address())
+    if not client.waitForConnected(CONNECT_MS):
         return False
-    socket.write(json.dumps(asdict(request)).encode() + b"\n")
-    while not socket.canReadLine():
+    client.write(json.dumps(asdict(request)).encode() + b"\n")
+    while not client.canReadLine():
         left_ms = int(1000 * (until - time.monotonic()))
-        if left_ms <= 0 or not socket.waitForReadyRead(left_ms):
+        if left_ms <= 0 or not client.waitForReadyRead(left_ms):
             break
-    return socket.readAll().data() == DONE
+    return client.readAll().data() == DONE
 
 
 def _is_locked() -> bool:

@@ -11,7 +11,7 @@ from PySide6.QtWidgets import QHeaderView, QTableView
 
 from app.core.translation import tr, tr_later
 from app.core.units import decimal
-from app.server.page.session import ShownRequest
+from app.server.page.log_view import ShownRequest
 from app.widgets.layout import scaled
 from app.widgets.text import plain_tip
 from app.widgets.theme import px, theme, theme_signals

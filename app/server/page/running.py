@@ -9,7 +9,8 @@ from app.core.translation import tr
 from app.server.async_engine import AsyncEngine
 from app.server.context import ServerContext
 from app.server.models import HeldModel
-from app.server.page.session import LogView, ServerChoices, own_address, view_of
+from app.server.page.choices import ServerChoices, own_address
+from app.server.page.log_view import LogView, view_of
 from app.server.settings import ServerHints, ServerSettings
 from app.server.web.server import ServerThread
 

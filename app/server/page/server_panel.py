@@ -19,8 +19,9 @@ from PySide6.QtWidgets import (
 
 from app.core.settings import Settings
 from app.core.translation import tr, tr_n
+from app.server.page.choices import pages_text, read_pages
+from app.server.page.log_view import ClientSpeed, LogView
 from app.server.page.request_table import RequestTable, rate_text
-from app.server.page.session import ClientSpeed, LogView, pages_text, read_pages
 from app.widgets.buttons import Chip, IconButton, button
 from app.widgets.controls import Switch, ignore_wheel, line, page_scroll, show_number
 from app.widgets.text import caption_text, label, set_tip

@@ -6,8 +6,9 @@ from PySide6.QtCore import QObject, QTimer, Slot
 
 from app.core.engine_client import EngineClient
 from app.core.translation import tr
+from app.server.page.log_view import LogView
 from app.server.page.server_panel import ServerPanel, state_text
-from app.server.page.session import LogView, ServerSession
+from app.server.page.session import ServerSession
 
 LOOK_MS = 1000
 

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import re
-import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import urlsplit
 
 from PySide6.QtCore import QObject, Signal, Slot
 
@@ -17,187 +14,11 @@ from app.core.engine_client import EngineClient
 from app.core.engine_sentences import translated
 from app.core.settings import Settings, SettingsStore
 from app.core.translation import tr
-from engine import EngineError, one_line
+from app.server.page.choices import ServerChoices, choices_of
+from engine import EngineError
 
 if TYPE_CHECKING:
     from app.server.page.running import RunningServer
-    from app.server.request_log import RequestLog, RequestRecord
-
-HERE, EVERYWHERE = "127.0.0.1", "0.0.0.0"
-"""Addresses to listen on: for this machine alone, and for all that can reach it."""
-
-ANY_PAGE = "*"
-
-
-@dataclass(frozen=True, slots=True)
-class ServerChoices:
-    """What a person has chosen about the server.
-
-    Attributes:
-        port: port to listen on.
-        is_on_network: whether other machines can reach it.
-        needs_key: whether clients must know a key; always so on a network.
-        pages: origins of web pages that may ask; empty for none.
-    """
-
-    port: int
-    is_on_network: bool
-    needs_key: bool
-    pages: tuple[str, ...]
-
-    @property
-    def host(self) -> str:
-        """The address to listen on."""
-        return EVERYWHERE if self.is_on_network else HERE
-
-
-def choices_of(settings: Settings) -> ServerChoices:
-    """Return what the settings say about the server."""
-    is_on_network = settings.server_on_network
-    return ServerChoices(
-        settings.server_port,
-        is_on_network,
-        is_on_network or settings.server_needs_key,
-        settings.server_pages if settings.server_for_pages else (),
-    )
-
-
-def read_pages(text: str) -> tuple[str, ...]:
-    """Return the origins in a text, divided by commas or spaces.
-
-    Raises:
-        EngineError: one of them is no origin.
-    """
-    return tuple(dict.fromkeys(_origin(word) for word in re.split(r"[\s,;]+", text) if word))
-
-
-def pages_text(pages: Sequence[str]) -> str:
-    """Return origins as a person would type them."""
-    return ", ".join(pages)
-
-
-def _origin(word: str) -> str:
-    """Return an origin as browsers send it: without a path, in small letters."""
-    if word == ANY_PAGE:
-        return word
-    try:
-        parts = urlsplit(word)
-        is_good = parts.scheme in ("http", "https") and bool(parts.hostname)
-        is_good = is_good and (parts.port is None or parts.port > 0) and "@" not in parts.netloc
-    except ValueError:
-        is_good = False
-    if not is_good:
-        text = tr("“{word}” is not the address of a web page.").format(word=one_line(word, 60))
-        raise EngineError(text, tr("Write it as https://example.org or http://localhost:3000."))
-    usual = {"http": 80, "https": 443}[parts.scheme]
-    port = "" if parts.port in (None, usual) else f":{parts.port}"
-    host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
-    return f"{parts.scheme}://{host}{port}"
-
-
-MAX_SHOWN = 200
-"""Number of requests that are shown."""
-
-
-@dataclass(frozen=True, slots=True)
-class ShownRequest:
-    """A request as the window shows it.
-
-    Attributes:
-        number: number of the request, from 1 with each start of the server.
-        began: time when it came, as of `time.time`.
-        route: method and path.
-        status: HTTP status; 0 before there is one, 499 if the client has gone before.
-        phase: "waiting", "reading" or "writing"; "ended" for one that is over.
-        read_part: computed part of the prompt while it is being read, from 0 to 1.
-        seconds: how long it took; 0 while it is under way.
-        problem: sentence with which it failed; "" if it did not.
-    """
-
-    number: int
-    began: float
-    client: str
-    route: str
-    model: str
-    status: int
-    phase: str
-    read_part: float
-    n_prompt: int
-    n_tokens: int
-    tokens_per_s: float
-    first_token_s: float
-    seconds: float
-    problem: str
-
-
-@dataclass(frozen=True, slots=True)
-class ClientSpeed:
-    """A client's figures.
-
-    Attributes:
-        tokens_per_s: speed of its running answers, all together; 0 without any.
-        n_tokens: number of tokens that it has got, those of running answers not counted.
-    """
-
-    client: str
-    tokens_per_s: float
-    n_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class LogView:
-    """What the server does and has done.
-
-    Attributes:
-        requests: requests under way, the newest first, then those that ended, the newest first.
-        clients: clients that have got tokens or get some.
-    """
-
-    requests: tuple[ShownRequest, ...] = ()
-    clients: tuple[ClientSpeed, ...] = ()
-
-    @property
-    def n_running(self) -> int:
-        """Number of requests under way."""
-        return sum(request.phase != "ended" for request in self.requests)
-
-    @property
-    def tokens_per_s(self) -> float:
-        """Speed of all running answers together."""
-        return sum(client.tokens_per_s for client in self.clients)
-
-
-def view_of(request_log: RequestLog) -> LogView:
-    """Return a copy of what there is to show; to be called on the server's thread."""
-    running = sorted(request_log.running.values(), key=lambda record: -record.number)
-    records = [*running, *reversed(request_log.ended)][:MAX_SHOWN]
-    speeds = dict(request_log.clients())
-    names = dict.fromkeys([*speeds, *(name for name, _ in request_log.sums.tokens.most_common())])
-    clients = (ClientSpeed(n, speeds.get(n, 0.0), request_log.sums.tokens[n]) for n in names)
-    return LogView(tuple(map(_shown, records)), tuple(clients))
-
-
-def _shown(record: RequestRecord) -> ShownRequest:
-    return ShownRequest(
-        record.number, record.began, record.client, record.route, record.model, record.status,
-        record.phase, record.n_read / record.n_to_read if record.n_to_read else 0.0,
-        record.n_prompt, record.n_tokens, record.tokens_per_s, record.first_token_s,
-        record.seconds, record.problem,
-    )  # fmt: skip
-
-
-ANYWHERE = ("192.0.2.1", 9)
-"""An address of nobody's, kept for examples, to which nothing is sent."""
-
-
-def own_address() -> str:
-    """Return the address of this machine in its network; its name if there is none."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-        try:
-            sock.connect(ANYWHERE)  # chooses a network card; sends nothing
-            return str(sock.getsockname()[0])
-        except OSError:
-            return socket.gethostname()
 
 
 KEY_NAME: Final = "server of this window"

@@ -12,7 +12,7 @@ from PySide6.QtWidgets import QApplication
 from app.chat.conversation import Conversation
 from app.chat.export import exported, imported
 from app.chat.images import files as folder_module
-from app.chat.images.child import ImageReader
+from app.chat.images.child import ChatImageReader
 from app.chat.message import ChatImage, Message
 from app.chat.store import ChatConflict, ChatStore
 from engine import IMAGE_PLACEHOLDER, ChatMessage, EngineError, ImageFile
@@ -113,7 +113,7 @@ def test_a_picture_that_a_message_has_stays_though_it_is_refused_later(
 
     store, parent = ChatStore(tmp_path), QObject()
     chat = asked(store)
-    desk = ImageReader(store.pictures, parent)
+    desk = ChatImageReader(store.pictures, parent)
     monkeypatch.setattr(desk._child, "size", fail)
     for data in (FIRST, SECOND):
         with pytest.raises(EngineError):

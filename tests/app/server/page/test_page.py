@@ -14,9 +14,9 @@ from pytestqt.qtbot import QtBot
 
 from app.core.paths import api_keys_file, settings_file
 from app.main import Shell
+from app.server.page.log_view import LogView
 from app.server.page.request_table import CLIENT
 from app.server.page.server_panel import ServerPanel, state_text
-from app.server.page.session import LogView
 from app.widgets.buttons import IconButton
 from app.window import auto_load as idle
 from tests.app.server.page.test_session import ask

@@ -15,7 +15,9 @@ from pytestqt.qtbot import QtBot
 
 from app.core.engine_client import EngineClient
 from app.core.settings import Settings, SettingsStore
-from app.server.page.session import LogView, ServerSession, choices_of, own_address, read_pages
+from app.server.page.choices import choices_of, own_address, read_pages
+from app.server.page.log_view import LogView
+from app.server.page.session import ServerSession
 from engine import EngineCrashed, EngineError, LoadParams
 from tests.helpers.fake_host import FakeHost, Script
 

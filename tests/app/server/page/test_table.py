@@ -7,8 +7,8 @@ import pytest
 from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
 
+from app.server.page.log_view import MAX_SHOWN, ShownRequest
 from app.server.page.request_table import CLIENT, ROUTE, RequestRows, RequestTable
-from app.server.page.session import MAX_SHOWN, ShownRequest
 from tests.helpers.server_views import WRITING
 
 
