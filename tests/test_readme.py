@@ -39,7 +39,7 @@ def test_a_command_of_the_readme_works(
     assert capsys.readouterr().out.strip()
 
 
-PAGES = "README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "app/README.md", "engine/README.md"
+PAGES = "README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "docs/how-a-layer-runs.md"
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -51,10 +51,23 @@ def test_links_lead_somewhere(page: str) -> None:
 
 
 @pytest.mark.parametrize("folder", ["app", "engine"])
-def test_a_folder_says_what_its_packages_hold(folder: str) -> None:
-    rows = re.findall(r"^\| (`.*?) \|", (ROOT / folder / "README.md").read_text("utf-8"), re.M)
-    named = {name for row in rows for name in re.findall(r"`([a-z_]+)/?`", row)}
+def test_the_architecture_lists_all_rooms(folder: str) -> None:
+    text = (ROOT / "ARCHITECTURE.md").read_text("utf-8")
+    table = text.partition(f"| `{folder}/` |")[2].partition("\n\n")[0]
+    rows = re.findall(r"^\| (`.*?) \|", table, re.MULTILINE)
+    named = {name for row in rows for name in re.findall(r"`([a-z_]+)(?:/|\.py)`", row)}
     modules = {path.stem for path in (ROOT / folder).glob("*.py")}
     packages = {path.parent.name for path in (ROOT / folder).glob("*/__init__.py")}
     assert packages <= named
     assert named <= packages | modules
+
+
+PATH = re.compile(r"`((?:[a-z_]+/)+[a-z_]+(?:\.py)?/?)`")
+
+
+@pytest.mark.parametrize("page", ["ARCHITECTURE.md", "CONTRIBUTING.md", "docs/how-a-layer-runs.md"])
+def test_paths_lead_somewhere(page: str) -> None:
+    """They are relative to the repository or to `engine/`."""
+    paths = set(PATH.findall((ROOT / page).read_text("utf-8")))
+    roots = ROOT, ROOT / "engine", ROOT / "engine" / "model", ROOT / "engine" / "backends" / "cpu"
+    assert [one for one in sorted(paths) if not any((root / one).exists() for root in roots)] == []
