@@ -12,8 +12,8 @@ import engine
 from app.cli.load_options import command_for
 from app.core.engine_client import EngineClient
 from app.core.translation import tr
-from app.devices.plans import PlanMenu, PlansPresenter
 from app.devices.split.figures import SplitPicture
+from app.devices.split.saved_plans import PlanMenu, PlansPresenter
 from app.devices.split.session import SplitSession
 from app.server.page.session import ServerSession
 from app.widgets.buttons import button

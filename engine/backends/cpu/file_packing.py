@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.backends.cpu.kernels import compiled
+from engine.backends.cpu.kernels.running import compiled
 from engine.backends.cpu.large_pages import LARGE_PAGE, WeightArena
 from engine.backends.reference.weights import FileReader
 from engine.formats.gguf.tensor_bytes import LONG_ROW, TensorBytes

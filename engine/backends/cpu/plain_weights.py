@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from engine.backends.cpu.kernels import compiled
+from engine.backends.cpu.kernels.running import compiled
 from engine.backends.cpu.kernels.running.result_memory import result
 from engine.backends.cpu.kernels.running.team import Team
 from engine.backends.cpu.worker import Worker

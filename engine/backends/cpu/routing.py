@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from engine.backends.cpu.kernels import compiled
 from engine.backends.cpu.kernels.language.isa import chosen as chosen_isa
 from engine.backends.cpu.kernels.language.isa import named
 from engine.backends.cpu.kernels.products.experts import LOCK_BYTES, place_bytes
-from engine.backends.cpu.kernels.running import jit
+from engine.backends.cpu.kernels.running import compiled, jit
 from engine.backends.cpu.kernels.running.fastcall import BoundKernel, Kernel, bind_both
 from engine.backends.cpu.kernels.running.result_memory import result
 from engine.backends.cpu.kernels.small import routing

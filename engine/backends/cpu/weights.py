@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from engine.backends.cpu.kernels import compiled
 from engine.backends.cpu.kernels.language.isa import chosen
 from engine.backends.cpu.kernels.products.gemm import MAX_TILES, MIN_PANELS
 from engine.backends.cpu.kernels.products.int16_panels import BALANCE
 from engine.backends.cpu.kernels.products.panels import quantised_bytes
 from engine.backends.cpu.kernels.products.strassen import MAX_PAIRS, MAX_QUADS, PAIR, QUAD, fits
+from engine.backends.cpu.kernels.running import compiled
 from engine.backends.cpu.kernels.running.fastcall import Kernel
 from engine.backends.cpu.kernels.running.result_memory import result
 from engine.backends.cpu.plain_weights import PIECE_BYTES, float_product

@@ -12,10 +12,10 @@ from gguf.constants import GGMLQuantizationType as Kind
 from torch import Tensor
 from torch.nn.functional import linear
 
-from engine.backends.cpu.kernels import compiled
 from engine.backends.cpu.kernels.language.isa import chosen
 from engine.backends.cpu.kernels.products.panels import ARGUMENTS, quantised_bytes
 from engine.backends.cpu.kernels.products.strassen import PAIR_BLOCK_BYTES
+from engine.backends.cpu.kernels.running import compiled
 from engine.backends.cpu.kernels.running.fastcall import Kernel
 from engine.backends.cpu.kernels.running.result_memory import GrowingMemory, free_results
 from engine.backends.cpu.kernels.running.team import Team

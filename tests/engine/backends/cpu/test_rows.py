@@ -9,9 +9,9 @@ from gguf.constants import GGMLQuantizationType as Kind
 from torch import Tensor
 
 from engine.backends.cpu import worker as gemm_choice
-from engine.backends.cpu.kernels import compiled
 from engine.backends.cpu.kernels.language.isa import Isa, chosen, supported
 from engine.backends.cpu.kernels.products.gemm import MAX_PANELS
+from engine.backends.cpu.kernels.running import compiled
 from engine.backends.cpu.ops import CpuOps
 from engine.backends.cpu.plain_weights import KINDS, PlainWeight
 from engine.backends.cpu.weights import JoinedColumns, JointProduct, PlaneWeight

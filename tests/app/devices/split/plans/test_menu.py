@@ -13,7 +13,7 @@ from PySide6.QtWidgets import QApplication, QFileDialog, QInputDialog
 from pytestqt.qtbot import QtBot
 
 from app.core.notice import Notice
-from app.devices.plans import PlanEntry, PlanMenu, PlansPresenter
+from app.devices.split.saved_plans import PlanEntry, PlanMenu, PlansPresenter
 from engine import (
     DeviceInfo,
     Finished,
