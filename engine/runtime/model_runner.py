@@ -283,6 +283,7 @@ class ModelRunner(CacheMemory):
         size = passes.size_of(wide)
         passes.n_single[size] += captures_tokens()
         if passes.has(size):
+            self.batches.finish()  # the limit of a token's time is not meant for them
             return self._read(lambda: self._found(passes.replay(wide_ids, wide))[: len(ids)], read)
         if not passes.is_due(size):
             return self._read(lambda: self._computed(ids, batch), read)
@@ -300,6 +301,7 @@ class ModelRunner(CacheMemory):
 
     def _recorded(self, ids: Sequence[int], batch: Batch) -> Tensor:
         """Compute single tokens and record that, step by step where that is impossible."""
+        self.batches.finish()
         found = self.passes.record(ids, batch)
         return self._computed(ids, batch) if found is None else self._found(found)
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from app.setup.engine_pack import store as activation
+from app.setup.engine_pack import activation
 from app.setup.engine_pack.fetching import InstallProgress, InstallStage
 from app.setup.engine_pack.installation import Installed
 from app.setup.engine_pack.lock import Lock, this_python, this_system

@@ -54,6 +54,7 @@ NAMES = {
     "app/chat/views/message_parts.py": {"delete branch"},
     "app/chat/attachments/documents.py": {"no file", "no text", "too large", "too long"},
     "app/chat/attachments/draft_files.py": {"file "},
+    "app/chat/store.py": {"id, version, title, updated, head", "chat, id, data"},  # SQL
     "app/chat/export.py": {"Markdown (*.md)", "PDF (*.pdf)", "JSON (*.json)"},
     "app/chat/tool_use.py": {  # what a model is told
         "This call was cut off before it was whole, so it did not run.",

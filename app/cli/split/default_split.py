@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import engine  # what lists devices and plans is resolved when it is used
 from app.cli.output import note, remedy_here
-from engine import LOAD_OPTIONS, Fit, LoadParams, Remedy
+from engine import LOAD_OPTIONS, LoadParams
 
 if TYPE_CHECKING:
-    from engine import Alternative, Choice
+    from engine import Alternative, Choice, Fit, Remedy
 
 PLACES = (
     "plan", "devices", "split", "split_mode", "groups", "n_cpu_blocks", "n_cpu_moe", "kv_on_host",

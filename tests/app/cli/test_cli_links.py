@@ -50,7 +50,7 @@ def test_what_is_measured_is_shown_and_kept(run: Run, monkeypatch: pytest.Monkey
         "runtime.measuring.link_speed.LARGE_BYTES": 1 << 18,
         "runtime.measuring.link_speed.N_ROUNDS": 2,
     }.items():
-        monkeypatch.setattr(f"engine.runtime.{name}", value)
+        monkeypatch.setattr(f"engine.{name}", value)
     first = run("devices", "--measure", "--json").document["measured"]
     assert first["devices"]["cpu"]["bytes_per_s"] > 0
     (link,) = first["links"]

@@ -28,6 +28,7 @@ def german(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     code.write_text('label(tr("New chat"))\ntr_n("{n} chat", "{n} chats", 2)\n')
     monkeypatch.setattr(languages, "ROOT", tmp_path)
     monkeypatch.setattr(languages, "engine_texts", lambda: ())
+    monkeypatch.setattr(languages, "load_texts", lambda: ())
     path = tmp_path / "de.po"
     languages.update(path)
     return path

@@ -192,7 +192,7 @@ def test_a_late_failure_drops_the_saved_state(monkeypatch: pytest.MonkeyPatch) -
     toy = ToyRuntime(n_ctx=40, is_recurrent=True)
     scheduler, asked = Scheduler(toy), request(toy, ONE, prompt=PROMPT[:17])
     scheduler.submit(asked)
-    states = scheduler.cache.states
+    states = scheduler.cache.checkpoints
     while not len(states):
         scheduler.step()
     assert states.lengths(PROMPT) == [16]

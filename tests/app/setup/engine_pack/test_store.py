@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import engine
-from app.setup.engine_pack import store as activation
+from app.setup.engine_pack import activation
 from app.setup.engine_pack.store import PackBusy, PackStore
 from engine import EngineError, process_mark
 from tests.helpers.fake_pack import adopt_pack

@@ -181,7 +181,7 @@ def test_a_head_of_some_tokens_guesses_these(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, split: tuple[int, ...], dtype: type, where: str
 ) -> None:
     """Its logits, and a chain of guesses, are those of all tokens without the rest."""
-    made, guess = list[tuple[list[int], list[int]]](), MTPSource.guess
+    made, guess = list[tuple[list[int], list[int]]](), MTPSource.draft
 
     def logged(
         self: MTPSource, texts: Mapping[TokenSequence, Sequence[int]], most: int
@@ -190,7 +190,7 @@ def test_a_head_of_some_tokens_guesses_these(
         made.extend((list(texts[answer]), list(one.tokens)) for answer, one in found.items())
         return found
 
-    monkeypatch.setattr(MTPSource, "guess", logged)
+    monkeypatch.setattr(MTPSource, "draft", logged)
     plain = ShortMTP(mtp_gguf(tmp_path / "plain.gguf", own=OWN[2:] * (where != "output")), TOKENS)
     path, draft = shortened(tmp_path / "m.gguf", where, dtype)
     devices, options = ["cpu"] * len(split), {"n_ctx": 64, "kv_type": "f32"}

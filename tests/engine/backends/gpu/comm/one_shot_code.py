@@ -29,7 +29,7 @@ from engine.backends.gpu.launch.kernel_launch import (
     intercept_launches,
 )
 from engine.hardware.devices.topology import Routes
-from engine.model.forward.ops import Addend
+from engine.model.forward.operands import Addend
 from engine.model.layers.norm import RMSNorm
 from engine.model.sharding.placement import Replicate
 from tests.engine.backends.gpu.offline import offline

@@ -23,7 +23,7 @@ from engine.backends.gpu.quantised import quantise
 from engine.formats.quants.layout import Extent
 from engine.hardware.devices.topology import Routes, Way
 from engine.model.forward.attention import computing
-from engine.model.forward.ops import Addend
+from engine.model.forward.operands import Addend
 from engine.model.layers.norm import LayerNorm, Norm, RMSNorm
 from engine.model.sharding.placement import Replicate
 from tests.helpers.checked_pass import checked

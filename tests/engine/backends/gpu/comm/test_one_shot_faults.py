@@ -16,7 +16,7 @@ from engine.backends.gpu.launch.configs import INTERPRETER
 from engine.errors import CommError, EngineError
 from engine.hardware.cuda_api import CudaApi
 from engine.hardware.devices.topology import Routes, Way
-from engine.model.forward.ops import Addend
+from engine.model.forward.operands import Addend
 from tests.helpers.fake_cuda import FakeCuda
 from tests.helpers.one_shot import (
     CPU,

@@ -14,7 +14,7 @@ from torch import Tensor
 from engine.backends.gpu import elementwise
 from engine.backends.gpu.comm.one_shot import OneShot, OneShotGroups
 from engine.hardware.devices.topology import Routes
-from engine.model.forward.ops import Addend
+from engine.model.forward.operands import Addend
 from engine.model.layers.norm import RMSNorm
 from engine.model.sharding.placement import Replicate
 from tests.helpers.one_shot import alike, expected, randn

@@ -303,7 +303,7 @@ def test_where_a_rank_is_lost_all_is_closed() -> None:
         def __init__(self, number: int) -> None:
             self.number = number
             self.recordings = {1: object()}
-            self.guesses = {1: object()}
+            self.draft_recordings = {1: object()}
 
         def close(self) -> None:
             closed.append(self.number)
@@ -314,7 +314,7 @@ def test_where_a_rank_is_lost_all_is_closed() -> None:
     passes.ranks += fakes
     passes.recover()
     assert [fake.recordings for fake in fakes] == [{}] * 3
-    assert [fake.guesses for fake in fakes] == [{}] * 3
+    assert [fake.draft_recordings for fake in fakes] == [{}] * 3
     assert len(passes.ranks) == 3
     with pytest.raises(CommError, match="rank 1"):
         executor.check(1, -1e9)
