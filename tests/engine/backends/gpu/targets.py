@@ -226,10 +226,12 @@ def main() -> int:
     args = parser.parse_args()
     found: list[Usage] = []
     wrong: list[str] = []
+    started: set[str] = set()
     for at, name in enumerate(args.targets or (SWEEP if args.all else QUICK)):
         begun = time.perf_counter()
         starts = starts_for(name, is_brief=not args.all)
         starts = [start for start in starts if re.search(args.only, kernel_name(start))]
+        started |= set(map(kernel_name, starts))
         if args.half is not None:
             starts = list(half_of(starts, args.half, at))
         compile_ahead(name, starts, args.threads)
@@ -240,7 +242,8 @@ def main() -> int:
             f"{name}: {len(starts)} variants by Triton {triton.__version__} in {seconds:.0f} s\n"
         )
     if args.json:
-        document = {"kernels": [asdict(usage) for usage in found], "wrong": wrong}
+        kernels = [asdict(usage) for usage in found]
+        document = {"kernels": kernels, "wrong": wrong, "started": sorted(started)}
         sys.stdout.write(json.dumps(document))
         return 0
     sys.stdout.write(table(found) + "\n")
