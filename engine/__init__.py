@@ -161,6 +161,7 @@ if TYPE_CHECKING:
         LoadParams,
         PeerMode,
         kv_types,
+        load_option,
     )
     from engine.model.architectures.description import Inspection, ModelInfo
     from engine.model.architectures.info import inspect_model, read_model_info

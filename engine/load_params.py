@@ -190,7 +190,7 @@ class LoadOption:
             raise rejected(name, f"at most {self.high}", value)
 
 
-def _option(default: T, **more: Any) -> T:
+def load_option(default: T, **more: Any) -> T:
     """Return the field of a setting; see `LoadOption`."""
     found: T = field(default=default, metadata={"option": LoadOption(**more)})
     return found
@@ -240,13 +240,13 @@ class LoadOptions:
             "#0": matching parts go there whole, whatever else is set; later ones win.
     """
 
-    n_ctx: int | None = _option(
+    n_ctx: int | None = load_option(
         None, kind=int, soft_high=1 << 24, flags=("--ctx",), metavar="N", is_kept=True,
         help="context length in tokens (default: the model's own, but at most 2048, or for serve "
         "what leaves memory for other programs)",
         place="common", title="Context length in tokens",
     )  # fmt: skip
-    parallel: int = _option(
+    parallel: int = load_option(
         1, kind=int, high=MAX_PARALLEL, flags=("--parallel",), metavar="N", is_kept=True,
         help="room for N requests of the whole context length at once, or for up to 16 shorter "
         "ones (default: 1; of serve, up to 4 as memory allows)",
@@ -254,7 +254,7 @@ class LoadOptions:
         tip="How many requests of the whole context length have room at once; up to 16 shorter "
         "ones share it",
     )  # fmt: skip
-    checkpoint_bytes: int | None = _option(
+    checkpoint_bytes: int | None = load_option(
         None, kind=int, low=0, soft_high=1 << 50, unit=1 << 20, step=512, lowest="auto",
         flags=("--kept-states",), metavar="MIB", is_kept=True,
         help="most host memory for states of recurrent layers that are kept, so that chats go on "
@@ -263,44 +263,44 @@ class LoadOptions:
         tip="Most host memory for states of recurrent layers that are kept, so that chats go on "
         "where they ended; 0 keeps none",
     )  # fmt: skip
-    kv_type: str = _option(
+    kv_type: str = load_option(
         "f16", kind=object, flags=("--kv-type", "--cache-type"), is_kept=True,
         help="number type of the KV cache (default: f16)",
         place="common", title="KV cache type",
     )  # fmt: skip
-    cpu_threads: int | None = _option(
+    cpu_threads: int | None = load_option(
         None, kind=int, soft_high=1024, flags=("--threads",), metavar="N", lowest="auto",
         help="number of CPU threads, all ranks together (default: one per physical core)",
         place="common", title="CPU threads",
     )  # fmt: skip
-    reserve: tuple[tuple[str, int], ...] = _option(
+    reserve: tuple[tuple[str, int], ...] = load_option(
         (), kind=object, flags=("--reserve",), metavar="DEVICE=MIB",
         help="keep this much memory of a device free, such as cuda:0=1024; may be repeated",
     )  # fmt: skip
-    n_cpu_blocks: int = _option(
+    n_cpu_blocks: int = load_option(
         0, kind=int, low=0, soft_high=1 << 16, flags=("--n-cpu-blocks",), metavar="N",
         of_model=True, help="place the first N blocks on the CPU",
     )  # fmt: skip
-    n_cpu_moe: int = _option(
+    n_cpu_moe: int = load_option(
         0, kind=int, low=0, soft_high=1 << 16, flags=("--n-cpu-moe",), metavar="N",
         of_model=True, help="place the experts of the first N blocks on the CPU",
     )  # fmt: skip
-    kv_on_host: bool = _option(
+    kv_on_host: bool = load_option(
         False, kind=bool, flags=("--kv-on-host",), of_model=True,
         help="keep the KV cache of GPUs in host memory",
     )  # fmt: skip
-    p2p: PeerMode = _option(  # noqa: RUF009 a field
+    p2p: PeerMode = load_option(
         "auto", choices=PEER_MODES, flags=("--p2p",),
         help="let GPUs access each other's memory directly; auto: where a test shows that it "
         "works and is faster; on: wherever it works; off: nowhere (default: auto)",
         place="common", title="GPU-to-GPU transfers",
     )  # fmt: skip
-    n_batch: int | None = _option(
+    n_batch: int | None = load_option(
         None, kind=int, soft_high=8192, step=128, lowest="auto", flags=("--batch",), metavar="N",
         is_kept=True, help="prompt tokens per batch (default: up to 2048 on GPUs, else 512)",
         place="rare", title="Batch", tip="Prompt tokens that are computed at once",
     )  # fmt: skip
-    fast_prompts: bool = _option(
+    fast_prompts: bool = load_option(
         False, kind=bool, flags=("--fast-prompts",), is_kept=True,
         help="faster prompts on processors with BF16 units; answers may then differ in their last "
         "digits depending on what else runs",
@@ -308,7 +308,7 @@ class LoadOptions:
         tip="Faster prompts on processors with BF16 units; answers may then differ in their last "
         "digits depending on what else runs",
     )  # fmt: skip
-    draft_vocab: int = _option(
+    draft_vocab: int = load_option(
         0, kind=int, low=MIN_DRAFT_VOCAB, may_be_zero=True, soft_high=1 << 20, step=4096,
         lowest="all tokens", suffix=" tokens", flags=("--draft-vocab",), metavar="N", is_kept=True,
         help="let the model's block guess from the first N tokens of the vocabulary alone, the "
@@ -317,7 +317,7 @@ class LoadOptions:
         tip="How many tokens, the most frequent ones, the model's own block for guesses (MTP) "
         "chooses from; it then reads less for each guess. Answers stay the same",
     )  # fmt: skip
-    mmproj: MmprojKind | str = _option(  # noqa: RUF009 a field
+    mmproj: MmprojKind | str = load_option(
         "auto", choices=MMPROJ_KINDS, may_be_file=True, flags=("--mmproj",),
         metavar="|".join((*MMPROJ_KINDS, "FILE")), is_kept=True,
         help="GGUF file that encodes pictures for the model: auto is one beside it that fits, "
@@ -326,7 +326,7 @@ class LoadOptions:
         tip="The file, called mmproj, with which a model sees pictures: one beside it, or another "
         "that was published with the model",
     )  # fmt: skip
-    mmproj_device: str = _option(
+    mmproj_device: str = load_option(
         "auto", kind=object, flags=("--mmproj-device",), metavar="DEVICE",
         help="device that encodes pictures: one of the model's, or cpu (default: the GPU with the "
         "largest share that has room for it)",
@@ -334,30 +334,30 @@ class LoadOptions:
         tip="The device whose memory holds the mmproj file and which encodes pictures. By itself, "
         "Tandem takes the GPU with the largest share if there is room, else the CPU",
     )  # fmt: skip
-    rope_scaling: str = _option(
+    rope_scaling: str = load_option(
         "", choices=ROPE_SCALINGS, flags=("--rope-scaling",), is_kept=True, of_model=True,
         help="how to stretch positions to a longer context (default: as the file says)",
         place="rare", title="RoPE scaling", tip="How positions are stretched to a longer context",
     )  # fmt: skip
-    rope_factor: float = _option(
+    rope_factor: float = load_option(
         0.0, kind=float, high=MAX_ROPE_FACTOR, flags=("--rope-scale",), metavar="X", is_kept=True,
         of_model=True, help="factor by which positions are stretched",
         place="rare", title="RoPE factor", tip="How many times longer the context becomes",
         lowest="As the file says",
     )  # fmt: skip
-    rope_base: float = _option(
+    rope_base: float = load_option(
         0.0, kind=float, high=MAX_ROPE_BASE, flags=("--rope-freq-base",), metavar="X",
         is_kept=True, of_model=True, help="base of RoPE's frequencies",
         place="rare", title="RoPE base", tip="Base of the rotations' frequencies", step=10_000,
         lowest="As the file says",
     )  # fmt: skip
-    chat_template: str = _option(
+    chat_template: str = load_option(
         "", high=MAX_TEMPLATE, flags=("--chat-template",), metavar="JINJA", is_kept=True,
         of_model=True,
         help="use this chat template in place of the file's; @FILE reads it from a file",
         place="rare", title="Chat template", tip="How messages become the model's prompt",
     )  # fmt: skip
-    overrides: tuple[tuple[str, str], ...] = _option(
+    overrides: tuple[tuple[str, str], ...] = load_option(
         (), kind=object, flags=("--override",), metavar="REGEX=DEVICE", of_model=True,
         help="place tensors with matching names on one device, or on one rank as in 'attn=#0'; "
         "may be repeated",
@@ -400,34 +400,34 @@ class LoadParams(LoadOptions):
     """
 
     path: str
-    devices: tuple[str, ...] = _option(
+    devices: tuple[str, ...] = load_option(
         ("cpu",), kind=object, flags=("--devices",), metavar="LIST",
         help="one device per rank, such as cuda:0,cuda:1 or cpu,cpu (default: the fastest by "
         "prediction, unless another option chooses the split)",
     )  # fmt: skip
-    split: tuple[float, ...] | None = _option(
+    split: tuple[float, ...] | None = load_option(
         None, kind=object, flags=("--split",), metavar="LIST",
         help="relative share of each device, such as 3,1 (default: even)",
     )  # fmt: skip
-    split_mode: str = _option(
+    split_mode: str = load_option(
         "tensor", choices=SPLIT_MODES, flags=("--split-mode",),
         help="tensor: cut each block over all devices; layer: give whole blocks to devices; "
         "groups: give blocks to groups of devices and cut them inside (default: tensor)",
     )  # fmt: skip
-    groups: tuple[int, ...] | None = _option(
+    groups: tuple[int, ...] | None = load_option(
         None, kind=object, flags=("--groups",), metavar="LIST",
         help="sizes of the groups, in the order of the devices, such as 2,2 (default: one group "
         "per kind of device, else pairs)",
     )  # fmt: skip
-    control_vectors: tuple[ControlVector, ...] = _option(
+    control_vectors: tuple[ControlVector, ...] = load_option(
         (), kind=object, flags=("--control-vector",), metavar="FILE[=SCALE]", is_kept=True,
         help="apply a control vector, multiplied by SCALE; may be repeated",
     )  # fmt: skip
-    control_layers: tuple[int, int] | None = _option(
+    control_layers: tuple[int, int] | None = load_option(
         None, kind=object, flags=("--control-layers",), metavar="FIRST-LAST", is_kept=True,
         help="layers to apply control vectors to, such as 10-20 (default: all but layer 0)",
     )  # fmt: skip
-    draft: DraftKind | str = _option(  # noqa: RUF009 a field
+    draft: DraftKind | str = load_option(
         "auto", choices=DRAFT_KINDS, may_be_file=True, flags=("--draft",),
         metavar="|".join((*DRAFT_KINDS, "FILE")), is_kept=True,
         help="where guesses of the next tokens come from, of which several are checked at once: "
@@ -436,14 +436,14 @@ class LoadParams(LoadOptions):
         "model of the same vocabulary, or of the model's block alone (mtp-*.gguf, found beside the "
         "model), which guesses beside the text; answers stay the same",
     )  # fmt: skip
-    draft_max: int = _option(
+    draft_max: int = load_option(
         DEFAULT_DRAFTED, kind=int, high=MAX_DRAFTED, flags=("--draft-max",), metavar="N",
         is_kept=True,
         help=f"most guesses that are checked at once, up to {MAX_DRAFTED} "
         f"(default: {DEFAULT_DRAFTED})",
     )  # fmt: skip
-    machines: tuple[int, ...] = _option((), kind=object)
-    machine_link: MachineLink = _option("auto", choices=MACHINE_LINKS)  # noqa: RUF009 a field
+    machines: tuple[int, ...] = load_option((), kind=object)
+    machine_link: MachineLink = load_option("auto", choices=MACHINE_LINKS)
 
     def __post_init__(self) -> None:
         if not self.devices:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Final, Literal, TypeVar
 
 from app.core.translation import tr_later
@@ -24,6 +24,7 @@ from engine import (
     LoadOptions,
     LoadParams,
     is_cpu,
+    load_option,
     machine_of,
 )
 
@@ -66,12 +67,6 @@ class RankSettings:
         return is_cpu(self.device)
 
 
-def _option(default: T, **more: Any) -> T:
-    """Return the field of a setting that a load has in another form; see `LoadOption`."""
-    found: T = field(default=default, metadata={"option": LoadOption(**more)})
-    return found
-
-
 @dataclass(frozen=True, slots=True)
 class SplitSettings(LoadOptions):
     """The split and everything else that decides where the bytes go.
@@ -89,7 +84,7 @@ class SplitSettings(LoadOptions):
     ranks: tuple[RankSettings, ...] = ()
     mode: Mode = "single"
     single: int = 0
-    n_draft: int = _option(
+    n_draft: int = load_option(
         DEFAULT_DRAFTED, kind=int, low=0, high=MAX_DRAFTED, place="rare",
         title=tr_later("Guessed tokens"),
         tip=tr_later(
@@ -98,7 +93,7 @@ class SplitSettings(LoadOptions):
             "same, and text that repeats comes faster. 0 guesses none"
         ),
     )  # fmt: skip
-    draft_path: str = _option(
+    draft_path: str = load_option(
         "", place="rare", title=tr_later("Draft model"),
         tip=tr_later(
             "A smaller model with the same vocabulary, which guesses tokens; or the "
