@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from itertools import count
@@ -189,7 +190,7 @@ class CollectiveCounter:
         self.count = 0
 
 
-class RankGroup:
+class RankGroup(ABC):
     """Ranks of one model, as the watchdog sees them; `ThreadGroup` adds the collectives.
 
     Attributes:
@@ -220,13 +221,13 @@ class RankGroup:
         device = self._devices.get(rank)
         return None if device is None or device.type == "cpu" else True
 
+    @abstractmethod
     def waiting(self) -> Mapping[int, Collection[int]]:
         """Return the ranks that wait now, each with the ranks it waits for."""
-        raise NotImplementedError
 
+    @abstractmethod
     def abort_for_good(self) -> None:
         """Wake all ranks with an error, now and whenever one returns later."""
-        raise NotImplementedError
 
 
 class Watchdog:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -43,7 +44,7 @@ TICKS_PER_S = 1e9 / 1024
 """Ticks per second of the kernels' clock."""
 
 
-class PacketSlot:
+class PacketSlot(ABC):
     """Memory for packets from one rank to another.
 
     Attributes:
@@ -58,9 +59,9 @@ class PacketSlot:
     device_bytes = 0
     is_far = False
 
+    @abstractmethod
     def clear(self) -> None:
         """Set all packets to zero before returning; only while no kernel uses the slot."""
-        raise NotImplementedError
 
 
 def new_slot(place: Place, n_packet: int, source: torch.device, goal: torch.device) -> PacketSlot:
