@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from engine.errors import EngineError
 from engine.hardware.devices.types import CPU
+from engine.model.forward.state import F32_BYTES
 from engine.planning.evaluation.fit import Fit, Room
 from engine.planning.search.estimate import Alternative
 from engine.planning.search.results import GOALS, Goal, Speeds, names
@@ -197,9 +198,6 @@ def _number(tokens_per_s: float) -> str:
 
 MIN_GAIN = 0.1
 """Least part of the time that more devices must save: each is one more to fail, and to heat."""
-
-F32_BYTES = 4
-"""Bytes of one element of the hidden state, which ranks exchange."""
 
 MAX_COMBINED = 8
 """Most GPUs of which all sets are considered; of more, the fastest and the largest of each size."""

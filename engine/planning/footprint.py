@@ -34,6 +34,7 @@ from engine.model.forward.batch import (
 from engine.model.forward.state import (
     CPU_STEP,
     DEVICE_STEP,
+    F32_BYTES,
     SHARED_ROWS,
     AttentionSize,
     RecurrentState,
@@ -62,7 +63,6 @@ EXPERTS = ("exps", "shexp")
 WORD_TYPES = ("F16", "BF16")
 """GGML types of the matrices that become words."""
 
-F32_BYTES = 4
 BF16_BYTES = 2
 
 HELD_ROWS = MAX_AT_ONCE * KEPT_STATES

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from engine.hardware.devices.types import CPU, far_id, is_cpu, machine_of
 from engine.model.forward.batch import SMALL_BATCH
+from engine.model.forward.state import F32_BYTES
 from engine.planning.evaluation.workload import (
     DEQUANTISED,
     BlockWorkload,
@@ -22,9 +23,6 @@ from engine.planning.evaluation.workload import (
 )
 from engine.planning.speed.facts import CACHE, DeviceFacts, Path, Prediction, RankTime
 from engine.planning.speed.links import Links
-
-F32_BYTES = 4
-"""Bytes of one element that ranks exchange."""
 
 CANDIDATE_BYTES = 2048
 """Most bytes of the top-k candidates that a GPU sends the others when a token is sampled."""

@@ -12,6 +12,7 @@ from engine.errors import EngineError, InvalidGGUF, ModelFileError
 from engine.formats.gguf.companions import files_beside
 from engine.formats.gguf.reader import GGUFFile
 from engine.formats.gguf.tensors import quote
+from engine.model.forward.state import F32_BYTES
 from engine.model.layers.keys import Keys
 from engine.model.layers.module import Slot, TensorSource
 from engine.vision.encoders.gemma4 import Gemma4Encoder, Gemma4UnifiedEncoder
@@ -139,8 +140,6 @@ def find_vision_encoder(model: Path, text: TextModel) -> Path | None:
         return path
     return None
 
-
-F32_BYTES = 4
 
 STORAGE = "packed"
 """Format of an encoder's matrices, see `DevicePlan.storage`: as in the file, dequantised on each
