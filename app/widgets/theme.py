@@ -95,10 +95,6 @@ class Theme:
     code_background: str
     devices: tuple[str, ...]
 
-    @property
-    def is_dark(self) -> bool:
-        return QColor(self.window).lightness() < 128
-
     def device_colour(self, index: int) -> str:
         """Return the colour of the device at this position of the device list."""
         return self.devices[index % len(self.devices)]

@@ -129,10 +129,6 @@ class ThinkingMarks:
     closing: tuple[str, ...]
     is_always: bool = False
 
-    def is_known_to(self, template: str) -> bool:
-        """Return whether a template's source has one of these texts."""
-        return self.closing[0] in template or self.opening in template
-
 
 HARMONY_THINKING = ThinkingMarks(
     "<|channel|>analysis<|message|>", ("<|channel|>final", "<|message|>"), is_always=True

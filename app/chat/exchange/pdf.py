@@ -158,8 +158,6 @@ def write_chat_as(chat: Conversation, path: Path, pictures: ImageFolder) -> None
     """
     suffix, path_of, beside = path.suffix.lower(), partial(pictures.path, chat), ""
     if suffix == PDF:
-        from app.chat.exchange.pdf import pdf_of  # late: not needed but here
-
         data = pdf_of(chat, path_of)
     else:
         if suffix == ".md" and any(message.pictures for message in chat.messages):

@@ -67,11 +67,6 @@ class DraftImages(QObject):
         return self._session.current.draft_pictures
 
     @property
-    def is_reading(self) -> bool:
-        """Whether pictures of the open chat's draft are still being read."""
-        return bool(self._waiting_here())
-
-    @property
     def n_tokens(self) -> int:
         """Number of tokens of those of the open chat, as far as it is known."""
         return sum(self._album.n_tokens(picture) or 0 for picture in self.pictures)

@@ -294,8 +294,6 @@ class ChatList(QWidget):
     def hits(self) -> HitList:
         """The list of what was found, made for the first search."""
         if self._hits is None:
-            from app.chat.views.chat_list import HitList  # late: not needed for the first picture
-
             self._hits = HitList(self)
             self._hits.chosen.connect(self.hit_chosen)
             self._pages.addWidget(self._hits)

@@ -201,19 +201,13 @@ class ImageCanvas(QWidget):
     def __init__(self, size: QSize, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.image: QImage | None = None
-        self._note = ""
         self.setFixedSize(size)
 
     def set_image(self, image: QImage) -> None:
         self.image = image
         self.update()
 
-    def set_note(self, note: str) -> None:
-        """Show words, since there is no picture."""
-        self._note = note
-        self.update()
-
     def paintEvent(self, event: QPaintEvent) -> None:
         painter = QPainter(self)
-        paint_image(painter, QRectF(self.rect()), self.image, self._note)
+        paint_image(painter, QRectF(self.rect()), self.image, "")
         painter.end()

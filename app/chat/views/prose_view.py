@@ -110,8 +110,6 @@ class TextBlock(QTextBrowser):
         if url.scheme() == NOTE_SCHEME:
             self.note_wanted.emit(url.path())
         else:
-            from app.chat.views.prose_view import ask_to_open  # late: seldom needed
-
             ask_to_open(url, QCursor.pos(), self)
 
     def fitting_height(self) -> int:

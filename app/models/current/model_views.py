@@ -258,10 +258,6 @@ class ModelBar(QFrame):
         )
         self._loaded.setStyleSheet(f"color: {theme().ok};")
 
-    @Slot()
-    def open_menu(self) -> None:
-        self._name.showMenu()
-
     def _set_name(self, name: str) -> None:
         self._full_name = one_line(name)
         set_tip(self._name, name)

@@ -30,7 +30,7 @@ class Piece(NamedTuple):
     Attributes:
         n_past: number of the sequence's tokens that are cached already.
         n: number of tokens to compute.
-        tables: see `paging.sequences.PagedSequence`; empty for a cache that one sequence has
+        tables: see `generation.kv_cache.PagedSequence`; empty for a cache that one sequence has
             alone, where page i is the i-th one.
         state_slot: slot of the sequence's recurrent states behind the tokens.
         batch_index: number of the sequence among those that run, from 0; its last hidden states

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from engine.backends.gpu.elementwise import power_of_two
 from engine.backends.gpu.kernels import sampling as kernels
-from engine.backends.gpu.kernels import sampling as sample_token
 from engine.backends.gpu.launch.kernel_launch import launch
 from engine.decoding.sampling.sampler import (
     N_HISTORY,
@@ -64,7 +63,7 @@ RING = 16
 NEVER = -(1 << 30)
 """Count of a token that must not be sampled: it stays below zero even if the token occurs."""
 
-FOR_HOST = sample_token.FOR_HOST.value
+FOR_HOST = kernels.FOR_HOST.value
 
 
 class SamplerSlots:
@@ -97,16 +96,16 @@ class SamplerSlots:
         def zeros(n: int, dtype: torch.dtype) -> Tensor:
             return torch.zeros(n_slot * n, dtype=dtype, device=device)
 
-        self.settings = zeros(sample_token.N_SETTING.value, f64)
-        self.state = zeros(sample_token.N_STATE.value, i64)
+        self.settings = zeros(kernels.N_SETTING.value, f64)
+        self.state = zeros(kernels.N_STATE.value, i64)
         self.counts = zeros(self._n_wide, i32)
         self.history = zeros(N_HISTORY, i32)
         self.uniforms = zeros(n_uniform, f64)
         self.ring = zeros(RING, i64)
         self.penalised = zeros(self._n_wide, f32)
         self._maxima = zeros(self._n_maxima, f32)
-        self.limits = zeros(sample_token.N_LIMIT.value, f32)
-        self.found = zeros(sample_token.N_FACT.value, i32)
+        self.limits = zeros(kernels.N_LIMIT.value, f32)
+        self.found = zeros(kernels.N_FACT.value, i32)
         self.candidates = zeros(ROOM, i64)
         self.sums = zeros(self.n_program, f64)
         self._n_words = -(-n_own // 32) if has_masks else 1

@@ -9,9 +9,9 @@ Blocks have an even number of bytes, so they are read as 16-bit units.
 import triton
 import triton.language as tl
 
-from engine.model.forward import pages as keys
+from engine.model.forward import pages
 
-PAGE = tl.constexpr(keys.PAGE)
+PAGE = tl.constexpr(pages.PAGE)
 """Number of positions whose slots lie side by side."""
 
 BLOCK = tl.constexpr(32)

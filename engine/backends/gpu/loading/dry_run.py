@@ -62,8 +62,6 @@ LOGGED = (
 OF_WEIGHTS = ("matmul", "lookup", "per_head")
 """Methods of weights that layers call by themselves."""
 
-WEIGHT_TYPES = GpuPlanes | GpuPlain | DenseWeight | PackedWeight | JoinedColumns
-
 
 @dataclass(frozen=True, slots=True)
 class OpCall:

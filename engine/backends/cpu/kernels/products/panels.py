@@ -14,8 +14,8 @@ first i32 of their pair.
 
 An activation is one signed byte, or two where a small error can have large consequences: in models
 whose router sends tokens to experts, and for values of attention in all models
-(`engine.backends.cpu.packing.FINE`). Processors that add up products of words have words then
-(`kernels.words.plane_words`). On others m × 32 high bytes, worth 255 each, stand before the
+(`engine.backends.cpu.packing.FINE`). Processors that add up products of int16 have int16 then
+(`products.int16_panels`). On others m × 32 high bytes, worth 255 each, stand before the
 low bytes; both are within ±127, so that the same instructions multiply them. All 32 columns of a
 block have the same scale then: two bytes are exact enough, and a block's product is scaled once.
 """
