@@ -1,8 +1,7 @@
 """The database of the chats: one SQLite file with all of them, and what a search looks at.
 
-Several threads and windows use it at once: readers never wait, and what a writer has committed
-survives a kill and a power cut. A damaged file is set aside, and what can be read of it goes into a
-new one.
+Several threads and windows use it at once: readers never wait, and a commit survives a kill and a
+power cut. A damaged file is set aside, and everything readable is copied into a new one.
 """
 
 from __future__ import annotations
@@ -73,13 +72,13 @@ REASONS: Final = {
     sqlite3.SQLITE_LOCKED: errno.EBUSY,
     sqlite3.SQLITE_NOMEM: errno.ENOMEM,
 }
-"""What the system calls what SQLite says."""
+"""The errno for each SQLite error code."""
 
 _HALVES = re.compile("[\ud800-\udfff]")
 
 
 class ChatDatabase:
-    """The database in one file, which is made with the first chat; any thread may use it.
+    """The database file, created with the first chat. Thread-safe.
 
     Attributes:
         set_aside: damaged files that were replaced.
@@ -92,7 +91,7 @@ class ChatDatabase:
         self._open: dict[int, tuple[int, sqlite3.Connection]] = {}  # by thread, with the inode
 
     def read(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """Return what `work` reads, all of it as it was at one moment.
+        """Run `work` on a consistent snapshot and return its result.
 
         Raises:
             OSError, NewerChat: the file cannot be read.
@@ -100,7 +99,7 @@ class ChatDatabase:
         return self._run(work, "BEGIN")
 
     def write(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """Do all that `work` does, durably, or nothing of it.
+        """Run `work` in one durable transaction.
 
         Raises:
             OSError, NewerChat: the file cannot be written.
@@ -108,7 +107,7 @@ class ChatDatabase:
         return self._run(work, "BEGIN IMMEDIATE")
 
     def clean(self) -> None:
-        """Take what was deleted out of the log of the latest changes, if no one reads that now."""
+        """Truncate the write-ahead log, which still holds deleted text, if no reader needs it."""
         with suppress(sqlite3.Error, OSError, NewerChat):
             self._connection(is_write=True).execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
@@ -185,9 +184,9 @@ class ChatDatabase:
                 connection.close()
 
     def _repair(self, error: sqlite3.Error) -> bool:
-        """Return whether what has failed is worth another try."""
+        """Repair what caused `error`, if possible; return whether to retry."""
         extended = getattr(error, "sqlite_errorcode", 0)
-        if extended == sqlite3.SQLITE_CORRUPT_VTAB and self._make_trigrams_anew():
+        if extended == sqlite3.SQLITE_CORRUPT_VTAB and self._rebuild_trigrams():
             return True
         if _code(error) not in DAMAGE and extended != sqlite3.SQLITE_IOERR_SHORT_READ:
             return False
@@ -199,17 +198,17 @@ class ChatDatabase:
                 self._replace_damaged()
         return True
 
-    def _make_trigrams_anew(self) -> bool:
+    def _rebuild_trigrams(self) -> bool:
         try:
             with _transaction(connection := self._connection(is_write=True), "BEGIN IMMEDIATE"):
                 connection.execute("INSERT INTO trigrams(trigrams) VALUES ('rebuild')")
         except (sqlite3.Error, OSError) as error:
-            log.warning("the index of the chats cannot be made anew: %s", error)
+            log.warning("the chats' search index cannot be rebuilt: %s", error)
             return False
         return True
 
     def _replace_damaged(self) -> None:
-        """Put a new file with all that can be read in the place of a damaged one, which stays.
+        """Move the damaged file aside and put a new one with everything readable in its place.
 
         Raises:
             OSError: the disk is full or the folder cannot be written; nothing has changed then.
@@ -292,7 +291,7 @@ def version_of(connection: sqlite3.Connection, chat_id: str) -> int | None:
 
 
 def remove_chat(connection: sqlite3.Connection, chat_id: str) -> None:
-    """Delete a chat, also from what a search looks at."""
+    """Delete a chat and its search texts."""
     for table, column in (
         ("chats", "id"), ("messages", "chat"), ("texts", "chat"), ("unindexed", "chat"),
     ):  # fmt: skip
@@ -313,7 +312,7 @@ def _connected(path: Path | str) -> sqlite3.Connection:
 
 def _configured(connection: sqlite3.Connection) -> sqlite3.Connection:
     try:
-        connection.execute("PRAGMA journal_mode = WAL")  # who reads waits for no writer
+        connection.execute("PRAGMA journal_mode = WAL")  # readers never wait for a writer
         connection.execute("PRAGMA synchronous = FULL")  # what is committed survives a power cut
         connection.execute("PRAGMA secure_delete = ON")  # deleted chats leave no text behind
     except BaseException:
@@ -348,7 +347,7 @@ def _has_tables(connection: sqlite3.Connection) -> bool:
 
 @cache
 def has_trigrams() -> bool:
-    """Return whether this SQLite has the index of trigrams."""
+    """Return whether this SQLite has FTS5's trigram tokenizer."""
     with closing(sqlite3.connect(":memory:")) as connection:
         try:
             connection.execute(
