@@ -4,14 +4,18 @@ import io
 import sys
 import threading
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
-from app.__main__ import main
+from app.__main__ import COMMANDS, main
 from tests.helpers.command_line import TEMPLATE, Outcome, Run
 from tests.helpers.model_draft import ModelDraft
 from tests.helpers.tiny_gguf import tiny_gguf
+
+for _, module in COMMANDS.values():  # later ones would keep what a test has patched in `engine`
+    import_module(f"app.cli.{module}")
 
 
 @pytest.fixture(autouse=True)
