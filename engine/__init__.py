@@ -70,6 +70,7 @@ if TYPE_CHECKING:
     from engine.formats.gguf.header import is_header_whole
     from engine.generation.benchmark import BenchResult, BenchTest, perplexity
     from engine.generation.requests import (
+        AnswerRequest,
         ApplyTemplate,
         CacheCounted,
         CountCache,
@@ -78,7 +79,6 @@ if TYPE_CHECKING:
         Detokenized,
         Embed,
         Embedded,
-        Generate,
         ScoreTokens,
         TemplateApplied,
         Tokenize,

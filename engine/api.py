@@ -25,7 +25,7 @@ from engine.generation.drafts import Drafts, MTPSource, draft_sources, draft_var
 from engine.generation.image_prompts import ImageReader
 from engine.generation.prompts import Prompts
 from engine.generation.queries import Queries
-from engine.generation.requests import Generate
+from engine.generation.requests import AnswerRequest
 from engine.generation.scheduler import Scheduler
 from engine.generation.sequence import TokenSequence
 from engine.generation.solo_sequence import solo_sequence
@@ -339,10 +339,10 @@ class Model(Queries, SavedStates):
         return AnswerStream(self._occupancy, self.scheduler, steps, is_cancelled)
 
     def answer(
-        self, request: Generate, is_cancelled: IsCancelled = never,
+        self, request: AnswerRequest, is_cancelled: IsCancelled = never,
         wake: threading.Event | None = None,
     ) -> AnswerStream:  # fmt: skip
-        """Return the events of the answer to a `Generate` command; see `generate`.
+        """Return the events of the answer to an `AnswerRequest` command; see `generate`.
 
         Args:
             wake: set once the answer can go on after it has waited for other threads.

@@ -1,7 +1,10 @@
 """All errors that a person may see.
 
 `str(error)` is one sentence that says what happened and where, and how much was needed and was
-there; `error.hint` says what to do. Any other exception is a bug.
+there; `error.hint` says what to do. Any other exception is a bug. Both are templates with values,
+as f-strings could not be translated:
+
+    raise EngineError("{path} cannot be read: {why}.", "Check the drive.", path=path, why=why)
 
     EngineError
     ├─ ModelFileError(path)
@@ -36,29 +39,58 @@ from __future__ import annotations
 
 from difflib import get_close_matches
 from pathlib import Path
+from typing import Self
 
 MIB = 1 << 20
 GIB = 1 << 30
 
-MOST_CHARACTERS = 500
+MAX_CHARACTERS = 500
 """Largest length of a message: files and templates decide what stands in some of them."""
+
+
+class Sentence(str):
+    """English text that remembers its template, so that the window can translate it.
+
+    Args:
+        template: text with the names of `values` in braces, perhaps with a format: "{size:.1f}".
+        values: texts, numbers, and sentences, which are translated as well.
+    """
+
+    template: str
+    values: dict[str, str | int | float]
+
+    def __new__(cls, template: str, /, **values: str | int | float) -> Self:
+        made = super().__new__(cls, template.format(**values) if values else template)
+        made.template, made.values = template, values
+        return made
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _sentence, (self.template, self.values)
+
+
+def _sentence(template: str, values: dict[str, str | int | float]) -> Sentence:
+    return Sentence(template, **values)
 
 
 class EngineError(Exception):
     """Root class of all errors that a person may see.
 
     Args:
-        message: sentence that a person can act on; of more than 500 characters, the middle
-            is left out.
-        hint: sentence that says what to do about it; may be empty.
+        message: template of a sentence that a person can act on; of more than 500 characters, the
+            middle is left out.
+        hint: template of a sentence that says what to do about it; may be empty.
+        values: what the two templates name in braces; see `Sentence`.
     """
 
-    def __init__(self, message: str, hint: str = "") -> None:
-        if len(message) > MOST_CHARACTERS:
-            message = f"{message[: MOST_CHARACTERS - 201]}…{message[-200:]}"
-        super().__init__(message, hint)
-        self.message = message
-        self.hint = hint
+    def __init__(self, message: str, hint: str = "", **values: str | int | float) -> None:
+        self.message: str = (
+            message if isinstance(message, Sentence) else Sentence(message, **values)
+        )
+        self.hint: str = hint if isinstance(hint, Sentence) else Sentence(hint, **values)
+        if len(self.message) > MAX_CHARACTERS:
+            start, end = self.message[: MAX_CHARACTERS - 201], self.message[-200:]
+            self.message = Sentence("{start}…{end}", start=start, end=end)
+        super().__init__(self.message, self.hint)
 
     def __str__(self) -> str:
         return self.message
@@ -80,17 +112,26 @@ def _rebuild(
 class ModelFileError(EngineError):
     """Error of a file that cannot be used as a model."""
 
-    def __init__(self, path: str | Path, message: str, hint: str = "") -> None:
-        super().__init__(message, hint)
+    def __init__(
+        self, path: str | Path, message: str, hint: str = "", **values: str | int | float
+    ) -> None:
+        super().__init__(message, hint, **values)
         self.path = str(path)
 
 
 class InvalidGGUF(ModelFileError):
     """Error of a file that is not well-formed GGUF."""
 
-    def __init__(self, path: str | Path, problem: str, hint: str = "") -> None:
-        hint = hint or "Download the file again, or pick another one."
-        super().__init__(path, f"{Path(path).name} is not a usable GGUF file: {problem}.", hint)
+    def __init__(
+        self, path: str | Path, problem: str, hint: str = "", **values: str | int | float
+    ) -> None:
+        super().__init__(
+            path,
+            "{file} is not a usable GGUF file: {problem}.",
+            hint or "Download the file again, or pick another one.",
+            file=Path(path).name,
+            problem=Sentence(problem, **values),
+        )
 
 
 class MissingShard(ModelFileError):
@@ -100,8 +141,10 @@ class MissingShard(ModelFileError):
         names = ", ".join(missing)
         super().__init__(
             path,
-            f"{Path(path).name} is one part of a split model, of which {names} cannot be found.",
+            "{file} is one part of a split model, of which {names} cannot be found.",
             "Put all parts into one folder.",
+            file=Path(path).name,
+            names=names,
         )
         self.missing = missing
 
@@ -112,18 +155,23 @@ class UnsupportedArchitecture(ModelFileError):
     def __init__(self, path: str | Path, name: str, supported: list[str]) -> None:
         super().__init__(
             path,
-            f"{Path(path).name} has the architecture '{name}', which Tandem cannot run yet.",
+            "{file} has the architecture '{name}', which Tandem cannot run yet.",
             _nearest(name, supported),
+            file=Path(path).name,
+            name=name,
         )
         self.name = name
 
 
-def _nearest(name: str, supported: list[str]) -> str:
-    """Return what to do about an unsupported architecture."""
-
+def _nearest(name: str, supported: list[str]) -> Sentence:
     similar = get_close_matches(name, supported, n=3, cutoff=0.5)
-    example = f", for example of {' or '.join(similar)}" if similar else ""
-    return f"Pick a model of one of the {len(supported)} supported architectures{example}."
+    if not similar:
+        return Sentence("Pick a model of one of the {n} supported architectures.", n=len(supported))
+    return Sentence(
+        "Pick a model of one of the {n} supported architectures, for example of {names}.",
+        n=len(supported),
+        names=" or ".join(similar),
+    )
 
 
 class UnsupportedQuant(ModelFileError):
@@ -132,8 +180,11 @@ class UnsupportedQuant(ModelFileError):
     def __init__(self, path: str | Path, type_name: str, tensor: str) -> None:
         super().__init__(
             path,
-            f"{Path(path).name} stores {tensor} as {type_name}, which Tandem cannot read.",
+            "{file} stores {tensor} as {type}, which Tandem cannot read.",
             "Pick the model in another quantisation, such as Q4_K_M or Q8_0.",
+            file=Path(path).name,
+            tensor=tensor,
+            type=type_name,
         )
         self.type_name = type_name
         self.tensor = tensor
@@ -152,11 +203,11 @@ class NoDevice(DeviceError):
     """
 
     def __init__(self, device: str, reason: str = "", remedy: str = "") -> None:
-        why = f" ({reason})" if reason else ""
-        super().__init__(
-            f"There is no device '{device}' on this machine{why}.",
-            f"Run: {remedy}" if remedy else "`tandem devices` lists what can be used.",
-        )
+        message = "There is no device '{device}' on this machine."
+        if reason:
+            message = "There is no device '{device}' on this machine ({reason})."
+        hint = "Run: {remedy}" if remedy else "`tandem devices` lists what can be used."
+        super().__init__(message, hint, device=device, reason=reason, remedy=remedy)
         self.device = device
 
 
@@ -172,23 +223,34 @@ class OutOfDeviceMemory(DeviceError):
 
     def __init__(self, device: str, needed_bytes: int, free_bytes: int, doing: str) -> None:
         hint = "Choose a smaller context or a smaller model, or give this device a smaller share."
-        if device == "cpu" and needed_bytes <= free_bytes + 1:  # nobody knows how much was missing
-            hint += " If that much is free, this program has a limit of memory: raise it."
+        if device == "cpu" and needed_bytes <= free_bytes + 1:  # the amount is unknown
+            hint = (
+                "Choose a smaller context or a smaller model, or give this device a smaller share."
+                " If that much is free, this program has a limit of memory: raise it."
+            )
         super().__init__(
-            f"{device} has {_shortage(needed_bytes, free_bytes)} needed {doing}.", hint
+            "{device} has {shortage} needed {doing}.",
+            hint,
+            device=device,
+            shortage=_shortage(needed_bytes, free_bytes),
+            doing=doing,
         )
         self.device = device
         self.needed_bytes = needed_bytes
         self.free_bytes = free_bytes
 
 
-def _shortage(needed_bytes: int, free_bytes: int) -> str:
+def _shortage(needed_bytes: int, free_bytes: int) -> Sentence:
     """Return free and needed memory in the first unit in which the two numbers differ."""
-    for unit, name, digits in (GIB, "GiB", 2), (MIB, "MiB", 1):
-        free, needed = (f"{n / unit:.{digits}f} {name}" for n in (free_bytes, needed_bytes))
-        if free != needed:
-            return f"{free} free but {needed} are"
-    return f"{free_bytes / GIB:.2f} GiB free but more is"
+    free, needed = free_bytes / GIB, needed_bytes / GIB
+    if f"{free:.2f}" != f"{needed:.2f}":
+        text = "{free:.2f} GiB free but {needed:.2f} GiB are"
+        return Sentence(text, free=free, needed=needed)
+    free, needed = free_bytes / MIB, needed_bytes / MIB
+    if f"{free:.1f}" != f"{needed:.1f}":
+        text = "{free:.1f} MiB free but {needed:.1f} MiB are"
+        return Sentence(text, free=free, needed=needed)
+    return Sentence("{free:.2f} GiB free but more is", free=free_bytes / GIB)
 
 
 class KernelError(DeviceError):
@@ -203,8 +265,10 @@ class KernelError(DeviceError):
         self.device = device
         self.why = why
         super().__init__(
-            f"Tandem's kernels do not work on {device}: {why}.",
+            "Tandem's kernels do not work on {device}: {why}.",
             "Set TANDEM_BACKEND=reference to do without them.",
+            device=device,
+            why=why,
         )
 
 
@@ -220,8 +284,10 @@ class DeviceStopped(DeviceError):
         self.device = device
         self.why = why
         super().__init__(
-            f"{device} has stopped working: {why}.",
-            f"Restart Tandem to use {device} again; models still run on the CPU.",
+            "{device} has stopped working: {why}.",
+            "Restart Tandem to use {device} again; models still run on the CPU.",
+            device=device,
+            why=why,
         )
 
 
@@ -235,11 +301,11 @@ class CommError(DeviceError):
     """
 
     def __init__(self, rank: int, problem: str, device: str = "") -> None:
-        who = f"{device} (rank {rank})" if device else f"Rank {rank}"
+        message = "{device} (rank {rank}) {problem}." if device else "Rank {rank} {problem}."
         hint = "Load the model again."
         if device and not device.startswith("cpu"):  # a model cannot be loaded without the CPU
-            hint = f"Load the model again; if this comes back, load it without {device}."
-        super().__init__(f"{who} {problem}.", hint)
+            hint = "Load the model again; if this comes back, load it without {device}."
+        super().__init__(message, hint, device=device, rank=rank, problem=problem)
         self.rank = rank
         self.problem = problem
         self.device = device
@@ -269,8 +335,9 @@ class ModelBusy(EngineError):
 
     def __init__(self, doing: str) -> None:
         super().__init__(
-            f"The model is busy: {doing}.",
+            "The model is busy: {doing}.",
             "A callback cannot call the model; call it once that has ended.",
+            doing=doing,
         )
         self.doing = doing
 
@@ -296,28 +363,27 @@ class ContextOverflow(PromptError):
     def __init__(
         self, n_tokens: int, n_ctx: int, n_kept: int | None = None, *, is_counted: bool = True
     ) -> None:
-        text = f"The prompt of {n_tokens} tokens exceeds the available context size of {n_ctx}."
-        if not is_counted:
-            text = (
-                f"The prompt of at least {n_tokens} tokens exceeds the available context size of"
-                f" {n_ctx}."
-            )
         hint = "Load the model with a larger context, or shorten the conversation."
-        if n_kept is not None and n_kept > n_ctx:
+        text = (
+            "The prompt of {n} tokens exceeds the available context size of {n_ctx}."
+            if is_counted
+            else "The prompt of at least {n} tokens exceeds the available context size of {n_ctx}."
+        )
+        is_of_last = n_kept is not None and n_kept > n_ctx
+        if is_of_last:
             text = (
-                f"Even without older messages, the prompt of {n_kept} tokens exceeds the available"
-                f" context size of {n_ctx}."
+                "Even without older messages, the prompt of {n} tokens exceeds the available"
+                " context size of {n_ctx}."
+                if is_counted
+                else "Even without older messages, the prompt of at least {n} tokens exceeds the"
+                " available context size of {n_ctx}."
             )
-            if not is_counted:
-                text = (
-                    f"Even without older messages, the prompt of at least {n_kept} tokens exceeds"
-                    f" the available context size of {n_ctx}."
-                )
             hint = (
                 "Shorten the last message or the system prompt, or load the model with a larger"
                 " context."
             )
-        super().__init__(text, hint)
+        n = n_kept if n_kept is not None and is_of_last else n_tokens
+        super().__init__(text, hint, n=n, n_ctx=n_ctx)
         self.n_tokens, self.n_ctx, self.n_kept = n_tokens, n_ctx, n_kept
         self.is_counted = is_counted
 
@@ -345,8 +411,10 @@ class ToolError(PromptError):
         tool: name of the function.
     """
 
-    def __init__(self, message: str, tool: str, hint: str = "") -> None:
-        super().__init__(message, hint)
+    def __init__(
+        self, message: str, tool: str, hint: str = "", **values: str | int | float
+    ) -> None:
+        super().__init__(message, hint, tool=tool, **values)
         self.tool = tool
 
 
@@ -357,16 +425,21 @@ class GrammarError(EngineError):
         place: part of it that is wrong: a JSON pointer, or a line and a column; "" if unknown.
     """
 
-    def __init__(self, message: str, place: str = "", hint: str = "") -> None:
-        super().__init__(message, hint or "Correct it, or leave the form of the answer open.")
+    def __init__(
+        self, message: str, place: str = "", hint: str = "", **values: str | int | float
+    ) -> None:
+        hint = hint or "Correct it, or leave the form of the answer open."
+        super().__init__(message, hint, place=place, **values)
         self.place = place
 
 
 class StateFileError(EngineError):
     """Error of a conversation's state that cannot be saved or restored."""
 
-    def __init__(self, path: str | Path, message: str, hint: str = "") -> None:
-        super().__init__(message, hint)
+    def __init__(
+        self, path: str | Path, message: str, hint: str = "", **values: str | int | float
+    ) -> None:
+        super().__init__(message, hint, **values)
         self.path = str(path)
 
 
@@ -374,7 +447,7 @@ class Cancelled(EngineError):
     """Work that the person stopped; not a failure."""
 
     def __init__(self, what: str = "The work") -> None:
-        super().__init__(f"{what} was cancelled.")
+        super().__init__("{what} was cancelled.", what=what)
 
 
 class EngineMissing(EngineError):
@@ -386,7 +459,9 @@ class EngineMissing(EngineError):
 
     def __init__(self, module: str) -> None:
         super().__init__(
-            f"The engine is not installed: {module} is missing.", "Run: tandem engine install"
+            "The engine is not installed: {module} is missing.",
+            "Run: tandem engine install",
+            module=module,
         )
         self.module = module
 

@@ -5,7 +5,7 @@ A host answers every command with any number of progress events and exactly one 
     Load      LoadProgress*                       ModelLoaded | Failed
     Unload                                        ModelUnloaded | Failed
     Resplit   LoadProgress*                       ModelResplit | Failed
-    Generate  PrefillProgress* ContextShifted* TokenText*   Finished | Failed
+    AnswerRequest  PrefillProgress* ContextShifted* TokenText*   Finished | Failed
     SaveState StateProgress*                      StateSaved | Failed
     LoadState StateProgress*                      StateLoaded | Failed
     Tune      TuneStarted TuneProgress*           Tuned | Failed
@@ -17,16 +17,16 @@ A host answers every command with any number of progress events and exactly one 
     ScoreTokens                                   TokensScored | Failed
     CountCache                                    CacheCounted | Failed
 
-At an interval, a token of a `Generate` also has a `TokenTimes`, before its text. Any command may
-have a `FallbacksChanged` before its closing event, or right behind it.
+At an interval, a token of an `AnswerRequest` also has a `TokenTimes`, before its text. Any command
+may have a `FallbacksChanged` right before or after its closing event.
 
-Commands are begun in order. Several `Generate` are answered at once: their events come in any order
-among each other. `Resplit`, `SaveState`, `LoadState` and questions (`generation.requests`, the last
-ones of this table) are done between two tokens, and answers go on behind them. `Load`, `Unload` and
-`Tune` wait until all answers have ended, and what comes behind them waits as well. Where the cache
-has no room for all answers, those that came last are silent until there is.
+Commands start in order. Several `AnswerRequest` are answered at once: their events interleave.
+`Resplit`, `SaveState`, `LoadState` and questions (`generation.requests`, the last ones of this
+table) are done between two tokens, and answers go on behind them. `Load`, `Unload` and `Tune` wait
+until all answers have ended, and what comes behind them waits as well. Where the cache has no room
+for all answers, those that came last are silent until there is.
 
-`HostEvent.generation` is the id that the command was submitted with, so that a receiver can drop
+`HostEvent.command_id` is the id that the command was submitted with, so that a receiver can drop
 what belongs to a command it no longer cares about. A cancelled load ends in `Failed(Cancelled)`;
 a cancelled generation ends in `Finished("cancelled")`, because the text so far is worth keeping,
 and a cancelled search in `Tuned` with what it found. A cancelled question fails like a load.
@@ -39,7 +39,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from engine.errors import EngineError
-from engine.generation.requests import Generate, Question, Reply
+from engine.generation.requests import AnswerRequest, Question, Reply
 from engine.generation.results import (
     Finished,
     GenerationEvent,
@@ -66,7 +66,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class EngineReady:
-    """First event of a host, with generation 0: the engine thread has imported what it needs.
+    """First event of a host, with command id 0: the engine thread has imported what it needs.
 
     Attributes:
         seconds: seconds that importing took.
@@ -78,7 +78,7 @@ class EngineReady:
 
 @dataclass(frozen=True, slots=True)
 class WiresMeasured:
-    """Event of a host on several machines, with generation 0: they are connected.
+    """Event of a host on several machines, with command id 0: they are connected.
 
     Attributes:
         names: names of the machines, by number.
@@ -102,7 +102,7 @@ class ModelLoaded:
         model_hash: hash of the file's contents, whatever its name; the saved state of a
             conversation fits only a model with the same hash.
         n_batch: number of prompt tokens that are computed at once; 0 if unknown.
-        sight: how it sees pictures; None where it does not, or that is unknown.
+        vision: how it sees pictures; None where it does not, or that is unknown.
     """
 
     info: ModelInfo
@@ -114,7 +114,7 @@ class ModelLoaded:
     model_hash: str = ""
     fallbacks: tuple[Fallback, ...] = ()
     n_batch: int = 0
-    sight: VisionInfo | None = None
+    vision: VisionInfo | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +226,7 @@ and processes the command passes keep it."""
 class HostEvent:
     """An event with the id of the command that it answers, or 0."""
 
-    generation: int
+    command_id: int
     event: Event
 
 
@@ -262,7 +262,7 @@ class SaveState:
     of the conversation and the file has more of it; `StateSaved` describes that file then.
 
     Attributes:
-        of: number of the `Generate` whose prompt and answer are meant; 0 for those that were
+        of: number of the `AnswerRequest` whose prompt and answer are meant; 0 for those that were
             computed last. It fails for one that ended before many others.
     """
 
@@ -291,7 +291,7 @@ class Tune:
     with_drafts: bool = False
 
 
-Command = Load | Resplit | Generate | SaveState | LoadState | Tune | Unload | Question
+Command = Load | Resplit | AnswerRequest | SaveState | LoadState | Tune | Unload | Question
 
 
 def model_after(event: object, before: ModelLoaded | None) -> ModelLoaded | None:

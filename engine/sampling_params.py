@@ -70,7 +70,7 @@ SAMPLERS = (
 )  # fmt: skip
 """Names of the steps of sampling, in llama.cpp's order; a bias of tokens comes before all."""
 
-MOST_TOKENS = 2**31 - 1
+MAX_TOKENS = 2**31 - 1
 """Number of tokens that no answer reaches."""
 
 
@@ -350,4 +350,4 @@ class SamplingParams:
     @property
     def most_tokens(self) -> int:
         """Largest number of tokens of an answer, a large one where there is no limit."""
-        return MOST_TOKENS if self.max_tokens < 0 else self.max_tokens
+        return MAX_TOKENS if self.max_tokens < 0 else self.max_tokens

@@ -43,7 +43,7 @@ else:
 PLUGINS = {"pytest-qt": "qt_api", "timeout": "timeout"}
 """A setting of pyproject.toml by the plugin that knows it."""
 
-MOST_WORKERS = 4
+MAX_WORKERS = 4
 """Largest number of processes that share the tests: models compute with several threads each."""
 
 
@@ -79,7 +79,7 @@ def default_workers(config: pytest.Config) -> int:
     are_files = all(".py" in argument for argument in config.args)
     if are_files or config.option.usepdb or is_gpu_run(config):
         return 0
-    return min(os.cpu_count() or 1, MOST_WORKERS)
+    return min(os.cpu_count() or 1, MAX_WORKERS)
 
 
 def pytest_configure(config: pytest.Config) -> None:

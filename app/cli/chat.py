@@ -25,7 +25,7 @@ from app.cli.talk import (
     reading_input,
 )
 from app.core import paths
-from engine import ChatMessage, EngineError, Generate
+from engine import AnswerRequest, ChatMessage, EngineError
 
 if TYPE_CHECKING:
     from prompt_toolkit import PromptSession
@@ -153,7 +153,7 @@ def run_chat(args: argparse.Namespace) -> None:
                 continue
             messages.append(ChatMessage("user", text, pictures=pictures))
             pictures = ()
-            request = Generate(tuple(messages), sampling=sampling)
+            request = AnswerRequest(tuple(messages), sampling=sampling)
             try:
                 result = answer(model, request, is_silent=args.json)
             except EngineError as error:  # ends this turn, not the conversation

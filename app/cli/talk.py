@@ -16,7 +16,15 @@ from app.cli.arguments import add_json, add_model, add_sampling, add_server, sam
 from app.cli.load_options import add_load
 from app.cli.loading import given_options, load, note_warnings
 from app.cli.output import fallback_fields, note, write, write_json
-from engine import ChatMessage, ContextShifted, EngineError, Fallback, Finished, Generate, TokenText
+from engine import (
+    AnswerRequest,
+    ChatMessage,
+    ContextShifted,
+    EngineError,
+    Fallback,
+    Finished,
+    TokenText,
+)
 
 if TYPE_CHECKING:
     from app.remote.client.model import RemoteModel
@@ -77,7 +85,7 @@ class Answer:
         }
 
 
-def answer(model: Model | RemoteModel, request: Generate, *, is_silent: bool) -> Answer:
+def answer(model: Model | RemoteModel, request: AnswerRequest, *, is_silent: bool) -> Answer:
     """Run a request, streaming its text to stdout unless silent.
 
     Raises:
@@ -155,11 +163,11 @@ def run_generate(args: argparse.Namespace) -> None:
         raise EngineError("--image has no effect on a raw text.", "Leave it out.")
     with open_talk_model(args) as model:
         if args.raw or not model.info.has_chat_template:
-            request = Generate(prompt=text, sampling=sampling)
+            request = AnswerRequest(prompt=text, sampling=sampling)
         else:
             system = (ChatMessage("system", args.system),) if args.system else ()
             asked = ChatMessage("user", text, pictures=pictures)
-            request = Generate((*system, asked), sampling=sampling)
+            request = AnswerRequest((*system, asked), sampling=sampling)
         result = answer(model, request, is_silent=args.json)
     if args.json:
         write_json(result.document())

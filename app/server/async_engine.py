@@ -160,7 +160,7 @@ class AsyncEngine:
                     return
             for event in events:
                 self._note(event.event)
-                self._take(event.generation, event.event)
+                self._take(event.command_id, event.event)
 
     def _note(self, event: Event) -> None:
         """Remember what an event says about the model, whoever has sent the command."""

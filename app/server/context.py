@@ -15,7 +15,7 @@ from app.server.models import Models, OfferedModel, Spelling, find_model
 from app.server.refusal import NO_PLACES, FieldPlaces, Refusal, refusal_of
 from app.server.request_log import RequestLog, RequestRecord
 from app.server.settings import ServerSettings
-from engine import Command, EngineError, Event, Failed, Generate, ScoreTokens
+from engine import AnswerRequest, Command, EngineError, Event, Failed, ScoreTokens
 
 if TYPE_CHECKING:
     from engine import DeviceSnapshot, JoinedMachine, ModelLoaded, WiresMeasured, WireSpeed
@@ -183,7 +183,7 @@ def _lossy(latency_s: float, mean_s: float) -> str:
 
 log = logging.getLogger(__name__)
 
-MakeCommands = Callable[["ModelLoaded"], Sequence[Generate | ScoreTokens]]
+MakeCommands = Callable[["ModelLoaded"], Sequence[AnswerRequest | ScoreTokens]]
 """What makes the commands of a request for the loaded model; it may raise a `Refusal`."""
 
 AnswerEvents = AsyncGenerator[tuple[int, Event], None]

@@ -64,7 +64,7 @@ class OfferedModel:
         created: time of its file, in seconds of the epoch.
         info: what its header says.
         n_ctx: context in tokens; None while it is not loaded.
-        sight: how it sees pictures, while it is loaded; None if it does not.
+        vision: how it sees pictures, while it is loaded; None if it does not.
     """
 
     id: str
@@ -72,11 +72,11 @@ class OfferedModel:
     created: int
     info: ModelInfo
     n_ctx: int | None = None
-    sight: VisionInfo | None = None
+    vision: VisionInfo | None = None
 
     def loaded_as(self, model: ModelLoaded) -> OfferedModel:
         """Return what can be said of it while it is loaded."""
-        return replace(self, info=model.info, n_ctx=model.n_ctx, sight=model.sight)
+        return replace(self, info=model.info, n_ctx=model.n_ctx, vision=model.vision)
 
 
 def capabilities_of(info: ModelInfo, *, sees: bool = False) -> list[str]:

@@ -57,7 +57,7 @@ class MachineRunner(MachineCache, ModelRunner):
 
     def join(
         self, place: ModelPlace, captures: Captures, meetings: KernelMeetings,
-        most_checked_rows: int,
+        max_verify_rows: int,
     ) -> None:  # fmt: skip
         """Work with other machines from now on; called before the first pass.
 
@@ -65,9 +65,9 @@ class MachineRunner(MachineCache, ModelRunner):
             place: place of the model among the machines.
             captures: captures of the ranks of all machines.
             meetings: meetings of the kernels of all machines' ranks.
-            most_checked_rows: see `ModelRunner`.
+            max_verify_rows: see `ModelRunner`.
         """
-        self._joined, self._most_checked_rows = place, most_checked_rows
+        self._joined, self._max_verify_rows = place, max_verify_rows
         computing = place.layout.parts(self.ranks[0].model.split.holders)[1]
         # a machine without a part of the model captures nothing, and would not answer
         everyone = len(computing) == len(place.machines.names)
@@ -87,8 +87,8 @@ class MachineRunner(MachineCache, ModelRunner):
         return self._joined
 
     @property
-    def most_checked_rows(self) -> int:
-        return super().most_checked_rows if self._joined is None else self._most_checked_rows
+    def max_verify_rows(self) -> int:
+        return super().max_verify_rows if self._joined is None else self._max_verify_rows
 
     def leave(self) -> None:
         """Have the other machines free the model, unless they are lost; safe to call twice."""

@@ -175,7 +175,7 @@ class MachineRuntime(ThreadRuntime):
         """Agree with the other machines, of which the first one then computes first passes."""
         runner = self.runner
         facts = [
-            *captures_of(self.ranks), *runner.meeting.here, runner.most_checked_rows,
+            *captures_of(self.ranks), *runner.meeting.here, runner.max_verify_rows,
             self.plan.checkpoint_bytes,
         ]  # fmt: skip
         self._is_agreed = True

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from engine.decoding.grammar.matcher import Matcher
     from engine.generation.image_prompts import PromptImages
     from engine.generation.prompts import Prompt, Prompts
-    from engine.generation.requests import Generate
+    from engine.generation.requests import AnswerRequest
     from engine.generation.sequence import Preparing, StepResult, Steps
     from engine.generation.structured_output import AnswerConstraint
     from engine.sampling_params import Grammar, SamplingParams
@@ -269,8 +269,8 @@ class Answers:
         constraint = self._constraints.of(matcher, plain.ids, is_chat=False)
         yield from self._run(plain, params, timed_every, constraint=constraint)
 
-    def to(self, request: Generate) -> Steps:
-        """Answer a `Generate` command."""
+    def to(self, request: AnswerRequest) -> Steps:
+        """Answer an `AnswerRequest` command."""
         return self._chat(request) if request.prompt is None else self._completed(request)
 
     def _matcher(self, grammar: Grammar | None) -> Preparing[Matcher | None]:
@@ -285,7 +285,7 @@ class Answers:
             return ()
         return (yield from in_background(partial(reader.read, messages)))
 
-    def _completed(self, request: Generate) -> Steps:
+    def _completed(self, request: AnswerRequest) -> Steps:
         assert request.prompt is not None
         matcher = yield from self._matcher(request.grammar or request.sampling.form)
         prompt, suffix, n_ctx = request.prompt, request.suffix, self._n_ctx
@@ -304,7 +304,7 @@ class Answers:
             constraint=constraint,
         )
 
-    def _chat(self, request: Generate) -> Steps:
+    def _chat(self, request: AnswerRequest) -> Steps:
         """Answer a conversation."""
         if request.suffix:
             raise PromptError("A suffix goes with a prompt, not with messages.")
@@ -378,7 +378,7 @@ class Answers:
         return marks is not None and marks.opening != THINK_OPEN
 
     def _begun(
-        self, request: Generate, messages: Sequence[ChatMessage], options: PromptOptions,
+        self, request: AnswerRequest, messages: Sequence[ChatMessage], options: PromptOptions,
         stops: Sequence[str], reading: AnswerReading | None,
     ) -> tuple[tuple[int, ...], str]:  # fmt: skip
         """Return the tokens and the text that an answer which is continued has had so far."""

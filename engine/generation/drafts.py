@@ -4,7 +4,7 @@ A draft token is a further single token of its sequence, so that recorded passes
 states cannot be cut, so the state behind each draft has a slot of its own, and a sequence goes on
 from that behind the last accepted one (`Piece.source`, `KVCacheManager.accept_draft`). On GPUs a
 pass that verifies drafts has no more rows than keep the bits that they have alone
-(`ModelRunner.most_checked_rows`).
+(`ModelRunner.max_verify_rows`).
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Drafts:
         Args:
             most: largest number of drafts for each answer that the cache can take back.
         """
-        n_rows = min(runtime.most_checked_rows, runtime.n_batch) // max(1, len(sequences))
+        n_rows = min(runtime.max_verify_rows, runtime.n_batch) // max(1, len(sequences))
         room = min(self._most, most, n_rows - 1)
         if room < 1:
             return {}

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from engine.vision.images.placed import VisionInfo
     from engine.vision.images.resizing import ImageProcessor
 
-MOST_KEPT_BYTES = 64 << 20
+MAX_KEPT_BYTES = 64 << 20
 """Largest number of bytes of pixels that are kept, so that each turn need not read them again."""
 
 _NUMBERED = re.compile(f"{IMAGE_PLACEHOLDER}([0-9]+){IMAGE_PLACEHOLDER}")
@@ -52,12 +52,12 @@ class ImageReader:
     """Reader of the images of conversations with one model.
 
     Args:
-        sight: how the model sees them.
+        vision: how the model sees them.
         encoder: hash of what encodes them.
     """
 
-    def __init__(self, sight: VisionInfo, encoder: str) -> None:
-        self.sight = sight
+    def __init__(self, vision: VisionInfo, encoder: str) -> None:
+        self.vision = vision
         self._encoder = encoder
         self._lock = threading.Lock()
         self._kept: OrderedDict[bytes, SeenImage] = OrderedDict()
@@ -66,7 +66,7 @@ class ImageReader:
     @property
     def rule(self) -> ImageProcessor:
         """Rule by which the model takes images."""
-        return self.sight.rule
+        return self.vision.rule
 
     def read(
         self, messages: Sequence[ChatMessage], is_cancelled: IsCancelled = never
@@ -99,7 +99,7 @@ class ImageReader:
             found = SeenImage(tuple(pictures), self.rule.texts(*grid))
         with self._lock:
             self._kept[key] = self._used[key] = found
-            while len(self._kept) > 1 and self._n_bytes > MOST_KEPT_BYTES:
+            while len(self._kept) > 1 and self._n_bytes > MAX_KEPT_BYTES:
                 self._kept.popitem(last=False)
         return found
 

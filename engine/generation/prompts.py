@@ -52,7 +52,7 @@ class PromptOptions:
     def of(
         cls, thinks: bool | None, effort: str, variables: str = "", tools: Sequence[Tool] = ()
     ) -> PromptOptions:
-        """Return the options of a request; see `Generate`.
+        """Return the options of a request; see `AnswerRequest`.
 
         Raises:
             PromptError: the variables are no JSON object, or would replace what a request has.

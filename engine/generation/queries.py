@@ -153,10 +153,10 @@ class Queries:
         return self._prompts.template
 
     @property
-    def sight(self) -> VisionInfo | None:
+    def vision(self) -> VisionInfo | None:
         """Sizes by which the model sees images; None if it sees none."""
         reader = self._prompts.pictures
-        return None if reader is None else reader.sight
+        return None if reader is None else reader.vision
 
     def tokenize(
         self, text: str, *, add_special: bool = False, parse_special: bool = True
@@ -200,7 +200,7 @@ class Queries:
         thinks: bool | None = None, effort: str = "", variables: str = "",
         tools: Sequence[Tool] = (), add_generation_prompt: bool = True,
     ) -> str:  # fmt: skip
-        """Return the text of a conversation's prompt; see `engine.generation.requests.Generate`.
+        """Return the text of a conversation's prompt; see `AnswerRequest`.
 
         Args:
             add_generation_prompt: whether to end where the assistant begins to speak.

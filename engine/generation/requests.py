@@ -17,7 +17,7 @@ TIMED_EVERY = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Generate:
+class AnswerRequest:
     """Command to answer `messages` through the chat template, or to complete `prompt` as it is.
 
     Attributes:
@@ -154,11 +154,11 @@ class Detokenized:
 
 @dataclass(frozen=True, slots=True)
 class ApplyTemplate:
-    """Command to write the prompt of a conversation, as a `Generate` would.
+    """Command to write the prompt of a conversation, as an `AnswerRequest` would.
 
     Attributes:
         add_generation_prompt: whether to end where the assistant begins to speak.
-        tools, variables, continue_last, thinks, effort: see `Generate`.
+        tools, variables, continue_last, thinks, effort: see `AnswerRequest`.
     """
 
     messages: tuple[ChatMessage, ...]
@@ -213,8 +213,7 @@ class ScoreTokens:
     """Command to tell how likely each token of a text is behind those before it.
 
     Attributes:
-        text: a text, whose tokens are those of the same `Generate.prompt`, or token ids, which are
-            taken as they are.
+        text: text, tokenized like `AnswerRequest.prompt`, or token ids, used as they are.
         n_logprobs: number of likeliest tokens to name at each place, 20 at most.
     """
 

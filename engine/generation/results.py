@@ -103,8 +103,8 @@ class TokenText:
     """New text, always whole characters, and the token ids it completes.
 
     Attributes:
-        part: what the text belongs to, where the answer comes in parts (`Generate.in_parts`).
-        logprobs: how likely each of the tokens was, if that is wanted (`Generate.n_logprobs`).
+        part: what the text belongs to, where the answer comes in parts (`AnswerRequest.in_parts`).
+        logprobs: how likely each of the tokens was, if that is wanted (`AnswerRequest.n_logprobs`).
     """
 
     text: str
@@ -167,7 +167,7 @@ class Finished:
             (the context is full) or "cancelled".
         stop: the stop string that has ended it; "" for none.
         end: how likely the end-of-generation token was that has ended it, if that is wanted
-            (`Generate.n_logprobs`); None for no such token.
+            (`AnswerRequest.n_logprobs`); None for no such token.
     """
 
     reason: FinishReason

@@ -29,7 +29,7 @@ from engine.util.progress import IsCancelled, never
 if TYPE_CHECKING:
     from engine.decoding.sampling.sampler import Logits
     from engine.generation.prompts import Prompts
-    from engine.generation.requests import Generate
+    from engine.generation.requests import AnswerRequest
     from engine.text.messages import ThinkingMarks, ThinkingState, Tool
 
 log = logging.getLogger(__name__)
@@ -403,7 +403,7 @@ class AnswerGrammar(NamedTuple):
 
 
 def output_format(
-    prompts: Prompts, constraints: Constraints, request: Generate, is_cancelled: IsCancelled
+    prompts: Prompts, constraints: Constraints, request: AnswerRequest, is_cancelled: IsCancelled
 ) -> AnswerGrammar:
     """Return the form that the answer to a conversation must have.
 
@@ -457,7 +457,7 @@ def _check_parameters(tools: Sequence[Tool], is_cancelled: IsCancelled) -> None:
             ) from error
 
 
-def callable_tools(request: Generate) -> Sequence[Tool]:
+def callable_tools(request: AnswerRequest) -> Sequence[Tool]:
     """Return the functions that an answer may call.
 
     Raises:

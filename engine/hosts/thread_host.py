@@ -38,7 +38,7 @@ from engine.events import (
     new_command_id,
 )
 from engine.generation.queries import ANSWERING, BESIDE, reply_to
-from engine.generation.requests import Generate, Question, has_pictures
+from engine.generation.requests import AnswerRequest, Question, has_pictures
 from engine.text.messages import text_size
 
 if TYPE_CHECKING:
@@ -48,13 +48,13 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-BETWEEN = (Generate, Resplit, SaveState, LoadState, *ANSWERING)
+BETWEEN = (AnswerRequest, Resplit, SaveState, LoadState, *ANSWERING)
 """Commands that are done, or begun, while answers are computed."""
 
-MOST_ENDED = 64
+MAX_ENDED = 64
 """Number of ended answers whose tokens are known, so that what is cached of them can be saved."""
 
-MOST_SHORT = 1 << 14
+MAX_SHORT = 1 << 14
 """Number of characters of a question that does not wait for the longer ones."""
 
 EventSink = Callable[[HostEvent], None]
@@ -64,19 +64,19 @@ EventSink = Callable[[HostEvent], None]
 class EngineHost(Protocol):
     """Interface of an engine for a front end, wherever the engine runs."""
 
-    def submit(self, command: Command, generation: int | None = None) -> int:
+    def submit(self, command: Command, command_id: int | None = None) -> int:
         """Queue a command and return the id that its events will carry.
 
         Args:
-            generation: id of the command, of `new_command_id`; None to take one here.
+            command_id: id of the command, of `new_command_id`; None to take one here.
         """
         ...
 
-    def cancel(self, generation: int | None = None) -> None:
+    def cancel(self, command_id: int | None = None) -> None:
         """Ask a command to end, or all that run and wait; return at once.
 
         Args:
-            generation: id of the command; None for all.
+            command_id: id of the command; None for all.
         """
         ...
 
@@ -115,17 +115,17 @@ class ThreadHost:
         self._thread = threading.Thread(target=self._run, name="tandem-engine", daemon=True)
         self._thread.start()
 
-    def submit(self, command: Command, generation: int | None = None) -> int:
-        generation = new_command_id() if generation is None else generation
+    def submit(self, command: Command, command_id: int | None = None) -> int:
+        command_id = new_command_id() if command_id is None else command_id
         with self._lock:
-            self._open.add(generation)
-            self._commands.put((generation, command))
+            self._open.add(command_id)
+            self._commands.put((command_id, command))
             self._wake.set()
-        return generation
+        return command_id
 
-    def cancel(self, generation: int | None = None) -> None:
+    def cancel(self, command_id: int | None = None) -> None:
         with self._lock:
-            self._cancelled |= self._open if generation is None else self._open & {generation}
+            self._cancelled |= self._open if command_id is None else self._open & {command_id}
             self._wake.set()
 
     def close(self, timeout_s: float = 5.0) -> bool:
@@ -168,17 +168,17 @@ class ThreadHost:
         while self._asked:
             wait(list(self._asked.values()))
 
-    def _do(self, generation: int, command: Command) -> None:
+    def _do(self, command_id: int, command: Command) -> None:
         """Do a command, or begin an answer."""
         if isinstance(command, BESIDE):
-            self._ask_beside(generation, command)
+            self._ask_beside(command_id, command)
             return
         if not isinstance(command, BETWEEN):
             self._settle()
-        self._attempt(generation, command, partial(self._dispatch, generation, command))
-        if generation not in self._streams:
-            self._close(generation)
-            self._tell_fallbacks(generation)
+        self._attempt(command_id, command, partial(self._dispatch, command_id, command))
+        if command_id not in self._streams:
+            self._close(command_id)
+            self._tell_fallbacks(command_id)
 
     def _do_between(self) -> None:
         """Do the commands next in line that may come in the middle of answers."""
@@ -196,8 +196,8 @@ class ThreadHost:
 
     def _step(self) -> None:
         """Compute a pass for all answers, and send their events."""
-        for generation, stream in list(self._streams.items()):
-            self._attempt(generation, stream, partial(self._tell, generation, stream))
+        for command_id, stream in list(self._streams.items()):
+            self._attempt(command_id, stream, partial(self._tell, command_id, stream))
         if not self._streams:
             return
         oldest = next(iter(self._streams))
@@ -205,26 +205,26 @@ class ThreadHost:
         if self._streams and all(stream.is_waiting for stream in self._streams.values()):
             self._wake.wait()
 
-    def _tell(self, generation: int, stream: AnswerStream) -> None:
+    def _tell(self, command_id: int, stream: AnswerStream) -> None:
         """Send the events of an answer that are there, and forget it at its end."""
         while events := stream.ready():  # until none is left, or the error behind them is raised
             for event in events:
-                self._tell_fallbacks(generation)
-                self._send(generation, event)
+                self._tell_fallbacks(command_id)
+                self._send(command_id, event)
         if stream.is_over:
-            self._forget(generation)
-            self._tell_fallbacks(generation)
+            self._forget(command_id)
+            self._tell_fallbacks(command_id)
 
-    def _forget(self, generation: int) -> None:
+    def _forget(self, command_id: int) -> None:
         """Forget an answer that has ended, but not its tokens."""
-        stream = self._streams.pop(generation, None)
-        self._close(generation)
+        stream = self._streams.pop(command_id, None)
+        self._close(command_id)
         if stream is not None:
-            self._ended[generation] = array("q", stream.ids)
-            if len(self._ended) > MOST_ENDED:
+            self._ended[command_id] = array("q", stream.ids)
+            if len(self._ended) > MAX_ENDED:
                 del self._ended[next(iter(self._ended))]
 
-    def _attempt(self, generation: int, what: object, act: Callable[[], None]) -> None:
+    def _attempt(self, command_id: int, what: object, act: Callable[[], None]) -> None:
         """Do something for a command; if it fails, that is the command's end."""
         had_model = self._model is not None
         try:
@@ -235,74 +235,74 @@ class ThreadHost:
         except Exception as error:  # a bug must not end the thread that owns the model
             log.exception("command %s failed", type(what).__name__)
             failure = _as_crash(error)
-        self._forget(generation)
+        self._forget(command_id)
         _without_frames(failure)
         if self._model is not None and self._model.has_stopped:
             self._model.close()  # it can neither answer nor be saved
         if self._model is not None and not self._model.is_loaded:
             self._model = None  # the failure has closed it, as where a device does not answer
         is_lost = had_model and self._model is None
-        self._send(generation, Failed(failure, is_lost))
+        self._send(command_id, Failed(failure, is_lost))
 
-    def _ask_beside(self, generation: int, command: Question) -> None:
+    def _ask_beside(self, command_id: int, command: Question) -> None:
         """Have a thread answer a question, so that answers go on meanwhile."""
         model, asked = self._model, Future[None]()
-        self._asked[generation] = asked
+        self._asked[command_id] = asked
 
         def ask() -> None:
             try:
-                if self._is_cancelled(generation):
+                if self._is_cancelled(command_id):
                     raise Cancelled("The question")
-                is_cancelled = partial(self._is_cancelled, generation)
+                is_cancelled = partial(self._is_cancelled, command_id)
                 event: Event = reply_to(_there(model), command, is_cancelled)
             except EngineError as error:
                 event = Failed(_without_frames(error))
             except Exception as error:  # as in `_attempt`
                 log.exception("command %s failed", type(command).__name__)
                 event = Failed(_without_frames(_as_crash(error)))
-            self._close(generation)
-            self._send(generation, event)
-            del self._asked[generation]
+            self._close(command_id)
+            self._send(command_id, event)
+            del self._asked[command_id]
             asked.set_result(None)
 
-        is_long = has_pictures(command) or text_size(command) > MOST_SHORT
+        is_long = has_pictures(command) or text_size(command) > MAX_SHORT
         (self._long if is_long else self._short).submit(ask)
 
-    def _dispatch(self, generation: int, command: Command) -> None:
+    def _dispatch(self, command_id: int, command: Command) -> None:
         if isinstance(command, Load):
-            self._load(generation, command)
-        elif isinstance(command, Generate):
-            self._generate(generation, command)
+            self._load(command_id, command)
+        elif isinstance(command, AnswerRequest):
+            self._generate(command_id, command)
         elif isinstance(command, Resplit):
-            self._resplit(generation, command)
+            self._resplit(command_id, command)
         elif isinstance(command, SaveState | LoadState):
-            self._move_state(generation, command)
+            self._move_state(command_id, command)
         elif isinstance(command, Tune):
-            self._tune(generation, command)
+            self._tune(command_id, command)
         elif isinstance(command, Unload):
             self._free()
-            self._send(generation, ModelUnloaded())
+            self._send(command_id, ModelUnloaded())
         else:
-            is_cancelled = partial(self._is_cancelled, generation)
-            self._send(generation, reply_to(self._loaded(), command, is_cancelled))
+            is_cancelled = partial(self._is_cancelled, command_id)
+            self._send(command_id, reply_to(self._loaded(), command, is_cancelled))
 
-    def _load(self, generation: int, command: Load) -> None:
+    def _load(self, command_id: int, command: Load) -> None:
         if self._import_error is not None:
             raise self._import_error
         from engine.hosts.replace import replace_model
 
-        if self._is_cancelled(generation):
+        if self._is_cancelled(command_id):
             raise Cancelled("Loading")
         start = time.perf_counter()
         replace_model(
             self._model,
             command.params,
-            lambda progress: self._send(generation, progress),
-            lambda: self._is_cancelled(generation),
+            lambda progress: self._send(command_id, progress),
+            lambda: self._is_cancelled(command_id),
             self._hold,
             lambda: self._is_closing,
         )
-        self._send(generation, self._described(start))
+        self._send(command_id, self._described(start))
 
     def _described(self, start: float) -> ModelLoaded:
         """Return a description of the loaded model; `start` is when loading it began."""
@@ -318,7 +318,7 @@ class ThreadHost:
             model_hash=model.model_hash,
             fallbacks=self._told,
             n_batch=model.plan.n_batch,
-            sight=model.sight,
+            vision=model.vision,
         )
 
     def _loaded(self) -> Model:
@@ -329,27 +329,27 @@ class ThreadHost:
         """
         return _there(self._model)
 
-    def _resplit(self, generation: int, command: Resplit) -> None:
+    def _resplit(self, command_id: int, command: Resplit) -> None:
         model, start = self._loaded(), time.perf_counter()
         model.split_as(
             command.params,
-            lambda progress: self._send(generation, progress),
-            lambda: self._is_cancelled(generation),
+            lambda progress: self._send(command_id, progress),
+            lambda: self._is_cancelled(command_id),
         )
-        self._send(generation, ModelResplit(self._described(start), model.n_cached))
+        self._send(command_id, ModelResplit(self._described(start), model.n_cached))
 
-    def _move_state(self, generation: int, command: SaveState | LoadState) -> None:
+    def _move_state(self, command_id: int, command: SaveState | LoadState) -> None:
         model = self._loaded()
         options: dict[str, Any] = {
-            "on_progress": lambda progress: self._send(generation, progress),
-            "is_cancelled": lambda: self._is_cancelled(generation),
+            "on_progress": lambda progress: self._send(command_id, progress),
+            "is_cancelled": lambda: self._is_cancelled(command_id),
         }
         done: Event
         if isinstance(command, SaveState):
             done = model.save_state(command.path, ids=self._ids_of(command), **options)
         else:
             done = model.load_state(command.path, **options)
-        self._send(generation, done)
+        self._send(command_id, done)
 
     def _ids_of(self, command: SaveState) -> Sequence[int] | None:
         """Return the tokens of which the cache is to be saved; None for the latest sequence."""
@@ -366,35 +366,35 @@ class ThreadHost:
             )
         return list(self._ended[command.of])
 
-    def _tune(self, generation: int, command: Tune) -> None:
+    def _tune(self, command_id: int, command: Tune) -> None:
         if self._import_error is not None:
             raise self._import_error
         from engine.hosts.tuning import Interlude
 
-        if self._is_cancelled(generation):
+        if self._is_cancelled(command_id):
             raise Cancelled("The search")
         start = time.perf_counter()
         result = Interlude(self._model, self._hold, lambda: self._is_closing).run(
             command,
-            lambda progress: self._send(generation, progress),
-            lambda: self._is_cancelled(generation),
+            lambda progress: self._send(command_id, progress),
+            lambda: self._is_cancelled(command_id),
         )
         model = None if self._model is None else self._described(start)
-        self._send(generation, Tuned(result, model))
+        self._send(command_id, Tuned(result, model))
 
     def _hold(self, model: Model | None) -> None:
         """Note which model is loaded now, at every moment of a replacement."""
         self._model = model
 
-    def _generate(self, generation: int, command: Generate) -> None:
-        stream = self._loaded().answer(command, lambda: self._is_cancelled(generation), self._wake)
-        self._streams[generation] = stream
+    def _generate(self, command_id: int, command: AnswerRequest) -> None:
+        stream = self._loaded().answer(command, lambda: self._is_cancelled(command_id), self._wake)
+        self._streams[command_id] = stream
 
-    def _tell_fallbacks(self, generation: int) -> None:
+    def _tell_fallbacks(self, command_id: int) -> None:
         """Send what makes the model's GPUs slower, if that has changed since it was sent."""
         if self._model is not None and (found := self._model.fallbacks) != self._told:
             self._told = found
-            self._send(generation, FallbacksChanged(found))
+            self._send(command_id, FallbacksChanged(found))
 
     def _free(self) -> None:
         self._ended.clear()
@@ -402,17 +402,17 @@ class ThreadHost:
             model, self._model = self._model, None
             model.close()
 
-    def _is_cancelled(self, generation: int) -> bool:
-        return generation in self._cancelled
+    def _is_cancelled(self, command_id: int) -> bool:
+        return command_id in self._cancelled
 
-    def _close(self, generation: int) -> None:
+    def _close(self, command_id: int) -> None:
         """Forget a command that has ended."""
         with self._lock:
-            self._open.discard(generation)
-            self._cancelled.discard(generation)
+            self._open.discard(command_id)
+            self._cancelled.discard(command_id)
 
-    def _send(self, generation: int, event: Event) -> None:
-        self._on_event(HostEvent(generation, event))
+    def _send(self, command_id: int, event: Event) -> None:
+        self._on_event(HostEvent(command_id, event))
 
 
 def _import_engine() -> EngineReady:

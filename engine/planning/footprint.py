@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 EXPERTS = ("exps", "shexp")
 """Parts of the names of experts' matrices, routed and shared."""
 
-WORD_TYPES = ("F16", "BF16")
+HALF_TYPES = ("F16", "BF16")
 """GGML types of the matrices that become words."""
 
 BF16_BYTES = 2
@@ -129,7 +129,7 @@ def word_bytes(slot: Slot, pieces: Sequence[Slices]) -> int:
     Processors that multiply F16 and BF16 matrices as int16 (`cpu.kernels.products.int16_panels`)
     hold a factor for every 256 columns of a row, and whole tiles of rows.
     """
-    if not slot.is_matrix or slot.is_lookup or slot.tensor.type.name not in WORD_TYPES:
+    if not slot.is_matrix or slot.is_lookup or slot.tensor.type.name not in HALF_TYPES:
         return 0
     size, more = slot.tensor.type.type_size, 0
     for n_matrix, n_rows, columns in plane_parts(slot, pieces):

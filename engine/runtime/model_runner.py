@@ -105,7 +105,7 @@ class ModelRunner(CacheMemory):
         return self.meeting.control
 
     @property
-    def most_checked_rows(self) -> int:
+    def max_verify_rows(self) -> int:
         """Largest number of rows of a pass that checks drafts.
 
         Up to it, a row has the bits that it has alone.

@@ -57,7 +57,7 @@ SIGN = re.compile(r"^(?:copyright|©|\(c\)|:|\s)+", re.IGNORECASE)
 PYTHON_LICENCES = ("lib/python3.*/LICENSE.txt", "LICENSE.txt", "LICENSE")
 """Where a Python has its licence, on Unix and on Windows."""
 
-MOST_HOLDERS = 12
+MAX_HOLDERS = 12
 OWNERS = {
     "Python": "2001 Python Software Foundation; of its libraries others, see the text",
     "Qt": "The Qt Company Ltd. and other contributors; of its libraries others, see the text",
@@ -67,7 +67,7 @@ OWNERS = {
 }
 """Holders of the copyright of parts whose texts do not begin with it."""
 
-LEAST_TEXT = 100
+MIN_TEXT = 100
 """Smallest number of characters that can be the text of a licence."""
 
 
@@ -111,7 +111,7 @@ def check_parts(parts: Iterable[Part]) -> None:
         SystemExit: there is one.
     """
     nameless = [part.name for part in parts if part.licence in ("", "UNKNOWN", "not stated")]
-    textless = [part.name for part in parts if len(part.text) < LEAST_TEXT]
+    textless = [part.name for part in parts if len(part.text) < MIN_TEXT]
     if nameless or textless:
         raise SystemExit(
             f"No name of a licence: {', '.join(nameless) or 'none'}. No text: "
@@ -206,7 +206,7 @@ def _tops(package: Distribution) -> tuple[str, ...]:
 def _holders(text: str) -> list[str]:
     """Return the lines of a text that say who has the copyright."""
     lines = (" ".join(line.split()) for line in HOLDER.findall(text))
-    return list(dict.fromkeys(SIGN.sub("", line) for line in lines))[:MOST_HOLDERS]
+    return list(dict.fromkeys(SIGN.sub("", line) for line in lines))[:MAX_HOLDERS]
 
 
 def _folded(lines: Iterable[str], indent: int = 0) -> str:

@@ -46,7 +46,7 @@ They hold the CPython of packaging/python.toml."""
 
 SUMS = "SHA256SUMS"
 NEWS = "release.json"
-MOST_NEWS = 8000
+MAX_NEWS = 8000
 
 
 def main() -> None:
@@ -185,7 +185,7 @@ def changes(changelog: str, version: str) -> str:
     text = sections.get(version, sections.get("Unreleased", "")).strip()
     text = re.sub(r"\n  (?=\S)", " ", text)  # lines of one entry
     lines = re.sub(r"^#+ |[*`]|\]\([^)]*\)|\[", "", text, flags=re.M)
-    return lines[:MOST_NEWS].rpartition("\n")[0] if len(lines) > MOST_NEWS else lines
+    return lines[:MAX_NEWS].rpartition("\n")[0] if len(lines) > MAX_NEWS else lines
 
 
 def write_sums(path: Path, files: Iterable[Path]) -> None:

@@ -33,7 +33,7 @@ from engine.backends.cpu.kernels.cache.cache_ops import CacheOps
 from engine.backends.cpu.kernels.language.isa import chosen
 from engine.backends.cpu.kernels.language.values import FLOATS, LANES, function
 from engine.backends.cpu.kernels.running import jit
-from engine.backends.cpu.kernels.running.team import Team
+from engine.backends.cpu.kernels.running.thread_pool import ThreadPool
 from engine.model.forward.batch import Batch
 from engine.model.forward.cache import LayerCache
 from engine.model.forward.operands import Scores
@@ -47,7 +47,7 @@ N_PROMPT = 512
 READ_BYTES = 160 << 20
 """Bytes of keys and values that single tokens read in one measurement, at least."""
 
-LEAST_S = 0.05
+MIN_S = 0.05
 """Shortest time of a measurement of a prompt, in seconds."""
 
 SUMS = 16
@@ -104,7 +104,7 @@ class Layers:
             held.write(page[0], page[1], Batch.of_one(0, PAGE, 0))
             for number in range(1, n_ctx // PAGE):
                 held.copy_page(0, number)
-        self._team = Team(case.n_threads)
+        self._team = ThreadPool(case.n_threads)
         self._ops = CacheOps(self._team)
 
     def rate(self) -> float:
@@ -114,7 +114,7 @@ class Layers:
             n_bytes = sum(held.n_bytes for held in self._held)
             return n_bytes / _seconds(lambda: self._attend(*self._held))
         n, taken = 0, 0.0
-        while taken < LEAST_S:
+        while taken < MIN_S:
             taken += _seconds(lambda: self._attend(self._held[0]))
             n += 1
         return n * self._case.n_operations / taken

@@ -25,7 +25,7 @@ import numpy as np
 from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter
 from transformers import Idefics3Config, Qwen3VLConfig
 
-from engine import ChatMessage, Generate, Model, SamplingParams, TokenText, load_model
+from engine import AnswerRequest, ChatMessage, Model, SamplingParams, TokenText, load_model
 from tests.bench.family_shapes import add_quantised
 from tests.helpers.hf_models.seeing import SEEING, SeeingFamily
 from tests.helpers.hf_models.seeing.family import N_VOCAB
@@ -137,7 +137,7 @@ def rewrite(source: Path, goal: Path, *, is_text: bool) -> None:
 def first_token(model: Model, messages: list[ChatMessage]) -> tuple[float, list[int]]:
     """Return the seconds until the first token of an answer, and its tokens."""
     begun, first, found = time.perf_counter(), 0.0, list[int]()
-    for event in model.answer(Generate(messages=tuple(messages), sampling=GREEDY)):
+    for event in model.answer(AnswerRequest(messages=tuple(messages), sampling=GREEDY)):
         if isinstance(event, TokenText):
             first = first or time.perf_counter() - begun
             found += event.ids

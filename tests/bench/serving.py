@@ -28,9 +28,9 @@ from app.server.models import HeldModel
 from app.server.settings import ServerSettings
 from app.server.web.server import ServerThread
 from engine import (
+    AnswerRequest,
     Failed,
     Finished,
-    Generate,
     HostEvent,
     Load,
     LoadParams,
@@ -97,17 +97,17 @@ def alone(engine: Engine, asked: Sequence[str], n_tokens: int) -> Round:
     engine.take = events.put
     params = SamplingParams(temperature=0, max_tokens=n_tokens, ignore_eos=True)
     begun = time.perf_counter()
-    commands = [Generate(prompt=text, sampling=params, timed_every=0) for text in asked]
+    commands = [AnswerRequest(prompt=text, sampling=params, timed_every=0) for text in asked]
     running = {engine.hosts.thread_host.submit(command) for command in commands}
     first: dict[int, float] = {}
     n = 0
     while running:
         event = events.get()
         if isinstance(event.event, TokenText):
-            first.setdefault(event.generation, time.perf_counter() - begun)
+            first.setdefault(event.command_id, time.perf_counter() - begun)
             n += len(event.event.ids)
         elif isinstance(event.event, Finished | Failed):
-            running.discard(event.generation)
+            running.discard(event.command_id)
     return Round(n / (time.perf_counter() - begun), list(first.values()))
 
 

@@ -20,7 +20,7 @@ from tests.helpers.tiny_mmproj import tiny_mmproj
 SHARES = {"header": 80, "plan": 7, "tokenizer": 6, "load": 3, "tower": 4}
 """Executions of each target, of a hundred."""
 
-MOST_BYTES = 3_000_000
+MAX_BYTES = 3_000_000
 """Largest reference file to start from, in bytes."""
 
 ONE_FILE = "case.gguf"
@@ -89,7 +89,7 @@ def towers() -> tuple[FileDraft, ...]:
 def reference_files() -> tuple[Path, ...]:
     """Return the small models of the reference data; none where there is no such data."""
     found = golden_root().glob("*.gguf")
-    return tuple(sorted(path for path in found if path.stat().st_size <= MOST_BYTES))
+    return tuple(sorted(path for path in found if path.stat().st_size <= MAX_BYTES))
 
 
 @cache

@@ -31,7 +31,7 @@ FORMATS = {
 
 FLOATS = (6, 12)
 
-MOST_HOLE = 1 << 40
+MAX_HOLE = 1 << 40
 """Largest hole in bytes, wherever tensors claim to be."""
 
 
@@ -189,7 +189,7 @@ class FileDraft:
             whole = edit(whole)
         if len(whole) < len(head):
             return whole, 0
-        return whole, min(MOST_HOLE, self.hole + len(self.weights) * hollow)
+        return whole, min(MAX_HOLE, self.hole + len(self.weights) * hollow)
 
 
 def set_entry(draft: FileDraft, rng: random.Random, entry: Entry) -> None:

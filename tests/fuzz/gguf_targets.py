@@ -16,7 +16,7 @@ from app.devices.split.planning import find_out
 from app.devices.split.session import SplitSession
 from engine import EngineError, Planner, PromptError, SamplingParams, load_model, read_model_info
 from engine.formats.gguf.reader import GGUFFile
-from engine.generation.requests import Generate
+from engine.generation.requests import AnswerRequest
 from engine.runtime.image_encoder import ImageEncoder
 from engine.text.chat_template import chat_template_from_metadata
 from engine.text.messages import ChatMessage
@@ -44,7 +44,7 @@ SHARES = ((1.0,), (3.0, 1.0), (1.0, 1.0), (3.0, 1.0, 2.0))
 SIZES = ((40, 30), (17, 90), (64, 64))
 """Sizes of pictures."""
 
-MOST_SEEN = 1 << 16
+MAX_SEEN = 1 << 16
 """Largest number of pixels of a picture that is encoded."""
 
 BACKENDS = ("reference", "reference", "graph", "eager")
@@ -151,7 +151,7 @@ def load_and_ask(path: Path, draw: int) -> None:
             if draw // 64 % 2:
                 list(model.generate(SAMPLES[0], drawn))
             else:
-                list(model.answer(Generate(messages=QUESTION, sampling=drawn)))
+                list(model.answer(AnswerRequest(messages=QUESTION, sampling=drawn)))
         if len(shares) > 1 and draw // 128 % 2:
             model.resplit(shares[::-1])
             list(model.generate([1, 2], greedy))
@@ -169,7 +169,7 @@ def see(path: Path, draw: int) -> None:
         views = encoder.rule.resizing.views(*SIZES[draw % len(SIZES)])
         (wide, high), (rows, columns) = views.sizes[-1], views.grid
         width, height = wide // columns, high // rows
-        if width * height > MOST_SEEN:
+        if width * height > MAX_SEEN:
             continue
         pixels = np.zeros((height, width, 3), np.uint8)
         picture = PromptImage.of(pixels, (width, height), encoder.rule, encoder.hash)

@@ -36,7 +36,7 @@ from tests.helpers.serve_process import ServeProcess, is_quiet
 SLOWEST_S = 60.0
 """Seconds after which an answer of a small model is a hang."""
 
-MOST_TOKENS = 8
+MAX_TOKENS = 8
 """Most tokens of an answer, so that thousands of requests take minutes."""
 
 ANSWERED = 0.6
@@ -51,7 +51,7 @@ N_WARM_UP = 1500
 N_ROUNDS = 5
 """Number of rounds, each with all operations; the server is measured behind each."""
 
-MOST_GROWTH_MIB = 1.0
+MAX_GROWTH_MIB = 1.0
 """MiB by which each process of the server may grow per 1000 requests of the second half."""
 
 LENGTHS = ("max_tokens", "max_completion_tokens", "max_output_tokens", "num_predict")
@@ -132,16 +132,16 @@ def shorten(body: Any, known: set[str], chance: random.Random) -> Any:
     lengths = [name for name in LENGTHS if name in known]
     given_lengths = [name for name in lengths if isinstance(body.get(name), int | float)]
     for name in given_lengths:
-        body[name] = min(body[name], MOST_TOKENS) if body[name] > 0 else MOST_TOKENS
+        body[name] = min(body[name], MAX_TOKENS) if body[name] > 0 else MAX_TOKENS
     if lengths and not given_lengths:
-        body[lengths[0]] = MOST_TOKENS
+        body[lengths[0]] = MAX_TOKENS
     if isinstance(body.get("messages"), list) and chance.random() < ANSWERED:
         body["messages"] = [_of_text(message) for message in body["messages"]]
     for name in IDS:
         if name in body and chance.random() < 0.8:
             body[name] = with_known_ids(body[name])
     if "options" in known:
-        body["options"] = {"num_predict": MOST_TOKENS}
+        body["options"] = {"num_predict": MAX_TOKENS}
     return body
 
 
@@ -299,7 +299,7 @@ def main() -> int:
             told = f"{findings.statuses.total()} requests, {findings.counts()}"
             print_line(f"{told}, MiB: {server.watch.sizes()}", *found.problems[:20])
         print_line(*server.watch.lines())
-        findings.problems += server.watch.leaks(MOST_GROWTH_MIB)
+        findings.problems += server.watch.leaks(MAX_GROWTH_MIB)
     for (name, status), n in sorted(findings.statuses.items()):
         print_line(f"{n:7} {status} {name}")
     print_line(

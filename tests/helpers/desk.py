@@ -49,7 +49,7 @@ class Desk:
         self.events: queue.SimpleQueue[HostEvent] = queue.SimpleQueue()
         self.host = HOSTS[kind](self.events.put)
         ready = self.next()
-        assert ready.generation == 0
+        assert ready.command_id == 0
         assert isinstance(ready.event, EngineReady)
 
     def next(self) -> HostEvent:
@@ -59,7 +59,7 @@ class Desk:
         """Skip to the event that ends a command."""
         while True:
             found = self.next()
-            assert found.generation == generation
+            assert found.command_id == generation
             if isinstance(found.event, CLOSING):
                 return found.event
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from engine import (
     GOALS,
+    AnswerRequest,
     CacheCounted,
     Cancelled,
     Command,
@@ -21,7 +22,6 @@ from engine import (
     Failed,
     Fallback,
     Finished,
-    Generate,
     HostEvent,
     Load,
     LoadParams,
@@ -74,7 +74,7 @@ def model_info(path: str = "/models/tiny-chat-q4_k_m.gguf", **changes: object) -
 
 def model_loaded(
     params: LoadParams, warnings: tuple[str, ...] = (), fallbacks: tuple[Fallback, ...] = (),
-    model_hash: str = "", sight: VisionInfo | None = None,
+    model_hash: str = "", vision: VisionInfo | None = None,
 ) -> ModelLoaded:  # fmt: skip
     use = MemoryUse(weights=GIB // 2, kv=GIB // 8, compute=GIB // 16)
     return ModelLoaded(
@@ -87,7 +87,7 @@ def model_loaded(
         fallbacks=fallbacks,
         n_batch=2048,
         model_hash=model_hash,
-        sight=sight,
+        vision=vision,
     )
 
 
@@ -102,7 +102,7 @@ class Script:
         n_at_once: most answers at once; others wait.
         thought: thought in front of the answer, which comes as such.
         calls: names and arguments of the functions that it calls behind its text.
-        sight: how the model sees pictures.
+        vision: how the model sees pictures.
     """
 
     answer: str = "Hello from the **fake** model."
@@ -126,7 +126,7 @@ class Script:
     n_at_once: int = 16
     thought: str = ""
     calls: tuple[tuple[str, str], ...] = ()
-    sight: VisionInfo | None = None
+    vision: VisionInfo | None = None
 
 
 class FakeHost:
@@ -201,7 +201,7 @@ class FakeHost:
                 self._finish_answers()
             if isinstance(command, Load):
                 self._load(number, command)
-            elif isinstance(command, Generate):
+            elif isinstance(command, AnswerRequest):
                 thread = threading.Thread(
                     target=self._generate, args=(number, command), name="fake-answer"
                 )
@@ -268,12 +268,12 @@ class FakeHost:
             self.send(number, Failed(script.load_error, script.loses_model))
         else:
             loaded = self._loaded = model_loaded(
-                command.params, script.warnings, script.fallbacks, script.model_hash, script.sight
+                command.params, script.warnings, script.fallbacks, script.model_hash, script.vision
             )
             is_new = isinstance(command, Load)
             self.send(number, loaded if is_new else ModelResplit(loaded, n_tokens=20))
 
-    def _generate(self, number: int, command: Generate) -> None:
+    def _generate(self, number: int, command: AnswerRequest) -> None:
         asked = command.messages[-1].content if command.messages else ""
         script = self.script.others.get(asked.rpartition("\n\n")[2], self.script)
         with self._changed:

@@ -75,14 +75,14 @@ def routed_models() -> set[str]:
     return {Path(entry["file"]).stem for entry in _entries() if entry["experts"]}
 
 
-LEAST_BAR = 1e-3
+MIN_BAR = 1e-3
 """Smallest NMSE to allow for rounded activations."""
 
 
 def kernel_bars() -> dict[str, float]:
-    """Return the NMSE of llama.cpp's rounded activations, by model; at least `LEAST_BAR`."""
+    """Return the NMSE of llama.cpp's rounded activations, by model; at least `MIN_BAR`."""
     key = "libllama_quantised_activations_nmse"
-    return {Path(entry["file"]).stem: max(LEAST_BAR, entry[key]) for entry in _entries()}
+    return {Path(entry["file"]).stem: max(MIN_BAR, entry[key]) for entry in _entries()}
 
 
 def _entries() -> list[dict[str, Any]]:

@@ -17,7 +17,7 @@ from engine.backends.cpu.kernels.products import (
     quantised_gemm,
 )
 from engine.backends.cpu.kernels.recurrent import conv, delta_net, state_space
-from engine.backends.cpu.kernels.running import fastcall, replay, team, thread_all_reduce
+from engine.backends.cpu.kernels.running import fastcall, replay, thread_all_reduce, thread_pool
 from engine.backends.cpu.kernels.small import activation, elementwise, norm, rope, routing
 from engine.formats.quants.layout import LAYOUTS
 from engine.load_params import kv_types
@@ -75,9 +75,9 @@ MODULES: Mapping[str, Writer] = {
         lambda module: panel_packing.build(module, isa, panel_packing.format_of(isa, 2))
     ),
     "expert-panels": lambda isa: lambda module: experts.build_quantise(module, isa),
-    "team": lambda isa: team._build_work_loop,
+    "thread_pool": lambda isa: thread_pool._build_work_loop,
     "meeting": lambda isa: thread_all_reduce.build,
-    "clock": lambda isa: team.build,
+    "clock": lambda isa: thread_pool.build,
     "call": lambda isa: lambda module: fastcall._build(module, 3, False),
     "together": lambda isa: fused_gemv.build,
     "replay": lambda isa: replay.build,

@@ -19,7 +19,7 @@ from engine.backends.cpu.kernels.products import (
     quantised_gemm,
 )
 from engine.backends.cpu.kernels.running import jit
-from engine.backends.cpu.kernels.running.team import Team
+from engine.backends.cpu.kernels.running.thread_pool import ThreadPool
 from engine.formats.quants.layout import LAYOUTS, panel_block_bytes
 
 Bytes = NDArray[np.uint8]
@@ -94,20 +94,26 @@ def _multiply(kind: int, isa_name: str, x_bytes: int) -> Callable[..., None]:
 
 
 def pack_into(
-    planes: Bytes, raw: Bytes, kind: Kind, isa: Isa, team: Team, *,
+    planes: Bytes, raw: Bytes, kind: Kind, isa: Isa, pool: ThreadPool, *,
     first: int, n_blocks: int, goal_row: int = 0,
 ) -> None:  # fmt: skip
     """Pack blocks of 32 columns of a file's rows, from block `first` on, into rows of planes."""
     tile_bytes = LAYOUTS[kind].tile_bytes(n_blocks, first % 8)
-    team.wake()
+    pool.wake()
     _pack(kind, isa.name)(
-        team.address, raw.ctypes.data, raw.strides[0], len(raw), goal_row, first, n_blocks,
+        pool.address, raw.ctypes.data, raw.strides[0], len(raw), goal_row, first, n_blocks,
         planes.ctypes.data, tile_bytes,
     )  # fmt: skip
 
 
 def packed(
-    raw: Bytes, kind: Kind, isa: Isa, team: Team, *, first: int = 0, n_blocks: int | None = None
+    raw: Bytes,
+    kind: Kind,
+    isa: Isa,
+    pool: ThreadPool,
+    *,
+    first: int = 0,
+    n_blocks: int | None = None,
 ) -> Bytes:
     """Return the planes of all rows."""
     if n_blocks is None:
@@ -115,32 +121,32 @@ def packed(
         n_blocks = raw.shape[1] // size * block // 32 - first
     n_tiles = -(-len(raw) // 16)
     planes = aligned(n_tiles * LAYOUTS[kind].tile_bytes(n_blocks, first % 8))
-    pack_into(planes, raw, kind, isa, team, first=first, n_blocks=n_blocks)
+    pack_into(planes, raw, kind, isa, pool, first=first, n_blocks=n_blocks)
     return planes
 
 
-def quantised(x: Floats, isa: Isa, team: Team, x_bytes: int = 1, skip: int = 0) -> Bytes:
+def quantised(x: Floats, isa: Isa, pool: ThreadPool, x_bytes: int = 1, skip: int = 0) -> Bytes:
     """Return the panels of activations (tokens, columns)."""
     goal = aligned(panels.quantised_bytes(len(x), x.shape[1] // 32, x_bytes))
-    team.wake()
+    pool.wake()
     _quantise(isa.name, x_bytes)(
-        team.address, x.ctypes.data, x.strides[0], len(x), x.shape[1] // 32, skip,
+        pool.address, x.ctypes.data, x.strides[0], len(x), x.shape[1] // 32, skip,
         goal.ctypes.data,
     )  # fmt: skip
     return goal
 
 
 def multiplied(
-    planes: Bytes, n_rows: int, x: Floats, kind: int, isa: Isa, team: Team, *,
+    planes: Bytes, n_rows: int, x: Floats, kind: int, isa: Isa, pool: ThreadPool, *,
     skip: int = 0, tiles_per_piece: int = 2, tokens_per_pass: int = 16, x_bytes: int = 1,
 ) -> Floats:  # fmt: skip
     """Return products (tokens, rows); check that the memory around them stays as it was."""
     n_blocks = x.shape[1] // 32
-    panel = quantised(x, isa, team, x_bytes, skip)
+    panel = quantised(x, isa, pool, x_bytes, skip)
     out = np.full((len(x) + 1, n_rows + 3), 7.5, np.float32)
-    team.wake()
+    pool.wake()
     _multiply(kind, isa.name, x_bytes)(
-        team.address, planes.ctypes.data, LAYOUTS[kind].tile_bytes(n_blocks, skip), n_blocks, skip,
+        pool.address, planes.ctypes.data, LAYOUTS[kind].tile_bytes(n_blocks, skip), n_blocks, skip,
         panel.ctypes.data, len(x), out.ctypes.data, out.strides[0], n_rows, -(-n_rows // 16),
         tiles_per_piece, tokens_per_pass,
     )  # fmt: skip

@@ -61,7 +61,7 @@ class PagedToy(ModelRunner):
     n_running = 0
     n_vocab = N_VOCAB
     drafter = None
-    most_checked_rows = 16
+    max_verify_rows = 16
 
     def __init__(
         self, *groups: tuple[int, AttentionWindow], n_ctx: int = 64, n_batch: int = 32,

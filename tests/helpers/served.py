@@ -16,7 +16,16 @@ from app.server.context import ServerContext
 from app.server.models import HeldModel
 from app.server.settings import ServerSettings
 from app.server.web.server import ServerThread
-from engine import Command, EngineHost, Failed, Generate, HostEvent, Load, LoadParams, ModelLoaded
+from engine import (
+    AnswerRequest,
+    Command,
+    EngineHost,
+    Failed,
+    HostEvent,
+    Load,
+    LoadParams,
+    ModelLoaded,
+)
 from engine.hosts.thread_host import ThreadHost
 
 WAIT_S = 60.0
@@ -64,9 +73,9 @@ class EngineOnThread:
         self.cancelled.append(number)
         self.host.cancel(number)
 
-    def last_command(self) -> Generate:
+    def last_command(self) -> AnswerRequest:
         """Return the last answer that was asked for."""
-        return [one for one in self.submitted.values() if isinstance(one, Generate)][-1]
+        return [one for one in self.submitted.values() if isinstance(one, AnswerRequest)][-1]
 
     def close(self) -> None:
         assert self.host.close(WAIT_S)

@@ -13,7 +13,7 @@ from app.chat.views.message_view import UserView
 from app.core.engine_client import RunningAnswer
 from app.main import Shell
 from app.remote.client.switch import HostSwitch
-from engine import EngineHost, Generate
+from engine import AnswerRequest, EngineHost
 from tests.helpers.fake_host import FakeHost
 
 MODEL = "/models/tiny.gguf"
@@ -93,5 +93,5 @@ def banner(shell: Shell) -> str:
 
 def prompts(shell: Shell) -> list[list[tuple[str, str]]]:
     """Return the messages of every requested generation."""
-    commands = [c for c in host_of(shell).commands if isinstance(c, Generate)]
+    commands = [c for c in host_of(shell).commands if isinstance(c, AnswerRequest)]
     return [[(m.role, m.content) for m in command.messages] for command in commands]

@@ -34,7 +34,7 @@ HANG_S = 60.0
 ABANDONED_S = 0.1
 """Mean number of seconds for which an answer is held and not read."""
 
-LEAST_MARGIN = 0.1
+MIN_MARGIN = 0.1
 """Least distance of the two largest logits before each token of an answer. What splits, batches and
 single tokens round differently was up to 0.026 here, where an activation fell on another byte."""
 
@@ -75,7 +75,7 @@ class Storm:
             prompt = tuple(draw.randrange(3, 60) for _ in range(draw.randrange(3, 20)))
             answer = ids_of(self._model, prompt)
             rows = np.sort(self._model.logits([*prompt, *answer])[len(prompt) - 1 : -1])
-            if (rows[:, -1] - rows[:, -2]).min() > LEAST_MARGIN:
+            if (rows[:, -1] - rows[:, -2]).min() > MIN_MARGIN:
                 found[prompt] = answer
                 if len(found) == N_PROMPTS:
                     return found
@@ -178,7 +178,7 @@ class Storm:
         """Compute the logits of a prompt."""
         prompt = self._prompt(draw)
         off = np.abs(model.logits(prompt) - self._logits[prompt]).max()
-        self._check(off < LEAST_MARGIN / 2, f"the logits of {prompt} are off by {off}")
+        self._check(off < MIN_MARGIN / 2, f"the logits of {prompt} are off by {off}")
 
     def _measure(self, model: Model, _: random.Random, __: Path) -> None:
         model.bench(BenchTest(n_prompt=8), 1, warm_up=False)

@@ -35,7 +35,7 @@ class ToyRuntime(ModelRunner):
 
     n_running = 0
     drafter = None
-    most_checked_rows = 16
+    max_verify_rows = 16
     n_slots = 2
 
     def __init__(
@@ -154,7 +154,7 @@ class SplitToy(ModelRunner):
 
     n_running = 0
     drafter = None
-    most_checked_rows = 16
+    max_verify_rows = 16
 
     def __init__(self, n_ranks: int, **options: Any) -> None:
         self.toys = [ToyRuntime(**options) for _ in range(n_ranks)]

@@ -26,7 +26,7 @@ from typing import NamedTuple
 TUNSETIFF, IFF_TAP, IFF_NO_PI = 0x400454CA, 0x0002, 0x1000
 CLONE_NEWNET = 0x40000000
 DEVICE = "wire0"
-LARGEST_FRAME = 2048
+MAX_FRAME = 2048
 QUEUE_S = 0.05
 """Seconds of packets that wait for the wire before more are dropped, like a switch's memory."""
 
@@ -148,7 +148,7 @@ class Switch:
         """Read the frames of a namespace."""
         for _ in range(64):
             try:
-                frame = os.read(tap, LARGEST_FRAME)
+                frame = os.read(tap, MAX_FRAME)
             except (BlockingIOError, OSError):
                 return
             self._place[frame[6:12]] = tap

@@ -16,7 +16,7 @@ from making.windows.launchers import ICON_SIZES, version_numbers, write_ico, wri
 from making.windows.pywin32 import prune_pywin32
 from making.windows.setup import build_setup, check_setup
 from making.windows.tree import (
-    LONGEST_PATH,
+    MAX_PATH,
     RUNTIME,
     check_tree,
     copy_python,
@@ -150,7 +150,7 @@ def test_python_finds_the_parts_of_pywin32_that_end_programs(tmp_path: Path) -> 
 
 def test_an_incomplete_tree_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(windows_tree, "missing_libraries", lambda _: ["a.pyd loads b.dll"])
-    long = "x" * LONGEST_PATH
+    long = "x" * MAX_PATH
     filled(tmp_path, "Tandem.exe", f"src/{long}")
     with pytest.raises(SystemExit) as caught:
         check_tree(tmp_path)

@@ -26,7 +26,7 @@ TOLD_S = 5.0
 BACK_S = 60.0
 """Seconds within which the engine is back after the click, on a busy machine."""
 
-MOST_ROUNDS = 60
+MAX_ROUNDS = 60
 """Rounds after which a window is closed, and another one goes on."""
 
 KILLED = "The engine was killed (SIGKILL) while "
@@ -98,7 +98,7 @@ class EngineKills:
 
     def _running(self) -> Window:
         """Return the window with the middling model; start one where there is none."""
-        if self._n_rounds >= MOST_ROUNDS:
+        if self._n_rounds >= MAX_ROUNDS:
             self.close()
         if self._window is None:
             self._n_seen = self._n_rounds = 0

@@ -25,7 +25,7 @@ from tests.helpers.serve_process import ServeProcess, is_quiet
 
 N_CLIENTS = 8
 N_SLICES = 10
-MOST_GROWTH_MIB = 2.0
+MAX_GROWTH_MIB = 2.0
 """MiB by which each process may grow per 1000 requests of the second half."""
 
 QUESTIONS = (
@@ -155,7 +155,7 @@ async def run(server: ServeProcess, minutes: float, number: int) -> Load:
             load.problems.append("answers go on although nobody asks any more")
         print_line(f"{dict(load.counts)}, MiB: {server.watch.sizes()}", *load.problems[:20])
     print_line(*server.watch.lines())
-    load.problems += server.watch.leaks(MOST_GROWTH_MIB)
+    load.problems += server.watch.leaks(MAX_GROWTH_MIB)
     return load
 
 

@@ -18,7 +18,7 @@ from tests.soak.phases import Phase, known_answer, make_phases, open_middling
 from tests.soak.remains import left_files, orphans
 from tests.soak.window import Note, Window, WindowProblem
 
-MOST_CHATS = 12
+MAX_CHATS = 12
 START_S = 3.0
 
 
@@ -95,7 +95,7 @@ class WindowKills:
         if answer != self._answer:
             raise WindowProblem(f"the demo answers {answer!r}, not {self._answer!r}")
         for chat in sorted(self._ledger.chats, key=lambda c: self._ledger.chats[c]["updated"]):
-            if len(self._ledger.chats) > MOST_CHATS:
+            if len(self._ledger.chats) > MAX_CHATS:
                 start = window.do("delete_chat", chat=chat)
                 window.wait_for("deleted", start)
                 break

@@ -90,10 +90,10 @@ class ImageAlbum(QObject):
     def n_tokens(self, picture: ChatImage) -> int | None:
         """Return the tokens of a picture for the loaded model; None where that is unknown."""
         model = self._client.model
-        if model is None or model.sight is None:
+        if model is None or model.vision is None:
             return None
         try:
-            return model.sight.n_tokens(picture.width, picture.height)
+            return model.vision.n_tokens(picture.width, picture.height)
         except engine.TooNarrow:
             return None
 

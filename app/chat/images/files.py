@@ -37,7 +37,7 @@ def suffix_of(data: bytes) -> str:
 
 def sees(model: ModelLoaded | None) -> bool:
     """Return whether a model may see pictures; a server does not tell it."""
-    return model is not None and (model.sight is not None or is_remote(model.info.path))
+    return model is not None and (model.vision is not None or is_remote(model.info.path))
 
 
 log = logging.getLogger(__name__)

@@ -19,6 +19,7 @@ from app.core.engine_client.answers import (
 )
 from app.core.engine_client.inbox import EngineSharing, EventInbox
 from engine import (
+    AnswerRequest,
     Cancelled,
     ChatMessage,
     Command,
@@ -28,7 +29,6 @@ from engine import (
     Failed,
     FallbacksChanged,
     Finished,
-    Generate,
     HostEvent,
     Load,
     LoadParams,
@@ -343,7 +343,7 @@ class EngineClient(EngineSignals):
         if tools and continue_last:  # whose thought the engine takes apart from what is said
             *before, last = messages
             marker, messages = marker_behind(last.content), (*before, thought_apart(last))
-        command = Generate(
+        command = AnswerRequest(
             tuple(messages),
             sampling=sampling,
             continue_last=continue_last,
@@ -383,7 +383,7 @@ class EngineClient(EngineSignals):
         """
         if not self.is_idle:
             return False
-        command = Generate(
+        command = AnswerRequest(
             tuple(messages),
             sampling=sampling,
             continue_last=continue_last,
@@ -455,10 +455,10 @@ class EngineClient(EngineSignals):
 
     def _take(self, events: list[HostEvent]) -> None:
         for event in events:
-            if isinstance(event.event, TokenText) and event.generation in self.answers:
-                self.answers.take_text(event.generation, event.event)
+            if isinstance(event.event, TokenText) and event.command_id in self.answers:
+                self.answers.take_text(event.command_id, event.event)
             else:
-                self._dispatch(event.generation, event.event)
+                self._dispatch(event.command_id, event.event)
         self.answers.tell_text()
         self.answers.tell_rates()
 

@@ -209,9 +209,9 @@ class EngineSharing:
         is_shown = isinstance(event.event, FallbacksChanged)  # of the model, whoever has asked
         with self._lock:
             self._model = model_after(event.event, self._model)
-            is_own = event.generation in self._running
+            is_own = event.command_id in self._running
             if not is_shown and not isinstance(event.event, OF_ANSWERS):
-                self._running.discard(event.generation)
+                self._running.discard(event.command_id)
                 if is_own and not isinstance(event.event, CacheCounted):
                     self.used_at = time.monotonic()
         if self.on_event is not None:

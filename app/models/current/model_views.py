@@ -128,7 +128,7 @@ class ModelBar(QFrame):
         self._name.setStyleSheet("font-weight: 600;")
         self._name.setMenu(self.menu)
         made = (label(role="pill") for _ in range(4))
-        self._size, self._loaded, self.sight, self._context = made
+        self._size, self._loaded, self.vision, self._context = made
         self.slower = SlowerChip(self)
         self._chips: list[Chip] = []  # what a narrow bar still shows, the most important last
         self._progress = QProgressBar(self, minimum=0, maximum=1000, textVisible=False)
@@ -142,7 +142,7 @@ class ModelBar(QFrame):
         layout = QHBoxLayout(self)
         layout.setContentsMargins(12, 0, 16, 0)
         layout.setSpacing(SPACING)
-        pills = (self._size, self._context, self._loaded, self.sight, self.slower)
+        pills = (self._size, self._context, self._loaded, self.vision, self.slower)
         for widget in (self._name, *pills, self._progress):
             layout.addWidget(widget, 0, Qt.AlignmentFlag.AlignVCenter)
         layout.addWidget(self._percent)
@@ -277,10 +277,10 @@ class ModelBar(QFrame):
 
     def _set_sight(self, loaded: ModelLoaded) -> None:
         """Say whether the model sees pictures, and with which file."""
-        sight = loaded.sight
-        self.sight.setText("" if sight is None else tr("sees pictures"))
-        file = "" if sight is None else sight.mmproj
-        set_tip(self.sight, file and tr("With {file}").format(file=file))
+        vision = loaded.vision
+        self.vision.setText("" if vision is None else tr("sees pictures"))
+        file = "" if vision is None else vision.mmproj
+        set_tip(self.vision, file and tr("With {file}").format(file=file))
 
     def _show(self, *, pills: int, button_text: str, is_loading: bool = False) -> None:
         self._n_pills = pills
@@ -324,8 +324,8 @@ class ModelBar(QFrame):
     def _fit_pills(self, left: int) -> None:
         """Show as many pills as fit, the most important first."""
         pills = (self._size, self._loaded, self._context)
-        wanted = [*pills[: self._n_pills], *[self.sight] * (self._n_pills > 1)]
-        for pill in (self._size, self._loaded, self.sight, self._context):
+        wanted = [*pills[: self._n_pills], *[self.vision] * (self._n_pills > 1)]
+        for pill in (self._size, self._loaded, self.vision, self._context):
             if pill not in wanted or not pill.text():
                 pill.hide()
                 continue

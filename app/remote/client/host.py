@@ -23,6 +23,7 @@ from app.remote.client.protocol import (
     request_of,
 )
 from engine import (
+    AnswerRequest,
     Cancelled,
     Command,
     CountTokens,
@@ -31,7 +32,6 @@ from engine import (
     Event,
     Failed,
     Finished,
-    Generate,
     HostEvent,
     Load,
     LoadParams,
@@ -112,23 +112,23 @@ class RemoteHost:
         """Whether a Tandem serves the model."""
         return self._listed.is_tandem
 
-    def submit(self, command: Command, generation: int | None = None) -> int:
+    def submit(self, command: Command, command_id: int | None = None) -> int:
         """Queue a command and return the id that its events will carry; see `EngineHost`."""
-        number = new_command_id() if generation is None else generation
+        number = new_command_id() if command_id is None else command_id
         with self._lock:
             self._waiting.append((number, command))
             self._begin()
         return number
 
-    def cancel(self, generation: int | None = None) -> None:
+    def cancel(self, command_id: int | None = None) -> None:
         """End a command, or all that run and wait."""
         with self._lock:
             for number, command in list(self._waiting):
-                if generation in (None, number):
+                if command_id in (None, number):
                     self._waiting.remove((number, command))
                     self._send(number, _cancelled(_Call(command)))
             for number, call in list(self._calls.items()):
-                if generation in (None, number):
+                if command_id in (None, number):
                     call.abort()
                     self._end(number, _cancelled(call))
 
@@ -205,7 +205,7 @@ class RemoteHost:
             self._end(number, self._load(call, command.params))
         elif isinstance(command, Unload):
             self._end(number, ModelUnloaded())
-        elif isinstance(command, Generate):
+        elif isinstance(command, AnswerRequest):
             self._answer(number, call, command)
         elif isinstance(command, CountTokens):
             self._end(number, self._count(call, command))
@@ -229,7 +229,7 @@ class RemoteHost:
             n_ctx=listed.n_ctx,
             memory=(),
             seconds=time.perf_counter() - start,
-            sight=listed.sight,
+            vision=listed.vision,
         )
 
     def _list(self, call: _Call, address: RemoteAddress) -> list[ListedModel]:
@@ -241,7 +241,7 @@ class RemoteHost:
                 raise EngineError(tr("No server is connected."), tr("Choose a remote model first."))
             return split_path(self._model.info.path), self._listed
 
-    def _answer(self, number: int, call: _Call, command: Generate) -> None:
+    def _answer(self, number: int, call: _Call, command: AnswerRequest) -> None:
         address, listed = self._loaded()
         body = request_of(command, listed.name, is_tandem=listed.is_tandem)
         kind = "completions" if command.prompt is not None else "chat/completions"
@@ -291,7 +291,7 @@ class RemoteHost:
 
     def _is_gone(self, call: _Call, error: EngineError) -> bool:
         """Return whether the server of the model has gone, not only one answer of it."""
-        if not isinstance(error, Unreachable) or not isinstance(call.command, Generate):
+        if not isinstance(error, Unreachable) or not isinstance(call.command, AnswerRequest):
             return False
         if isinstance(error, NoServer):
             return True
@@ -306,7 +306,7 @@ class RemoteHost:
 
 
 def _cancelled(call: _Call) -> Event:
-    if isinstance(call.command, Generate):
+    if isinstance(call.command, AnswerRequest):
         reader = call.reader or AnswerReader(call.command, "")
         return reader.finished("cancelled")
     return Failed(Cancelled("Loading"))

@@ -13,13 +13,13 @@ from app.core.translation import tr
 from app.remote.client.address import KeyStore, RemoteAddress, cleaned_key, parse_url
 from app.remote.client.host import RemoteHost
 from engine import (
+    AnswerRequest,
     Command,
     EngineError,
     Event,
     Failed,
     Fallback,
     Finished,
-    Generate,
     HostEvent,
     Load,
     LoadParams,
@@ -71,7 +71,7 @@ class RemoteModel:
     ) -> None:  # fmt: skip
         self._host.close()
 
-    def answer(self, request: Generate, is_cancelled: Callable[[], bool]) -> Iterator[Event]:
+    def answer(self, request: AnswerRequest, is_cancelled: Callable[[], bool]) -> Iterator[Event]:
         """Yield the events of an answer; no text has ids of its tokens.
 
         Raises:
@@ -89,7 +89,7 @@ class RemoteModel:
                 if is_cancelled():
                     self._host.cancel(number)
                 continue
-            if found.generation != number:
+            if found.command_id != number:
                 continue
             if isinstance(found.event, Failed):
                 raise found.event.error

@@ -22,12 +22,12 @@ from app.remote.client.connection import Connection, error_text
 from engine import (
     IMAGE_PLACEHOLDER,
     AnswerPart,
+    AnswerRequest,
     ChatMessage,
     EngineError,
     Event,
     Finished,
     FinishReason,
-    Generate,
     ImageFile,
     SamplingParams,
     ThoughtMarker,
@@ -74,7 +74,7 @@ class AnswerReader:
         is_over: whether nothing follows any more.
     """
 
-    def __init__(self, command: Generate, host: str) -> None:
+    def __init__(self, command: AnswerRequest, host: str) -> None:
         self._in_parts, self._host = command.in_parts, host
         self._asked_at = time.perf_counter()
         self._first_at = self._last_at = 0.0
@@ -316,7 +316,7 @@ FORBIDS = -100.0
 """Bias with which a token never comes, as JSON has no infinite numbers."""
 
 
-def request_of(command: Generate, model: str, *, is_tandem: bool) -> dict[str, Any]:
+def request_of(command: AnswerRequest, model: str, *, is_tandem: bool) -> dict[str, Any]:
     """Return the body of a request that a command asks for.
 
     Raises:
@@ -425,7 +425,7 @@ def _sampling(params: SamplingParams, *, is_tandem: bool) -> dict[str, Any]:
     return found
 
 
-def _form(command: Generate, *, is_tandem: bool) -> dict[str, Any]:
+def _form(command: AnswerRequest, *, is_tandem: bool) -> dict[str, Any]:
     """Return the field of the form that an answer must have.
 
     Raises:
@@ -445,7 +445,7 @@ def _form(command: Generate, *, is_tandem: bool) -> dict[str, Any]:
     )
 
 
-def _own(command: Generate) -> dict[str, Any]:
+def _own(command: AnswerRequest) -> dict[str, Any]:
     """Return the fields that only a Tandem has."""
     found: dict[str, Any] = {}
     variables = json.loads(command.variables) if command.variables else {}
@@ -479,13 +479,13 @@ class ListedModel:
         name: its name in requests.
         n_ctx: its context in tokens; 0 where the server does not tell it.
         is_tandem: whether a Tandem serves it.
-        sight: how many tokens it makes of a picture; None where the server does not tell it.
+        vision: how many tokens it makes of a picture; None where the server does not tell it.
     """
 
     name: str
     n_ctx: int = 0
     is_tandem: bool = False
-    sight: VisionInfo | None = None
+    vision: VisionInfo | None = None
 
 
 def list_models(address: RemoteAddress, connection: Connection) -> list[ListedModel]:
@@ -537,5 +537,5 @@ def _model(entry: Any) -> ListedModel | None:
     sizes = (facts.get(key) for key in CONTEXT_NAMES)
     known = (n for n in sizes if type(n) is int and 0 < n < MAX_CONTEXT)
     is_tandem = entry.get("owned_by") == TANDEM
-    sight = engine.VisionInfo.of_sizes(entry.get("pictures")) if is_tandem else None
-    return ListedModel(name, next(known, 0), is_tandem, sight)
+    vision = engine.VisionInfo.of_sizes(entry.get("pictures")) if is_tandem else None
+    return ListedModel(name, next(known, 0), is_tandem, vision)

@@ -77,19 +77,19 @@ class HostSwitch:
         is_there = self._place == SERVER and self._remote is not None
         return is_there and self._remote is not None and self._remote.serves_tandem
 
-    def submit(self, command: Command, generation: int | None = None) -> int:
+    def submit(self, command: Command, command_id: int | None = None) -> int:
         """Queue a command where it belongs; see `EngineHost`."""
         place = self._place
         if isinstance(command, Load):
             is_far = any(map(machine_of, command.params.all_devices))
             place = SERVER if is_remote(command.params.path) else TEAM if is_far else LOCAL
-        return self._host(place).submit(command, generation)
+        return self._host(place).submit(command, command_id)
 
-    def cancel(self, generation: int | None = None) -> None:
+    def cancel(self, command_id: int | None = None) -> None:
         """End a command, or all; see `EngineHost`."""
         for host in (self._local, self._remote, self._team):
             if host is not None:
-                host.cancel(generation)
+                host.cancel(command_id)
 
     def close(self, timeout_s: float = 5.0) -> bool:
         """End both; see `EngineHost`."""

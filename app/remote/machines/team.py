@@ -259,9 +259,9 @@ class TeamHost:
             if self._team.gathering is not None and self._team.is_complete:
                 self._over(self._team.gathering).begin()
 
-    def submit(self, command: Command, generation: int | None = None) -> int:
+    def submit(self, command: Command, command_id: int | None = None) -> int:
         """Queue a command and return the id that its events will carry."""
-        number = new_command_id() if generation is None else generation
+        number = new_command_id() if command_id is None else command_id
         with self._lock:
             try:
                 if isinstance(command, Load):
@@ -278,11 +278,11 @@ class TeamHost:
                 self._on_event(HostEvent(number, Failed(error)))
         return number
 
-    def cancel(self, generation: int | None = None) -> None:
+    def cancel(self, command_id: int | None = None) -> None:
         """Ask a command to end, or all that run and wait; return at once."""
         with self._lock:
             if self._inner is not None:
-                self._inner.cancel(generation)
+                self._inner.cancel(command_id)
 
     def leave(self) -> None:
         """End all processes though a model may be loaded, which is told as its loss."""
@@ -321,7 +321,7 @@ class TeamHost:
             found = replace(found, error=MachineLost(found.error.message, hint))
         elif isinstance(found, TokenTimes) and not self._is_here:
             return  # of this machine's rank, which has no part of the model
-        self._tell(HostEvent(event.generation, found))
+        self._tell(HostEvent(event.command_id, found))
 
     def _shown(self, model: ModelLoaded) -> ModelLoaded:
         """Return a model as the window knows it; memory is that of this machine's ranks."""

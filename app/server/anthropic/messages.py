@@ -29,10 +29,10 @@ from app.server.web.responses import EVENTS, AwaitedJson, Document, EventStream,
 from engine import (
     AnswerBlock,
     AnswerBlocks,
+    AnswerRequest,
     ApplyTemplate,
     Event,
     Finished,
-    Generate,
     PrefillProgress,
     TemplateApplied,
     Usage,
@@ -240,7 +240,7 @@ async def count_tokens(
     return AwaitedJson(make, error_document)
 
 
-def message_command(request: AskedConversation) -> Generate:
+def message_command(request: AskedConversation) -> AnswerRequest:
     """Return the command that answers a conversation, without its sampling.
 
     A last message of the assistant is continued, as Anthropic has it.
@@ -257,7 +257,7 @@ def message_command(request: AskedConversation) -> Generate:
     effort = (request.output_config and request.output_config.effort) or ""
     thinks = None if request.thinking is None else request.thinking.type != "disabled"
     wish = request.tool_choice
-    return Generate(
+    return AnswerRequest(
         messages,
         timed_every=0,
         continue_last=is_continued,

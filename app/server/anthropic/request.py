@@ -262,7 +262,7 @@ def offered_tools(offers: Sequence[ToolOffer]) -> tuple[Tool, ...]:
 
 
 def tool_choice(request: AskedConversation) -> str:
-    """Return which tools the model may or must call, as `Generate.tool_choice` has it.
+    """Return which tools the model may or must call, as `AnswerRequest.tool_choice` has it.
 
     Raises:
         Refusal: it is a tool that is not offered.

@@ -34,7 +34,7 @@ from app.server.refusal import FieldPlaces, Refusal, bad_value, placed_text
 from app.server.request_log import RequestRecord
 from app.server.web.operations import Operation
 from app.server.web.responses import AwaitedJson, Document, EventStream, json_bytes, json_response
-from engine import AnswerBlock, AnswerBlocks, ChatMessage, Embed, Generate, Grammar, ToolCall
+from engine import AnswerBlock, AnswerBlocks, AnswerRequest, ChatMessage, Embed, Grammar, ToolCall
 
 REASONS = {"stop": "stop", "length": "length", "context": "length", "cancelled": "length"}
 """Ollama's reasons for the end of an answer."""
@@ -142,7 +142,7 @@ async def chat(
         Refusal: the request cannot be answered.
     """
     messages = tuple(_message(turn, at) for at, turn in enumerate(request.messages))
-    command = Generate(messages, tools=offered_tools(request.tools))
+    command = AnswerRequest(messages, tools=offered_tools(request.tools))
     return await _answer(context, record, request, command if messages else None, is_chat=True)
 
 
@@ -159,10 +159,12 @@ async def generate(
     if request.template:
         raise bad_value("template", "The chat template of a loaded model cannot be replaced.")
     if request.raw or request.suffix:
-        command = Generate(prompt=request.prompt, suffix=request.suffix)
+        command = AnswerRequest(prompt=request.prompt, suffix=request.suffix)
     else:
         told = [ChatMessage("system", request.system)] if request.system else []
-        command = Generate((*told, ChatMessage("user", request.prompt, pictures=request.images)))
+        command = AnswerRequest(
+            (*told, ChatMessage("user", request.prompt, pictures=request.images))
+        )
     has_text = bool(request.prompt or request.suffix or request.images)
     return await _answer(context, record, request, command if has_text else None, is_chat=False)
 
@@ -185,7 +187,7 @@ def _message(turn: OllamaTurn, at: int) -> ChatMessage:
 
 async def _answer(
     context: ServerContext, record: RequestRecord, request: AnyOllamaRequest,
-    command: Generate | None, *, is_chat: bool,
+    command: AnswerRequest | None, *, is_chat: bool,
 ) -> Response:  # fmt: skip
     """Answer a command; without one, say that the model is loaded."""
     model = context.find(model_of(request.model), record)
@@ -295,7 +297,7 @@ async def show(
     return json_response(
         {
             "modelfile": "", "parameters": "", "template": "", "details": _details(one),
-            "model_info": facts, "capabilities": capabilities_of(info, sees=one.sight is not None),
+            "model_info": facts, "capabilities": capabilities_of(info, sees=one.vision is not None),
             "modified_at": _written_at(one),
         }
     )  # fmt: skip

@@ -389,7 +389,7 @@ def described_tool(name: str, description: str, schema: JsonObject | None) -> To
 
 
 def tool_choice(request: ChatRequest) -> str:
-    """Return which tools the model may or must call, as `Generate.tool_choice` has it.
+    """Return which tools the model may or must call, as `AnswerRequest.tool_choice` has it.
 
     Raises:
         Refusal: it is something else, or a tool that is not offered.

@@ -36,7 +36,7 @@ from app.server.refusal import FieldPlaces, bad_value, error_document
 from app.server.request_log import RequestRecord
 from app.server.web.operations import Operation
 from app.server.web.responses import EVENTS, AwaitedJson, Document, EventStream, json_response
-from engine import Generate
+from engine import AnswerRequest
 
 EFFORTS = {"minimal": "low", "xhigh": "high", "max": "high"}
 """Efforts that the engine has under another name."""
@@ -86,7 +86,7 @@ def refuse_unsupported(request: ChatRequest) -> None:
         raise bad_value("top_logprobs", "top_logprobs needs logprobs to be true.")
 
 
-def chat_command(request: ChatRequest) -> Generate:
+def chat_command(request: ChatRequest) -> AnswerRequest:
     """Return the command that answers a request, without its sampling.
 
     Raises:
@@ -97,7 +97,7 @@ def chat_command(request: ChatRequest) -> Generate:
     thinks = variables.get("enable_thinking")
     if effort == "none":
         thinks, effort = False, ""
-    return Generate(
+    return AnswerRequest(
         chat_messages(request.messages),
         timed_every=0,
         continue_last=request.continue_final_message,
@@ -143,13 +143,13 @@ def _document(model: OfferedModel) -> Document:
         "name": info.name, "architecture": info.architecture, "quantization": info.quant,
         "n_params": info.n_params, "size_bytes": info.n_bytes, "n_vocab": info.n_vocab,
         "n_ctx_train": info.n_ctx_train, "loaded": model.n_ctx is not None,
-        "capabilities": capabilities_of(info, sees=model.sight is not None), "meta": meta,
+        "capabilities": capabilities_of(info, sees=model.vision is not None), "meta": meta,
     }  # fmt: skip
     if model.n_ctx is not None:
         meta["n_ctx"] = model.n_ctx
         found |= dict.fromkeys(("n_ctx", "max_model_len", "context_length"), model.n_ctx)
-    if model.sight is not None:
-        found["pictures"] = model.sight.sizes()
+    if model.vision is not None:
+        found["pictures"] = model.vision.sizes()
     return found
 
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from app.server.context import MakeCommands
 from app.server.refusal import Refusal, bad_value
 from app.server.request_fields import body_field, sampling_field
-from engine import EngineError, Generate, ModelInfo, ModelLoaded, SamplingParams
+from engine import AnswerRequest, EngineError, ModelInfo, ModelLoaded, SamplingParams
 
 MAX_CHOICES = 16
 """Largest number of answers to one request."""
@@ -127,7 +127,10 @@ def sampling_of(
 
 
 def sampled(
-    template: Generate, request: SamplingFields, defaults: SamplingParams, max_tokens: int | None
+    template: AnswerRequest,
+    request: SamplingFields,
+    defaults: SamplingParams,
+    max_tokens: int | None,
 ) -> MakeCommands:
     """Return what makes the commands of a request: a template with the settings of each answer.
 
@@ -135,7 +138,7 @@ def sampled(
         defaults, max_tokens: see `sampling_of`.
     """
 
-    def make(loaded: ModelLoaded) -> list[Generate]:
+    def make(loaded: ModelLoaded) -> list[AnswerRequest]:
         all_params = sampling_of(request, defaults, loaded.info, max_tokens)
         return [replace(template, sampling=params) for params in all_params]
 

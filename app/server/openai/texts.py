@@ -45,6 +45,7 @@ from app.server.request_log import RequestRecord
 from app.server.web.responses import AwaitedJson, Document, EventStream, json_response
 from engine import (
     AnswerBlocks,
+    AnswerRequest,
     ApplyTemplate,
     Detokenize,
     Detokenized,
@@ -52,7 +53,6 @@ from engine import (
     Embedded,
     Event,
     Finished,
-    Generate,
     ModelLoaded,
     ScoreTokens,
     TemplateApplied,
@@ -255,12 +255,12 @@ async def completions(
     refuse_impossible(request, n_answers)
     grammar = form_of(request)
 
-    def make(loaded: ModelLoaded) -> list[Generate | ScoreTokens]:
+    def make(loaded: ModelLoaded) -> list[AnswerRequest | ScoreTokens]:
         most = DEFAULT_TOKENS if request.max_tokens is None else request.max_tokens
         params = sampling_of(request, context.settings.sampling, loaded.info, most)
         scored = prompts if request.wants_scores else ()
         answers = [
-            Generate(
+            AnswerRequest(
                 prompt=prompt, suffix=request.suffix, sampling=one, timed_every=0,
                 grammar=grammar, n_logprobs=request.logprobs,
             )

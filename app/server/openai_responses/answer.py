@@ -29,7 +29,7 @@ from app.server.refusal import FieldPlaces, bad_value, error_document
 from app.server.request_log import RequestRecord
 from app.server.web.operations import Operation
 from app.server.web.responses import EVENTS, AwaitedJson, Document, EventStream, event_bytes
-from engine import AnswerBlock, AnswerBlocks, Event, Generate, Grammar
+from engine import AnswerBlock, AnswerBlocks, AnswerRequest, Event, Grammar
 
 ItemKind = Literal["message", "reasoning", "function_call", "custom_tool_call"]
 
@@ -287,7 +287,7 @@ def refuse_unsupported(request: ResponseRequest) -> None:
         raise bad_value("background", "This server answers no request in the background.")
 
 
-def response_command(request: ResponseRequest) -> Generate:
+def response_command(request: ResponseRequest) -> AnswerRequest:
     """Return the command that answers a request, without its sampling.
 
     Raises:
@@ -295,7 +295,7 @@ def response_command(request: ResponseRequest) -> Generate:
     """
     effort = (request.reasoning and request.reasoning.effort) or ""
     thinks = False if effort == "none" else None
-    return Generate(
+    return AnswerRequest(
         chat_messages(request),
         timed_every=0,
         thinks=thinks,

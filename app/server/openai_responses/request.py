@@ -241,7 +241,7 @@ def custom_names(tools: Sequence[ResponseTool]) -> frozenset[str]:
 
 
 def tool_choice(request: ResponseRequest) -> str:
-    """Return which tools the model may or must call, as `Generate.tool_choice` has it.
+    """Return which tools the model may or must call, as `AnswerRequest.tool_choice` has it.
 
     Raises:
         Refusal: it is something else, or a tool that is not offered.

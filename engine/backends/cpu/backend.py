@@ -1,4 +1,4 @@
-"""CPU backend: a team of threads per rank, weights in planes, recorded and replayed tokens."""
+"""CPU backend: a pool of threads per rank, weights in planes, recorded and replayed tokens."""
 
 from __future__ import annotations
 
@@ -66,14 +66,14 @@ class CpuBackend(Backend):
 
     @property
     def kernel_s(self) -> float | None:
-        return self.worker.team.kernel_s
+        return self.worker.pool.kernel_s
 
     @property
     def waited_s(self) -> float:
-        return self.worker.team.waited_s or 0.0
+        return self.worker.pool.waited_s or 0.0
 
     def make_ops(self) -> CpuOps:
-        return CpuOps(self.worker.team)
+        return CpuOps(self.worker.pool)
 
     @contextmanager
     def loader(
@@ -108,13 +108,13 @@ class CpuBackend(Backend):
         Args:
             keeps: tensors that operations use beside those that a forward pass allocates.
         """
-        return Recorder(self.worker.team, keeps)
+        return Recorder(self.worker.pool, keeps)
 
     def prepare(self) -> None:
         self.worker.prepare()
 
     def rest(self) -> None:
-        self.worker.team.rest()
+        self.worker.pool.rest()
 
     def forget(self) -> None:
         self.worker.forget()

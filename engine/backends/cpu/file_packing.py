@@ -143,9 +143,9 @@ class FilePacker:
             self._buffers = torch.empty(n_threads * buffer_bytes, dtype=torch.uint8)
         per_turn = min(LARGE_PAGE // planes.shape[-1], n_tiles(n_rows) // (n_threads * TURNS))
         self._progress[:] = 0
-        self.worker.team.wake()
+        self.worker.pool.wake()
         compiled.pack_file(number)(
-            self.worker.team.address, read, rows.part.descriptor, rows.offset, stride, row_bytes,
+            self.worker.pool.address, read, rows.part.descriptor, rows.offset, stride, row_bytes,
             rows_per_read, self._buffers.data_ptr(), buffer_bytes, buffer_stride,
             self._progress.ctypes.data, max(1, per_turn), per_read, n_threads, n_rows, goal_row,
             extent.first, extent.n_blocks, planes.data_ptr(), planes.shape[-1],
@@ -158,9 +158,9 @@ class FilePacker:
         if not read or not rows.is_contiguous:
             return False
         self._progress[:] = 0
-        self.worker.team.wake()
+        self.worker.pool.wake()
         compiled.read_file()(
-            self.worker.team.address, read, rows.part.descriptor, rows.offset, goal.data_ptr(),
+            self.worker.pool.address, read, rows.part.descriptor, rows.offset, goal.data_ptr(),
             rows.nbytes, LARGE_PAGE, self._progress.ctypes.data,
         )  # fmt: skip
         return not self._progress[0]
@@ -192,8 +192,8 @@ def pack_rows(
         block_bytes = row_bytes * BLOCK // ((end - begin) * info.block_size)
         # where the first block of the whole row would be: cuts of groups are counted from there
         address = coded.data_ptr() - begin * info.block_size // BLOCK * block_bytes
-    worker.team.wake()
+    worker.pool.wake()
     compiled.pack_rows(number)(
-        worker.team.address, address, row_bytes, len(rows), target_row, extent.first,
+        worker.pool.address, address, row_bytes, len(rows), target_row, extent.first,
         extent.n_blocks, target.data_ptr(), target.shape[-1],
     )  # fmt: skip

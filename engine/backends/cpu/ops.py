@@ -20,7 +20,7 @@ from engine.model.forward.ops import REFERENCE, Ops
 from engine.model.forward.recording import refuse_replay
 
 if TYPE_CHECKING:
-    from engine.backends.cpu.kernels.running.team import Team
+    from engine.backends.cpu.kernels.running.thread_pool import ThreadPool
     from engine.model.forward.batch import Batch
     from engine.model.forward.cache import LayerCache
     from engine.model.forward.expert_rows import Groups
@@ -109,21 +109,21 @@ class CpuOps(Ops):
     those of other types, go to the reference.
 
     Args:
-        team: threads of the rank.
+        pool: threads of the rank.
     """
 
-    def __init__(self, team: Team) -> None:
-        self._team = team
-        self._small_ops = SmallOps(team)
-        self._cache_ops = CacheOps(team)
+    def __init__(self, pool: ThreadPool) -> None:
+        self._pool = pool
+        self._small_ops = SmallOps(pool)
+        self._cache_ops = CacheOps(pool)
         self._joint: dict[tuple[LinearLayer, ...], tuple[JointProduct | None, bool]] = {}
         self._expert_ffns: dict[tuple[ExpertLayer, ...], ExpertFFN | None] = {}
         self._angles: dict[tuple[int, int], RopeAngles] = {}
         self._sectioned: set[tuple[int, int]] = set()
         self._singles: tuple[int, ...] = ()
         self._shifted: tuple[int, ...] = ()
-        self._routing_ops = RoutingOps(team)
-        self._recurrent_ops = RecurrentOps(team)
+        self._routing_ops = RoutingOps(pool)
+        self._recurrent_ops = RecurrentOps(pool)
 
     @property
     def memory(self) -> Sequence[Tensor]:
@@ -213,7 +213,7 @@ class CpuOps(Ops):
         if x.dtype is not torch.float32:
             return super().opened(x, door, y, other)
         logits = torch.empty(x.shape[0], 1)
-        float_product(self._team, door[None, None], x[:, None], logits[:, None])
+        float_product(self._pool, door[None, None], x[:, None], logits[:, None])
         y = y * self.activate(SIGMOID, logits)
         return y if other is None else other + y
 

@@ -10,7 +10,7 @@ from torch.nn.functional import linear
 
 from engine.backends.cpu.kernels.running import compiled
 from engine.backends.cpu.kernels.running.result_memory import result
-from engine.backends.cpu.kernels.running.team import Team
+from engine.backends.cpu.kernels.running.thread_pool import ThreadPool
 from engine.backends.cpu.worker import Worker
 from engine.backends.reference.weights import gathered_rows
 from engine.formats.quants.layout import BF16_CHUNK
@@ -43,7 +43,7 @@ KINDS: Mapping[torch.dtype, str] = {
 
 
 def float_product(
-    team: Team, data: Tensor, x: Tensor, y: Tensor, *, transposed: bool = False
+    pool: ThreadPool, data: Tensor, x: Tensor, y: Tensor, *, transposed: bool = False
 ) -> None:
     """Write to y the products of each head's rows with its matrix: `x Wᵀ`, or `x W` if transposed.
 
@@ -63,17 +63,17 @@ def float_product(
     assert x.dtype is y.dtype is torch.float32, "kernels read unchecked"
     assert n_heads == len(data) == y.shape[1], "kernels read unchecked"
     size = data.element_size()
-    team.wake()
+    pool.wake()
     compiled.multiply_plain(KINDS[data.dtype], transposed=transposed)(
-        team.address, data.data_ptr(), size * data.stride(1), *shape, x.data_ptr(),
+        pool.address, data.data_ptr(), size * data.stride(1), *shape, x.data_ptr(),
         4 * x.stride(0), n_tokens, y.data_ptr(), 4 * y.stride(0),
-        *_piece_sizes(team, n_tokens, n_heads * n_out, n_out, n_in * size, 4 * n_in), n_heads,
+        *_piece_sizes(pool, n_tokens, n_heads * n_out, n_out, n_in * size, 4 * n_in), n_heads,
         size * data.stride(0), 4 * x.stride(1), 4 * y.stride(1),
     )  # fmt: skip
 
 
 def _piece_sizes(
-    team: Team, n_tokens: int, n_all: int, n_out: int, w_bytes: int, x_bytes: int
+    pool: ThreadPool, n_tokens: int, n_all: int, n_out: int, w_bytes: int, x_bytes: int
 ) -> tuple[int, int]:
     """Return how many elements of results and how many tokens a thread takes at a time.
 
@@ -85,7 +85,7 @@ def _piece_sizes(
     """
     is_few = n_tokens <= FEW_TOKENS
     fit = PIECE_BYTES // max(1, w_bytes) if is_few else PIECE_OUTPUTS
-    n_outputs = max(1, min(fit, n_all // (2 * team.n_threads), n_out))
+    n_outputs = max(1, min(fit, n_all // (2 * pool.n_threads), n_out))
     n_outputs = n_outputs // OUTPUT_UNIT * OUTPUT_UNIT or n_outputs
     return n_outputs, max(1, PASS_BYTES // max(1, x_bytes) // TOKEN_UNIT) * TOKEN_UNIT
 
@@ -111,12 +111,12 @@ class PlainWeight:
         if x.shape[0] >= BF16_BATCH and is_short and worker.is_bf16_fast:
             return self._bf16_product(x.bfloat16())
         y = result(x.shape[0], data.shape[0])
-        float_product(worker.team, data[None], x[:, None], y[:, None])
+        float_product(worker.pool, data[None], x[:, None], y[:, None])
         return y
 
     def _bf16_product(self, x: Tensor) -> Tensor:
         """Multiply with torch in BF16, converting the weights some rows at a time."""
-        self.worker.team.rest()
+        self.worker.pool.rest()
         if self.data.dtype == torch.bfloat16:
             return linear(x, self.data).float()
         n_rows, n_columns = self.data.shape
@@ -143,5 +143,5 @@ class PlainWeight:
         matrices = self.data[:, rows]
         n_out = matrices.shape[2 if transposed else 1]
         y = torch.empty(x.shape[0], x.shape[1], n_out)
-        float_product(self.worker.team, matrices, x, y, transposed=transposed)
+        float_product(self.worker.pool, matrices, x, y, transposed=transposed)
         return y

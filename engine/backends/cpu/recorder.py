@@ -16,7 +16,7 @@ from torch import Tensor
 
 from engine.backends.cpu.kernels.running.call_log import CallLog, current_log
 from engine.backends.cpu.kernels.running.replay import KernelReplay
-from engine.backends.cpu.kernels.running.team import Team
+from engine.backends.cpu.kernels.running.thread_pool import ThreadPool
 from engine.backends.cpu.kernels.small.small_ops import SmallOps
 from engine.backends.reference.dispatch import (
     DispatchMode,
@@ -47,11 +47,11 @@ class Recorder(DispatchMode):
         keeps: memory that kernels use beside what is allocated during the recording.
     """
 
-    def __init__(self, team: Team, keeps: Sequence[Tensor]) -> None:
+    def __init__(self, pool: ThreadPool, keeps: Sequence[Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.log = CallLog()
-        self._team = team
-        self._arithmetic = SmallOps(team)
+        self._pool = pool
+        self._arithmetic = SmallOps(pool)
         self._kept: list[object] = list(keeps)
         self._steps: list[Step | tuple[int, int]] = []
         self._n_added = 0
@@ -66,18 +66,18 @@ class Recorder(DispatchMode):
     def record(self, compute: Callable[[], Tensor | None]) -> Tensor | None:
         """Compute a token and record it."""
         with self, recording_to(self.log):
-            self._team.log_calls(self.log.address)
+            self._pool.log_calls(self.log.address)
             self.log.add_step = self._add
             try:
                 result = compute()
             finally:
-                self._team.log_calls(0)
+                self._pool.log_calls(0)
                 self.log.add_step = None  # else only the garbage collection frees a recorder
         return None if result is None else result.clone()
 
     def run_live(self, last: Callable[[], Tensor | None]) -> Tensor | None:
         """Run the last step of the token, which every replay calls instead of replaying it."""
-        self._team.log_calls(0)
+        self._pool.log_calls(0)
         self._last = last
         with recording_to(None):
             self._result = last()
@@ -125,7 +125,7 @@ class Recorder(DispatchMode):
         if self.log.refusal:
             return None
         self._add_calls()
-        replay = KernelReplay(self.log, self._team)
+        replay = KernelReplay(self.log, self._pool)
         steps = [_calls(replay, *s) if isinstance(s, tuple) else s for s in self._steps]
         kept = [self._kept, self.log.kept, list(keeps)]
         return Recording(rank, steps, self._last, self._result, kept)

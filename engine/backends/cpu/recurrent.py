@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from engine.backends.cpu.kernels.language.isa import Isa
-    from engine.backends.cpu.kernels.running.team import Team
+    from engine.backends.cpu.kernels.running.thread_pool import ThreadPool
     from engine.model.forward.batch import Batch
     from engine.model.forward.operands import Activation, DeltaInputs, ScanInputs, States
 
@@ -33,7 +33,7 @@ PIECE = 1 << 15
 """Least number of elements that a piece visits: the elements of its states, times the tokens."""
 
 PER_THREAD = 4
-"""Number of pieces for each thread of a team, at least, where there is enough to do."""
+"""Number of pieces for each thread of a pool, at least, where there is enough to do."""
 
 
 @cache
@@ -60,16 +60,16 @@ def _convolutions(isa_name: str, n_tap: int) -> Mapping[str, BoundKernel]:
 
 
 class RecurrentOps:
-    """The operations of recurrent layers, computed by one team.
+    """The operations of recurrent layers, computed by one pool.
 
     Args:
-        team: threads that compute.
+        pool: threads that compute.
         isa: instruction set of the kernels; None for the best of this processor.
     """
 
-    def __init__(self, team: Team, isa: Isa | None = None) -> None:
-        self._team = team
-        self._address = team.address
+    def __init__(self, pool: ThreadPool, isa: Isa | None = None) -> None:
+        self._pool = pool
+        self._address = pool.address
         self._isa = isa or chosen()
         self._batch: Batch | None = None
         self._rows: StateRows | None = None
@@ -205,15 +205,15 @@ class RecurrentOps:
             unit_size: number of elements that a unit visits.
         """
         n = max(1, PIECE // max(unit_size, 1))
-        if n_units // n_together >= PER_THREAD * self._team.n_threads:
+        if n_units // n_together >= PER_THREAD * self._pool.n_threads:
             n = max(n, n_together)
         return n if n < n_together else n - n % n_together
 
     def _binding(self, kernel: BoundKernel, n_elements: int) -> Kernel:
-        """Return the binding for a call that visits so many elements; wake the team if many."""
+        """Return the binding for a call that visits so many elements; wake the pool if many."""
         if n_elements <= SHORT_CALL:
             return kernel.with_gil
-        self._team.wake()
+        self._pool.wake()
         return kernel.without_gil
 
 

@@ -24,7 +24,7 @@ from engine.model.forward.ops import MIN_SUM
 
 if TYPE_CHECKING:
     from engine.backends.cpu.kernels.language.isa import Isa
-    from engine.backends.cpu.kernels.running.team import Team
+    from engine.backends.cpu.kernels.running.thread_pool import ThreadPool
     from engine.model.forward.operands import Routing, Weight
 
 SHORT = 8
@@ -82,14 +82,14 @@ class _OrderBuffers(NamedTuple):
 
 
 class RoutingOps:
-    """Routing operations of one team of threads; see `Ops.assign` and `Ops.sum_of_experts`.
+    """Routing operations of one pool of threads; see `Ops.assign` and `Ops.sum_of_experts`.
 
     Scores are within rounding of the reference's; among experts with equal scores, those with lower
     numbers are chosen. A method returns None for tensors that the kernels do not accept.
     """
 
-    def __init__(self, team: Team, isa: Isa | None = None) -> None:
-        self._team = team
+    def __init__(self, pool: ThreadPool, isa: Isa | None = None) -> None:
+        self._pool = pool
         self._kernels = kernels((isa or chosen_isa()).name)
         self._for_one_token: dict[int, _OrderBuffers] = {}
 
@@ -111,7 +111,7 @@ class RoutingOps:
         shape = min(n_expert, chosen.shape[0]), 3
         table = (torch.zeros if is_whole else torch.empty)(shape, dtype=torch.int64)
         self._kernel(rule.gating, n_token)(
-            self._team.address, logits.data_ptr(), n_token, n_expert, n_used,
+            self._pool.address, logits.data_ptr(), n_token, n_expert, n_used,
             0 if bias is None else bias.data_ptr(), int(rule.normalise), f32_bits(rule.scale),
             f32_bits(MIN_SUM), rule.n_group, rule.n_group_used, weights.data_ptr(),
             chosen.data_ptr(), table.data_ptr(), expert_of.data_ptr(), *order.addresses,
@@ -138,18 +138,18 @@ class RoutingOps:
         n_token, n_used = groups.row_of.shape
         out = torch.empty(n_token, y.shape[1])
         self._kernel("sum_of_experts", n_token)(
-            self._team.address, y.data_ptr(), 4 * y.shape[1],
+            self._pool.address, y.data_ptr(), 4 * y.shape[1],
             0 if weights is None else weights.data_ptr(), groups.row_of.data_ptr(), n_token,
             n_used, y.shape[1], out.data_ptr(),
         )  # fmt: skip
         return out
 
     def _kernel(self, name: str, n_token: int) -> Kernel:
-        """Return a kernel for `n_token` tokens; wake the team if the kernel releases the GIL."""
+        """Return a kernel for `n_token` tokens; wake the pool if the kernel releases the GIL."""
         kernel = self._kernels[name]
         if n_token <= SHORT:
             return kernel.with_gil
-        self._team.wake()
+        self._pool.wake()
         return kernel.without_gil
 
 
@@ -208,9 +208,9 @@ class ExpertFFN:
         tokens = worker.tokens.panels(x, self._gate.extent)
         y = result(groups.n_row, self._down.n_rows)
         places = worker.bytes_scratch(n_threads * self._place_bytes)
-        worker.team.wake()
+        worker.pool.wake()
         compiled.feed_experts(worker.x_bytes)(
-            worker.team.address, tokens, groups.pair_of.data_ptr(), groups.row_of.shape[1],
+            worker.pool.address, tokens, groups.pair_of.data_ptr(), groups.row_of.shape[1],
             self._products.buffer_info()[0], activation, limit, groups.table.data_ptr(),
             len(groups.table), MAX_ROWS, places, self._place_bytes,
             self._locks.buffer_info()[0], n_threads, y.data_ptr(),

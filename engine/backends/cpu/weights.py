@@ -24,11 +24,11 @@ from engine.backends.reference.weights import gathered_rows
 from engine.formats.quants.layout import (
     BF16_CHUNK,
     BLOCK,
+    INT16_BLOCK_BYTES,
+    INT16_FACTOR_BYTES,
+    INT16_PANEL_BYTES,
     SUPER,
     TILE,
-    WORD_BLOCK_BYTES,
-    WORD_FACTOR_BYTES,
-    WORD_PANEL_BYTES,
     Extent,
     n_tiles,
     panel_block_bytes,
@@ -118,9 +118,9 @@ class PlaneWeight:
             return self._gemv.joined(x)
         y = result(n_tokens, self.n_rows)
         panels = self.rows.panels(x, self.extent)
-        worker.team.wake()
+        worker.pool.wake()
         self._multiply(
-            worker.team.address, *self.arguments(panels, n_tokens, y.data_ptr(), 4 * self.n_rows)
+            worker.pool.address, *self.arguments(panels, n_tokens, y.data_ptr(), 4 * self.n_rows)
         )
         return y
 
@@ -161,13 +161,13 @@ class PlaneWeight:
         scratch = worker.bf16_scratch(step * TILE * n_columns)
         for first in range(0, n_tiles(self.n_rows), step):
             n = min(step, n_tiles(self.n_rows) - first)
-            worker.team.wake()
+            worker.pool.wake()
             compiled.bf16_rows(self.type_number)(
-                worker.team.address, *self._planes, first, n, scratch.data_ptr(),
+                worker.pool.address, *self._planes, first, n, scratch.data_ptr(),
             )  # fmt: skip
             n_rows = min(n * TILE, self.n_rows - first * TILE)
             rows = scratch[: n_rows * n_columns].view(n_rows, n_columns)
-            worker.team.rest()
+            worker.pool.rest()
             y[:, first * TILE : first * TILE + n_rows] = linear(x_bf16, rows)
         return y
 
@@ -175,9 +175,9 @@ class PlaneWeight:
         extent, worker = self.extent, self.worker
         ids = ids.to(torch.int64).contiguous()
         rows = torch.empty(ids.shape[0], extent.n_blocks * BLOCK)
-        worker.team.wake()
+        worker.pool.wake()
         compiled.lookup(self.type_number)(
-            worker.team.address, *self._planes, self.n_rows, ids.data_ptr(), ids.shape[0],
+            worker.pool.address, *self._planes, self.n_rows, ids.data_ptr(), ids.shape[0],
             rows.data_ptr(), 4 * rows.stride(0),
         )  # fmt: skip
         return rows[:, extent.lead : extent.lead + extent.n_columns]
@@ -192,9 +192,9 @@ class PlaneWeight:
             panels = worker.rows.group_panels(x, extent, groups)
             row_bytes = quantised_bytes(1, extent.n_blocks, worker.x_bytes)
         n_group, (planes, sizes) = groups.table.shape[0], self._group_arguments
-        worker.team.wake()
+        worker.pool.wake()
         self._multiply_groups(
-            worker.team.address, *planes, panels, row_bytes, y.data_ptr(), *sizes,
+            worker.pool.address, *planes, panels, row_bytes, y.data_ptr(), *sizes,
             self._piece(groups.n_row // n_group), self.n_tokens_per_pass,
             groups.table.data_ptr(), n_group,
         )  # fmt: skip
@@ -229,7 +229,7 @@ class PlaneWeight:
         y = torch.empty(x.shape[0], x.shape[1], n_out)
         for head in range(self.planes.shape[0]):
             matrix, one = self._matrix(head).lookup(ids)[None], slice(head, head + 1)
-            float_product(self.worker.team, matrix, x[:, one], y[:, one], transposed=transposed)
+            float_product(self.worker.pool, matrix, x[:, one], y[:, one], transposed=transposed)
         return y
 
 
@@ -301,9 +301,9 @@ class JointProduct:
     def _compute(self, x: Tensor, y: Tensor) -> None:
         """Write the products with x side by side to y."""
         worker, activations = self._worker, self._activations(x)
-        worker.team.wake()
+        worker.pool.wake()
         self._multiply(
-            worker.team.address, *self._jobs, *activations, y.data_ptr(), 4 * self._width
+            worker.pool.address, *self._jobs, *activations, y.data_ptr(), 4 * self._width
         )
 
     def _activations(self, x: Tensor) -> tuple[int, ...]:
@@ -326,9 +326,9 @@ class JointProduct:
         worker, n_tokens = self._worker, x.shape[0]
         y = self._one_token_gated if n_tokens == 1 else torch.empty(n_tokens, self._rows[0])
         activations = self._activations(x)
-        worker.team.wake()
+        worker.pool.wake()
         self._multiply_gated(
-            worker.team.address, activation, limit, y.data_ptr(), *self._jobs, *activations,
+            worker.pool.address, activation, limit, y.data_ptr(), *self._jobs, *activations,
             worker.f32_scratch(n_tokens * self._width), 4 * self._width,
         )  # fmt: skip
         return y
@@ -407,7 +407,7 @@ class Int16Weight(PlaneWeight):
 
     @property
     def _panel_block_bytes(self) -> int:
-        return WORD_PANEL_BYTES
+        return INT16_PANEL_BYTES
 
     def matmul(self, x: Tensor) -> Tensor:
         if x.shape[0] < MIN_TOKENS or self._n_quad == 0:
@@ -421,31 +421,31 @@ class Int16Weight(PlaneWeight):
 
     def _by_strassen(self, x: Tensor) -> Tensor:
         """Multiply quads and pairs by Strassen's algorithm, the rest as usual: the same bits."""
-        n_tokens, team, extent, per_pair = len(x), self.worker.team, self.extent, _pair_tokens()
+        n_tokens, pool, extent, per_pair = len(x), self.worker.pool, self.extent, _pair_tokens()
         n_quad, n_pair = self._n_quad, n_tokens // per_pair
         y, combined = result(n_tokens, self.n_rows), self.worker.pairs.panels(x, extent)
         out, stride = y.data_ptr(), 4 * self.n_rows
         planes, tile_bytes, n_blocks, skip = self._planes
         n_pass = -(-n_pair // MAX_PAIRS)
-        team.wake()
+        pool.wake()
         compiled.multiply_by_strassen()(
-            team.address, planes, tile_bytes, n_blocks, combined, n_pair, out, stride, n_quad,
-            max(1, min(MAX_QUADS, n_quad // (2 * team.n_threads))), -(-n_pair // n_pass),
+            pool.address, planes, tile_bytes, n_blocks, combined, n_pair, out, stride, n_quad,
+            max(1, min(MAX_QUADS, n_quad // (2 * pool.n_threads))), -(-n_pair // n_pass),
         )  # fmt: skip
         n_done, n_row = n_pair * per_pair, n_quad * QUAD * TILE
         if n_row < self.n_rows:
             left, behind = self.n_rows - n_row, planes + n_quad * QUAD * tile_bytes
             panels = self.rows.panels(x, extent)
-            team.wake()
+            pool.wake()
             self._multiply(
-                team.address, behind, tile_bytes, n_blocks, skip, panels, n_done, out + 4 * n_row,
+                pool.address, behind, tile_bytes, n_blocks, skip, panels, n_done, out + 4 * n_row,
                 stride, left, n_tiles(left), 1, self.n_tokens_per_pass,
             )  # fmt: skip
         if n_done < n_tokens:
             panels = self.rows.panels(x[n_done:], extent)
-            team.wake()
+            pool.wake()
             self._multiply(
-                team.address,
+                pool.address,
                 *self.arguments(panels, n_tokens - n_done, out + n_done * stride, stride),
             )
         return y
@@ -471,9 +471,9 @@ class Int16Weight(PlaneWeight):
         pairs = torch.arange(self.extent.n_blocks * BLOCK // 2)
         group = pairs // (SUPER * BLOCK // 2)
         group_bytes = word_tile_bytes(SUPER)
-        inside = pairs % (SUPER * BLOCK // 2) * (WORD_BLOCK_BYTES // (BLOCK // 2))
+        inside = pairs % (SUPER * BLOCK // 2) * (INT16_BLOCK_BYTES // (BLOCK // 2))
         begin = group * group_bytes
-        return begin // 4, (begin + WORD_FACTOR_BYTES + inside) // 4
+        return begin // 4, (begin + INT16_FACTOR_BYTES + inside) // 4
 
 
 def _pair_tokens() -> int:

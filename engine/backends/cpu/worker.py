@@ -18,13 +18,13 @@ from engine.backends.cpu.kernels.products.strassen import PAIR_BLOCK_BYTES
 from engine.backends.cpu.kernels.running import compiled
 from engine.backends.cpu.kernels.running.fastcall import Kernel
 from engine.backends.cpu.kernels.running.result_memory import GrowingMemory, free_results
-from engine.backends.cpu.kernels.running.team import Team
+from engine.backends.cpu.kernels.running.thread_pool import ThreadPool
 from engine.backends.cpu.large_pages import weight_memory
 from engine.formats.quants.layout import (
     BLOCK,
+    INT16_PANEL_BYTES,
     LAYOUTS,
     TILE,
-    WORD_PANEL_BYTES,
     Extent,
     panel_block_bytes,
     word_tile_bytes,
@@ -65,20 +65,20 @@ def _int16_s(n_threads: int) -> float:
     """Return the seconds of a product of int16."""
     n_blocks, y = N_COLUMNS // BLOCK, torch.empty(N_TOKENS, N_TILE * TILE)
     planes = torch.zeros(N_TILE, word_tile_bytes(n_blocks), dtype=torch.uint8)
-    panels = torch.zeros(N_TOKENS * n_blocks * WORD_PANEL_BYTES, dtype=torch.uint8)
-    team, multiply = Team(n_threads), compiled.multiply_int16()
+    panels = torch.zeros(N_TOKENS * n_blocks * INT16_PANEL_BYTES, dtype=torch.uint8)
+    pool, multiply = ThreadPool(n_threads), compiled.multiply_int16()
 
     def run() -> None:
-        team.wake()
+        pool.wake()
         multiply(
-            team.address, planes.data_ptr(), planes.stride(0), n_blocks, 0, panels.data_ptr(),
+            pool.address, planes.data_ptr(), planes.stride(0), n_blocks, 0, panels.data_ptr(),
             N_TOKENS, y.data_ptr(), 4 * y.shape[1], y.shape[1], N_TILE, 2, N_TOKENS,
         )  # fmt: skip
 
     try:
         return _best(run)
     finally:
-        team.close()
+        pool.close()
 
 
 def _times(n_threads: int) -> tuple[float, float, float]:
@@ -90,28 +90,28 @@ def _times(n_threads: int) -> tuple[float, float, float]:
     y = torch.empty(N_TOKENS, N_TILE * TILE)
     x, w = (torch.zeros(n, N_COLUMNS, dtype=torch.bfloat16) for n in (N_TOKENS, N_TILE * TILE))
     multiply, convert = compiled.multiply(number, 1), compiled.bf16_rows(number)
-    team = Team(n_threads)
+    pool = ThreadPool(n_threads)
     weights = planes.data_ptr(), tile_bytes, N_COLUMNS // BLOCK, 0
 
     def bf16() -> None:
-        team.rest()
+        pool.rest()
         linear(x, w)
 
     def int8() -> None:
-        team.wake()
+        pool.wake()
         multiply(
-            team.address, *weights, panels.data_ptr(), N_TOKENS, y.data_ptr(), 4 * y.shape[1],
+            pool.address, *weights, panels.data_ptr(), N_TOKENS, y.data_ptr(), 4 * y.shape[1],
             y.shape[1], N_TILE, 2, N_TOKENS,
         )  # fmt: skip
 
     def to_bf16() -> None:
-        team.wake()
-        convert(team.address, *weights, 0, N_TILE, w.data_ptr())
+        pool.wake()
+        convert(pool.address, *weights, 0, N_TILE, w.data_ptr())
 
     try:
         return _best(int8), _best(bf16), _best(to_bf16)
     finally:
-        team.close()
+        pool.close()
 
 
 def _best(run: Callable[[], object]) -> float:
@@ -135,7 +135,7 @@ class Worker:
             then depend on how many there are.
 
     Attributes:
-        team: the rank's threads.
+        pool: the rank's threads.
         rows: activations for products with most quantised matrices.
         fine: those of two bytes, for matrices that need them where `x_bytes` is 1.
         int16: those for products with F16 and BF16 matrices as int16.
@@ -144,14 +144,14 @@ class Worker:
     """
 
     def __init__(self, n_threads: int, x_bytes: int = 1, *, fast_prompts: bool = False) -> None:
-        self.team = Team(n_threads)
+        self.pool = ThreadPool(n_threads)
         self.x_bytes = x_bytes
-        self.rows = PanelRows(self.team, x_bytes)
-        self.fine = PanelRows(self.team, 2)
-        self.int16 = PackedRows(self.team, compiled.quantise_int16_address, WORD_PANEL_BYTES)
-        self.pairs = PackedRows(self.team, compiled.combine_address, PAIR_BLOCK_BYTES)
+        self.rows = PanelRows(self.pool, x_bytes)
+        self.fine = PanelRows(self.pool, 2)
+        self.int16 = PackedRows(self.pool, compiled.quantise_int16_address, INT16_PANEL_BYTES)
+        self.pairs = PackedRows(self.pool, compiled.combine_address, PAIR_BLOCK_BYTES)
         self.tokens = PackedRows(
-            self.team, partial(compiled.pack_each_address, x_bytes), panel_block_bytes(x_bytes)
+            self.pool, partial(compiled.pack_each_address, x_bytes), panel_block_bytes(x_bytes)
         )
         self._all_rows = self.rows, self.fine, self.int16, self.pairs, self.tokens
         self._may_use_bf16 = fast_prompts and x_bytes == 1
@@ -204,7 +204,7 @@ class Worker:
     @property
     def n_threads(self) -> int:
         """Number of threads of the rank."""
-        return self.team.n_threads
+        return self.pool.n_threads
 
     def bf16(self, x: Tensor, extent: Extent) -> Tensor:
         """Return activations x (T, columns of the extent) in BF16, padded to whole blocks."""
@@ -232,7 +232,7 @@ class Worker:
     def close(self) -> None:
         """End the threads; safe to call twice."""
         self.release()
-        self.team.close()
+        self.pool.close()
 
 
 class PackedRows:
@@ -250,8 +250,8 @@ class PackedRows:
         memory: what kernels read.
     """
 
-    def __init__(self, team: Team, find_address: Callable[[], int], block_bytes: int) -> None:
-        self._team = team
+    def __init__(self, pool: ThreadPool, find_address: Callable[[], int], block_bytes: int) -> None:
+        self._pool = pool
         self._find_address = find_address
         self._block_bytes = block_bytes
         self.memory = torch.empty(0, dtype=torch.uint8)
@@ -304,9 +304,9 @@ class PackedRows:
             return self._panels
         rows, n_tokens = whole_blocks(x, extent), x.shape[0]
         address = self._reserve(n_tokens, extent)
-        self._team.wake()
+        self._pool.wake()
         self._pack(
-            self._team.address, rows.data_ptr(), 4 * rows.stride(0), n_tokens, extent.n_blocks,
+            self._pool.address, rows.data_ptr(), 4 * rows.stride(0), n_tokens, extent.n_blocks,
             extent.skip, address,
         )  # fmt: skip
         self._remember(x, extent)
@@ -338,9 +338,9 @@ class PanelRows(PackedRows):
         x_bytes: bytes of an activation.
     """
 
-    def __init__(self, team: Team, x_bytes: int) -> None:
+    def __init__(self, pool: ThreadPool, x_bytes: int) -> None:
         find_address = partial(compiled.quantise_address, x_bytes)
-        super().__init__(team, find_address, panel_block_bytes(x_bytes))
+        super().__init__(pool, find_address, panel_block_bytes(x_bytes))
         self._x_bytes = x_bytes
 
     def shared_panels(self, x: Tensor, extent: Extent) -> int:
@@ -369,9 +369,9 @@ class PanelRows(PackedRows):
         n_used = groups.row_of.shape[1]
         pairs = 0 if x.shape[0] == groups.n_row else groups.pair_of.data_ptr()
         rows, address = whole_blocks(x, extent), self._reserve(groups.n_row, extent)
-        self._team.wake()
+        self._pool.wake()
         self._quantise_groups(
-            self._team.address, rows.data_ptr(), 4 * rows.stride(0), extent.n_blocks, extent.skip,
+            self._pool.address, rows.data_ptr(), 4 * rows.stride(0), extent.n_blocks, extent.skip,
             address, pairs, n_used, groups.table.data_ptr(), len(groups.table),
         )  # fmt: skip
         self._remember(x, extent, groups)

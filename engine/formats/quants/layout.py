@@ -225,19 +225,19 @@ DEVICE_CHUNK = 1 << 24
 """Number of weights of per-head matrices that a GPU dequantises to BF16 at a time, for prompts."""
 
 
-WORD_BLOCK_BYTES = 2 * TILE * BLOCK
+INT16_BLOCK_BYTES = 2 * TILE * BLOCK
 """Bytes of 32 columns of a tile of int16, see `cpu.kernels.products.int16_panels`."""
 
-WORD_FACTOR_BYTES = 4 * TILE
+INT16_FACTOR_BYTES = 4 * TILE
 """Bytes of a tile's factors of a group of columns."""
 
-WORD_PANEL_BYTES = 2 * BLOCK + 4
+INT16_PANEL_BYTES = 2 * BLOCK + 4
 """Bytes of 32 activations in a panel of words, with what belongs to them."""
 
 
 def word_tile_bytes(n_blocks: int) -> int:
     """Return the bytes of a tile of words with so many blocks of 32 columns."""
-    return -(-n_blocks // SUPER) * WORD_FACTOR_BYTES + n_blocks * WORD_BLOCK_BYTES
+    return -(-n_blocks // SUPER) * INT16_FACTOR_BYTES + n_blocks * INT16_BLOCK_BYTES
 
 
 def panel_block_bytes(x_bytes: int = 1) -> int:

@@ -37,10 +37,10 @@ PLACE_VARIABLE, KEY_VARIABLE = "TANDEM_AGENT", "TANDEM_AGENT_KEY"
 LOOK_S = 0.25
 """Seconds between two looks at the worker."""
 
-MOST_STOPPED = 6
+MAX_STOPPED = 6
 """Number of looks in a row that find the worker stopped before it counts as lost."""
 
-MOST_SILENT = 120
+MAX_SILENT = 120
 """Number of looks without a sign of life before it does: some libraries hold Python's lock."""
 
 CONNECT_S = 60
@@ -226,10 +226,10 @@ def _fault(connection: Connection, pid: int) -> str:
         except (OSError, EOFError, psutil.Error):
             return ""
         n_stopped = n_stopped + 1 if is_stopped else 0
-        if n_stopped >= MOST_STOPPED:
+        if n_stopped >= MAX_STOPPED:
             return "its process was stopped"
-        if n_silent >= MOST_SILENT:
-            return f"its process has shown no sign of life for {MOST_SILENT * LOOK_S:.0f} s"
+        if n_silent >= MAX_SILENT:
+            return f"its process has shown no sign of life for {MAX_SILENT * LOOK_S:.0f} s"
 
 
 if __name__ == "__main__":

@@ -22,12 +22,12 @@ from engine.hosts.machines.joining import (
     machine_facts,
     states_from,
 )
-from engine.hosts.machines.lines import BEAT_S, HANDSHAKE_S, MOST_SILENT, LineError, Lines, lead
+from engine.hosts.machines.lines import BEAT_S, HANDSHAKE_S, MAX_SILENT, LineError, Lines, lead
 from engine.util.sanitize import one_line
 
 log = logging.getLogger(__name__)
 
-MOST_STRANGERS = 64
+MAX_STRANGERS = 64
 """Most connections at a time that have not proven yet to know the token; beyond it the oldest is
 closed."""
 
@@ -179,7 +179,7 @@ class Gathering:
                 continue
             with self._changed:
                 self._strangers[sock] = None
-                if len(self._strangers) > MOST_STRANGERS:  # a machine proves itself at once
+                if len(self._strangers) > MAX_STRANGERS:  # a machine proves itself at once
                     oldest = next(iter(self._strangers))
                     del self._strangers[oldest]
                     with suppress(OSError):
@@ -276,7 +276,7 @@ class Gathering:
                 self._note_states(machine.number, lines, states_from(found.get("states")))
             elif found["kind"] == "leave":
                 return "was told to leave"
-        return f"has not answered for {MOST_SILENT * BEAT_S:g} s"
+        return f"has not answered for {MAX_SILENT * BEAT_S:g} s"
 
     def _note_states(self, number: int, lines: Lines, states: tuple[DeviceSnapshot, ...]) -> None:
         """Note what a machine tells of its devices."""

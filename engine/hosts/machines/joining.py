@@ -24,14 +24,14 @@ from engine.hardware.devices.monitor import DeviceMonitor
 from engine.hardware.devices.types import DeviceInfo, DeviceSnapshot
 from engine.hosts.machines.agent import AgentTask
 from engine.hosts.machines.interfaces import connect, interface_of
-from engine.hosts.machines.lines import BEAT_S, MOST_SILENT, LineError, Lines, SilentError, join
+from engine.hosts.machines.lines import BEAT_S, MAX_SILENT, LineError, Lines, SilentError, join
 from engine.util.programs import NO_WINDOW, child_environment, tie_child
 from engine.util.sanitize import one_line, package_version
 
 REPORT_S = 2.0
 """Seconds between two reports."""
 
-MOST_DEVICES, MOST_LETTERS, MOST_NUMBER, MOST_BYTES = 64, 200, 1e6, 1 << 60
+MAX_DEVICES, MAX_LETTERS, MAX_NUMBER, MAX_BYTES = 64, 200, 1e6, 1 << 60
 """Most devices of a machine, letters of a text about one, and what a load, a temperature and a
 memory are below."""
 
@@ -55,7 +55,7 @@ def devices_from(document: object) -> tuple[DeviceInfo, ...]:
         is_whole = all(type(value) is wanted[name] for name, value in given.items())
         if is_whole and given["kind"] in ("cpu", "cuda"):
             cut: dict[str, Any] = {
-                k: v[:MOST_LETTERS] if isinstance(v, str) else v for k, v in given.items()
+                k: v[:MAX_LETTERS] if isinstance(v, str) else v for k, v in given.items()
             }
             found.append(DeviceInfo(**cut))
     return tuple(found)
@@ -84,7 +84,7 @@ def states_from(document: object) -> tuple[DeviceSnapshot, ...]:
             used, total, free = (size or 0 for size in sizes)
             found.append(
                 DeviceSnapshot(
-                    device[:MOST_LETTERS], time.monotonic(), used, total, free,
+                    device[:MAX_LETTERS], time.monotonic(), used, total, free,
                     load_percent=_number(entry.get("load_percent")),
                     temperature_c=_number(entry.get("temperature_c")),
                 )
@@ -94,17 +94,17 @@ def states_from(document: object) -> tuple[DeviceSnapshot, ...]:
 
 def _dicts(document: object) -> list[dict[str, Any]]:
     entries = document if isinstance(document, list) else []
-    return [entry for entry in entries[:MOST_DEVICES] if isinstance(entry, dict)]
+    return [entry for entry in entries[:MAX_DEVICES] if isinstance(entry, dict)]
 
 
 def _size(value: object) -> int | None:
-    return value if type(value) is int and 0 <= value < MOST_BYTES else None
+    return value if type(value) is int and 0 <= value < MAX_BYTES else None
 
 
 def _number(value: object) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return float(value) if -MOST_NUMBER < value < MOST_NUMBER else None
+    return float(value) if -MAX_NUMBER < value < MAX_NUMBER else None
 
 
 def machine_facts() -> dict[str, str]:
@@ -231,7 +231,7 @@ def join_machines(request: JoinRequest, note: Callable[[str], None]) -> None:
                     stay.end()
                     lines.close()
                     server = stay.server
-                why = f"{server} has not answered for {MOST_SILENT * BEAT_S:g} s."
+                why = f"{server} has not answered for {MAX_SILENT * BEAT_S:g} s."
             except LineError as error:
                 is_busy = isinstance(error, SilentError) and time.monotonic() < busy_until
                 if not is_busy and (lost_at is None or time.monotonic() > lost_at + FREED_S):

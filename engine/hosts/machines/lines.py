@@ -24,7 +24,7 @@ from engine.util.sanitize import one_line
 PROTOCOL = 1
 """Version of what machines say to each other."""
 
-LONGEST_LINE = 1 << 16
+MAX_LINE = 1 << 16
 """Largest number of bytes of a line."""
 
 HANDSHAKE_S = 5.0
@@ -33,14 +33,14 @@ HANDSHAKE_S = 5.0
 BEAT_S = 0.5
 """Seconds between two signs of life."""
 
-MOST_SILENT = 6
+MAX_SILENT = 6
 """Number of turns of `BEAT_S` without a line after which the other machine counts as lost. They
 are counted, not timed: this process may have stood still itself."""
 
 SILENT = "What answers there says nothing: it is busy with other connections, or not Tandem."
 SILENT_HINT = "Try again, and look at what else connects to that port."
 
-LEAST_TOKEN = 8
+MIN_TOKEN = 8
 """Least number of characters of a token."""
 
 
@@ -108,7 +108,7 @@ class Lines:
             LineError, OSError: see `receive`.
         """
         n_silent, due = 0, 0.0
-        while n_silent < MOST_SILENT:
+        while n_silent < MAX_SILENT:
             if time.monotonic() >= due:
                 self.send("beat")
                 due = time.monotonic() + BEAT_S
@@ -131,7 +131,7 @@ class Lines:
             if not found:
                 raise ConnectionResetError("it has closed the connection")
             self._unread += found
-            if len(self._unread) > LONGEST_LINE:
+            if len(self._unread) > MAX_LINE:
                 raise LineError("A line is too long.")
         line, _, self._unread = self._unread.partition(b"\n")
         return line
@@ -200,8 +200,8 @@ def check_token(token: str) -> str:
     Raises:
         EngineError: it is too short.
     """
-    if len(token) < LEAST_TOKEN:
-        raise EngineError(f"A token needs {LEAST_TOKEN} characters or more.")
+    if len(token) < MIN_TOKEN:
+        raise EngineError(f"A token needs {MIN_TOKEN} characters or more.")
     return token
 
 

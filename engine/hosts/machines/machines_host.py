@@ -71,9 +71,9 @@ class MachinesHost:
             if self._session is None:
                 self._start()
 
-    def submit(self, command: Command, generation: int | None = None) -> int:
+    def submit(self, command: Command, command_id: int | None = None) -> int:
         """Queue a command and return the id that its events will carry; see `EngineHost`."""
-        number = new_command_id() if generation is None else generation
+        number = new_command_id() if command_id is None else command_id
         with self._lock:
             self._unanswered.add(number)
             try:
@@ -86,11 +86,11 @@ class MachinesHost:
                 self._session.submit(command, number)
         return number
 
-    def cancel(self, generation: int | None = None) -> None:
+    def cancel(self, command_id: int | None = None) -> None:
         """Ask a command to end, or all that run and wait; return at once."""
         with self._lock:
             if self._session is not None:
-                self._session.cancel(generation)
+                self._session.cancel(command_id)
 
     def close(self, timeout_s: float = 5.0) -> bool:
         """Cancel, free the model and end all processes; return whether they ended in time."""
@@ -133,7 +133,7 @@ class MachinesHost:
     def _tell(self, event: HostEvent) -> None:
         """Send an event, and note what it says."""
         if isinstance(event.event, CLOSING_EVENTS):
-            self._unanswered.discard(event.generation)
+            self._unanswered.discard(event.command_id)
         if isinstance(event.event, Failed) and event.event.is_model_lost:
             self._has_model = False
         elif isinstance(event.event, ModelLoaded):

@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 from engine.errors import EngineCrashed
 from engine.events import Command, Failed, HostEvent
 from engine.generation.results import PrefillProgress, TokenText, join_texts
-from engine.hosts.process.codec import LARGEST_BYTES, Codec, MessageError
+from engine.hosts.process.codec import MAX_BYTES, Codec, MessageError
 from engine.runtime.timeline import TokenTimes
 from engine.util.progress import LoadProgress, StateProgress
 
@@ -54,7 +54,7 @@ class Channel(Generic[Out, In]):
         """
         if not self._connection.poll(timeout_s):
             return None
-        return self._incoming.unpack(self._connection.recv_bytes(LARGEST_BYTES))
+        return self._incoming.unpack(self._connection.recv_bytes(MAX_BYTES))
 
     def close(self) -> None:
         """Close this end."""
@@ -79,7 +79,7 @@ def inherited_connection(handle: int) -> Connection:
 class SubmitMessage:
     """A command for the engine, and its id."""
 
-    generation: int
+    command_id: int
     command: Command
 
 
@@ -88,10 +88,10 @@ class CancelMessage:
     """The wish that a command ends, or all that were sent before.
 
     Attributes:
-        generation: id of the command; None for all.
+        command_id: id of the command; None for all.
     """
 
-    generation: int | None = None
+    command_id: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +196,7 @@ class EventSender:
             else:
                 log.exception("%s cannot be sent", type(events[0].event).__name__)
                 failed = Failed(EngineCrashed(error.message, error.hint))
-                self._channel.send(EventsMessage((HostEvent(events[0].generation, failed),)))
+                self._channel.send(EventsMessage((HostEvent(events[0].command_id, failed),)))
 
     def _beat(self) -> None:
         while not self._is_closed:
@@ -216,20 +216,20 @@ def merged(events: Iterable[HostEvent]) -> tuple[HostEvent, ...]:
     """
     found: list[HostEvent] = []
     tokens: dict[int, list[TokenText]] = {}  # by the place of the first one in `found`
-    growing: dict[int, int] = {}  # that place, by generation, where more may follow
+    growing: dict[int, int] = {}  # that place, by command id, where more may follow
     for event in events:
         if isinstance(event.event, TokenText):
-            place = growing.get(event.generation)
+            place = growing.get(event.command_id)
             if place is not None and tokens[place][0].part == event.event.part:
                 tokens[place].append(event.event)
                 continue
-            growing[event.generation] = len(found)
+            growing[event.command_id] = len(found)
             tokens[len(found)] = [event.event]
         elif isinstance(event.event, PATIENT):
-            growing.pop(event.generation, None)
+            growing.pop(event.command_id, None)
         else:
             growing.clear()
         found.append(event)
     for place, texts in tokens.items():
-        found[place] = HostEvent(found[place].generation, join_texts(texts))
+        found[place] = HostEvent(found[place].command_id, join_texts(texts))
     return tuple(found)

@@ -23,10 +23,10 @@ import psutil
 from engine.errors import EngineCrashed
 from engine.events import Command, Load, LoadState, ModelLoaded, Resplit, SaveState, Tune
 from engine.generation.requests import (
+    AnswerRequest,
     ApplyTemplate,
     Detokenize,
     Embed,
-    Generate,
     ScoreTokens,
     Tokenize,
 )
@@ -44,7 +44,7 @@ from engine.util.programs import NO_WINDOW, child_environment, tie_child
 LOG_LINES = 3
 """Number of lines from the end of the process's log that are shown to a person."""
 
-LONGEST_LINE = 120
+MAX_LINE = 120
 """Largest number of characters of such a line."""
 
 FATAL = "Fatal Python error"
@@ -177,7 +177,7 @@ def _activity(command: Command | None) -> str:
     if isinstance(command, Load):
         return f"loading {Path(command.params.path).name}"
     names: dict[type, str] = {
-        Generate: "answering",
+        AnswerRequest: "answering",
         Resplit: "changing the split",
         Tune: "searching for the best split",
         SaveState: "saving the chat's cache",
@@ -198,7 +198,7 @@ def _telling(lines: Sequence[str]) -> list[str]:
     if starts:
         trace = found[starts[-1] :]
         found = trace[:1] + [line for line in trace if line.startswith("File ")][: LOG_LINES - 1]
-    return [line[:LONGEST_LINE] for line in found[-LOG_LINES:]]
+    return [line[:MAX_LINE] for line in found[-LOG_LINES:]]
 
 
 log = logging.getLogger(__name__)
@@ -206,7 +206,7 @@ log = logging.getLogger(__name__)
 LOG_KEPT = 200
 """Number of the last lines of a process's log that are kept."""
 
-LONGEST_KEPT = 1000
+MAX_KEPT = 1000
 """Largest number of bytes that are kept of one line."""
 
 STOPPED_S = 2.0
@@ -364,7 +364,7 @@ class EngineProcess:
         assert self._process.stderr is not None
         level = 0
         with self._process.stderr as stream, suppress(OSError, ValueError):
-            while line := stream.readline(LONGEST_KEPT):
+            while line := stream.readline(MAX_KEPT):
                 self._log.append(line)
                 text = line.decode(errors="replace").rstrip()
                 level = level_of(text, level)

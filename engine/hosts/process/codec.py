@@ -11,11 +11,12 @@ import json
 from dataclasses import fields, is_dataclass
 from functools import cache
 from inspect import isclass
+from string import Formatter
 from types import NoneType, UnionType
 from typing import Any, Generic, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from engine import errors
-from engine.errors import EngineError
+from engine.errors import EngineError, Sentence
 from engine.planning.search.estimate import TuneEstimate
 from engine.planning.search.results import Trial, TuneResult
 from engine.vision.images.placed import VisionInfo
@@ -23,7 +24,7 @@ from engine.vision.images.placed import VisionInfo
 PROTOCOL = 1
 """Version of the format; a message of another version is refused."""
 
-LARGEST_BYTES = 64 << 20
+MAX_BYTES = 64 << 20
 """Largest size of a message: a million tokens take an eighth of it."""
 
 _LATE_NAMES = {
@@ -77,7 +78,7 @@ class Codec(Generic[M]):
             text = json.dumps([PROTOCOL, self._plain(message)], separators=(",", ":"))
         except (TypeError, ValueError, RecursionError) as error:
             raise MessageError(f"a message cannot be written ({error})") from error
-        if len(text) > LARGEST_BYTES:
+        if len(text) > MAX_BYTES:
             raise MessageError(f"a message of {len(text) >> 20} MiB is too large")
         return text.encode("ascii")
 
@@ -112,6 +113,9 @@ class Codec(Generic[M]):
 
     def _plain(self, value: object) -> object:
         """Return a value in terms of JSON."""
+        if isinstance(value, Sentence) and value:
+            values = {name: self._plain(each) for name, each in value.values.items()}
+            return {"type": "Sentence", "template": value.template, "values": values}
         if value is None or isinstance(value, str | bool | int | float):
             return value
         if isinstance(value, tuple | list):
@@ -141,6 +145,8 @@ class Codec(Generic[M]):
     def _value(self, hint: Any, plain: object) -> object:
         """Return the value of type `hint` that stands for JSON."""
         if isinstance(plain, dict):
+            if plain.get("type") == "Sentence" and (hint is str or str in get_args(hint)):
+                return self._sentence(plain)
             return self._instance(hint, plain)
         origin, inner = get_origin(hint), get_args(hint)
         if origin in (Union, UnionType):
@@ -171,6 +177,21 @@ class Codec(Generic[M]):
         if len(hints) != len(plain):
             raise _unexpected(plain)
         return [self._value(hint, item) for hint, item in zip(hints, plain, strict=True)]
+
+    def _sentence(self, plain: dict[str, Any]) -> Sentence:
+        template, values = plain.get("template"), plain.get("values")
+        if not isinstance(template, str) or not isinstance(values, dict):
+            raise _unexpected(plain)
+        if not values:
+            return Sentence(template)
+        try:
+            names = [field for field in Formatter().parse(template) if field[1] is not None]
+            if any(name not in values or len(spec or "") > 4 for _, name, spec, _ in names):
+                raise MessageError("a sentence was sent without its values")
+            filled = {name: self._value(str | int | float, each) for name, each in values.items()}
+            return Sentence(template, **cast(dict[str, str | int | float], filled))
+        except (ValueError, TypeError) as error:
+            raise MessageError("a sentence was sent whose values do not fit it") from error
 
     def _instance(self, hint: object, plain: dict[str, object]) -> object:
         """Return the dataclass or error that an object stands for, if `hint` allows its class."""
@@ -204,7 +225,7 @@ def error_hints(cls: type) -> dict[str, Any]:
     for base in reversed(cls.__mro__):
         if issubclass(base, EngineError) and "__init__" in vars(base):
             hints.update(get_type_hints(vars(base)["__init__"]))
-    return {name: hint for name, hint in hints.items() if name != "return"}
+    return {name: hint for name, hint in hints.items() if name not in ("return", "values")}
 
 
 def _error_classes() -> list[type[EngineError]]:

@@ -72,7 +72,7 @@ class ProcessHost:
     """Engine in a process of its own; the next command after its end starts another one.
 
     Commands that it had not answered when it ended fail with `EngineCrashed`, which says how it
-    ended and what it was doing; if there were none, generation 0 does.
+    ended and what it was doing; if there were none, command id 0 does.
 
     A device that has stopped working, or hangs, spoils the process rather than the machine. So the
     process is ended as soon as no model is left in it that still answers.
@@ -102,20 +102,20 @@ class ProcessHost:
         process = self._process
         return None if process is None else process.pid
 
-    def submit(self, command: Command, generation: int | None = None) -> int:
+    def submit(self, command: Command, command_id: int | None = None) -> int:
         """Queue a command and return the id that its events will carry; see `EngineHost`."""
-        generation = new_command_id() if generation is None else generation
+        command_id = new_command_id() if command_id is None else command_id
         with self._changed:
-            self._unanswered[generation] = command
-            self._send(SubmitMessage(generation, command))
+            self._unanswered[command_id] = command
+            self._send(SubmitMessage(command_id, command))
             self._changed.notify_all()
-        return generation
+        return command_id
 
-    def cancel(self, generation: int | None = None) -> None:
+    def cancel(self, command_id: int | None = None) -> None:
         """Ask a command to end, or all that run and wait; return at once."""
         with self._changed:
-            if generation in self._unanswered or (generation is None and self._unanswered):
-                self._send(CancelMessage(generation))
+            if command_id in self._unanswered or (command_id is None and self._unanswered):
+                self._send(CancelMessage(command_id))
 
     def close(self, timeout_s: float = 5.0) -> bool:
         """Cancel, free the model and end the process; return whether it ended in time."""
@@ -220,7 +220,7 @@ class ProcessHost:
         """Remember what an event says about the commands, the process and the model."""
         found: Event = event.event
         if isinstance(found, CLOSING_EVENTS):
-            self._unanswered.pop(event.generation, None)
+            self._unanswered.pop(event.command_id, None)
         if isinstance(found, Failed) and isinstance(found.error, DeviceStopped | CommError):
             self._is_spoilt = True
         if isinstance(found, EngineReady):
@@ -266,4 +266,4 @@ class ProcessHost:
     def _refuse(self, message: ToEngine, error: MessageError) -> None:
         """Fail a command that cannot be sent."""
         if isinstance(message, SubmitMessage):
-            self._pass_on(HostEvent(message.generation, Failed(error)))
+            self._pass_on(HostEvent(message.command_id, Failed(error)))

@@ -75,9 +75,9 @@ def serve(channel: Channel[FromEngine, ToEngine], *first: Event) -> bool:
     try:
         while not isinstance(message := channel.receive(), CloseMessage):
             if isinstance(message, SubmitMessage):
-                host.submit(message.command, message.generation)
+                host.submit(message.command, message.command_id)
             elif message is not None:
-                host.cancel(message.generation)
+                host.cancel(message.command_id)
     except (EOFError, OSError):  # the window's process is gone
         pass
     finally:

@@ -238,7 +238,7 @@ GEMM_WAVES = 2
 """Least number of tiles that each multiprocessor computes in the GEMM of a chunk: with one, those
 that end first, or get none, idle."""
 
-LEAST_CHUNK, MOST_CHUNK = 1 << 24, 1 << 26
+MIN_CHUNK, MAX_CHUNK = 1 << 24, 1 << 26
 """Numbers of weights between which a GPU dequantises at a time for a GEMM: fewer would not be worth
 a launch, more need not fit into memory beside a model."""
 
@@ -252,7 +252,7 @@ def chunk_rows(n_tokens: int, n_rows: int, n_columns: int, n_sm: int = MAX_SM) -
     """Return the number of rows of a matrix that a GPU dequantises at a time for a GEMM.
 
     The product of a chunk has `GEMM_WAVES` tiles for each multiprocessor if the matrix has as many
-    and `MOST_CHUNK` allows it. All chunks of a matrix have the same size but for `GEMM_TILE` rows
+    and `MAX_CHUNK` allows it. All chunks of a matrix have the same size but for `GEMM_TILE` rows
     each.
 
     Args:
@@ -260,7 +260,7 @@ def chunk_rows(n_tokens: int, n_rows: int, n_columns: int, n_sm: int = MAX_SM) -
         n_sm: number of the GPU's multiprocessors.
     """
     wanted = _wanted_rows(n_tokens, n_columns, n_sm)
-    n_chunk = max(1, n_rows // wanted, -(-n_rows * n_columns // MOST_CHUNK))
+    n_chunk = max(1, n_rows // wanted, -(-n_rows * n_columns // MAX_CHUNK))
     even = -(-n_rows // n_chunk)
     unit = GEMM_TILE if even > GEMM_TILE else TILE
     return max(TILE, -(-even // unit) * unit)
@@ -269,13 +269,13 @@ def chunk_rows(n_tokens: int, n_rows: int, n_columns: int, n_sm: int = MAX_SM) -
 def largest_chunk(n_tokens: int, n_rows: int, n_columns: int) -> int:
     """Return the most weights dequantised at a time of any matrix of up to `n_rows` rows."""
     most = min(n_rows, 2 * _wanted_rows(n_tokens, n_columns, MAX_SM) + GEMM_TILE)
-    return min(most * n_columns, MOST_CHUNK + GEMM_TILE * n_columns)
+    return min(most * n_columns, MAX_CHUNK + GEMM_TILE * n_columns)
 
 
 def _wanted_rows(n_tokens: int, n_columns: int, n_sm: int) -> int:
     """Return the number of rows whose product has enough tiles."""
     n_tile = -(-GEMM_WAVES * min(n_sm, MAX_SM) // max(1, -(-n_tokens // GEMM_TILE)))
-    return max(TILE, GEMM_TILE * n_tile, LEAST_CHUNK // max(1, n_columns))
+    return max(TILE, GEMM_TILE * n_tile, MIN_CHUNK // max(1, n_columns))
 
 
 MAX_IN_F32 = 8 << 10

@@ -142,7 +142,7 @@ MAX_AT_ONCE_BYTES = 4 << 14
 `engine.distributed.process_comm.MAX_AT_ONCE`)."""
 
 MIN_SLICED_BYTES = 4 << 16
-"""Smallest value of which three or more machines sum a slice each (`LEAST_SLICED` there)."""
+"""Smallest value of which three or more machines sum a slice each (`MIN_SLICED` there)."""
 
 EXCHANGE = 2
 """Latencies of an exchange that both sides begin at once."""

@@ -227,7 +227,7 @@ class VisionInfo:
 
     @classmethod
     def of_sizes(cls, sizes: object) -> Self | None:
-        """Return a sight that counts tokens by the `sizes` of another program's; None if bad.
+        """Return a `VisionInfo` that counts tokens by another program's `sizes`; None if bad.
 
         Nothing else can be done with it.
         """

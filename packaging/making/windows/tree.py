@@ -49,7 +49,7 @@ RUNTIME = (
 )  # fmt: skip
 """The runtime of Visual C++, which Python, Qt and torch load; the newest that a wheel brings."""
 
-LONGEST_PATH = 180
+MAX_PATH = 180
 """Most characters of a path below the program's folder: with a usual folder of a person, Windows'
 limit of 260 is kept, which only an administrator can lift."""
 
@@ -146,7 +146,7 @@ def check_tree(folder: Path) -> None:
     problems += missing_libraries(folder)
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
-        if len(name) > LONGEST_PATH:
+        if len(name) > MAX_PATH:
             problems.append(f"{name} has a path of {len(name)} characters")
     if problems:
         raise SystemExit("The folder for Windows is not complete:\n" + "\n".join(problems))

@@ -8,7 +8,7 @@ from pytestqt.qtbot import QtBot
 from app.chat import cache
 from app.core.paths import chat_caches_dir
 from app.main import Shell
-from engine import EngineError, Generate, LoadState, SaveState, StateFileError, Unload
+from engine import AnswerRequest, EngineError, LoadState, SaveState, StateFileError, Unload
 from tests.helpers.fake_host import Script
 from tests.helpers.shell_driver import MODEL, MakeShell, ask, host_of, running
 
@@ -93,7 +93,7 @@ def test_the_first_answer_reads_the_file_and_no_other(qtbot: QtBot, make_shell: 
     for _ in range(2):
         ask(qtbot, shell, "And?")
     after = [type(command) for command in host_of(shell).commands]
-    assert after[-3:] == [LoadState, Generate, Generate]
+    assert after[-3:] == [LoadState, AnswerRequest, AnswerRequest]
     assert host_of(shell).commands[-3] == LoadState(str(path))
 
 

@@ -9,7 +9,7 @@ from app.chat.store import ChatStore
 from app.chat.views.message_view import UserView
 from app.core.notice import Notice
 from app.core.paths import chats_dir
-from engine import ContextOverflow, EngineError, Generate, OutOfDeviceMemory, TokenText
+from engine import AnswerRequest, ContextOverflow, EngineError, OutOfDeviceMemory, TokenText
 from tests.helpers.fake_host import Script, model_info
 from tests.helpers.shell_driver import MODEL, MakeShell, ask, banner, host_of, prompts, shown
 
@@ -177,14 +177,14 @@ def test_a_full_context_offers_to_drop_the_oldest_and_goes_on_where_it_ended(
     qtbot.waitUntil(lambda: not shell.session.is_busy)
     assert shown(shell) == ["Hi", "Hello from the fake model. More."]
     last = host_of(shell).commands[-1]
-    assert isinstance(last, Generate)
+    assert isinstance(last, AnswerRequest)
     assert last.continue_last
     assert last.sampling.on_overflow == "shift"
     assert shell.window.sampling.params.on_overflow == "stop", "other chats stay as they are"
     shell.chat_presenter.new_chat()
     ask(qtbot, shell, "Hi again")
     last = host_of(shell).commands[-1]
-    assert isinstance(last, Generate)
+    assert isinstance(last, AnswerRequest)
     assert last.sampling.on_overflow == "stop"
 
 
@@ -348,7 +348,7 @@ def test_sampling_and_system_prompt_reach_the_engine_and_survive_a_restart(
     panel.prompt.edit.setPlainText("Be brief.")
     ask(qtbot, shell, "Hi")
     command = host_of(shell).commands[-1]
-    assert isinstance(command, Generate)
+    assert isinstance(command, AnswerRequest)
     assert command.sampling.temperature == 0.2
     assert command.messages[0].content == "Be brief."
     assert panel.rows["temperature"].label.text() == "● Temperature"
@@ -411,6 +411,6 @@ def test_a_model_s_file_recommends_how_to_sample(
     assert shell.window.composer._sampling.accessibleName() == "Sampling: Sampling · From the model"
     ask(qtbot, shell, "Hi")
     command = host_of(shell).commands[-1]
-    assert isinstance(command, Generate)
+    assert isinstance(command, AnswerRequest)
     assert (command.sampling.temperature, command.sampling.top_k) == (0.6, 20)
     assert shell.settings.current.sampling == {}

@@ -7,13 +7,15 @@ from app.chat.conversation import Conversation
 from app.chat.message import Message
 from app.chat.views.answer_view import AnswerView
 from app.main import Shell
-from engine import Generate
+from engine import AnswerRequest
 from tests.helpers.fake_host import Script, model_info
 from tests.helpers.shell_driver import MODEL, MakeShell, ask, host_of
 
 
 def wishes(shell: Shell) -> list[bool | None]:
-    return [command.thinks for command in host_of(shell).commands if isinstance(command, Generate)]
+    return [
+        command.thinks for command in host_of(shell).commands if isinstance(command, AnswerRequest)
+    ]
 
 
 @pytest.fixture
@@ -89,7 +91,9 @@ def choose(shell: Shell, name: str) -> None:
 
 
 def efforts(shell: Shell) -> list[str]:
-    return [command.effort for command in host_of(shell).commands if isinstance(command, Generate)]
+    return [
+        command.effort for command in host_of(shell).commands if isinstance(command, AnswerRequest)
+    ]
 
 
 def test_a_chat_with_an_unknown_effort_opens() -> None:

@@ -7,7 +7,15 @@ import numpy as np
 import pytest
 
 from app.cli.talk import Answer
-from engine import ChatMessage, Finished, Generate, Timings, Usage, inspect_model, load_tokenizer
+from engine import (
+    AnswerRequest,
+    ChatMessage,
+    Finished,
+    Timings,
+    Usage,
+    inspect_model,
+    load_tokenizer,
+)
 from tests.helpers.command_line import GREEDY, Run, assert_refused
 from tests.helpers.control_vector import write_control_vector
 from tests.helpers.model_draft import ModelDraft
@@ -239,9 +247,9 @@ def test_chat_does_not_remember_thoughts(
     run: Run, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As in the window, a thought is no part of the conversation."""
-    asked: list[Generate] = []
+    asked: list[AnswerRequest] = []
 
-    def think(model: object, request: Generate, *, is_silent: bool) -> Answer:
+    def think(model: object, request: AnswerRequest, *, is_silent: bool) -> Answer:
         asked.append(request)
         result = Answer()
         result.text = "<think>hm</think>\n\nYes."

@@ -16,7 +16,7 @@ import pytest
 
 from app.cli.output import LogLines, note, note_progress, table, write, write_json
 from app.cli.talk import answer
-from engine import EngineError, Finished, Generate, Timings, TokenText, Usage
+from engine import AnswerRequest, EngineError, Finished, Timings, TokenText, Usage
 from tests.helpers.acting_texts import ESCAPES, PAGES, acting
 from tests.helpers.command_line import Run
 from tests.helpers.golden import REPO
@@ -56,7 +56,7 @@ class SayingModel:
     def __init__(self, pieces: list[str]) -> None:
         self._pieces = pieces
 
-    def answer(self, request: Generate, is_cancelled: Callable[[], bool]) -> Iterator[Any]:
+    def answer(self, request: AnswerRequest, is_cancelled: Callable[[], bool]) -> Iterator[Any]:
         for at, piece in enumerate(self._pieces):
             yield TokenText(piece, (at,))
         yield Finished("stop", Usage(0, 0, len(self._pieces)), Timings())
@@ -69,7 +69,7 @@ def test_what_a_model_says_is_not_obeyed_however_it_is_cut(
 ) -> None:
     terminal = on_terminal()
     pieces = [text[at : at + size] for at in range(0, len(text), size)]
-    result = answer(SayingModel(pieces), Generate(prompt="x"), is_silent=False)  # type: ignore[arg-type]
+    result = answer(SayingModel(pieces), AnswerRequest(prompt="x"), is_silent=False)  # type: ignore[arg-type]
     assert not acting(terminal.getvalue())
     assert result.text == text, "the conversation goes on with what was said"
 

@@ -12,6 +12,7 @@ from pytestqt.qtbot import QtBot
 from app.core.engine_client import EngineClient
 from app.core.engine_client.inbox import EngineSharing
 from engine import (
+    AnswerRequest,
     CacheCounted,
     ChatMessage,
     Command,
@@ -21,7 +22,6 @@ from engine import (
     Failed,
     FallbacksChanged,
     Finished,
-    Generate,
     HostEvent,
     LoadParams,
     ModelUnloaded,
@@ -33,7 +33,7 @@ from engine import (
 from tests.helpers.fake_host import FakeHost, Script, model_loaded
 
 PARAMS = LoadParams("/models/tiny.gguf")
-ASK = Generate((ChatMessage("user", "Hi"),))
+ASK = AnswerRequest((ChatMessage("user", "Hi"),))
 END = Finished("stop", Usage(1, 0, 1), Timings(0.1, 0.1))
 
 
@@ -62,7 +62,7 @@ class Watcher:
             )
 
     def _ends(self, number: int) -> list[Finished | Failed]:
-        mine = [one.event for one in self.events if one.generation == number]
+        mine = [one.event for one in self.events if one.command_id == number]
         return [event for event in mine if isinstance(event, Finished | Failed)]
 
 
@@ -99,7 +99,7 @@ def test_the_window_does_not_see_what_others_ask(qtbot: QtBot, client: EngineCli
     assert "".join(text for text in seen if "Hello" in text).count("Hello") == 1
     assert seen.count("finished") == 1
     texts = [one for one in watcher.events if isinstance(one.event, TokenText)]
-    assert {one.generation for one in texts} == {number, number + 1}, "it sees the window's"
+    assert {one.command_id for one in texts} == {number, number + 1}, "it sees the window's"
 
 
 def test_the_engine_is_not_idle_while_others_use_it(
@@ -125,7 +125,7 @@ def test_a_gauge_that_others_look_at_is_no_use_of_the_engine(client: EngineClien
     watcher = watched(client)
     used_at = client.sharing.used_at
     number = client.sharing.submit(CountCache())
-    (reply,) = [one.event for one in watcher.events if one.generation == number]
+    (reply,) = [one.event for one in watcher.events if one.command_id == number]
     assert isinstance(reply, CacheCounted)
     assert client.sharing.used_at == used_at
     assert not client.sharing.n_running
@@ -204,7 +204,7 @@ def test_hosts_may_send_events_while_they_are_called() -> None:
     sharing = EngineSharing()
     host = HostOfOneThread(sharing)
     sharing.use(host)  # type: ignore[arg-type]
-    sharing.submit(Generate((), prompt="at once"))
+    sharing.submit(AnswerRequest((), prompt="at once"))
     assert sharing.n_running == 0
     sharing.submit(ASK)
     assert sharing.n_running == 1

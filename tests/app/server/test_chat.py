@@ -6,7 +6,15 @@ import pytest
 from openai import OpenAI
 
 from app.core.paths import demo_model
-from engine import ChatMessage, Finished, Generate, Model, SamplingParams, TokenText, load_model
+from engine import (
+    AnswerRequest,
+    ChatMessage,
+    Finished,
+    Model,
+    SamplingParams,
+    TokenText,
+    load_model,
+)
 from tests.helpers.served import EngineOnThread
 
 QUESTION = "What is tensor parallelism?"
@@ -22,7 +30,7 @@ def alone() -> Iterator[Model]:
 
 def answer_alone(model: Model, params: SamplingParams) -> tuple[str, Finished]:
     """Return the text and the end of the engine's own answer to the question."""
-    events = list(model.answer(Generate((ChatMessage("user", QUESTION),), sampling=params)))
+    events = list(model.answer(AnswerRequest((ChatMessage("user", QUESTION),), sampling=params)))
     text = "".join(event.text for event in events if isinstance(event, TokenText))
     assert isinstance(events[-1], Finished)
     return text, events[-1]

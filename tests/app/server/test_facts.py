@@ -14,12 +14,12 @@ from app.server.async_engine import AsyncEngine, CacheGauge
 from app.server.models import capabilities_of
 from app.server.openai.sampling import SamplingFields, sampled
 from engine import (
+    AnswerRequest,
     CacheCounted,
     Command,
     CountCache,
     EngineError,
     Failed,
-    Generate,
     HostEvent,
     LoadParams,
     SamplingParams,
@@ -148,12 +148,12 @@ def test_what_a_file_recommends_holds_where_nobody_says_otherwise(
 
 def test_each_model_has_its_own_recommendations() -> None:
     """Those of the one that is loaded when the answer begins, not of the first one."""
-    make = sampled(Generate(prompt="x"), SamplingFields(), SamplingParams(), None)
+    make = sampled(AnswerRequest(prompt="x"), SamplingFields(), SamplingParams(), None)
     found = {}
     for name, sampling in RECOMMENDED.items():
         loaded = model_loaded(LoadParams(f"/models/{name}.gguf"))
         (command,) = make(replace(loaded, info=model_info(sampling=sampling)))
-        assert isinstance(command, Generate)
+        assert isinstance(command, AnswerRequest)
         found[name] = command.sampling.temperature, command.sampling.top_k
     assert found == {"first": (0.6, 20), "second": (1.5, SamplingParams().top_k)}
 

@@ -12,7 +12,15 @@ from app.core.paths import demo_model
 from app.server.async_engine import AsyncEngine
 from app.server.models import LibraryModels, ModelShelf, SingleModel, find_model
 from app.server.refusal import Refusal
-from engine import ChatMessage, EngineError, Generate, Load, LoadParams, Unload, read_model_info
+from engine import (
+    AnswerRequest,
+    ChatMessage,
+    EngineError,
+    Load,
+    LoadParams,
+    Unload,
+    read_model_info,
+)
 from tests.helpers.fake_host import FakeHost, Script
 
 
@@ -101,7 +109,9 @@ def test_the_model_that_is_named_is_loaded_in_place_of_the_other(folder: Path) -
 def test_another_model_waits_for_the_answers_of_the_loaded_one(folder: Path) -> None:
     async def act(played: Played) -> None:
         await played.models.ready("one")
-        async with played.async_engine.events_of([Generate((ChatMessage("user", "Endless"),))]):
+        async with played.async_engine.events_of(
+            [AnswerRequest((ChatMessage("user", "Endless"),))]
+        ):
             other = asyncio.create_task(played.models.ready("two"))
             behind = asyncio.create_task(played.models.ready("one"))
             await asyncio.sleep(0.1)

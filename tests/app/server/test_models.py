@@ -9,7 +9,16 @@ from app.core.paths import demo_model
 from app.server.async_engine import AsyncEngine
 from app.server.models import SingleModel, find_model
 from app.server.refusal import Refusal
-from engine import EngineCrashed, EngineError, Failed, Generate, Load, LoadParams, TokenText, Unload
+from engine import (
+    AnswerRequest,
+    EngineCrashed,
+    EngineError,
+    Failed,
+    Load,
+    LoadParams,
+    TokenText,
+    Unload,
+)
 from tests.helpers.fake_host import FakeHost, Script, model_info
 
 Act = Callable[[SingleModel, AsyncEngine, FakeHost], Awaitable[None]]
@@ -57,7 +66,7 @@ def test_a_lost_model_is_loaded_again_once_for_all_who_wait() -> None:
 
     async def act(models: SingleModel, async_engine: AsyncEngine, host: FakeHost) -> None:
         await models.load()
-        async with async_engine.events_of([Generate()]) as events:
+        async with async_engine.events_of([AnswerRequest()]) as events:
             *_, (_, last) = [event async for event in events]
         assert isinstance(last, Failed)
         assert async_engine.model is None
@@ -91,7 +100,7 @@ def test_a_lost_model_is_loaded_again_though_nobody_asks(monkeypatch: pytest.Mon
         await models.load()
         assert not models.problem()
         script.load_error = EngineCrashed("It has ended again.")
-        async with async_engine.events_of([Generate()]) as events:
+        async with async_engine.events_of([AnswerRequest()]) as events:
             assert isinstance([event async for _, event in events][-1], Failed)
         assert models.problem() == "The model is being loaded again."
         while n_loads(host) < 4:
@@ -125,7 +134,7 @@ def test_an_answer_keeps_the_model() -> None:
     async def act(models: SingleModel, async_engine: AsyncEngine, host: FakeHost) -> None:
         await models.ready("")
         script.hold = True
-        async with async_engine.events_of([Generate()]) as events:
+        async with async_engine.events_of([AnswerRequest()]) as events:
             assert isinstance((await anext(events))[1], TokenText)
             await asyncio.sleep(0.2)
             assert async_engine.model is not None
@@ -143,7 +152,7 @@ def test_an_answer_that_nobody_reads_fails(monkeypatch: pytest.MonkeyPatch) -> N
 
     async def act(models: SingleModel, async_engine: AsyncEngine, host: FakeHost) -> None:
         await models.ready("")
-        async with async_engine.events_of([Generate()]) as events:
+        async with async_engine.events_of([AnswerRequest()]) as events:
             while not async_engine.is_idle:
                 await asyncio.sleep(0.01)
             found = [event async for _, event in events]

@@ -98,16 +98,18 @@ def test_the_list_of_models_tells_how_many_tokens_pictures_take(eyes: httpx2.Cli
     assert "vision" in listed["capabilities"]
     found = _model(listed)
     assert found is not None
-    assert found.sight is not None
+    assert found.vision is not None
     count = {"model": "model", "messages": [{"role": "user", "content": "hello"}]}
     without = eyes.post("/v1/messages/count_tokens", json=count).json()["input_tokens"]
     source = {"type": "base64", "media_type": "image/jpeg", "data": DATA}
     parts = [{"type": "image", "source": source}, {"type": "text", "text": "hello"}]
     count["messages"] = [{"role": "user", "content": parts}]
     with_picture = eyes.post("/v1/messages/count_tokens", json=count).json()["input_tokens"]
-    n = found.sight.n_tokens(90, 60)
+    n = found.vision.n_tokens(90, 60)
     assert n <= with_picture - without <= n + 80, "its tokens, and texts around it"
-    assert _model({**listed, "owned_by": "somebody"}) == replace(found, is_tandem=False, sight=None)
+    assert _model({**listed, "owned_by": "somebody"}) == replace(
+        found, is_tandem=False, vision=None
+    )
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages/count_tokens"])

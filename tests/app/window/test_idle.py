@@ -7,7 +7,7 @@ from pytestqt.qtbot import QtBot
 
 from app.main import Shell
 from app.window import auto_load as idle
-from engine import EngineError, Generate, Load, Unload
+from engine import AnswerRequest, EngineError, Load, Unload
 from tests.helpers.fake_host import Script
 from tests.helpers.shell_driver import MODEL, MakeShell, ask, banner, host_of, shown
 
@@ -52,8 +52,8 @@ def test_the_next_message_loads_the_model_again_and_is_sent_then(
     qtbot.waitUntil(lambda: len(shown(shell)) == 4 and not shell.session.is_busy)
     assert shown(shell)[2] == "second"
     assert composer.text == ""
-    assert [kind for kind in kinds(shell) if kind in (Load, Unload, Generate)] == [
-        Load, Generate, Unload, Load, Generate,
+    assert [kind for kind in kinds(shell) if kind in (Load, Unload, AnswerRequest)] == [
+        Load, AnswerRequest, Unload, Load, AnswerRequest,
     ]  # fmt: skip
 
 

@@ -16,11 +16,11 @@ from app.core.paths import demo_model
 from app.main import Shell
 from app.widgets.theme import apply_theme
 from engine import (
+    AnswerRequest,
     DeviceError,
     EngineCrashed,
     EngineError,
     Failed,
-    Generate,
     Load,
     LoadParams,
     ProcessHost,
@@ -248,7 +248,7 @@ def test_the_rest_of_an_answer_is_asked_for_with_its_tokens(
     script.answer, script.answer_error = "!", None
     with qtbot.waitSignal(shell.client.finished):
         click(qtbot, shell)
-    asked = [found for found in host_of(shell).commands if isinstance(found, Generate)]
+    asked = [found for found in host_of(shell).commands if isinstance(found, AnswerRequest)]
     assert [found.begun for found in asked] == [(), first, second]
     assert len(second) > len(first) > 0
     assert second[: len(first)] == first
@@ -315,7 +315,7 @@ def test_an_answer_that_is_gone_is_not_gone_on_with(
     with qtbot.waitSignal(shell.client.loaded):
         load()
     assert not shell.session.is_busy
-    assert sum(isinstance(found, Generate) for found in host_of(shell).commands) == 1
+    assert sum(isinstance(found, AnswerRequest) for found in host_of(shell).commands) == 1
 
 
 @pytest.mark.parametrize(

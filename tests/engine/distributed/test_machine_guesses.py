@@ -7,7 +7,15 @@ from typing import Any
 
 import pytest
 
-from engine import ChatMessage, EngineError, Finished, Generate, LoadParams, Model, SamplingParams
+from engine import (
+    AnswerRequest,
+    ChatMessage,
+    EngineError,
+    Finished,
+    LoadParams,
+    Model,
+    SamplingParams,
+)
 from engine.generation.drafts import Drafts, MTPSource
 from tests.engine.generation.test_drafts import answers
 from tests.engine.model.architectures.test_file_variants import with_drafting_block
@@ -115,7 +123,7 @@ def test_pictures_are_seen(tmp_path: Path, family: str, monkeypatch: pytest.Monk
 
     def found(model: Model) -> list[tuple[list[int], int]]:
         told = [
-            list(model.answer(Generate(messages=tuple(messages), sampling=GREEDY)))
+            list(model.answer(AnswerRequest(messages=tuple(messages), sampling=GREEDY)))
             for messages in ([first], second)
         ]
         assert model._pictures.encoder is not None

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from engine import (
+    AnswerRequest,
     ChatMessage,
     Finished,
-    Generate,
     PromptError,
     SamplingParams,
     TokenText,
@@ -81,14 +81,16 @@ def mistral() -> Prompts:
     return prompts_of(MISTRAL_LIKE)
 
 
-def answered(prompts: Prompts, request: Generate, answer: str) -> tuple[str, list[GenerationEvent]]:
+def answered(
+    prompts: Prompts, request: AnswerRequest, answer: str
+) -> tuple[str, list[GenerationEvent]]:
     """Return the prompt of a request, and the events of an answer that a model would give."""
     tokenizer = prompts.tokenizer
     return computed(prompts, request, [*tokenizer.encode(answer, False, True), tokenizer.eos_id])
 
 
 def computed(
-    prompts: Prompts, request: Generate, results: Iterable[Any]
+    prompts: Prompts, request: AnswerRequest, results: Iterable[Any]
 ) -> tuple[str, list[GenerationEvent]]:
     """Return the prompt of a request, and the events with these tokens, or logits, as results."""
     tokenizer, script = prompts.tokenizer, iter(results)
@@ -136,7 +138,7 @@ def summary(events: Sequence[GenerationEvent]) -> dict[str, Any]:
 
 
 CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Ulm"}}\n</tool_call>'
-ASKED = Generate((QUESTION,), sampling=GREEDY, tools=(WEATHER,), in_parts=True)
+ASKED = AnswerRequest((QUESTION,), sampling=GREEDY, tools=(WEATHER,), in_parts=True)
 
 
 def test_each_part_is_told_as_such_and_each_token_once(hermes: Prompts) -> None:
@@ -361,7 +363,7 @@ def test_text_has_thoughts_between_the_marks_that_most_models_write(
 ) -> None:
     """So the window and the command line show them; an answer goes on from such text."""
     prompts = prompts_of(template)
-    asked = Generate((QUESTION,), sampling=GREEDY)
+    asked = AnswerRequest((QUESTION,), sampling=GREEDY)
     _, events = answered(prompts, asked, thought + "Yes.")
     text = summary(events)["content"]
     assert text == "<think>\nHm.\n</think>\n\nYes."

@@ -8,10 +8,10 @@ import pytest
 
 from app.core.paths import demo_model
 from engine import (
+    AnswerRequest,
     Cancelled,
     Failed,
     Finished,
-    Generate,
     Grammar,
     GrammarError,
     LoadParams,
@@ -26,8 +26,8 @@ from engine.util.progress import IsCancelled, never
 from tests.helpers.desk import Desk
 
 FORM = Grammar("regex", "[0-9]{4}")
-PLAIN = Generate(prompt="A rank", sampling=SamplingParams(temperature=0, max_tokens=4))
-FORMED = Generate(prompt="A rank", sampling=PLAIN.sampling, grammar=FORM)
+PLAIN = AnswerRequest(prompt="A rank", sampling=SamplingParams(temperature=0, max_tokens=4))
+FORMED = AnswerRequest(prompt="A rank", sampling=PLAIN.sampling, grammar=FORM)
 WAIT_S = 20.0
 PATIENCE_S = 4.0
 """Seconds after which a held check fails, so that a test without a second thread ends."""

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine import (
+    AnswerRequest,
     ChatMessage,
     EngineError,
     Event,
     Finished,
-    Generate,
     Model,
     SamplingParams,
     TokenText,
@@ -174,12 +174,12 @@ def test_an_answer_that_is_continued_does_not_complete_one(model: Model) -> None
     plain = text_of(list(model.generate(PROMPT, SamplingParams(**GREEDY))))
     prompt = model.tokenizer.decode(PROMPT)
     turns = (ChatMessage("user", prompt), ChatMessage("assistant", "hello wor"))
-    request = Generate(turns, sampling=SamplingParams(**GREEDY), continue_last=True)
+    request = AnswerRequest(turns, sampling=SamplingParams(**GREEDY), continue_last=True)
     first = text_of(list(model.answer(request)))[:2]
     ban = f"wor{first}"
     assert plain
     sampling = SamplingParams(**GREEDY, banned_strings=(ban,))
-    request = Generate(turns, sampling=sampling, continue_last=True)
+    request = AnswerRequest(turns, sampling=sampling, continue_last=True)
     assert ban.lower() not in ("hello wor" + text_of(list(model.answer(request)))).lower()
 
 

@@ -10,11 +10,11 @@ import pytest
 
 from app.core.paths import demo_model
 from engine import (
+    AnswerRequest,
     ChatMessage,
     EngineError,
     Event,
     Finished,
-    Generate,
     Grammar,
     GrammarError,
     LoadParams,
@@ -60,9 +60,9 @@ def reason_of(events: Sequence[Event]) -> str:
 
 def test_answers_side_by_side_are_those_alone(model: Model) -> None:
     requests = [
-        Generate(ASKED, sampling=params(3, json_schema=SCHEMA)),
-        Generate(ASKED, sampling=params(4), grammar=Grammar("regex", "[a-z]{20}[0-9]")),
-        Generate(prompt="Tandem is", sampling=replace(params(5), max_tokens=20)),
+        AnswerRequest(ASKED, sampling=params(3, json_schema=SCHEMA)),
+        AnswerRequest(ASKED, sampling=params(4), grammar=Grammar("regex", "[a-z]{20}[0-9]")),
+        AnswerRequest(prompt="Tandem is", sampling=replace(params(5), max_tokens=20)),
     ]
     alone = [text_of(list(model.answer(request))) for request in requests]
     streams = [model.answer(request) for request in requests]
@@ -88,7 +88,7 @@ def test_no_device_samples_them(tmp_path: Path) -> None:
 
 def test_banned_strings_are_left_out_of_the_form(model: Model) -> None:
     sampling = params(json_schema=SCHEMA, banned_strings=("null", "1", "e", '"a": '))
-    text = text_of(list(model.answer(Generate(ASKED, sampling=sampling))))
+    text = text_of(list(model.answer(AnswerRequest(ASKED, sampling=sampling))))
     found = json.loads(text)
     assert found["b"] == 2
     assert "e" not in text
@@ -97,18 +97,20 @@ def test_banned_strings_are_left_out_of_the_form(model: Model) -> None:
 def test_a_form_that_is_banned_ends_in_a_sentence(model: Model) -> None:
     sampling = params(regex="abc", banned_strings=("bc",))
     with pytest.raises(EngineError, match="or not have its form"):
-        list(model.answer(Generate(ASKED, sampling=sampling)))
+        list(model.answer(AnswerRequest(ASKED, sampling=sampling)))
 
 
 def test_the_form_ends_the_answer_even_where_ends_are_ignored(model: Model) -> None:
-    events = list(model.answer(Generate(ASKED, sampling=params(regex="[ab]{3}", ignore_eos=True))))
+    events = list(
+        model.answer(AnswerRequest(ASKED, sampling=params(regex="[ab]{3}", ignore_eos=True)))
+    )
     assert re.fullmatch("[ab]{3}", text_of(events))
     assert reason_of(events) == "stop"
 
 
 def test_max_tokens_may_cut_it(model: Model) -> None:
     sampling = replace(params(json_schema=SCHEMA), max_tokens=4)
-    events = list(model.answer(Generate(ASKED, sampling=sampling)))
+    events = list(model.answer(AnswerRequest(ASKED, sampling=sampling)))
     assert reason_of(events) == "length"
     assert text_of(events).startswith('{"a"')
 
@@ -120,9 +122,9 @@ def test_a_grammar_whose_masks_take_too_long_ends_its_answer(
     monkeypatch.setattr("engine.generation.structured_output.USUAL_MASK_SECONDS", 0.0)
     ambiguous = Grammar("gbnf", 'root ::= w+\nw ::= [a-z ]+ | [a-z]+ " " | w w')
     sampling = replace(params(), max_tokens=14)  # each of them takes longer than the one before
-    other = model.answer(Generate(prompt="A", sampling=replace(sampling, ignore_eos=True)))
+    other = model.answer(AnswerRequest(prompt="A", sampling=replace(sampling, ignore_eos=True)))
     with pytest.raises(GrammarError, match="takes too long"):
-        list(model.answer(Generate(prompt="Tandem is", sampling=sampling, grammar=ambiguous)))
+        list(model.answer(AnswerRequest(prompt="Tandem is", sampling=sampling, grammar=ambiguous)))
     assert reason_of(list(other)) == "length"
 
 
@@ -133,7 +135,7 @@ def test_nothing_is_guessed_where_masks_are_slow(
     """A pass would compute a mask for each guess, while all other answers wait."""
     seconds = -1.0 if is_slow else 60.0
     monkeypatch.setattr("engine.generation.structured_output.DRAFTED_MASK_SECONDS", seconds)
-    numbers = Generate(prompt="1", sampling=params(), grammar=Grammar("regex", "[0-9]{20}"))
+    numbers = AnswerRequest(prompt="1", sampling=params(), grammar=Grammar("regex", "[0-9]{20}"))
     stream, n_left = model.answer(numbers), set[int]()
     while not stream.is_over:
         next(stream, None)
@@ -145,17 +147,17 @@ def test_nothing_is_guessed_where_masks_are_slow(
 def test_an_answer_is_continued_in_its_form(model: Model) -> None:
     begun = (*ASKED, ChatMessage("assistant", '{"a": "x'))
     sampling = params(json_schema=SCHEMA)
-    rest = text_of(list(model.answer(Generate(begun, sampling=sampling, continue_last=True))))
+    rest = text_of(list(model.answer(AnswerRequest(begun, sampling=sampling, continue_last=True))))
     assert json.loads('{"a": "x' + rest)["a"].startswith("x")
     wrong = (*ASKED, ChatMessage("assistant", "Well"))
     with pytest.raises(GrammarError, match="to be continued"):
-        list(model.answer(Generate(wrong, sampling=sampling, continue_last=True)))
+        list(model.answer(AnswerRequest(wrong, sampling=sampling, continue_last=True)))
 
 
 def test_errors_come_with_the_first_event(model: Model) -> None:
     for sampling in (params(json_schema='{"type": 1}'), params(regex="a", grammar='start: "a"')):
         with pytest.raises(GrammarError):
-            next(model.answer(Generate(ASKED, sampling=sampling)))
+            next(model.answer(AnswerRequest(ASKED, sampling=sampling)))
         with pytest.raises(GrammarError):
             next(model.generate("a", sampling))
 
@@ -166,9 +168,9 @@ def test_the_form_begins_behind_a_thought() -> None:
     assert path is not None
     with Model(LoadParams(str(path), ("cpu",), n_ctx=512, chat_template=THINKS)) as model:
         sampling = params(regex="[0-9]{4}")
-        events = list(model.answer(Generate(ASKED, sampling=replace(sampling, max_tokens=30))))
+        events = list(model.answer(AnswerRequest(ASKED, sampling=replace(sampling, max_tokens=30))))
         assert not text_of(events).strip().isdigit()
         assert reason_of(events) == "length", "it thinks, and must not end there"
         begun = (*ASKED, ChatMessage("assistant", "Hm.\n</think>\n\n"))
-        events = list(model.answer(Generate(begun, sampling=sampling, continue_last=True)))
+        events = list(model.answer(AnswerRequest(begun, sampling=sampling, continue_last=True)))
         assert re.fullmatch("[0-9]{4}", text_of(events))

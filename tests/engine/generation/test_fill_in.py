@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from engine import (
+    AnswerRequest,
     ChatMessage,
     Event,
     Finished,
-    Generate,
     Model,
     PromptError,
     SamplingParams,
@@ -41,18 +41,18 @@ def test_the_prompt_is_prefix_suffix_middle(tmp_path: Path) -> None:
         first, second = (model.tokenize(x, parse_special=False) for x in (before, behind))
         expected = [model.tokenizer.bos_id, PRE, *first, SUF, *second, MID]
         assert model.tokenizer.eos_id not in first, "a special token's spelling is text"
-        events = list(model.answer(Generate(prompt=before, suffix=behind, sampling=GREEDY)))
+        events = list(model.answer(AnswerRequest(prompt=before, suffix=behind, sampling=GREEDY)))
         whole = tuple(i for i in expected if i is not None)
-        alike = list(model.answer(Generate(prompt=whole, sampling=GREEDY)))
-        from_ids = Generate(prompt=tuple(first), suffix=behind, sampling=GREEDY)
+        alike = list(model.answer(AnswerRequest(prompt=whole, sampling=GREEDY)))
+        from_ids = AnswerRequest(prompt=tuple(first), suffix=behind, sampling=GREEDY)
         assert ids_of(list(model.answer(from_ids))) == ids_of(alike)
         assert isinstance(events[-1], Finished)
         assert events[-1].usage.prompt_tokens == len(expected)
         assert ids_of(events) == ids_of(alike) != []
-        alone = list(model.answer(Generate(prompt=before, sampling=GREEDY)))
+        alone = list(model.answer(AnswerRequest(prompt=before, sampling=GREEDY)))
         assert ids_of(alone) != ids_of(events), "without a suffix it is a plain prompt"
         with pytest.raises(PromptError, match="not with messages"):
-            list(model.answer(Generate((ChatMessage("user", "hello"),), suffix=behind)))
+            list(model.answer(AnswerRequest((ChatMessage("user", "hello"),), suffix=behind)))
 
 
 def test_a_model_without_such_tokens_says_so(tmp_path: Path) -> None:
@@ -60,7 +60,7 @@ def test_a_model_without_such_tokens_says_so(tmp_path: Path) -> None:
         model_of(tmp_path / "m.gguf", "pre", "suf") as model,
         pytest.raises(PromptError, match="tiny llama cannot fill in text"),
     ):
-        list(model.answer(Generate(prompt="hello", suffix="world")))
+        list(model.answer(AnswerRequest(prompt="hello", suffix="world")))
 
 
 @pytest.mark.parametrize("has_keys", [True, False])

@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine import (
+    AnswerRequest,
     ChatMessage,
     ContextOverflow,
     ContextShifted,
     Event,
     Finished,
-    Generate,
     Model,
     PrefillProgress,
     PromptError,
@@ -189,17 +189,17 @@ def test_a_shifted_chat_drops_old_turns_but_not_the_system_prompt(model: Model) 
     old = [ChatMessage("user", "x" * 20), ChatMessage("assistant", "y" * 20)]
     messages = (ChatMessage("system", "S"), *old, ChatMessage("user", "now"))
     sampling = SamplingParams(temperature=0, max_tokens=2, on_overflow="shift")
-    events = list(model.answer(Generate(messages, sampling=sampling)))
+    events = list(model.answer(AnswerRequest(messages, sampling=sampling)))
     assert isinstance(events[0], ContextShifted)
     text = model.tokenizer.decode(model.scheduler.last)
     assert "[system]S[user]now[assistant]" in text
     with pytest.raises(ContextOverflow):
-        list(model.answer(Generate(messages, sampling=SamplingParams(max_tokens=2))))
+        list(model.answer(AnswerRequest(messages, sampling=SamplingParams(max_tokens=2))))
 
 
 def test_continuing_writes_on_the_last_message(model: Model) -> None:
     turns = (ChatMessage("user", "a"), ChatMessage("assistant", "b"))
-    request = Generate(turns, sampling=GREEDY, continue_last=True)
+    request = AnswerRequest(turns, sampling=GREEDY, continue_last=True)
     finish(list(model.answer(request)))
     assert "[user]a[assistant]b" in model.tokenizer.decode(model.scheduler.last)
 
@@ -210,12 +210,12 @@ def test_an_answer_that_broke_off_goes_on_from_its_tokens(model: Model, n_events
     question = ChatMessage("user", "a")
     stops = ("never", "\u2028")
     sampling = replace(GREEDY, max_tokens=24, stop=stops)
-    whole = list(model.answer(Generate((question,), sampling=sampling)))
+    whole = list(model.answer(AnswerRequest((question,), sampling=sampling)))
     said = [event for event in whole if isinstance(event, TokenText)]
     begun, text = ids_of(said[:n_events]), text_of(said[:n_events])
     assert 0 < len(begun) < 24
     turns = (question, ChatMessage("assistant", text))
-    request = Generate(turns, sampling=sampling, continue_last=True, begun=tuple(begun))
+    request = AnswerRequest(turns, sampling=sampling, continue_last=True, begun=tuple(begun))
     rest = list(model.answer(request))
     assert text + text_of(rest) == text_of(whole)
     assert begun + ids_of(rest) == ids_of(whole)
@@ -229,7 +229,7 @@ def test_tokens_that_are_not_the_answers_text_are_not_used(
 ) -> None:
     """So is an answer that somebody has edited."""
     turns = (ChatMessage("user", "a"), ChatMessage("assistant", "b"))
-    request = Generate(turns, sampling=GREEDY, continue_last=True, begun=begun)
+    request = AnswerRequest(turns, sampling=GREEDY, continue_last=True, begun=begun)
     assert finish(list(model.answer(request))).usage.completion_tokens == GREEDY.max_tokens
     assert "[user]a[assistant]b" in model.tokenizer.decode(model.scheduler.last)
 
@@ -239,7 +239,7 @@ def test_an_answer_longer_than_the_context_is_continued_from_its_end(model: Mode
     answer = "".join(chr(ord("a") + n % 26) for n in range(100))
     turns = (ChatMessage("user", "Q"), ChatMessage("assistant", answer))
     sampling = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True, on_overflow="shift")
-    events = list(model.answer(Generate(turns, sampling=sampling, continue_last=True)))
+    events = list(model.answer(AnswerRequest(turns, sampling=sampling, continue_last=True)))
     assert isinstance(events[0], ContextShifted)
     n_generated = finish(events).usage.completion_tokens
     prompt = model.tokenizer.decode(
@@ -251,7 +251,7 @@ def test_an_answer_longer_than_the_context_is_continued_from_its_end(model: Mode
     assert len(answer) // 8 < len(kept) < model.n_ctx // 2
     stopping = replace(sampling, on_overflow="stop")
     with pytest.raises(ContextOverflow):
-        list(model.answer(Generate(turns, sampling=stopping, continue_last=True)))
+        list(model.answer(AnswerRequest(turns, sampling=stopping, continue_last=True)))
 
 
 @pytest.mark.parametrize("prompt", [[], [10**9], [-1]], ids=str)

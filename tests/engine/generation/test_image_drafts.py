@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine import ChatMessage, Finished, Generate, Model, SamplingParams, load_model
+from engine import AnswerRequest, ChatMessage, Finished, Model, SamplingParams, load_model
 from engine.decoding.drafting.ngram import NgramSource
 from engine.generation.drafts import Drafts, MTPSource
 from tests.helpers.answers import ids_of
@@ -71,7 +71,7 @@ def expected(folder: Path) -> Iterator[list[int]]:
 
 
 def answered(model: Model) -> tuple[list[int], Finished]:
-    events = list(model.answer(Generate(messages=tuple(TWICE), sampling=GREEDY)))
+    events = list(model.answer(AnswerRequest(messages=tuple(TWICE), sampling=GREEDY)))
     end = events[-1]
     assert isinstance(end, Finished)
     return ids_of(events), end

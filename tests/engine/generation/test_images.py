@@ -10,13 +10,13 @@ import gguf
 import pytest
 
 from engine import (
+    AnswerRequest,
     ChatMessage,
     Command,
     EngineError,
     Event,
     Failed,
     Finished,
-    Generate,
     HostEvent,
     Load,
     LoadParams,
@@ -82,7 +82,7 @@ def fresh(folder: Path) -> Iterator[list[int]]:
 
 def answered(model: Model, messages: list[ChatMessage]) -> tuple[list[int], int]:
     """Return the tokens of an answer, and how many of its prompt were cached."""
-    events = list(model.answer(Generate(messages=tuple(messages), sampling=GREEDY)))
+    events = list(model.answer(AnswerRequest(messages=tuple(messages), sampling=GREEDY)))
     return ids_of(events), n_cached(events)
 
 
@@ -164,14 +164,14 @@ def test_pictures_stand_where_their_message_says(folder: Path) -> None:
 @all_families
 def test_the_tokens_of_a_picture_follow_from_its_size(folder: Path) -> None:
     with opened(folder) as model:
-        assert model.sight is not None
-        assert model.sight.mmproj == str(folder / "mmproj.gguf")
+        assert model.vision is not None
+        assert model.vision.mmproj == str(folder / "mmproj.gguf")
         for width, height in ((90, 60), (50, 120)):
             read = model._prompts._seen([shown("", random_picture(width, height))])
             n = sum(view.n for view in read[0].views)
-            assert model.sight.n_tokens(width, height) == n
+            assert model.vision.n_tokens(width, height) == n
     with opened(folder, mmproj="off") as model:
-        assert model.sight is None
+        assert model.vision is None
 
 
 def test_pictures_can_be_files_and_are_counted(folder: Path, tmp_path: Path) -> None:
@@ -185,10 +185,10 @@ def test_pictures_can_be_files_and_are_counted(folder: Path, tmp_path: Path) -> 
         assert ids == prompt_of(model, [ChatMessage("user", text, pictures=(held,))]).ids
         n_before, *_ = model.count_tokens(asked, "hello")
         n_without, *_ = model.count_tokens([ChatMessage("user", text)], "hello")
-        assert model.sight is not None
+        assert model.vision is not None
         assert n_before is not None
         assert n_without is not None
-        assert n_before >= n_without + model.sight.n_tokens(90, 60)
+        assert n_before >= n_without + model.vision.n_tokens(90, 60)
         image.write_bytes(as_file(random_picture(90, 60, seed=1)))
         assert prompt_of(model, asked).ids != ids
         image.unlink()
@@ -212,9 +212,9 @@ def test_a_host_saves_the_state_of_an_answer_and_tells_how_the_model_sees(
     try:
         _, loaded = closing(Load(LoadParams(str(folder / "model.gguf"), n_ctx=512)))
         assert isinstance(loaded, ModelLoaded)
-        assert loaded.sight is not None
-        assert loaded.sight.mmproj == str(folder / "mmproj.gguf")
-        number, finished = closing(Generate(messages=(FIRST,), sampling=GREEDY))
+        assert loaded.vision is not None
+        assert loaded.vision.mmproj == str(folder / "mmproj.gguf")
+        number, finished = closing(AnswerRequest(messages=(FIRST,), sampling=GREEDY))
         assert isinstance(finished, Finished)
         _, saved = closing(SaveState(str(tmp_path / "state"), number))
         assert isinstance(saved, StateSaved)
@@ -226,7 +226,7 @@ def test_a_host_saves_the_state_of_an_answer_and_tells_how_the_model_sees(
 def test_a_conversation_with_pictures_is_not_shifted(folder: Path) -> None:
     sampling = replace(GREEDY, max_tokens=200, on_overflow="shift")
     with opened(folder, n_ctx=128) as model:
-        events = list(model.answer(Generate(messages=(FIRST,), sampling=sampling)))
+        events = list(model.answer(AnswerRequest(messages=(FIRST,), sampling=sampling)))
         end = events[-1]
         assert isinstance(end, Finished)
         assert end.reason == "context"

@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 
 from engine import (
+    AnswerRequest,
     ApplyTemplate,
     ChatMessage,
     Command,
     CountTokens,
     Failed,
     Finished,
-    Generate,
     LoadParams,
     SamplingParams,
     load_model,
@@ -26,8 +26,8 @@ from tests.helpers.pictures import random_picture, shown
 
 GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
 SEEN = (shown("the split model", random_picture(90, 60), random_picture(50, 120, seed=1)),)
-LOOKING = Generate(messages=SEEN, sampling=GREEDY)
-BLIND = Generate(messages=(ChatMessage("user", "hello"),), sampling=GREEDY)
+LOOKING = AnswerRequest(messages=SEEN, sampling=GREEDY)
+BLIND = AnswerRequest(messages=(ChatMessage("user", "hello"),), sampling=GREEDY)
 QUESTIONS = [CountTokens(SEEN, "hello"), ApplyTemplate(SEEN)]
 WAIT_S = 30.0
 
@@ -79,7 +79,7 @@ def test_pictures_that_are_not_kept_are_read_once(
     monkeypatch.setenv("TANDEM_BACKEND", "reference")
     with load_model(model, n_ctx=512) as loaded:
         kept = ids_of(list(loaded.answer(LOOKING)))
-    monkeypatch.setattr("engine.generation.image_prompts.MOST_KEPT_BYTES", 0)
+    monkeypatch.setattr("engine.generation.image_prompts.MAX_KEPT_BYTES", 0)
     with load_model(model, n_ctx=512) as loaded:
         held = HeldPictures(monkeypatch)
         held.may_end.set()

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from engine import ChatMessage, Event, Finished, Generate, Model, SamplingParams, load_model
+from engine import AnswerRequest, ChatMessage, Event, Finished, Model, SamplingParams, load_model
 from engine.generation.sequence import Background
 from engine.model.forward.batch import Batch
 from engine.runtime import image_encoder
@@ -43,7 +43,7 @@ def model(folder: Path) -> Iterator[Model]:
 
 
 def begun(model: Model, messages: list[ChatMessage]) -> Iterator[Event]:
-    return model.answer(Generate(messages=tuple(messages), sampling=GREEDY))
+    return model.answer(AnswerRequest(messages=tuple(messages), sampling=GREEDY))
 
 
 def by_turns(streams: list[Iterator[Event]]) -> list[list[int]]:
@@ -99,7 +99,7 @@ def test_an_answer_is_cancelled_inside_the_encoder(
         return plain(self, *args)
 
     monkeypatch.setattr(VisionOps, "attend_all", attend_all)
-    asked = Generate(messages=tuple(ASKED[0]), sampling=GREEDY)
+    asked = AnswerRequest(messages=tuple(ASKED[0]), sampling=GREEDY)
     *_, end = model.answer(asked, lambda: bool(n_blocks))
     assert isinstance(end, Finished)
     assert end.reason == "cancelled"

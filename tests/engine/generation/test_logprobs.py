@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine import (
+    AnswerRequest,
     ChatMessage,
     EngineError,
     Finished,
-    Generate,
     Model,
     SamplingParams,
     TokenText,
@@ -41,7 +41,7 @@ def model(
 
 def answer(model: Model, n: int | None, **settings: Any) -> list[TokenText]:
     given = {"max_tokens": 24, "ignore_eos": True, "temperature": 0, "seed": 1, **settings}
-    asked = Generate(prompt=PROMPT, sampling=SamplingParams(**given), n_logprobs=n)
+    asked = AnswerRequest(prompt=PROMPT, sampling=SamplingParams(**given), n_logprobs=n)
     return [event for event in model.answer(asked) if isinstance(event, TokenText)]
 
 
@@ -102,7 +102,7 @@ def test_an_answer_is_the_same_with_them_and_without(model: Model) -> None:
 
 def test_an_answer_in_parts_has_them_as_well(model: Model) -> None:
     sampling = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
-    asked = Generate((ChatMessage("user", "hello"),), sampling=sampling, n_logprobs=1)
+    asked = AnswerRequest((ChatMessage("user", "hello"),), sampling=sampling, n_logprobs=1)
     plain, parts = (
         [event for event in model.answer(one) if isinstance(event, TokenText)]
         for one in (asked, replace(asked, in_parts=True))
@@ -120,7 +120,7 @@ def test_the_token_that_ends_an_answer_has_its_probability_at_the_end(model: Mod
     end = min(model.tokenizer.eog_ids)
     sampling = SamplingParams(temperature=0, logit_bias=((end, 1000.0),))
     for n in (None, 2):
-        asked = Generate(prompt=PROMPT, sampling=sampling, n_logprobs=n)
+        asked = AnswerRequest(prompt=PROMPT, sampling=sampling, n_logprobs=n)
         *events, last = model.answer(asked)
         assert not any(isinstance(event, TokenText) for event in events)
         assert isinstance(last, Finished)

@@ -11,11 +11,11 @@ import pytest
 from torch import Tensor
 
 from engine import (
+    AnswerRequest,
     CommError,
     EngineError,
     Failed,
     Finished,
-    Generate,
     Load,
     LoadParams,
     Model,
@@ -217,15 +217,15 @@ def test_a_session_behind_a_queue_says_that_the_model_is_gone(
     assert isinstance(desk.run(Load(params)), ModelLoaded)
     with monkeypatch.context() as context:
         Fault(context, 1, hanging(wake))
-        failed = desk.run(Generate(ASK, sampling=SHORT))
+        failed = desk.run(AnswerRequest(ASK, sampling=SHORT))
     assert isinstance(failed, Failed)
     assert isinstance(failed.error, CommError)
     assert failed.is_model_lost
-    again = desk.run(Generate(ASK, sampling=SHORT))
+    again = desk.run(AnswerRequest(ASK, sampling=SHORT))
     assert isinstance(again, Failed)
     assert "No model is loaded" in str(again.error)
     assert isinstance(desk.run(Load(params)), ModelLoaded)
-    assert isinstance(desk.run(Generate(ASK, sampling=SHORT)), Finished)
+    assert isinstance(desk.run(AnswerRequest(ASK, sampling=SHORT)), Finished)
     begun = time.perf_counter()
     assert desk.host.close(), "nobody waits for the rank that hangs"
     assert time.perf_counter() - begun < 2

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from engine import EngineError, Generate, LoadParams, Planner, SamplingParams, load_model
+from engine import AnswerRequest, EngineError, LoadParams, Planner, SamplingParams, load_model
 from engine.planning.plan import Plan
 from tests.helpers.answers import ids_of
 from tests.helpers.hf_models.seeing import SEEING
@@ -91,7 +91,7 @@ def test_other_devices_are_refused(folder: Path) -> None:
 
 
 def test_an_encoder_stays_where_it_is_and_moves_where_it_must(folder: Path) -> None:
-    asked = Generate(
+    asked = AnswerRequest(
         messages=(shown("hello", random_picture(40, 40)),),
         sampling=SamplingParams(max_tokens=2, ignore_eos=True),
     )

@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from engine import (
+    AnswerRequest,
     ChatMessage,
     EngineError,
     EngineReady,
     Failed,
     Finished,
-    Generate,
     HostEvent,
     Load,
     LoadParams,
@@ -133,7 +133,7 @@ class Desk:
         return self.run(Load(LoadParams(str(path), (device,))))
 
     def ask(self) -> object:
-        return self.run(Generate((ChatMessage("user", "hello"),), sampling=GREEDY))
+        return self.run(AnswerRequest((ChatMessage("user", "hello"),), sampling=GREEDY))
 
     @property
     def model(self) -> Model | None:
@@ -143,7 +143,7 @@ class Desk:
         generation = self.host.submit(command)
         while True:
             found = self._events.get(timeout=60)
-            assert found.generation == generation
+            assert found.command_id == generation
             if isinstance(found.event, ModelLoaded | Finished | Failed):
                 return found.event
 

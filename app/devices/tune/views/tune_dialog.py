@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from engine import Goal, Region, Trial, TuneEstimate, TuneResult
 
 State = Literal["ready", "running", "done"]
-SHORTEST_S, MAX_S = 5, 3600
+MIN_S, MAX_S = 5, 3600
 """Limits of the time limit in seconds."""
 ASK_MS: Final = 250
 """Milliseconds from a change of the time limit to a new estimate."""
@@ -257,7 +257,7 @@ class TuneDialog(QDialog):
         self.goal.setAccessibleName(tr("Optimise for"))
         self.goal.currentIndexChanged.connect(self._on_goal)
         self.budget = QSpinBox()
-        self.budget.setRange(SHORTEST_S, MAX_S)
+        self.budget.setRange(MIN_S, MAX_S)
         self.budget.setSuffix(" s")
         self.budget.setSingleStep(10)
         self.budget.setAccessibleName(tr("Time limit in seconds"))

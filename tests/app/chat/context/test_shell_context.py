@@ -9,7 +9,7 @@ from app.chat.views.composer import ContextUsage
 from app.core.notice import Notice
 from app.main import Shell
 from app.widgets.text import label
-from engine import CountTokens, EngineError, Failed, Generate
+from engine import AnswerRequest, CountTokens, EngineError, Failed
 from tests.helpers.fake_host import Script, model_loaded
 from tests.helpers.shell_driver import MODEL, MakeShell, ask, banner, host_of, running
 
@@ -130,7 +130,7 @@ def test_a_message_that_does_not_fit_is_not_sent_until_the_oldest_may_go(
     notice.on_action()
     qtbot.waitUntil(lambda: len(host_of(shell).commands) > n_sent)
     command = host_of(shell).commands[-1]
-    assert isinstance(command, Generate)
+    assert isinstance(command, AnswerRequest)
     assert command.sampling.on_overflow == "shift"
     qtbot.waitUntil(lambda: not shell.session.is_busy)
 
@@ -143,7 +143,7 @@ def test_a_message_longer_than_the_context_is_told_so(qtbot: QtBot, make_shell: 
     settle(qtbot, shell)
     shell.window.composer.submit()
     assert banner(shell) == "This message alone has 50 tokens, the context 40."
-    assert not [c for c in host_of(shell).commands if isinstance(c, Generate)]
+    assert not [c for c in host_of(shell).commands if isinstance(c, AnswerRequest)]
 
 
 @pytest.mark.usefixtures("small")

@@ -13,7 +13,7 @@ from app.chat.images.draft import pages_in
 from app.chat.views.chips import ImageChip, ImageTile
 from app.chat.views.image_viewer import ImageViewer
 from app.main import Shell
-from engine import Generate, ImageFile, VisionInfo
+from engine import AnswerRequest, ImageFile, VisionInfo
 from engine.vision.images.decoding import MAX_FILE_BYTES
 from engine.vision.images.resizing import ImageProcessor, Resizing
 from tests.app.chat.attachments.test_shell_attachments import drop
@@ -54,7 +54,7 @@ def tiles(shell: Shell) -> list[ImageTile]:
 
 def sent(shell: Shell) -> list[tuple[str, ...]]:
     """Return the paths of the pictures of each message of the last prompt."""
-    command = [c for c in host_of(shell).commands if isinstance(c, Generate)][-1]
+    command = [c for c in host_of(shell).commands if isinstance(c, AnswerRequest)][-1]
     return [
         tuple(p.path for p in message.pictures if isinstance(p, ImageFile))
         for message in command.messages
@@ -63,7 +63,7 @@ def sent(shell: Shell) -> list[tuple[str, ...]]:
 
 @pytest.fixture(autouse=True)
 def _seeing(script: Script) -> None:
-    script.sight = SIGHT
+    script.vision = SIGHT
 
 
 @pytest.fixture
@@ -147,8 +147,8 @@ def test_a_picture_is_dropped_anywhere_on_the_window(
     assert event.isAccepted()
     wait_for(qtbot, shell, 1)
     bar = shell.window.model_bar
-    assert bar.sight.text() == "sees pictures"
-    assert bar.sight.toolTip().endswith("/models/mmproj.gguf")
+    assert bar.vision.text() == "sees pictures"
+    assert bar.vision.toolTip().endswith("/models/mmproj.gguf")
 
 
 def test_one_that_cannot_be_used_is_told(
@@ -177,7 +177,7 @@ def test_one_that_cannot_be_used_is_told(
 def test_a_model_that_cannot_see_is_told_before_anything_is_sent(
     qtbot: QtBot, make_shell: MakeShell, script: Script, photo: Path
 ) -> None:
-    script.sight = None
+    script.vision = None
     shell = make_shell(model=MODEL)
     assert drop(shell, photo)
     (chip,) = wait_for(qtbot, shell, 1)
@@ -186,7 +186,7 @@ def test_a_model_that_cannot_see_is_told_before_anything_is_sent(
     assert banner(shell) == blind
     shell.chat_presenter.send("What is it?")
     assert banner(shell) == blind
-    assert not [c for c in host_of(shell).commands if isinstance(c, Generate)]
+    assert not [c for c in host_of(shell).commands if isinstance(c, AnswerRequest)]
     notice, chat = shell.window.banner.notice, shell.session.current
     assert notice is not None
     assert notice.on_action is not None
@@ -206,11 +206,11 @@ def test_another_model_goes_on_without_the_pictures(
     assert drop(shell, photo)
     wait_for(qtbot, shell, 1)
     ask(qtbot, shell, "What is it?")
-    script.sight = None
+    script.vision = None
     shell.models.open("/models/blind.gguf")
     qtbot.waitUntil(lambda: tiles(shell)[0].accessibleName().find("not seen") > 0)
     ask(qtbot, shell, "Go on")
-    command = [c for c in host_of(shell).commands if isinstance(c, Generate)][-1]
+    command = [c for c in host_of(shell).commands if isinstance(c, AnswerRequest)][-1]
     assert command.messages[0].content == "[photo.png]\nWhat is it?"
     assert command.messages[0].pictures == ()
 

@@ -15,7 +15,7 @@ from app.chat.listing import titles
 from app.chat.listing.titles import cleaned_title, needs_title
 from app.chat.message import AnswerStats, Message
 from app.main import Shell
-from engine import Generate
+from engine import AnswerRequest
 from tests.helpers.fake_host import Script
 from tests.helpers.shell_driver import MODEL, MakeShell, ask, host_of, prompts, shown
 
@@ -80,8 +80,8 @@ def end_pause(shell: Shell) -> bool:
     return was_waiting
 
 
-def asked_for_titles(shell: Shell) -> list[Generate]:
-    commands = [c for c in host_of(shell).commands if isinstance(c, Generate)]
+def asked_for_titles(shell: Shell) -> list[AnswerRequest]:
+    commands = [c for c in host_of(shell).commands if isinstance(c, AnswerRequest)]
     return [c for c in commands if any(m.content == titles.REQUEST for m in c.messages)]
 
 

@@ -10,7 +10,14 @@ from pytestqt.qtbot import QtBot
 from app.chat.conversation import Conversation
 from app.core.engine_client import EngineState
 from app.main import Shell
-from engine import ContextOverflow, EngineCrashed, EngineError, Failed, Generate, PrefillProgress
+from engine import (
+    AnswerRequest,
+    ContextOverflow,
+    EngineCrashed,
+    EngineError,
+    Failed,
+    PrefillProgress,
+)
 from tests.helpers.fake_host import Script
 from tests.helpers.shell_driver import (
     MODEL,
@@ -340,7 +347,7 @@ def test_after_a_lost_engine_each_answer_goes_on_from_its_tokens(
     script.answer = "…"
     shell.window.banner._action.click()
     qtbot.waitUntil(lambda: shell.client.model is not None and not shell.session.is_busy)
-    asked = [c for c in host_of(shell).commands if isinstance(c, Generate)][-2:]
+    asked = [c for c in host_of(shell).commands if isinstance(c, AnswerRequest)][-2:]
     assert [command.begun for command in asked] == begun
     assert [command.messages[-1].content for command in asked] == ["First ha", "Second h"]
     assert [chat.messages[-1].content for chat in (first, second)] == ["First ha…", "Second h…"]

@@ -10,13 +10,13 @@ from pytestqt.qtbot import QtBot
 from app.chat.chat_presenter import BranchSteps
 from app.chat.export import exported, imported
 from app.main import Shell
-from engine import Generate, SamplingParams
+from engine import AnswerRequest, SamplingParams
 from tests.helpers.shell_driver import MODEL, MakeShell, ask, banner, host_of
 
 
 def sent(shell: Shell) -> SamplingParams:
     command = host_of(shell).commands[-1]
-    assert isinstance(command, Generate)
+    assert isinstance(command, AnswerRequest)
     return command.sampling
 
 

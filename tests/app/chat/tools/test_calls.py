@@ -16,7 +16,7 @@ from app.chat.views.call_view import CallCard
 from app.core.paths import chats_dir
 from app.main import Shell
 from app.window.parts import if_made
-from engine import EngineError, Generate
+from engine import AnswerRequest, EngineError
 from tests.helpers.fake_host import Script
 from tests.helpers.fake_tools import FakeToolHub
 from tests.helpers.shell_driver import MODEL, MakeShell, banner, host_of, shown
@@ -70,8 +70,8 @@ def states(message: Message) -> list[str]:
     return [call.state for call in message.calls]
 
 
-def generations(shell: Shell) -> list[Generate]:
-    return [command for command in host_of(shell).commands if isinstance(command, Generate)]
+def generations(shell: Shell) -> list[AnswerRequest]:
+    return [command for command in host_of(shell).commands if isinstance(command, AnswerRequest)]
 
 
 def press(card: CallCard, step: CallStep) -> None:

@@ -13,7 +13,7 @@ from app.chat.tool_use import CallStep
 from app.core.paths import demo_model
 from app.main import Shell
 from app.tools.server_store import ToolServer
-from engine import Command, Generate, HostEvent, SamplingParams, ThreadHost
+from engine import AnswerRequest, Command, HostEvent, SamplingParams, ThreadHost
 from tests.helpers import town_server
 
 WAIT_MS = 120_000
@@ -24,10 +24,10 @@ class ForcingHost(ThreadHost):
 
     def __init__(self, on_event: Callable[[HostEvent], None]) -> None:
         super().__init__(on_event)
-        self.asked: list[Generate] = []
+        self.asked: list[AnswerRequest] = []
 
     def submit(self, command: Command, generation: int | None = None) -> int:
-        if isinstance(command, Generate):
+        if isinstance(command, AnswerRequest):
             if not self.asked:
                 command = replace(command, tool_choice="required")
             self.asked.append(command)

@@ -11,7 +11,7 @@ from PySide6.QtTest import QTest
 from pytestqt.qtbot import QtBot
 
 from app.widgets.text import unbroken
-from engine import EngineError, Finished, Generate, Load, Resplit
+from engine import AnswerRequest, EngineError, Finished, Load, Resplit
 from tests.app.conftest import MakeShell
 from tests.helpers.fake_host import Script
 from tests.helpers.fake_planner import GIB
@@ -103,7 +103,7 @@ def test_a_split_is_applied_during_a_chat(qtbot: QtBot, make_shell: MakeShell, p
         shell.split_panel.footer.load.click()
     assert not shell.split_panel.inputs.isEnabled() or shell.split.load_state == "loaded"
     kinds = [type(command) for command in host_of(shell).commands]
-    assert kinds == [Load, Generate, Resplit]
+    assert kinds == [Load, AnswerRequest, Resplit]
     assert shell.client.model is not None
     assert shell.client.model.params.devices == ("cpu", "cpu")
     qtbot.waitUntil(lambda: not shell.split_panel.footer.load.isEnabled())

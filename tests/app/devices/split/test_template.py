@@ -8,7 +8,7 @@ from pytestqt.qtbot import QtBot
 
 import engine
 from app.devices.split.views.rare_options import TemplateDialog
-from engine import ChatMessage, Generate, LoadParams, Model, SamplingParams
+from engine import AnswerRequest, ChatMessage, LoadParams, Model, SamplingParams
 from tests.app.conftest import MakePanel
 from tests.helpers.fake_planner import CPU
 from tests.helpers.split_panels import WiredPanel, settle
@@ -74,7 +74,7 @@ def test_an_answer_is_asked_for_with_the_template(tmp_path: Path) -> None:
     path = tiny_gguf(tmp_path / "m.gguf", chat_template=TEMPLATE)
     own = "{% for m in messages %}{{ m.content }}!{% endfor %}"
     with Model(LoadParams(str(path), chat_template=own)) as model:
-        request = Generate(
+        request = AnswerRequest(
             (ChatMessage("user", "hello"),), sampling=SamplingParams(temperature=0, max_tokens=1)
         )
         answer = model.answer(request)

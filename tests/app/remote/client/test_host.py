@@ -16,6 +16,7 @@ from app.remote.client.host import RemoteHost
 from app.remote.client.protocol import UNKNOWN_TOKEN
 from engine import (
     IMAGE_PLACEHOLDER,
+    AnswerRequest,
     Cancelled,
     ChatMessage,
     CountTokens,
@@ -23,7 +24,6 @@ from engine import (
     Event,
     Failed,
     Finished,
-    Generate,
     Grammar,
     HostEvent,
     ImageFile,
@@ -54,7 +54,7 @@ from tests.helpers.fake_openai import (
 )
 from tests.helpers.pictures import as_file, random_picture
 
-HELLO = Generate((ChatMessage("user", "Hi"),))
+HELLO = AnswerRequest((ChatMessage("user", "Hi"),))
 KEY = "sk-secret-key"
 
 OWN_CERTIFICATE = """\
@@ -88,7 +88,7 @@ class Driver:
 
     def take(self) -> HostEvent:
         found = self._events.get(timeout=20)
-        self._seen.setdefault(found.generation, []).append(found.event)
+        self._seen.setdefault(found.command_id, []).append(found.event)
         return found
 
     def until_closed(self, number: int) -> list[Event]:
@@ -182,7 +182,7 @@ def test_a_foreign_server_gets_the_fields_of_openai_alone(
 ) -> None:
     sampling = SamplingParams(max_tokens=9, seed=3, stop=("END",), presence_penalty=0.5, top_k=7)
     turns = (ChatMessage("system", "Be brief."), ChatMessage("user", "Hi"))
-    loaded.do(Generate(turns, sampling=sampling, thinks=False, effort="low"))
+    loaded.do(AnswerRequest(turns, sampling=sampling, thinks=False, effort="low"))
     assert server.answered[-1] == {
         "model": "small", "stream": True, "stream_options": {"include_usage": True},
         "messages": [
@@ -201,7 +201,7 @@ def test_pictures_are_sent_inside_of_the_request(
     png, jpeg = (b64encode(d).decode() for d in (data, as_file(random_picture(8, 6), "JPEG")))
     pictures = ImageFile(str(tmp_path / "spots")), jpeg
     asked = ChatMessage("user", f"First {IMAGE_PLACEHOLDER} then", pictures=pictures)
-    loaded.do(Generate((asked,)))
+    loaded.do(AnswerRequest((asked,)))
     png, jpeg = f"data:image/png;base64,{png}", f"data:image/jpeg;base64,{jpeg}"
     assert server.answered[-1]["messages"] == [
         {
@@ -215,7 +215,7 @@ def test_pictures_are_sent_inside_of_the_request(
         }
     ]
     (tmp_path / "spots").unlink()
-    assert "spots cannot be read" in str(loaded.problem(Generate((asked,))))
+    assert "spots cannot be read" in str(loaded.problem(AnswerRequest((asked,))))
 
 
 def test_a_tandem_gets_all_settings(driver: Driver, server: FakeOpenAI) -> None:
@@ -223,7 +223,7 @@ def test_a_tandem_gets_all_settings(driver: Driver, server: FakeOpenAI) -> None:
     driver.load(server)
     sampling = SamplingParams(top_k=7, mirostat=True, logit_bias=((5, float("-inf")),))
     grammar = Grammar("gbnf", 'root ::= "x"')
-    driver.do(Generate(HELLO.messages, sampling=sampling, thinks=False, grammar=grammar))
+    driver.do(AnswerRequest(HELLO.messages, sampling=sampling, thinks=False, grammar=grammar))
     body = server.answered[-1]
     assert (body["top_k"], body["min_p"], body["mirostat"]) == (7, 0.05, True)
     assert (body["logit_bias"], body["grammar"]) == ({"5": -100.0}, 'root ::= "x"')
@@ -236,7 +236,7 @@ def test_a_thought_stands_between_marks(loaded: Driver, server: FakeOpenAI, fiel
     assert text_of(loaded.do(HELLO)) == "<think>\nLet me think\n</think>\n\nYes."
     parts = [
         (one.part, one.text)
-        for one in loaded.do(Generate(HELLO.messages, in_parts=True))
+        for one in loaded.do(AnswerRequest(HELLO.messages, in_parts=True))
         if isinstance(one, TokenText)
     ]
     assert parts == [("reasoning", "Let me"), ("reasoning", " think"), ("content", "Yes.")]
@@ -257,7 +257,7 @@ def test_calls_of_functions_come_in_pieces(loaded: Driver, server: FakeOpenAI, r
     tool = Tool("look", "Looks.", '{"type": "object"}')
     before = ChatMessage("assistant", "", tool_calls=(ToolCall("look", "{}", "c0"),))
     turns = (*HELLO.messages, before, ChatMessage("tool", "dark", tool_call_id="c0"))
-    events = loaded.do(Generate(turns, tools=(tool,), tool_choice="=look"))
+    events = loaded.do(AnswerRequest(turns, tools=(tool,), tool_choice="=look"))
     assert events[:4] == [
         ToolCallBegun(0, "c1", "look"), ToolCallText(0, '{"at"'), ToolCallText(0, ": 1}"),
         ToolCallEnded(0, reason == "tool_calls"),
@@ -284,7 +284,7 @@ def test_a_server_that_does_not_stream_is_understood(loaded: Driver, server: Fak
 
 def test_a_raw_prompt_is_completed(loaded: Driver, server: FakeOpenAI) -> None:
     answers(server, event({"choices": [{"text": "upon a time", "finish_reason": "stop"}]}), DONE)
-    assert text_of(loaded.do(Generate(prompt="Once "))) == "upon a time"
+    assert text_of(loaded.do(AnswerRequest(prompt="Once "))) == "upon a time"
     assert server.asked[-1].path == "/v1/completions"
     assert server.answered[-1]["prompt"] == "Once "
 
@@ -304,7 +304,7 @@ def test_several_answers_come_at_once_and_one_is_stopped(
 ) -> None:
     answers(server, said("Once"), is_open=True)
     numbers = [loaded.host.submit(HELLO) for _ in range(3)]
-    texts = {loaded.take().generation for _ in numbers}
+    texts = {loaded.take().command_id for _ in numbers}
     assert texts == set(numbers)
     loaded.host.cancel(numbers[1])
     last = loaded.until_closed(numbers[1])[-1]
@@ -369,7 +369,7 @@ def test_after_an_unload_there_is_no_model(loaded: Driver) -> None:
 
 def test_what_only_a_model_on_this_machine_can_do_is_refused(loaded: Driver) -> None:
     assert "cannot do this" in str(loaded.problem(SaveState("x")))
-    regex = Generate(HELLO.messages, grammar=Grammar("regex", "x"))
+    regex = AnswerRequest(HELLO.messages, grammar=Grammar("regex", "x"))
     assert "such a grammar" in str(loaded.problem(regex))
 
 

@@ -5,12 +5,12 @@ import pytest
 from app.remote.client.address import RemoteAddress
 from app.remote.client.switch import LOCAL, HostSwitch
 from engine import (
+    AnswerRequest,
     ChatMessage,
     EngineCrashed,
     Event,
     Failed,
     Finished,
-    Generate,
     HostEvent,
     Load,
     LoadParams,
@@ -25,7 +25,7 @@ from tests.helpers.fake_openai import FakeOpenAI, fake_openai
 
 HERE = Load(LoadParams("/models/tiny.gguf"))
 TOGETHER = Load(LoadParams("/models/tiny.gguf", ("cpu", "1/cpu")))
-HELLO = Generate((ChatMessage("user", "Hi"),))
+HELLO = AnswerRequest((ChatMessage("user", "Hi"),))
 
 
 class Both:
@@ -55,7 +55,7 @@ class Both:
         closing = (Finished, Failed, ModelLoaded, ModelUnloaded, TokensCounted)
         while True:
             found = self.events.get(timeout=20)
-            if found.generation == number and isinstance(found.event, closing):
+            if found.command_id == number and isinstance(found.event, closing):
                 return found.event
 
 
@@ -90,12 +90,12 @@ def test_the_side_whose_model_is_replaced_frees_it(both: Both, server: FakeOpenA
     assert [type(one) for one in both.engines[0].commands] == [Load, Unload]
     both.do(HERE)
     both.do(HELLO)
-    assert [type(one) for one in both.engines[0].commands] == [Load, Unload, Load, Generate]
+    assert [type(one) for one in both.engines[0].commands] == [Load, Unload, Load, AnswerRequest]
     number = both.switch.submit(Unload())
     told = []
     while not any(isinstance(one.event, ModelUnloaded) for one in told):
         told.append(both.events.get(timeout=20))
-    assert told[-1].generation == number  # of those that nobody asked for none was told
+    assert told[-1].command_id == number  # of those that nobody asked for none was told
 
 
 def test_a_failed_load_keeps_what_is_loaded(both: Both, server: FakeOpenAI) -> None:
@@ -103,7 +103,7 @@ def test_a_failed_load_keeps_what_is_loaded(both: Both, server: FakeOpenAI) -> N
     failed = both.do(Load(LoadParams(f"{server.url}/v1#unknown")))
     assert isinstance(failed, Failed)
     assert isinstance(both.do(HELLO), Finished)
-    assert isinstance(both.engines[0].commands[-1], Generate)
+    assert isinstance(both.engines[0].commands[-1], AnswerRequest)
     assert not server.answered
 
 
@@ -114,7 +114,7 @@ def test_the_end_of_an_engine_is_no_loss_of_a_remote_model(both: Both, server: F
         LOCAL, HostEvent(0, Failed(EngineCrashed("It ended."), is_model_lost=True))
     )
     last = both.events.get(timeout=20)
-    while last.generation:
+    while last.command_id:
         last = both.events.get(timeout=20)
     assert isinstance(last.event, Failed)
     assert not last.event.is_model_lost
@@ -131,13 +131,13 @@ def test_devices_of_other_machines_are_their_hosts_business(both: Both) -> None:
     assert isinstance(both.do(TOGETHER), ModelLoaded)
     assert isinstance(both.do(HELLO), Finished)
     assert [type(one) for one in both.engines[0].commands] == [Load, Unload]
-    assert [type(one) for one in both.teams[0].commands] == [Load, Generate]
+    assert [type(one) for one in both.teams[0].commands] == [Load, AnswerRequest]
     both.switch.team()
     assert len(both.teams) == 1
     lost = Failed(EngineCrashed("A machine is gone."), is_model_lost=True)
     both.teams[0]._on_event(HostEvent(0, lost))
     found = both.events.get(timeout=20)
-    while found.generation or not isinstance(found.event, Failed):
+    while found.command_id or not isinstance(found.event, Failed):
         found = both.events.get(timeout=20)
     assert found.event.is_model_lost
     both.do(HERE)

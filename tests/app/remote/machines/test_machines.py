@@ -16,10 +16,10 @@ from app.remote.machines import part as part_module
 from app.remote.machines.part import MachinesPart
 from app.remote.machines.team import MachineTeam, TeamHost, for_machines, for_window
 from engine import (
+    AnswerRequest,
     Command,
     EngineError,
     Failed,
-    Generate,
     HostEvent,
     Load,
     LoadParams,
@@ -139,13 +139,13 @@ def test_a_team_computes_what_it_has_joined_for(path: str, inner: list[Inner]) -
 
     def closing(command: Command) -> object:
         number = host.submit(command)
-        until(lambda: any(one.generation == number for one in events))
-        return next(one.event for one in events if one.generation == number)
+        until(lambda: any(one.command_id == number for one in events))
+        return next(one.event for one in events if one.command_id == number)
 
     refused = closing(load)
     assert isinstance(refused, Failed)
     assert "have gone" in refused.error.message
-    assert isinstance(closing(Generate()), Failed), "there is no model"
+    assert isinstance(closing(AnswerRequest()), Failed), "there is no model"
     team.open(path, 2, "127.0.0.1:0")
     joining = join(team)
     until(lambda: team.is_complete)
@@ -155,7 +155,7 @@ def test_a_team_computes_what_it_has_joined_for(path: str, inner: list[Inner]) -
     number = host.submit(load)
     until(lambda: any(isinstance(one.event, ModelLoaded) for one in events))
     loaded = next(one for one in events if isinstance(one.event, ModelLoaded))
-    assert loaded.generation == number
+    assert loaded.command_id == number
     assert isinstance(loaded.event, ModelLoaded)
     assert loaded.event.params.devices == ("cpu", "1/cpu")
     (command,) = [one for one in inner[0].commands if isinstance(one, Load)]
@@ -172,7 +172,7 @@ def test_a_command_that_is_refused_at_once_is_closed_by_its_number(path: str) ->
     host = TeamHost(events.append, team)
     team.open(path, 2, "127.0.0.1:0")
     number = host.submit(Load(LoadParams(path, ("cpu", "1/cpu"), split_mode="groups")))
-    assert [one.generation for one in events] == [number]
+    assert [one.command_id for one in events] == [number]
     assert isinstance(events[0].event, Failed)
     assert "waits for 1 more machine" in events[0].event.error.message
     host.close()

@@ -165,21 +165,21 @@ def test_values_of_headers_are_secrets_that_stay_at_an_edit(
     form.name.setText("far")
     form.tabs.setCurrentIndex(ADDRESS)
     form.url.setText("http://127.0.0.1:9/mcp")
-    form.headers.setPlainText("Authorization: Bearer s3\nX-Team: a")
+    form.headers.setPlainText("Authorization: Bearer s3\nX-ThreadPool: a")
     form.save.click()
     until(qtbot, lambda: "far" in dialog.cards)
     until(qtbot, lambda: "cannot be reached" in dialog.cards["far"].status.text())
-    assert ring == {"headers of far": '{"Authorization": "Bearer s3", "X-Team": "a"}'}
+    assert ring == {"headers of far": '{"Authorization": "Bearer s3", "X-ThreadPool": "a"}'}
     assert "s3" not in paths.tool_servers_file().read_text()
     dialog.cards["far"].edit.click()
     form = form_of(shell)
     assert form.tabs.currentIndex() == ADDRESS != PROGRAM
-    assert form.headers.toPlainText() == "Authorization: \nX-Team: "
+    assert form.headers.toPlainText() == "Authorization: \nX-ThreadPool: "
     form.name.setText("near")
-    form.headers.setPlainText("Authorization:\nX-Team: b")
+    form.headers.setPlainText("Authorization:\nX-ThreadPool: b")
     qtbot.keyClick(form.url, Qt.Key.Key_Return)
     until(qtbot, lambda: "near" in dialog.cards)
-    assert ring == {"headers of near": '{"Authorization": "Bearer s3", "X-Team": "b"}'}
+    assert ring == {"headers of near": '{"Authorization": "Bearer s3", "X-ThreadPool": "b"}'}
     assert list(dialog.cards) == ["near"]
     assert banner(shell) == ""
 

@@ -34,7 +34,7 @@ def worker(request: pytest.FixtureRequest) -> Iterator[Worker]:
 def experts(kind: Kind, n_rows: int, n_columns: int, worker: Worker) -> ExpertLinear:
     """Return random matrices of a type."""
     planes = packed(
-        random_rows(kind, N_EXPERT * n_rows, n_columns, seed=n_rows), kind, chosen(), worker.team
+        random_rows(kind, N_EXPERT * n_rows, n_columns, seed=n_rows), kind, chosen(), worker.pool
     )
     tiles = torch.from_numpy(planes).view(N_EXPERT, -(-n_rows // 16), -1)
     whole = Shard(1, Ranges(((0, n_rows),), n_rows))
@@ -56,7 +56,7 @@ def groups_of(n_token: int, n_used: int) -> Groups:
 def test_the_bits_are_those_of_one_product_after_the_other(
     worker: Worker, act: Activation, n_used: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    n_token, ops = 301, CpuOps(worker.team)
+    n_token, ops = 301, CpuOps(worker.pool)
     gate, up, down = (
         experts(kind, *shape, worker)
         for kind, shape in zip(TYPES, [(N_FF, N_EMBD)] * 2 + [(N_EMBD, N_FF)], strict=True)

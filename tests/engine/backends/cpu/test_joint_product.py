@@ -40,7 +40,7 @@ class Matrix:
     ) -> None:  # fmt: skip
         raw = random_rows(kind, n_rows, N_COLUMNS, seed=seed)
         self.kind, self.n_rows, self.worker = kind, n_rows, worker
-        self.planes = packed(raw, kind, chosen(), worker.team)
+        self.planes = packed(raw, kind, chosen(), worker.pool)
         tiles = torch.from_numpy(self.planes).view(-(-n_rows // 16), -1)
         weight = made(tiles, kind, n_rows, Extent.of(0, N_COLUMNS), worker)
         self.x_bytes = weight.x_bytes
@@ -51,7 +51,7 @@ class Matrix:
         """Return the GEMM kernel's product with x."""
         return torch.from_numpy(
             multiplied(
-                self.planes, self.n_rows, x.numpy(), self.kind, chosen(), self.worker.team,
+                self.planes, self.n_rows, x.numpy(), self.kind, chosen(), self.worker.pool,
                 x_bytes=self.x_bytes,
             )
         )  # fmt: skip
@@ -66,7 +66,7 @@ def numbers(n_tokens: int, seed: int = 0) -> Tensor:
 def test_products_of_several_types(worker: Worker, n_tokens: int) -> None:
     kinds = (Kind.Q4_K, Kind.Q4_K, Kind.Q6_K)
     matrices = [Matrix(k, n, worker, n) for k, n in zip(kinds, (96, 32, 40), strict=True)]
-    ops, layers = CpuOps(worker.team), [matrix.linear for matrix in matrices]
+    ops, layers = CpuOps(worker.pool), [matrix.linear for matrix in matrices]
     for seed in range(2):
         x = numbers(n_tokens, seed)
         for _ in range(2):  # the second time x is quantised already
@@ -84,7 +84,7 @@ def test_values_have_finer_activations_in_the_same_product(n_tokens: int) -> Non
     matrices = [Matrix(Kind.Q4_K, 96, worker, 1), Matrix(Kind.Q4_K, 32, worker, 2), value]
     layers = [matrix.linear for matrix in matrices]
     for seed, first in enumerate([[], [0], [2], [0, 2]]):
-        x, ops = numbers(n_tokens, seed), CpuOps(worker.team)
+        x, ops = numbers(n_tokens, seed), CpuOps(worker.pool)
         assert ops._joint_product(tuple(layers))[0], "one call for all three"
         for index in first:
             assert torch.equal(layers[index](x), matrices[index].product(x))
@@ -127,9 +127,9 @@ def test_activations_of_other_blocks_are_quantised_anew(worker: Worker) -> None:
 @pytest.mark.parametrize("act", [Activation("silu"), Activation("oai", 0.5)], ids=str)
 def test_an_activation_between_two(worker: Worker, act: Activation, n_tokens: int) -> None:
     gate, up = Matrix(Kind.Q4_K, 200, worker, 1), Matrix(Kind.Q6_K, 200, worker, 2)
-    ops, x = CpuOps(worker.team), numbers(n_tokens)
+    ops, x = CpuOps(worker.pool), numbers(n_tokens)
     y = ops.gated_linears(act, x, gate.linear, up.linear)
     assert torch.equal(y, ops.gated(act, gate.product(x), up.product(x)))
     gate.linear.bias = torch.ones(200)
-    y = CpuOps(worker.team).gated_linears(act, x, gate.linear, up.linear)
+    y = CpuOps(worker.pool).gated_linears(act, x, gate.linear, up.linear)
     assert torch.equal(y, ops.gated(act, gate.product(x) + 1, up.product(x)))

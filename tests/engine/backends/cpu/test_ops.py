@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.backends.cpu.kernels.running.team import Team
+from engine.backends.cpu.kernels.running.thread_pool import ThreadPool
 from engine.backends.cpu.ops import CpuOps
 from engine.model.forward.batch import Batch
 from engine.model.forward.cache import LayerCache
@@ -19,7 +19,7 @@ REFERENCE = Ops()
 
 @pytest.fixture(scope="module")
 def fast() -> CpuOps:
-    return CpuOps(Team(2))
+    return CpuOps(ThreadPool(2))
 
 
 def numbers(seed: int, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.backends.cpu.kernels.running.team import Team
+from engine.backends.cpu.kernels.running.thread_pool import ThreadPool
 from engine.backends.cpu.kernels.small.small_ops import SmallOps
 from engine.backends.cpu.recorder import Recorder, Recording
 from engine.model.forward.recording import refuse_replay
 
-TEAM = Team(1)
+TEAM = ThreadPool(1)
 OPS = SmallOps(TEAM)
 WEIGHT = torch.randn(8, 8)
 STATE = torch.zeros(8)

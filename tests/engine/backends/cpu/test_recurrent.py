@@ -13,7 +13,7 @@ from torch import Tensor
 
 from engine.backends.cpu.kernels.language.isa import supported
 from engine.backends.cpu.kernels.recurrent import delta_net
-from engine.backends.cpu.kernels.running.team import Team
+from engine.backends.cpu.kernels.running.thread_pool import ThreadPool
 from engine.backends.cpu.ops import CpuOps
 from engine.backends.cpu.recorder import Recorder
 from engine.backends.cpu.recurrent import RecurrentOps
@@ -23,16 +23,16 @@ from engine.model.forward.ops import Ops
 from tests.helpers.tiers import paired
 
 EXACT = Ops()
-TEAMS: list[Team] = []
-"""A team of one thread and one of three, while tests of this file run."""
+TEAMS: list[ThreadPool] = []
+"""A pool of one thread and one of three, while tests of this file run."""
 
 
 @pytest.fixture(autouse=True, scope="module")
-def teams() -> Iterator[None]:
-    TEAMS.extend((Team(1), Team(3)))
+def pools() -> Iterator[None]:
+    TEAMS.extend((ThreadPool(1), ThreadPool(3)))
     yield
-    for team in TEAMS:
-        team.close()
+    for pool in TEAMS:
+        pool.close()
     TEAMS.clear()
 
 
@@ -211,7 +211,7 @@ def test_results_are_those_of_the_recurrence(make: Make, isa: Any, sizes: Any) -
 def test_any_cut_and_any_team_gives_the_same_bits(make: Make, isa: Any, sizes: Any) -> None:
     torch.manual_seed(2)
     layer = make(70, sizes)
-    one, three = (RecurrentOps(team, isa) for team in TEAMS)
+    one, three = (RecurrentOps(pool, isa) for pool in TEAMS)
     y, state = layer.whole(one)
     for other in (
         layer.whole(three), layer.cut(three, *range(1, 70)), layer.cut(one, 16, 17, 33, 64),
@@ -324,7 +324,7 @@ def test_large_layers_are_shared_by_the_threads(make: Make) -> None:
     torch.manual_seed(4)
     for sizes in ((1, 128, 160), (8, 128, 128)):
         layer = make(24, sizes)
-        one, three = (layer.whole(RecurrentOps(team)) for team in TEAMS)
+        one, three = (layer.whole(RecurrentOps(pool)) for pool in TEAMS)
         assert all(map(torch.equal, one, three))
 
 

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from engine.backends.cpu.kernels.language.isa import supported
-from engine.backends.cpu.kernels.running.team import Team
+from engine.backends.cpu.kernels.running.thread_pool import ThreadPool
 from engine.backends.cpu.routing import RoutingOps
 from engine.model.forward.expert_rows import Groups
 from engine.model.forward.operands import Routing
@@ -17,7 +17,7 @@ FIELDS = ("expert_of", "pair_of", "row_of")
 
 @pytest.fixture(scope="module", params=supported(), ids=lambda isa: isa.name)
 def ops(request: pytest.FixtureRequest) -> RoutingOps:
-    return RoutingOps(Team(2), request.param)
+    return RoutingOps(ThreadPool(2), request.param)
 
 
 def some_logits(n_token: int, n_expert: int) -> Tensor:

@@ -82,7 +82,7 @@ def check(function: Callable[..., Tensor], *rows: Tensor) -> None:
 def in_planes(kind: Kind, worker: Worker, n_matrices: int = 0, seed: int = 0) -> PlaneWeight:
     """Return a random matrix in planes, or several."""
     found = [
-        packed(random_rows(kind, N_OUT, N_COLUMNS, seed=seed + n), kind, chosen(), worker.team)
+        packed(random_rows(kind, N_OUT, N_COLUMNS, seed=seed + n), kind, chosen(), worker.pool)
         for n in range(n_matrices or 1)
     ]
     planes = torch.stack([torch.from_numpy(m).view(-(-N_OUT // 16), -1) for m in found])
@@ -133,7 +133,7 @@ def test_products_that_are_made_at_once(worker: Worker) -> None:
     joint = JointProduct(weights)
     x = numbers(joint.n_tokens, N_COLUMNS)
     check(lambda rows: torch.cat([part.clone() for part in joint(rows)], -1), x)
-    kernel = CpuOps(worker.team)._small_ops.activation("silu", 0.0)
+    kernel = CpuOps(worker.pool)._small_ops.activation("silu", 0.0)
     assert kernel is not None
     check(lambda rows: joint.gated(rows, *kernel).clone(), x)
     columns = JoinedColumns([*weights, plain(torch.bfloat16, worker)], [N_COLUMNS] * 2 + [509])
@@ -142,7 +142,7 @@ def test_products_that_are_made_at_once(worker: Worker) -> None:
 
 @pytest.mark.parametrize("kind", [Kind.Q4_K, Kind.F16], ids=lambda kind: kind.name)
 def test_routed_experts(worker: Worker, kind: Kind) -> None:
-    ops, is_plain = CpuOps(worker.team), kind == Kind.F16
+    ops, is_plain = CpuOps(worker.pool), kind == Kind.F16
     experts: Weight = plain(torch.float16, worker, 6) if is_plain else in_planes(kind, worker, 6)
 
     def routed(x: Tensor, logits: Tensor) -> Tensor:
@@ -154,20 +154,20 @@ def test_routed_experts(worker: Worker, kind: Kind) -> None:
 
 @pytest.mark.parametrize("kind", ["silu", "gelu", "relu", "relu2", "sigmoid"])
 def test_activations(worker: Worker, kind: str) -> None:
-    ops, act, x = CpuOps(worker.team), Activation(kind), numbers(N_ROWS, N_OUT)  # type: ignore[arg-type]
+    ops, act, x = CpuOps(worker.pool), Activation(kind), numbers(N_ROWS, N_OUT)  # type: ignore[arg-type]
     check(lambda rows: ops.activate(act, rows), x)
     check(lambda rows, up: ops.gated(act, rows, up), x, numbers(N_ROWS, N_OUT, seed=1))
 
 
 def test_functions_of_single_elements(worker: Worker) -> None:
-    ops, x = CpuOps(worker.team), numbers(N_ROWS, 21) * 4
+    ops, x = CpuOps(worker.pool), numbers(N_ROWS, 21) * 4
     check(ops.softplus, x)
     check(lambda rows: ops.softcap(rows, 30.0), x)
     check(lambda rows: ops.xielu(rows, 0.8, 0.9, 0.5, -1e-6), x)
 
 
 def test_norms(worker: Worker) -> None:
-    ops, weight = CpuOps(worker.team), numbers(N_OUT)
+    ops, weight = CpuOps(worker.pool), numbers(N_OUT)
     for x in (numbers(N_ROWS, N_OUT), numbers(N_ROWS, 3, N_OUT)):
         check(lambda rows: ops.rms_norm(rows, weight, weight, 1e-5), x)
         check(lambda rows: ops.layer_norm(rows, weight, None, 1e-5), x)
@@ -175,14 +175,14 @@ def test_norms(worker: Worker) -> None:
 
 
 def test_a_gate_of_each_row(worker: Worker) -> None:
-    ops, door = CpuOps(worker.team), numbers(N_COLUMNS - 3)
+    ops, door = CpuOps(worker.pool), numbers(N_COLUMNS - 3)
     x, y, other = (numbers(N_ROWS, n, seed=n) for n in (N_COLUMNS - 3, 21, 22))
     check(lambda *rows: ops.opened(rows[0], door, rows[1], rows[2][:, :21]), x, y, other)
 
 
 @pytest.mark.parametrize("style", ["norm", "neox"])
 def test_rotations(worker: Worker, style: str) -> None:
-    ops, x = CpuOps(worker.team), numbers(N_ROWS, 3, 50)
+    ops, x = CpuOps(worker.pool), numbers(N_ROWS, 3, 50)
     params, positions = RopeParams(42, style, 1e4), torch.arange(200, 200 + N_ROWS)  # type: ignore[arg-type]
 
     def rotated(rows: Tensor, at: Tensor) -> Tensor:

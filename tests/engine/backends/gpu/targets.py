@@ -52,12 +52,12 @@ H200, RTX 5090, RX 7900 XTX, RX 9070 XT, MI300X."""
 
 SWEEP = tuple(N_SM)
 
-MOST_SHARED_BYTES = {"sm_61": 48, "sm_70": 96, "sm_75": 64, "sm_80": 163, "sm_86": 99,
+MAX_SHARED_BYTES = {"sm_61": 48, "sm_70": 96, "sm_75": 64, "sm_80": 163, "sm_86": 99,
                      "sm_89": 99, "sm_90": 227, "sm_120": 99, "gfx1100": 64, "gfx1201": 64,
                      "gfx942": 64}  # fmt: skip
 """Shared memory that a program may have, in KiB, per target."""
 
-MOST_SPILLED_BYTES = 256
+MAX_SPILLED_BYTES = 256
 """Most bytes of registers that a thread may spill: more would cost too many loads and stores."""
 
 USAGE = re.compile(r"REG:(\d+) STACK:(\d+) SHARED:\d+ LOCAL:(\d+)")
@@ -87,9 +87,9 @@ class Usage:
     @property
     def problem(self) -> str:
         """Why the variant is not acceptable, "" if it is."""
-        if self.spilled_bytes > MOST_SPILLED_BYTES:
+        if self.spilled_bytes > MAX_SPILLED_BYTES:
             return f"spills {self.spilled_bytes} bytes"
-        if self.shared_bytes > MOST_SHARED_BYTES[self.target] << 10:
+        if self.shared_bytes > MAX_SHARED_BYTES[self.target] << 10:
             return f"needs {self.shared_bytes} bytes of shared memory"
         return ""
 

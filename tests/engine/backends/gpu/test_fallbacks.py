@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from engine import (
+    AnswerRequest,
     Command,
     EngineError,
     EngineReady,
@@ -17,7 +18,6 @@ from engine import (
     Fallback,
     FallbacksChanged,
     Finished,
-    Generate,
     HostEvent,
     Load,
     LoadParams,
@@ -226,7 +226,7 @@ def test_a_host_tells_each_change_before_the_answer_ends(
         number, found = host.submit(command), list[tuple[Fallback, ...]]()
         while True:
             event = events.get(timeout=60)
-            assert event.generation == number
+            assert event.command_id == number
             if isinstance(event.event, FallbacksChanged):
                 found.append(event.event.fallbacks)
             elif isinstance(event.event, ModelLoaded | ModelResplit | Finished | Failed):
@@ -240,15 +240,15 @@ def test_a_host_tells_each_change_before_the_answer_ends(
     assert changes == []
     assert [f.kind for f in loaded.fallbacks] == ["graph"]
     assert loaded.warnings == (NO_TEMPLATE,), "each is told once"
-    assert told(Generate(prompt="a", sampling=GREEDY))[0] == []
+    assert told(AnswerRequest(prompt="a", sampling=GREEDY))[0] == []
     changes, done = told(Resplit(params))
     assert isinstance(done, ModelResplit)
     assert (changes, done.model.fallbacks) == ([], ())
-    assert told(Generate(prompt="a", sampling=GREEDY))[0] == []
-    ((found,),), _ = told(Generate(prompt="a", sampling=OPEN))
+    assert told(AnswerRequest(prompt="a", sampling=GREEDY))[0] == []
+    ((found,),), _ = told(AnswerRequest(prompt="a", sampling=OPEN))
     assert found.kind == "sampling"
-    assert told(Generate(prompt="a", sampling=OPEN))[0] == [], "it is known already"
-    assert told(Generate(prompt="a", sampling=GREEDY))[0] == [()]
+    assert told(AnswerRequest(prompt="a", sampling=OPEN))[0] == [], "it is known already"
+    assert told(AnswerRequest(prompt="a", sampling=GREEDY))[0] == [()]
     assert host.close()
 
 

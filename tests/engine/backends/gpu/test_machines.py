@@ -87,7 +87,7 @@ def test_mtp_blocks_guess_in_captured_passes(
     given = dict[str, Any](n_ctx=256, kv_type="f32", parallel=2, draft="mtp", groups=groups)
     params = LoadParams(str(path), ("cpu",) * sum(sizes), split_mode=mode, **given)
     with machines(len(sizes)) as there, model_on(sizes, params) as model:
-        assert model.runtime.runner.most_checked_rows == 16
+        assert model.runtime.runner.max_verify_rows == 16
         check_guesses(model, PlainMTP(path), 8, 3, n_before=3)
         check_guesses(model, PlainMTP(path), 6, 1, 2, PROMPTS[:2])
         for rank in model.runtime.ranks:

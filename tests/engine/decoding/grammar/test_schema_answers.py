@@ -8,7 +8,15 @@ from pathlib import Path
 import pytest
 
 from app.core.paths import demo_model
-from engine import ChatMessage, Finished, Generate, Model, SamplingParams, TokenText, load_model
+from engine import (
+    AnswerRequest,
+    ChatMessage,
+    Finished,
+    Model,
+    SamplingParams,
+    TokenText,
+    load_model,
+)
 from tests.helpers.json_schemas import random_schema
 
 N_ALL = 320
@@ -44,7 +52,7 @@ def check_answer(model: Model, seed: int) -> bool:
     jsonschema.Draft202012Validator.check_schema(schema)
     sampling = SamplingParams(temperature=1.0, seed=seed, json_schema=json.dumps(schema))
     message = ChatMessage("user", f"Write an example of {json.dumps(schema)[:100]}")
-    events = list(model.answer(Generate((message,), sampling=sampling)))
+    events = list(model.answer(AnswerRequest((message,), sampling=sampling)))
     text = "".join(event.text for event in events if isinstance(event, TokenText))
     last = events[-1]
     assert isinstance(last, Finished)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from engine.backends.cpu.kernels.language.isa import chosen
 from engine.backends.cpu.kernels.packing import pack
 from engine.backends.cpu.kernels.running import jit
-from engine.backends.cpu.kernels.running.team import Team
+from engine.backends.cpu.kernels.running.thread_pool import ThreadPool
 from engine.formats.gguf.tensors import TYPES
 from engine.formats.quants import encode as codes
 from engine.formats.quants.dequantise import QUANTS, dequantise
@@ -45,12 +45,12 @@ def packed(raw: Bytes, number: int, first: int, n_blocks: int, goal_row: int) ->
     planes = aligned(n_tile * tile_bytes).reshape(n_tile, tile_bytes)
     rows = coded_rows(torch.from_numpy(raw), number)
     run = kernel(f"pack-{number}", "pack", pack.ARGUMENTS, lambda m: pack.build(m, number))
-    team = Team(1)
+    pool = ThreadPool(1)
     run(
-        team.address, rows.data_ptr(), rows.shape[1], len(rows), goal_row, first, n_blocks,
+        pool.address, rows.data_ptr(), rows.shape[1], len(rows), goal_row, first, n_blocks,
         planes.ctypes.data, tile_bytes,
     )  # fmt: skip
-    team.close()
+    pool.close()
     return planes
 
 
@@ -143,10 +143,10 @@ def test_products_are_those_of_the_weights_and_rounded_activations(
     raw, n_columns = finite_rows(number), N_BLOCKS * BLOCK
     planes = packed(raw, number, FIRST, N_BLOCKS, 0)
     x = np.random.default_rng(1).standard_normal((n_tokens, n_columns), dtype=np.float32)
-    team, isa = Team(2), chosen()
-    found = multiplied(planes, N_ROWS, x, number, isa, team, skip=FIRST % 8)
-    rounded = activations(quantised(x, isa, team), n_tokens, N_BLOCKS, isa)
-    team.close()
+    pool, isa = ThreadPool(2), chosen()
+    found = multiplied(planes, N_ROWS, x, number, isa, pool, skip=FIRST % 8)
+    rounded = activations(quantised(x, isa, pool), n_tokens, N_BLOCKS, isa)
+    pool.close()
     weights = dequantised(raw, number).astype(np.float64)
     wanted = rounded @ weights.T
     assert np.abs(found - wanted).max() < 2e-6 * np.abs(wanted).max()

@@ -95,7 +95,7 @@ def test_only_so_many_strangers_are_listened_to(
     gathering: engine.Gathering, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The oldest give way, so that they do not keep out who knows the token."""
-    monkeypatch.setattr(gathering_module, "MOST_STRANGERS", 2)
+    monkeypatch.setattr(gathering_module, "MAX_STRANGERS", 2)
     place = gathering._sock.getsockname()
     with ExitStack() as stack:
         strangers = [stack.enter_context(socket.create_connection(place)) for _ in range(3)]

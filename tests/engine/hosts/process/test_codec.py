@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from torch import device
 
 from engine import (
+    AnswerRequest,
     Command,
     ControlVector,
     EngineError,
     Event,
     Failed,
     Finished,
-    Generate,
     HostEvent,
     Load,
     LoadParams,
@@ -44,7 +44,7 @@ from engine.hosts.process.channel import (
     EventsMessage,
     SubmitMessage,
 )
-from engine.hosts.process.codec import LARGEST_BYTES, PROTOCOL, MessageError, field_hints
+from engine.hosts.process.codec import MAX_BYTES, PROTOCOL, MessageError, field_hints
 from engine.load_params import MAX_ROPE_BASE, MAX_ROPE_FACTOR, ROPE_SCALINGS
 from engine.sampling_params import SAMPLERS
 
@@ -255,7 +255,7 @@ def refused(message: object, version: object = PROTOCOL) -> bool:
 
 
 def submit(command: object, **changes: object) -> dict[str, object]:
-    return {"type": "SubmitMessage", "generation": 1, "command": command, **changes}
+    return {"type": "SubmitMessage", "command_id": 1, "command": command, **changes}
 
 
 UNLOAD = {"type": "Unload"}
@@ -268,9 +268,9 @@ def test_only_whole_declared_messages_are_read() -> None:
     assert refused(submit(UNLOAD), version=PROTOCOL + 1)
     assert refused(submit(UNLOAD), version=True)
     assert refused(submit(UNLOAD, more=1)), "a field that it has not"
-    assert refused({"type": "SubmitMessage", "generation": 1}), "a field that is missing"
-    assert refused(submit(UNLOAD, generation=True)), "no number"
-    assert refused(submit(UNLOAD, generation="1"))
+    assert refused({"type": "SubmitMessage", "command_id": 1}), "a field that is missing"
+    assert refused(submit(UNLOAD, command_id=True)), "no number"
+    assert refused(submit(UNLOAD, command_id="1"))
     assert refused(submit(UNLOAD, generation=None))
     for command in (
         {"type": "Popen", "args": "x"}, {"type": "ModelUnloaded"}, {"type": "SubmitMessage"},
@@ -313,7 +313,7 @@ def test_no_change_of_a_byte_does_more_than_being_refused(data: st.DataObject) -
 
 def test_a_message_that_is_too_large_is_a_sentence() -> None:
     with pytest.raises(MessageError, match="too large"):
-        TO_ENGINE.pack(SubmitMessage(1, Generate(prompt="x" * LARGEST_BYTES)))
+        TO_ENGINE.pack(SubmitMessage(1, AnswerRequest(prompt="x" * MAX_BYTES)))
 
 
 def test_texts_and_numbers_at_their_limits_arrive() -> None:

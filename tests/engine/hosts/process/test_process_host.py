@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from engine import (
+    AnswerRequest,
     ChatMessage,
     Command,
     CountTokens,
@@ -24,7 +25,6 @@ from engine import (
     Event,
     Failed,
     Finished,
-    Generate,
     HostEvent,
     Load,
     LoadParams,
@@ -36,7 +36,7 @@ from engine import (
 )
 from engine.hosts.process import process_host
 from engine.hosts.process.child import Death, crash_of
-from engine.hosts.process.codec import LARGEST_BYTES, MessageError
+from engine.hosts.process.codec import MAX_BYTES, MessageError
 from tests.helpers.new_threads import new_threads
 from tests.helpers.tiers import paired
 from tests.helpers.tiny_gguf import tiny_gguf
@@ -71,7 +71,7 @@ class Office:
         number = self.host.submit(command)
         closing = process_host.CLOSING_EVENTS
         return self.until(
-            lambda found: found.generation == number and isinstance(found.event, closing)
+            lambda found: found.command_id == number and isinstance(found.event, closing)
         ).event
 
     def crash(self) -> tuple[int, Failed, EngineCrashed]:
@@ -79,7 +79,7 @@ class Office:
         found = self.first(Failed)
         assert isinstance(found.event, Failed)
         assert isinstance(found.event.error, EngineCrashed)
-        return found.generation, found.event, found.event.error
+        return found.command_id, found.event, found.event.error
 
 
 def is_gone(pid: int) -> bool:
@@ -134,7 +134,7 @@ def test_a_death_is_told_in_words_and_the_next_load_answers(
     office: Office, path: str, number: signal.Signals, said: str
 ) -> None:
     assert isinstance(office.run(Load(LoadParams(path, ("cpu", "cpu")))), ModelLoaded)
-    answering = office.host.submit(Generate(ASK, sampling=LONG))
+    answering = office.host.submit(AnswerRequest(ASK, sampling=LONG))
     waiting = office.host.submit(Unload())
     office.first(TokenText)
     os.kill(pid_of(office.host), number)
@@ -152,7 +152,7 @@ def test_a_death_is_told_in_words_and_the_next_load_answers(
     assert generation == waiting
     assert not failed.is_model_lost, "it was lost before"
     assert isinstance(office.run(Load(LoadParams(path))), ModelLoaded)
-    finished = office.run(Generate(ASK, sampling=SHORT))
+    finished = office.run(AnswerRequest(ASK, sampling=SHORT))
     assert isinstance(finished, Finished)
     assert finished.usage.completion_tokens == 5
 
@@ -191,28 +191,28 @@ def test_what_a_terminal_sends_to_all_processes_leaves_the_engine_to_the_window(
 ) -> None:
     office.run(Load(LoadParams(path)))
     os.kill(pid_of(office.host), getattr(signal, name))
-    assert isinstance(office.run(Generate(ASK, sampling=SHORT)), Finished)
+    assert isinstance(office.run(AnswerRequest(ASK, sampling=SHORT)), Finished)
 
 
 def test_a_command_that_cannot_be_sent_fails_alone(office: Office, path: str) -> None:
     office.run(Load(LoadParams(path)))
-    failed = office.run(Generate(prompt="x" * LARGEST_BYTES))
+    failed = office.run(AnswerRequest(prompt="x" * MAX_BYTES))
     assert isinstance(failed, Failed)
     assert isinstance(failed.error, MessageError)
     assert not failed.is_model_lost
-    assert isinstance(office.run(Generate(ASK, sampling=SHORT)), Finished)
+    assert isinstance(office.run(AnswerRequest(ASK, sampling=SHORT)), Finished)
 
 
 def test_the_first_event_is_that_the_engine_is_ready_also_after_deaths(
     office: Office, path: str
 ) -> None:
     first = office.events.get(timeout=WAIT_S)
-    assert first.generation == 0
+    assert first.command_id == 0
     assert isinstance(first.event, EngineReady)
     os.kill(pid_of(office.host), signal.SIGKILL)
     office.crash()
     number = office.host.submit(Unload())
-    assert office.events.get(timeout=WAIT_S).generation == number, "ready is said once"
+    assert office.events.get(timeout=WAIT_S).command_id == number, "ready is said once"
 
 
 def program(code: str) -> tuple[str, ...]:
@@ -356,7 +356,7 @@ def test_a_device_that_has_stopped_ends_the_process_and_the_next_load_has_a_fres
     for _ in range(2):  # it has not died: the next one starts at once
         assert isinstance(office.run(Load(LoadParams(path))), ModelLoaded)
         pid = pid_of(office.host)
-        failed = office.run(Generate(prompt="poison"))
+        failed = office.run(AnswerRequest(prompt="poison"))
         assert isinstance(failed, Failed)
         assert failed.is_model_lost
         assert str(failed.error) == "cuda:0 has stopped working: an illegal address."
@@ -375,7 +375,7 @@ def test_a_device_that_hangs_ends_the_process_as_well(path: str) -> None:
     office = Office(program(POISONED))
     office.run(Load(LoadParams(path)))
     pid = pid_of(office.host)
-    failed = office.run(Generate(prompt="hang"))
+    failed = office.run(AnswerRequest(prompt="hang"))
     assert isinstance(failed, Failed)
     assert failed.error.message == "cuda:1 (rank 1) has shown no sign of life for 30 s."
     assert failed.error.hint.startswith("Load the model again")
@@ -394,7 +394,7 @@ def test_a_model_that_a_stopped_device_has_not_touched_stays_until_it_is_ejected
     assert isinstance(failed, Failed)
     assert not failed.is_model_lost
     assert failed.error.hint == f"{loaded.info.name} still answers; eject it to use cuda:1 again."
-    assert isinstance(office.run(Generate(ASK, sampling=SHORT)), Finished)
+    assert isinstance(office.run(AnswerRequest(ASK, sampling=SHORT)), Finished)
     assert office.host.pid == pid
     office.run(Unload())
     assert is_gone(pid)
@@ -449,7 +449,7 @@ def test_a_cancel_reaches_a_process_that_was_still_starting(path: str) -> None:
     office = Office()
     number = office.host.submit(Load(LoadParams(path)))
     office.host.cancel()
-    found = office.until(lambda found: found.generation == number)
+    found = office.until(lambda found: found.command_id == number)
     assert isinstance(found.event, Failed)
     assert "cancelled" in found.event.error.message
     assert office.host.close(20)
@@ -457,14 +457,15 @@ def test_a_cancel_reaches_a_process_that_was_still_starting(path: str) -> None:
 
 PARENT = """
 import sys, time
-from engine import Generate, Load, LoadParams, ModelLoaded, ProcessHost, SamplingParams, TokenText
+from engine import AnswerRequest, Load, LoadParams, ModelLoaded, ProcessHost
+from engine import SamplingParams, TokenText
 def said(event):
     if isinstance(event.event, TokenText):
         print(host.pid, flush=True)
 host = ProcessHost(said)
 host.submit(Load(LoadParams(sys.argv[1])))
 sampling = SamplingParams(max_tokens=100_000, ignore_eos=True, on_overflow="shift")
-host.submit(Generate(prompt="hello", sampling=sampling))
+host.submit(AnswerRequest(prompt="hello", sampling=sampling))
 time.sleep(120)
 """
 

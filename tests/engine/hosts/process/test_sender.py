@@ -161,7 +161,7 @@ def test_an_event_that_cannot_be_sent_fails_its_command_and_no_other(wire: Wire)
     wire.sender.put(HostEvent(2, StateLoaded("x", (object(),))))  # type: ignore[arg-type]
     assert wire.batch() == (token(1),)
     (event,) = wire.batch()
-    assert event.generation == 2
+    assert event.command_id == 2
     assert isinstance(event.event, Failed)
     assert isinstance(event.event.error, EngineCrashed)
     wire.sender.put(HostEvent(3, END))

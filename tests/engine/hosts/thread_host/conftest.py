@@ -47,7 +47,7 @@ def desk(request: pytest.FixtureRequest) -> Iterator[Desk]:
     yield made
     made.host.cancel()
     last = made.host.submit(Unload())
-    while made.closing_any().generation != last:
+    while made.closing_any().command_id != last:
         pass
 
 

@@ -5,11 +5,11 @@ import pickle
 import pytest
 
 from engine import (
+    AnswerRequest,
     EngineCrashed,
     EngineError,
     Failed,
     Finished,
-    Generate,
     HostEvent,
     Load,
     LoadParams,
@@ -31,12 +31,12 @@ def test_a_bug_is_reported_and_the_engine_goes_on(
 
     with monkeypatch.context() as patch:
         patch.setattr(Attention, "project", lambda *args: 1 / 0)
-        failed = thread_desk.run(Generate(ASK, sampling=SHORT))
+        failed = thread_desk.run(AnswerRequest(ASK, sampling=SHORT))
     assert isinstance(failed, Failed)
     assert isinstance(failed.error, EngineCrashed)
     assert "ZeroDivisionError" in str(failed.error)
     assert "ZeroDivisionError" in caplog.text, "the log has the traceback"
-    assert isinstance(thread_desk.run(Generate(ASK, sampling=SHORT)), Finished)
+    assert isinstance(thread_desk.run(AnswerRequest(ASK, sampling=SHORT)), Finished)
 
 
 def test_out_of_memory_ends_only_that_answer(
@@ -50,16 +50,16 @@ def test_out_of_memory_ends_only_that_answer(
 
     with monkeypatch.context() as patch:
         patch.setattr(CpuOps, "gated", exhausted)
-        failed = thread_desk.run(Generate(ASK, sampling=SHORT))
+        failed = thread_desk.run(AnswerRequest(ASK, sampling=SHORT))
     assert isinstance(failed, Failed)
     assert isinstance(failed.error, OutOfDeviceMemory)
     assert "cpu has" in str(failed.error)
-    assert isinstance(thread_desk.run(Generate(ASK, sampling=SHORT)), Finished)
+    assert isinstance(thread_desk.run(AnswerRequest(ASK, sampling=SHORT)), Finished)
 
 
 def test_commands_and_events_can_be_pickled(path: str, thread_desk: Desk) -> None:
     loaded = thread_desk.run(Load(LoadParams(path)))
-    commands = Load(LoadParams(path)), Generate(ASK), Unload(), Resplit(LoadParams(path))
+    commands = Load(LoadParams(path)), AnswerRequest(ASK), Unload(), Resplit(LoadParams(path))
     for thing in (*commands, SaveState("x"), LoadState("x"), HostEvent(1, loaded)):
         assert pickle.loads(pickle.dumps(thing)) == thing
 

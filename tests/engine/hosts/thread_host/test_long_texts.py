@@ -6,10 +6,10 @@ from collections.abc import Iterator
 import pytest
 
 from engine import (
+    AnswerRequest,
     ContextOverflow,
     Failed,
     Finished,
-    Generate,
     Load,
     LoadParams,
     ModelUnloaded,
@@ -46,7 +46,7 @@ def test_answers_and_short_questions_do_not_wait_for_a_long_one(
     thread_desk: Desk, gate: threading.Event
 ) -> None:
     long = thread_desk.host.submit(Tokenize(LONG_TEXT))
-    assert isinstance(thread_desk.run(Generate(ASK, sampling=SHORT)), Finished)
+    assert isinstance(thread_desk.run(AnswerRequest(ASK, sampling=SHORT)), Finished)
     assert isinstance(thread_desk.run(Tokenize("hello")), Tokenized)
     gate.set()
     found = thread_desk.closing(long)
@@ -55,9 +55,9 @@ def test_answers_and_short_questions_do_not_wait_for_a_long_one(
 
 
 def test_answers_do_not_wait_for_a_long_prompt(thread_desk: Desk, gate: threading.Event) -> None:
-    long = thread_desk.host.submit(Generate(prompt=LONG_TEXT, sampling=SHORT))
-    given_up = thread_desk.host.submit(Generate(prompt=LONG_TEXT, sampling=SHORT))
-    assert isinstance(thread_desk.run(Generate(ASK, sampling=SHORT)), Finished)
+    long = thread_desk.host.submit(AnswerRequest(prompt=LONG_TEXT, sampling=SHORT))
+    given_up = thread_desk.host.submit(AnswerRequest(prompt=LONG_TEXT, sampling=SHORT))
+    assert isinstance(thread_desk.run(AnswerRequest(ASK, sampling=SHORT)), Finished)
     thread_desk.host.cancel(given_up)
     ended = thread_desk.closing(given_up)
     assert isinstance(ended, Finished)

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 from engine import (
+    AnswerRequest,
     Cancelled,
     ContextShifted,
     EngineCrashed,
     Failed,
     Finished,
-    Generate,
     Load,
     LoadParams,
     LoadProgress,
@@ -48,7 +48,7 @@ def test_a_failed_load_keeps_the_old_model(desk: Desk, path: str, tmp_path: Path
         failed = desk.run(Load(LoadParams(str(bad))))
         assert isinstance(failed, Failed)
         assert not isinstance(failed.error, EngineCrashed)
-    assert isinstance(desk.run(Generate(ASK, sampling=SHORT)), Finished)
+    assert isinstance(desk.run(AnswerRequest(ASK, sampling=SHORT)), Finished)
 
 
 def test_a_load_cancelled_midway_keeps_the_old_model(
@@ -73,26 +73,26 @@ def test_a_load_cancelled_midway_keeps_the_old_model(
     failed = thread_desk.closing(generation)
     assert isinstance(failed, Failed)
     assert isinstance(failed.error, Cancelled)
-    assert isinstance(thread_desk.run(Generate(ASK, sampling=SHORT)), Finished)
+    assert isinstance(thread_desk.run(AnswerRequest(ASK, sampling=SHORT)), Finished)
 
 
 def test_a_model_is_split_anew_and_remembers(desk: Desk, path: str) -> None:
     before = desk.run(Load(LoadParams(path, ("cpu", "cpu"), (3, 1))))
     assert isinstance(before, ModelLoaded)
-    assert isinstance(first := desk.run(Generate(ASK, sampling=SHORT)), Finished)
+    assert isinstance(first := desk.run(AnswerRequest(ASK, sampling=SHORT)), Finished)
     params = LoadParams(path, ("cpu",) * 3, (1, 2, 1))
     generation = desk.host.submit(Resplit(params))
     seen = []
     while isinstance((found := desk.next()).event, LoadProgress):
         seen.append(found)
     assert seen
-    assert {event.generation for event in [*seen, found]} == {generation}
+    assert {event.command_id for event in [*seen, found]} == {generation}
     assert isinstance(found.event, ModelResplit)
     assert found.event.model.params == params
     assert found.event.model.model_hash == before.model_hash != ""
     assert [m.device for m in found.event.model.memory] == ["cpu"] * 3
     assert found.event.n_tokens == first.usage.prompt_tokens + 4
-    second = desk.run(Generate(ASK, sampling=SHORT))
+    second = desk.run(AnswerRequest(ASK, sampling=SHORT))
     assert isinstance(second, Finished)
     assert second.usage.cached_tokens == first.usage.prompt_tokens - 1
 
@@ -100,31 +100,31 @@ def test_a_model_is_split_anew_and_remembers(desk: Desk, path: str) -> None:
 def test_an_answer_goes_on_over_a_resplit(desk: Desk, path: str) -> None:
     """Re-splits are done between two tokens, a load waits until all answers have ended."""
     desk.run(Load(LoadParams(path, parallel=2)))
-    text = desk.host.submit(Generate(ASK, sampling=LONG))
+    text = desk.host.submit(AnswerRequest(ASK, sampling=LONG))
     while not isinstance(desk.next().event, TokenText):
         pass
     first = desk.host.submit(Resplit(LoadParams(path, ("cpu",) * 2, parallel=2)))
-    other = desk.host.submit(Generate(ASK, sampling=LONG))
+    other = desk.host.submit(AnswerRequest(ASK, sampling=LONG))
     second = desk.host.submit(Resplit(LoadParams(path, ("cpu",) * 3, parallel=2)))
     load = desk.host.submit(Load(LoadParams(path)))
-    waiting = desk.host.submit(Generate(ASK, sampling=SHORT))
+    waiting = desk.host.submit(AnswerRequest(ASK, sampling=SHORT))
     order = []
     while len(order) < 2:
         found = desk.next()
-        assert found.generation in (text, first, other, second)
+        assert found.command_id in (text, first, other, second)
         if isinstance(found.event, ModelResplit):
-            order.append(found.generation)
+            order.append(found.command_id)
     assert order == [first, second]
     heard = set()
     while heard != {text, other}:
         found = desk.next()
         assert isinstance(found.event, TokenText | PrefillProgress | ContextShifted | TokenTimes)
-        heard.add(found.generation)
+        heard.add(found.command_id)
     for generation in (text, other):
         desk.host.cancel(generation)
     ends = [desk.closing_any() for _ in range(4)]
-    assert {end.generation for end in ends[:2]} == {text, other}
-    assert [end.generation for end in ends[2:]] == [load, waiting]
+    assert {end.command_id for end in ends[:2]} == {text, other}
+    assert [end.command_id for end in ends[2:]] == [load, waiting]
     assert [type(end.event) for end in ends] == [Finished, Finished, ModelLoaded, Finished]
 
 
@@ -139,22 +139,22 @@ def test_a_resplit_that_fails_or_is_cancelled_changes_nothing(
         failed = thread_desk.run(Resplit(bad))
         assert isinstance(failed, Failed)
         assert not failed.is_model_lost
-    running = thread_desk.host.submit(Generate(ASK, sampling=SHORT))
+    running = thread_desk.host.submit(AnswerRequest(ASK, sampling=SHORT))
     waiting = thread_desk.host.submit(Resplit(LoadParams(path, ("cpu",) * 2)))
     thread_desk.host.cancel()
     ends = {
-        end.generation: end.event for end in (thread_desk.closing_any(), thread_desk.closing_any())
+        end.command_id: end.event for end in (thread_desk.closing_any(), thread_desk.closing_any())
     }
     assert isinstance(ends[running], Finished)
     assert isinstance(cancelled := ends[waiting], Failed)
     assert isinstance(cancelled.error, Cancelled)
-    assert isinstance(thread_desk.run(Generate(ASK, sampling=SHORT)), Finished)
+    assert isinstance(thread_desk.run(AnswerRequest(ASK, sampling=SHORT)), Finished)
     monkeypatch.setattr("engine.runtime.resplit.Transfer.undo", lambda self: 1 / 0)
     monkeypatch.setattr("engine.runtime.resplit.load_rank", lambda *args: 1 / 0)
     lost = thread_desk.run(Resplit(LoadParams(path, ("cpu",) * 2)))
     assert isinstance(lost, Failed)
     assert lost.is_model_lost
-    failed = thread_desk.run(Generate(ASK))
+    failed = thread_desk.run(AnswerRequest(ASK))
     assert isinstance(failed, Failed)
     assert "No model is loaded" in str(failed.error)
 
@@ -182,4 +182,4 @@ def test_a_model_makes_room_for_one_that_does_not_fit_beside_it(
     assert isinstance(failed, Failed)
     assert isinstance(failed.error, OutOfDeviceMemory)
     assert len(calls) == 5, "the old one was planned again"
-    assert isinstance(thread_desk.run(Generate(ASK, sampling=SHORT)), Finished)
+    assert isinstance(thread_desk.run(AnswerRequest(ASK, sampling=SHORT)), Finished)

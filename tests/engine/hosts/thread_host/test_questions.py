@@ -5,6 +5,7 @@ from typing import get_args
 import pytest
 
 from engine import (
+    AnswerRequest,
     ApplyTemplate,
     CacheCounted,
     ChatMessage,
@@ -16,7 +17,6 @@ from engine import (
     Embed,
     Failed,
     Finished,
-    Generate,
     Load,
     LoadParams,
     ScoreTokens,
@@ -42,7 +42,7 @@ def test_tokens_are_counted(desk: Desk, path: str) -> None:
     assert isinstance(counted, TokensCounted)
     assert draft == TokensCounted(None, counted.n_draft)
     talk = (ChatMessage("user", "hello\n\nworld"),)  # the draft is a part of the last message
-    ended = desk.run(Generate(talk, sampling=SHORT))
+    ended = desk.run(AnswerRequest(talk, sampling=SHORT))
     assert isinstance(ended, Finished)
     assert counted.n_before is not None
     assert counted.n_before + counted.n_draft == ended.usage.prompt_tokens
@@ -66,11 +66,11 @@ def test_questions_are_answered_in_the_middle_of_an_answer(
     desk: Desk, path: str, question: Command
 ) -> None:
     desk.run(Load(LoadParams(path)))
-    text = desk.host.submit(Generate(ASK, sampling=LONG))
+    text = desk.host.submit(AnswerRequest(ASK, sampling=LONG))
     while not isinstance(desk.next().event, TokenText):
         pass
     number = desk.host.submit(question)
-    while (found := desk.next()).generation != number:
+    while (found := desk.next()).command_id != number:
         assert not isinstance(found.event, CLOSING)
     assert isinstance(found.event, get_args(Reply))
     desk.host.cancel()
@@ -83,7 +83,7 @@ def test_a_text_is_scored_as_the_prompt_that_it_would_be(desk: Desk, path: str) 
     assert isinstance(found, TokensScored)
     again = desk.run(ScoreTokens(found.ids, 1))
     assert again == found
-    ended = desk.run(Generate(prompt="hello world", sampling=SHORT))
+    ended = desk.run(AnswerRequest(prompt="hello world", sampling=SHORT))
     assert isinstance(ended, Finished)
     assert len(found.ids) == len(found.logprobs) + 1 == ended.usage.prompt_tokens
 
@@ -91,11 +91,11 @@ def test_a_text_is_scored_as_the_prompt_that_it_would_be(desk: Desk, path: str) 
 def test_the_cache_is_used_by_answers_and_then_kept(desk: Desk, path: str) -> None:
     desk.run(Load(LoadParams(path)))
     assert desk.run(CountCache()) == CacheCounted(0, 0)
-    text = desk.host.submit(Generate(ASK, sampling=LONG))
+    text = desk.host.submit(AnswerRequest(ASK, sampling=LONG))
     while not isinstance(desk.next().event, TokenText):
         pass
     number = desk.host.submit(CountCache())
-    while (found := desk.next()).generation != number:
+    while (found := desk.next()).command_id != number:
         assert not isinstance(found.event, CLOSING)
     assert isinstance(found.event, CacheCounted)
     assert found.event.n_used in range(256, 1025, 256)
@@ -132,7 +132,7 @@ def test_a_written_prompt_is_that_of_an_answer(desk: Desk, path: str) -> None:
         assert isinstance(written, TemplateApplied)
         tokens = desk.run(Tokenize(written.prompt, add_special=True))
         assert isinstance(tokens, Tokenized)
-        ended = desk.run(Generate(messages, sampling=SHORT, continue_last=is_continued))
+        ended = desk.run(AnswerRequest(messages, sampling=SHORT, continue_last=is_continued))
         assert isinstance(ended, Finished)
         assert len(tokens.ids) == ended.usage.prompt_tokens
     bare = desk.run(ApplyTemplate(ASK, add_generation_prompt=False))

@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 
 from engine import (
+    AnswerRequest,
     EngineCrashed,
     EngineError,
     Failed,
     Finished,
-    Generate,
     Load,
     LoadParams,
     ModelLoaded,
@@ -29,7 +29,7 @@ def test_a_search_leaves_model_and_conversation_as_they_were(
     params = LoadParams(path, ("cpu",) * 3, (1, 2, 1))
     before = desk.run(Load(params))
     assert isinstance(before, ModelLoaded)
-    assert isinstance(first := desk.run(Generate(ASK, sampling=SHORT)), Finished)
+    assert isinstance(first := desk.run(AnswerRequest(ASK, sampling=SHORT)), Finished)
     generation = desk.host.submit(Tune(LoadParams(path, ("cpu", "cpu"), **other), budget_s=3))
     assert isinstance(desk.next().event, TuneStarted)
     assert isinstance(progress := desk.next().event, TuneProgress)
@@ -41,7 +41,7 @@ def test_a_search_leaves_model_and_conversation_as_they_were(
     assert tuned.model is not None
     assert tuned.model.params == params
     assert [m.device for m in tuned.model.memory] == ["cpu"] * 3
-    second = desk.run(Generate(ASK, sampling=SHORT))
+    second = desk.run(AnswerRequest(ASK, sampling=SHORT))
     assert isinstance(second, Finished)
     assert second.usage.cached_tokens == first.usage.prompt_tokens - 1
 
@@ -56,7 +56,7 @@ def test_a_search_can_be_cancelled_and_needs_no_model(desk: Desk, path: str, hom
     assert tuned.model is None
     assert not tuned.result.is_complete
     assert tuned.result.trials
-    assert isinstance(desk.run(Generate(ASK)), Failed), "nothing stays loaded"
+    assert isinstance(desk.run(AnswerRequest(ASK)), Failed), "nothing stays loaded"
     assert {file.name for file in (home / "cache").iterdir()} >= {"tunings.json"}
     assert not list((home / "cache").glob("tandem-*")), "no conversation is left behind"
     for bad in (Tune(LoadParams(__file__)), Tune(LoadParams(path), "what")):
@@ -73,7 +73,7 @@ def test_a_search_that_fails_brings_the_model_back_or_says_that_it_is_lost(
     assert isinstance(failed, Failed)
     assert isinstance(failed.error, EngineCrashed)
     assert not failed.is_model_lost
-    assert isinstance(thread_desk.run(Generate(ASK, sampling=SHORT)), Finished)
+    assert isinstance(thread_desk.run(AnswerRequest(ASK, sampling=SHORT)), Finished)
 
     def gone(*args: object, **options: object) -> None:
         raise EngineError("The file is gone.")

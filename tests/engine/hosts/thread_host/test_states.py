@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from engine import (
+    AnswerRequest,
     ChatMessage,
     Failed,
     Finished,
-    Generate,
     Load,
     LoadParams,
     LoadState,
@@ -28,7 +28,7 @@ def test_a_state_goes_to_a_file_and_comes_back(desk: Desk, path: str, tmp_path: 
         assert isinstance(failed, Failed)
         assert "No model is loaded" in str(failed.error)
     desk.run(Load(LoadParams(path, ("cpu", "cpu"))))
-    first = desk.run(Generate(ASK, sampling=SHORT))
+    first = desk.run(AnswerRequest(ASK, sampling=SHORT))
     assert isinstance(first, Finished)
     generation = desk.host.submit(SaveState(file))
     assert isinstance(desk.next().event, StateProgress)
@@ -39,7 +39,7 @@ def test_a_state_goes_to_a_file_and_comes_back(desk: Desk, path: str, tmp_path: 
     loaded = desk.run(LoadState(file))
     assert isinstance(loaded, StateLoaded)
     assert len(loaded.ids) == n
-    again = desk.run(Generate(ASK, sampling=SHORT))
+    again = desk.run(AnswerRequest(ASK, sampling=SHORT))
     assert isinstance(again, Finished)
     assert again.usage.cached_tokens == first.usage.prompt_tokens - 1
     failed = desk.run(LoadState(str(tmp_path / "none")))
@@ -50,14 +50,14 @@ def test_a_state_goes_to_a_file_and_comes_back(desk: Desk, path: str, tmp_path: 
 def test_each_answer_has_a_state_of_its_own(
     thread_desk: Desk, path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.hosts.thread_host.MOST_ENDED", 2)
+    monkeypatch.setattr("engine.hosts.thread_host.MAX_ENDED", 2)
     thread_desk.run(Load(LoadParams(path, parallel=4)))
     texts = ("one", "and two", "and now there are three")
     asked = [
-        thread_desk.host.submit(Generate((ChatMessage("user", text),), sampling=SHORT))
+        thread_desk.host.submit(AnswerRequest((ChatMessage("user", text),), sampling=SHORT))
         for text in texts
     ]
-    ends = {end.generation: end.event for end in (thread_desk.closing_any() for _ in texts)}
+    ends = {end.command_id: end.event for end in (thread_desk.closing_any() for _ in texts)}
     too_old = next(iter(ends))
     failed = thread_desk.run(SaveState(str(tmp_path / "old"), too_old))
     assert isinstance(failed, Failed)

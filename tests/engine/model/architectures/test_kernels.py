@@ -9,7 +9,7 @@ from engine import load_model
 from tests.engine.model.architectures.test_trained import EXACT, LOSS, golden, load, nll
 from tests.helpers.golden import (
     CASES,
-    LEAST_BAR,
+    MIN_BAR,
     Case,
     golden_error,
     golden_logits,
@@ -39,7 +39,7 @@ SPLITS = (CASES[0], CASES[3])
     ("name", "case"), paired(list(golden_models()) or ["none"], SPLITS), ids=str
 )
 def test_logits_are_as_close_as_llama_cpps(name: str, case: Case) -> None:
-    bar = SPREAD.get(name, 1) * kernel_bars().get(name, LEAST_BAR)
+    bar = SPREAD.get(name, 1) * kernel_bars().get(name, MIN_BAR)
     assert golden_error(name, case) <= bar
 
 

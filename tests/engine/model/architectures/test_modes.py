@@ -12,7 +12,7 @@ from engine.formats.gguf.reader import GGUFFile
 from engine.generation.solo_sequence import solo_sequence
 from engine.model.sharding.shares import movable_tensors
 from tests.helpers.golden import (
-    LEAST_BAR,
+    MIN_BAR,
     TOLERANCE,
     Case,
     golden_error,
@@ -104,7 +104,7 @@ def test_logits_of_all_models_equal_llama_cpp(name: str, mode: str) -> None:
 @pytest.mark.usefixtures("kernels")
 @pytest.mark.parametrize(("name", "mode"), pairs(ON_KERNELS))
 def test_the_kernels_are_as_close_wherever_parts_lie(name: str, mode: str) -> None:
-    assert error_of(name, MODES[mode]) <= kernel_bars().get(name, LEAST_BAR)
+    assert error_of(name, MODES[mode]) <= kernel_bars().get(name, MIN_BAR)
 
 
 STATIONS: tuple[dict[str, Any], ...] = (
@@ -157,7 +157,7 @@ def test_a_conversation_with_any_model_goes_on_in_every_mode(
 @pytest.mark.usefixtures("kernels")
 @pytest.mark.parametrize("name", ["llama-gqa-q4_k_m", "mixtral-q4_k_m", "qwen35moe-q4_k_m"])
 def test_the_kernels_go_on_in_every_mode(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert error_on_the_way(name, monkeypatch) <= kernel_bars().get(name, LEAST_BAR)
+    assert error_on_the_way(name, monkeypatch) <= kernel_bars().get(name, MIN_BAR)
 
 
 @pytest.mark.parametrize("kv_type", ["f32", "q8_0"])

@@ -22,7 +22,7 @@ from engine.model.forward.communicator import Group
 from engine.model.forward.context import Context
 from engine.model.layers.norm import Norm
 from tests.helpers.golden import (
-    LEAST_BAR,
+    MIN_BAR,
     TOLERANCE,
     golden_logits,
     golden_models,
@@ -201,7 +201,7 @@ def check(name: str, rig: Rig, streams: Streams, *, has_kernels: bool) -> None:
         if has_kernels:
             refusals = [rank.refusal for rank in model.runtime.ranks]
             assert all(rank.recordings for rank in model.runtime.ranks), refusals
-    bar = kernel_bars().get(name, LEAST_BAR) if has_kernels else TOLERANCE
+    bar = kernel_bars().get(name, MIN_BAR) if has_kernels else TOLERANCE
     assert nmse(logits, expected) <= bar
 
 

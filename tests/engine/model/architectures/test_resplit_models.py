@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine import Generate, Model, SamplingParams, TokenText, load_model
+from engine import AnswerRequest, Model, SamplingParams, TokenText, load_model
 from tests.helpers.answers import ask
 from tests.helpers.golden import golden_logits, golden_path
 from tests.helpers.hf_models import FAMILIES
@@ -84,7 +84,7 @@ def test_what_is_remembered_survives_every_split(name: str, tmp_path: Path) -> N
 def told(model: Model, ids: Sequence[int], n: int) -> Iterator[TokenText]:
     """Yield n tokens behind some, with the probabilities of the likeliest."""
     wanted = SamplingParams(temperature=0, max_tokens=n, ignore_eos=True)
-    command = Generate(prompt=tuple(ids), sampling=wanted, n_logprobs=3)
+    command = AnswerRequest(prompt=tuple(ids), sampling=wanted, n_logprobs=3)
     return (event for event in model.answer(command) if isinstance(event, TokenText))
 
 

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from engine.model.forward.batch import (
     GEMM_TILE,
     GEMM_WAVES,
-    LEAST_CHUNK,
+    MAX_CHUNK,
     MAX_SM,
-    MOST_CHUNK,
+    MIN_CHUNK,
     chunk_rows,
     largest_chunk,
 )
@@ -29,7 +29,7 @@ def test_chunks_are_even_and_within_bounds(
     step = chunk_rows(n_tokens, n_rows, n_columns, n_sm)
     assert step >= 16
     assert step % 16 == 0
-    assert (step - GEMM_TILE) * n_columns <= MOST_CHUNK
+    assert (step - GEMM_TILE) * n_columns <= MAX_CHUNK
     n_chunk = -(-n_rows // step)
     last = n_rows - (n_chunk - 1) * step
     assert last > step - n_chunk * GEMM_TILE
@@ -41,10 +41,10 @@ def test_each_chunk_keeps_all_multiprocessors_busy(
 ) -> None:
     step = chunk_rows(n_tokens, n_rows, n_columns, n_sm)
     is_whole = step >= n_rows
-    is_most = (step + GEMM_TILE) * n_columns * 2 >= MOST_CHUNK
+    is_most = (step + GEMM_TILE) * n_columns * 2 >= MAX_CHUNK
     has_waves = n_tiles(n_tokens, step) >= GEMM_WAVES * min(n_sm, MAX_SM)
     assert is_whole or is_most or has_waves
-    assert is_whole or is_most or step * n_columns > LEAST_CHUNK - 16 * n_columns
+    assert is_whole or is_most or step * n_columns > MIN_CHUNK - 16 * n_columns
 
 
 @given(tokens, rows, columns, sms, st.floats(0, 1))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from engine import ChatMessage, Generate, Model, SamplingParams, load_model
+from engine import AnswerRequest, ChatMessage, Model, SamplingParams, load_model
 from engine.vision.images.placed import FIRST_ID
 from tests.helpers.answers import ids_of, n_cached
 from tests.helpers.golden import TOLERANCE, nmse
@@ -118,7 +118,7 @@ def test_logits_of_a_prompt_equal_transformers_on_one_and_three_ranks(
 def greedy(model: Model, messages: list[ChatMessage], n: int = 6) -> tuple[list[int], int]:
     """Return the likeliest tokens of an answer, and how many of its prompt were cached."""
     sampling = SamplingParams(temperature=0, max_tokens=n, ignore_eos=True)
-    events = list(model.answer(Generate(messages=tuple(messages), sampling=sampling)))
+    events = list(model.answer(AnswerRequest(messages=tuple(messages), sampling=sampling)))
     return ids_of(events), n_cached(events)
 
 

@@ -16,7 +16,7 @@ from tests.helpers.hf_models.family import Array, Config, Family
 from tests.helpers.hf_models.gemma import FAMILIES as GEMMAS
 from tests.helpers.hf_models.seeing.family import N_VOCAB, Parts, SeeingFamily, tower_sizes
 
-POOL, PATCH, MOST_TOKENS = 3, 4, 70
+POOL, PATCH, MAX_TOKENS = 3, 4, 70
 CELL = POOL * PATCH
 
 CONTROLS = ("<|image>", "<image|>", "<|image|>", "<|turn>", "<turn|>")
@@ -83,7 +83,7 @@ def unified_config() -> Config:
 
 COMMON = {
     "clip.vision.image_size": 224,
-    "clip.vision.image_max_pixels": MOST_TOKENS * CELL**2,
+    "clip.vision.image_max_pixels": MAX_TOKENS * CELL**2,
     "clip.vision.image_mean": [0.0] * 3,
     "clip.vision.image_std": [1.0] * 3,
 }
@@ -195,7 +195,7 @@ def gemma4_written(inputs: Mapping[str, Any]) -> list[str]:
 
 
 PROCESSOR = Gemma4ImageProcessorPil(
-    patch_size=PATCH, max_soft_tokens=MOST_TOKENS, pooling_kernel_size=POOL
+    patch_size=PATCH, max_soft_tokens=MAX_TOKENS, pooling_kernel_size=POOL
 )
 
 
@@ -207,7 +207,7 @@ def in_large_patches(images: Any, **options: Any) -> Mapping[str, Any]:
         rows, columns = pixels.shape[1] // CELL, pixels.shape[2] // CELL
         cut = pixels.reshape(3, rows, CELL, columns, CELL).permute(1, 3, 2, 4, 0)
         grid = torch.ones(rows, columns).nonzero().flip(-1)
-        n_more = MOST_TOKENS - rows * columns
+        n_more = MAX_TOKENS - rows * columns
         joined.append(torch.nn.functional.pad(cut.reshape(rows * columns, -1), (0, 0, 0, n_more)))
         places.append(torch.nn.functional.pad(grid, (0, 0, 0, n_more), value=-1))
     inputs["small"] = {name: inputs[name] for name in ("pixel_values", "image_position_ids")}

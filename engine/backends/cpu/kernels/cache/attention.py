@@ -29,7 +29,7 @@ from engine.backends.cpu.kernels.cache.attention_words import UNIT_BYTES, in_wor
 from engine.backends.cpu.kernels.language.isa import Isa
 from engine.backends.cpu.kernels.language.loops import Named, ceil_div, share
 from engine.backends.cpu.kernels.language.values import I1, I64, VOID, Code, Value, function
-from engine.backends.cpu.kernels.running.team import add_run
+from engine.backends.cpu.kernels.running.thread_pool import add_run
 from engine.load_params import KVTypes
 from engine.model.forward.pages import PAGE
 
@@ -93,7 +93,7 @@ class _TilePages(NamedTuple):
 
 
 def build(module: ir.Module, isa: Isa, types: KVTypes) -> None:
-    """Write `attend(team, *ARGUMENTS)` for the types of the cache."""
+    """Write `attend(pool, *ARGUMENTS)` for the types of the cache."""
     add_run(module)
     add_softmax(module, isa)
     add_parts(module, isa, types)
@@ -106,7 +106,7 @@ def build(module: ir.Module, isa: Isa, types: KVTypes) -> None:
     _add_part(module, has_words=has_words)
     _add_attend_piece(module)
     _add_merge_piece(module)
-    code, (team, layer, rows, *values) = function(module, "attend", 1 + len(ARGUMENTS))
+    code, (pool, layer, rows, *values) = function(module, "attend", 1 + len(ARGUMENTS))
     known = [*code.load_array(layer, len(LAYER)), *code.load_array(rows, len(ROWS)), *values]
     given = dict(zip(INNER, known, strict=False))
     zero = code.number(0)
@@ -125,12 +125,12 @@ def build(module: ir.Module, isa: Isa, types: KVTypes) -> None:
     n_items = code.where(is_whole, n_tiles, n_pages.get()) * n_groups
     code.store(n_items, place + 8 * INNER.index("n_items"))
     code.store(is_whole.to(I64, signed=False), place + 8 * INNER.index("is_whole"))
-    share(code, "attend", team, place, code.min_signed(n_items, given["n_threads"]))
+    share(code, "attend", pool, place, code.min_signed(n_items, given["n_threads"]))
     with code.when(is_whole.equals(0)):
         n_merges = n_tiles * n_groups
         with code.if_else(n_results.get() > MERGED_ALONE) as (many, few):
             with many:
-                share(code, "merge", team, place, n_merges)
+                share(code, "merge", pool, place, n_merges)
             with few, code.loop(zero, n_merges) as index:
                 code.call("merge_piece", VOID, place, index)
     code.builder.ret_void()

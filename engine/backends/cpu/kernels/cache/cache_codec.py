@@ -38,7 +38,7 @@ from engine.backends.cpu.kernels.language.values import (
     function,
     vector,
 )
-from engine.backends.cpu.kernels.running.team import add_run
+from engine.backends.cpu.kernels.running.thread_pool import add_run
 from engine.model.forward.pages import PAGE
 
 BYTES, HALVES = vector(I8), vector(I16)
@@ -299,7 +299,7 @@ multiple of 32."""
 
 
 def build(module: ir.Module, isa: Isa, kind: str) -> None:
-    """Write `store(team, *ARGUMENTS)` for a type of keys or of values."""
+    """Write `store(pool, *ARGUMENTS)` for a type of keys or of values."""
     add_run(module)
     _add_row(module, isa, kind)
     with piece(module, "store", ARGUMENTS) as (code, given, index):

@@ -20,7 +20,7 @@ from engine.backends.cpu.kernels.language.isa import Isa, chosen, named
 from engine.backends.cpu.kernels.running import jit
 from engine.backends.cpu.kernels.running.fastcall import BoundKernel, Kernel, bind_both
 from engine.backends.cpu.kernels.running.result_memory import GrowingMemory, result
-from engine.backends.cpu.kernels.running.team import Team
+from engine.backends.cpu.kernels.running.thread_pool import ThreadPool
 from engine.backends.cpu.kernels.small.small_ops import SHORT_CALL, f32_bits, is_plain, row_layout
 from engine.load_params import KVTypes
 from engine.model.forward.batch import MAX_AT_ONCE
@@ -88,16 +88,16 @@ class CacheLayer:
 
 
 class CacheOps:
-    """The operations on the KV cache, computed by one team.
+    """The operations on the KV cache, computed by one pool.
 
     Args:
-        team: threads that compute.
+        pool: threads that compute.
         isa: instruction set of the kernels; None for the best of this processor.
     """
 
-    def __init__(self, team: Team, isa: Isa | None = None) -> None:
-        self._team = team
-        self._address = team.address
+    def __init__(self, pool: ThreadPool, isa: Isa | None = None) -> None:
+        self._pool = pool
+        self._address = pool.address
         self._isa_name = (isa or chosen()).name
         self._layers: WeakKeyDictionary[LayerCache, CacheLayer] = WeakKeyDictionary()
         self._work = GrowingMemory(lambda n: torch.empty(n, dtype=torch.uint8))
@@ -132,7 +132,7 @@ class CacheOps:
             return False
         is_short = k.numel() <= SHORT_CALL
         if not is_short:
-            self._team.wake()
+            self._pool.wake()
         for kernel, given in ((layer.store_k, first), (layer.store_v, second)):
             if given:
                 run = kernel.with_gil if is_short else kernel.without_gil
@@ -159,7 +159,7 @@ class CacheOps:
         if rows.tables(held.group).n_slots > layer.k.n_slots:
             return None
         out = result(n_rows, n_heads, layer.v.head_dim)
-        tiling = heads.tiling(rows, self._team.n_threads)
+        tiling = heads.tiling(rows, self._pool.n_threads)
         self._run(layer, rows.n_seen)(
             self._address, tiling.layer, rows.words(scores, held.group), q.data_ptr(),
             f32_bits(scores.scale), f32_bits(scores.softcap), *vectors, *tiling.arguments,
@@ -185,7 +185,7 @@ class CacheOps:
         k, v = layer.k, layer.v
         if n_positions * k.n_kv * (k.head_dim + v.head_dim) <= SHORT_READ:
             return layer.attend.with_gil
-        self._team.wake()
+        self._pool.wake()
         return layer.attend.without_gil
 
 

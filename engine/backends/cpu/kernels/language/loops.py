@@ -1,4 +1,4 @@
-"""Parallel loops: kernels are split into pieces, which the threads of a team take in turn."""
+"""Parallel loops: kernels are split into pieces, which the threads of a pool take in turn."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ def add_kernel(
     module: ir.Module, name: str, arguments: Sequence[str],
     n_pieces: Callable[[Code, Named], Value], *, in_shares: bool = False,
 ) -> None:  # fmt: skip
-    """Write `name(team, *arguments)`: does all pieces of a kernel; a single one without the team.
+    """Write `name(pool, *arguments)`: does all pieces of a kernel; a single one without the pool.
 
     `add_run` and the function of the pieces must be in the module already.
 
     Args:
         in_shares: whether each thread begins with a share of neighbouring pieces.
     """
-    code, (team, *values) = function(module, name, 1 + len(arguments))
+    code, (pool, *values) = function(module, name, 1 + len(arguments))
     place = code.stack_array(values)
     n = n_pieces(code, dict(zip(arguments, values, strict=True)))
-    share(code, name, team, place, n, "run_in_shares" if in_shares else "run")
+    share(code, name, pool, place, n, "run_in_shares" if in_shares else "run")
     code.builder.ret_void()
 
 
-def share(code: Code, name: str, team: Value, place: Value, n: Value, run: str = "run") -> None:
+def share(code: Code, name: str, pool: Value, place: Value, n: Value, run: str = "run") -> None:
     """Write the call that does n pieces, by a function of `add_run`.
 
     Args:
@@ -55,7 +55,7 @@ def share(code: Code, name: str, team: Value, place: Value, n: Value, run: str =
     with code.when(n.equals(1)):
         code.call(task, VOID, place, code.number(0))
     with code.when(n > 1):
-        code.call(run, VOID, team, code.function_address(task), place, n)
+        code.call(run, VOID, pool, code.function_address(task), place, n)
 
 
 def rows_per_piece(code: Code, elements: Value) -> Value:

@@ -21,7 +21,7 @@ from engine.backends.cpu.kernels.language.values import (
     vector,
 )
 from engine.backends.cpu.kernels.products.tile_reader import BlockGroup, TileReader
-from engine.backends.cpu.kernels.running.team import add_run
+from engine.backends.cpu.kernels.running.thread_pool import add_run
 from engine.formats.quants.layout import BLOCK, TILE, BlockPlaces, Layout
 
 LOOKUP = ("planes", "tile_bytes", "n_blocks", "skip", "n_rows", "ids", "n_ids", "out", "out_stride")
@@ -34,7 +34,7 @@ nearest."""
 
 
 def build(module: ir.Module, isa: Isa, layout: Layout) -> None:
-    """Write `lookup(team, *LOOKUP)` and `bf16_rows(team, *BF16_ROWS)`."""
+    """Write `lookup(pool, *LOOKUP)` and `bf16_rows(pool, *BF16_ROWS)`."""
     reader = TileReader(isa, layout)
     add_run(module)
     with piece(module, "lookup", LOOKUP) as (code, given, index):

@@ -34,7 +34,7 @@ TAKEN, FAILED = 0, 8
 
 
 def build(module: ir.Module, isa: Isa, type_number: int) -> None:
-    """Write `pack_file(team, *ARGUMENTS)`, and `pack` of that module or of `pack.build_int16`."""
+    """Write `pack_file(pool, *ARGUMENTS)`, and `pack` of that module or of `pack.build_int16`."""
     if type_number in pack.INT16_KINDS:
         pack.build_int16(module, isa, type_number)
     else:

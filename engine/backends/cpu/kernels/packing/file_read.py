@@ -6,7 +6,7 @@ from llvmlite import ir
 
 from engine.backends.cpu.kernels.language.loops import add_kernel, ceil_div, piece
 from engine.backends.cpu.kernels.language.values import I64, function
-from engine.backends.cpu.kernels.running.team import add_run
+from engine.backends.cpu.kernels.running.thread_pool import add_run
 
 ARGUMENTS = ("read", "descriptor", "offset", "goal", "n_bytes", "page_bytes", "failed")
 """Arguments of the kernel. `read` is the address of POSIX's pread, `descriptor` that of the file.
@@ -16,7 +16,7 @@ which is set to 1 where a read fails."""
 
 
 def build(module: ir.Module) -> None:
-    """Write `read_file(team, *ARGUMENTS)`."""
+    """Write `read_file(pool, *ARGUMENTS)`."""
     add_run(module)
     add_fill(module)
     with piece(module, "read_file", ARGUMENTS) as (code, given, index):

@@ -39,14 +39,14 @@ from engine.backends.cpu.kernels.products.int16_panels import (
 )
 from engine.backends.cpu.kernels.products.panels import TINY
 from engine.backends.cpu.kernels.products.tile_reader import BlockGroup
-from engine.backends.cpu.kernels.running.team import add_run
+from engine.backends.cpu.kernels.running.thread_pool import add_run
 from engine.formats.quants.layout import (
     BLOCK,
+    INT16_BLOCK_BYTES,
+    INT16_FACTOR_BYTES,
     LAYOUTS,
     SUPER,
     TILE,
-    WORD_BLOCK_BYTES,
-    WORD_FACTOR_BYTES,
     Layout,
 )
 
@@ -62,7 +62,7 @@ first row becomes row `goal_row` of the planes, whose tiles are `tile_bytes` apa
 
 
 def build(module: ir.Module, type_number: int) -> None:
-    """Write `pack(team, *ARGUMENTS)`; other rows of the tiles are left as they are."""
+    """Write `pack(pool, *ARGUMENTS)`; other rows of the tiles are left as they are."""
     add_run(module)
     with piece(module, "pack", ARGUMENTS) as (code, given, index):
         _emit_tile(code, LAYOUTS[type_number], BLOCK_READERS[type_number], given, index)
@@ -220,7 +220,7 @@ BUFFER_ROW = SUPER * LINE_BYTES
 
 
 def build_int16(module: ir.Module, isa: Isa, type_number: int) -> None:
-    """Write `pack(team, *ARGUMENTS)`; other rows of the tiles are left as they are.
+    """Write `pack(pool, *ARGUMENTS)`; other rows of the tiles are left as they are.
 
     A group of columns of all rows becomes words in a buffer, from which whole lines are written.
     """
@@ -236,7 +236,7 @@ def build_int16(module: ir.Module, isa: Isa, type_number: int) -> None:
         with code.loop(code.number(0), given["n_blocks"], SUPER) as block:
             n_blocks = code.min_signed(given["n_blocks"] - block, code.number(SUPER))
             group = tile + block // SUPER * GROUP_BYTES
-            goal = group + WORD_FACTOR_BYTES
+            goal = group + INT16_FACTOR_BYTES
             with code.loop(first, end) as row:
                 raw = given["raw"] + row * given["row_bytes"] + block * (2 * BLOCK)
                 place = row - begin
@@ -244,7 +244,7 @@ def build_int16(module: ir.Module, isa: Isa, type_number: int) -> None:
                 code.store(factor, group + place * 4)
             is_whole = (end - first).equals(TILE)
             with code.loop(code.number(0), code.where(is_whole, n_blocks, code.number(0))) as index:
-                _emit_block(code, words + index * LINE_BYTES, goal + index * WORD_BLOCK_BYTES)
+                _emit_block(code, words + index * LINE_BYTES, goal + index * INT16_BLOCK_BYTES)
             with code.loop(first, code.where(is_whole, first, end)) as row:
                 place = row - begin
                 _emit_column(code, words + place * BUFFER_ROW, n_blocks, goal + place * 4)

@@ -6,8 +6,8 @@ each row's result has the bits that `kernels.products.quantised_gemm` gives it. 
 without rows are not read.
 
     table = groups.table.data_ptr(), len(groups.table)
-    quantise_groups(team, x, x_stride, n_blocks, skip, panels, pairs, n_used, *table)
-    multiply_groups(team, planes, expert_bytes, tile_bytes, n_blocks, skip, panels, row_bytes,
+    quantise_groups(pool, x, x_stride, n_blocks, skip, panels, pairs, n_used, *table)
+    multiply_groups(pool, planes, expert_bytes, tile_bytes, n_blocks, skip, panels, row_bytes,
                     out, out_stride, n_rows, n_tile, tiles_per_piece, tokens_per_pass, *table)
 
 x is (n_row, 32 × n_blocks) F32 with rows `x_stride` bytes apart, and `pairs` is 0; or x has a row
@@ -42,7 +42,7 @@ from engine.backends.cpu.kernels.products import panels
 from engine.backends.cpu.kernels.products.gemm import add_rows, row_count
 from engine.backends.cpu.kernels.products.panel_packing import add_pack_tokens, format_of
 from engine.backends.cpu.kernels.products.quantised_gemm import operands
-from engine.backends.cpu.kernels.running.team import add_run, store
+from engine.backends.cpu.kernels.running.thread_pool import add_run, store
 from engine.backends.cpu.kernels.small.activation import COLUMNS
 from engine.formats.quants.layout import TILE, Layout, panel_block_bytes
 
@@ -64,7 +64,7 @@ in a core's cache; that number is a multiple of `Isa.tile_tokens`."""
 
 
 def build_quantise(module: ir.Module, isa: Isa, x_bytes: int = 1) -> None:
-    """Write `quantise_groups(team, *QUANTISE)`."""
+    """Write `quantise_groups(pool, *QUANTISE)`."""
     name, size = "quantise_groups", isa.tile_tokens
     add_run(module)
     add_pack_tokens(module, isa, format_of(isa, x_bytes))
@@ -82,7 +82,7 @@ def build_quantise(module: ir.Module, isa: Isa, x_bytes: int = 1) -> None:
 
 
 def build_multiply(module: ir.Module, isa: Isa, layout: Layout, x_bytes: int = 1) -> None:
-    """Write `multiply_groups(team, *MULTIPLY)` for matrices of one layout.
+    """Write `multiply_groups(pool, *MULTIPLY)` for matrices of one layout.
 
     Each thread begins with a share of neighbouring experts, so that it reads their weights from
     front to back.
@@ -178,7 +178,7 @@ def place_bytes(most_rows: int, n_blocks: tuple[int, int], n_ff: int, x_bytes: i
 
 
 def build_ffn(module: ir.Module, isa: Isa, x_bytes: int) -> None:
-    """Write `pack_each(team, *panels.ARGUMENTS)` and `feed(team, *FFN_ARGUMENTS)`."""
+    """Write `pack_each(pool, *panels.ARGUMENTS)` and `feed(pool, *FFN_ARGUMENTS)`."""
     add_run(module)
     add_pack_tokens(module, isa, format_of(isa, x_bytes))
     _add_copy_row(module, isa, x_bytes)

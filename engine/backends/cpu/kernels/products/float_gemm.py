@@ -27,7 +27,7 @@ from engine.backends.cpu.kernels.language.values import (
     function,
     vector,
 )
-from engine.backends.cpu.kernels.running.team import add_run
+from engine.backends.cpu.kernels.running.thread_pool import add_run
 
 
 class FloatOperands:
@@ -183,7 +183,7 @@ are bytes from row to row; `w_head` and its like are bytes from head to head. A 
 
 
 def build(module: ir.Module, isa: Isa, kind: str) -> None:
-    """Write `name(team, *ARGUMENTS)` for each of `NAMES`, for "f16", "bf16" or "f32" weights."""
+    """Write `name(pool, *ARGUMENTS)` for each of `NAMES`, for "f16", "bf16" or "f32" weights."""
     add_run(module)
     operands = FloatOperands(isa, kind)
     _add_rows_kernel(module, isa, operands, "multiply")

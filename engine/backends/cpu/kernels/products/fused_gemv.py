@@ -11,7 +11,7 @@ from llvmlite import ir
 from engine.backends.cpu.kernels.language.values import I64, VOID, Value, function
 from engine.backends.cpu.kernels.products.gemm import ARGUMENTS as MULTIPLY
 from engine.backends.cpu.kernels.products.panels import ARGUMENTS as QUANTISE
-from engine.backends.cpu.kernels.running.team import add_run
+from engine.backends.cpu.kernels.running.thread_pool import add_run
 
 JOB = ("task", "arguments", "n_piece", "form")
 """The entry of one product, 64-bit integers: address of the function of its pieces, address of its
@@ -39,15 +39,15 @@ address of its contiguous result."""
 
 
 def build(module: ir.Module) -> None:
-    """Write `multiply_all(team, *ARGUMENTS)` and `multiply_gated(team, *GATED)`."""
+    """Write `multiply_all(pool, *ARGUMENTS)` and `multiply_gated(pool, *GATED)`."""
     add_run(module)
     _add_piece(module)
-    code, (team, *values) = function(module, "multiply_all", 1 + len(ARGUMENTS))
+    code, (pool, *values) = function(module, "multiply_all", 1 + len(ARGUMENTS))
     given = dict(zip(ARGUMENTS, values, strict=True))
     tokens = [given[name] for name in QUANTISE[:-1]]
     for address, goal in (("quantise", "panels"), SECOND):
         with code.when(given[address].differs(0)):
-            code.call_at(given[address], VOID, team, *tokens, given[goal])
+            code.call_at(given[address], VOID, pool, *tokens, given[goal])
     total, out = code.variable(code.number(0)), code.variable(given["out"])
     with code.loop(code.number(0), given["n_job"]) as job:
         _, arguments, n_piece, form = code.load_array(given["jobs"] + job * JOB_BYTES, len(JOB))
@@ -59,20 +59,20 @@ def build(module: ir.Module) -> None:
         out.set(out.get() + code.load(_place(arguments, "n_rows"), I64) * 4)
         total.set(total.get() + n_piece)
     task = code.function_address("piece")
-    code.call("run_in_shares", VOID, team, task, given["jobs"], total.get())
+    code.call("run_in_shares", VOID, pool, task, given["jobs"], total.get())
     code.builder.ret_void()
     _add_gated(module)
 
 
 def _add_gated(module: ir.Module) -> None:
     """Write `multiply_gated`."""
-    code, (team, *values) = function(module, "multiply_gated", 1 + len(GATED))
+    code, (pool, *values) = function(module, "multiply_gated", 1 + len(GATED))
     given = dict(zip(GATED, values, strict=True))
-    code.call("multiply_all", VOID, team, *(given[name] for name in ARGUMENTS))
+    code.call("multiply_all", VOID, pool, *(given[name] for name in ARGUMENTS))
     gate, stride, n_tokens = given["out"], given["out_stride"], given["n_tokens"]
     n = stride // 8
     code.call_at(
-        given["activation"], VOID, team, gate, stride, gate + n * 4, stride, n_tokens, n,
+        given["activation"], VOID, pool, gate, stride, gate + n * 4, stride, n_tokens, n,
         given["limit"], given["result"],
     )  # fmt: skip
     code.builder.ret_void()

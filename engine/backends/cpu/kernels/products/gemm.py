@@ -42,7 +42,7 @@ from engine.backends.cpu.kernels.language.values import (
 )
 from engine.backends.cpu.kernels.products.panels import panel_sizes
 from engine.backends.cpu.kernels.products.tile_reader import BlockGroup, for_each_group
-from engine.backends.cpu.kernels.running.team import add_run
+from engine.backends.cpu.kernels.running.thread_pool import add_run
 from engine.formats.quants.layout import LINE_BYTES, TILE
 
 ARGUMENTS = (
@@ -200,7 +200,7 @@ class Operands(ABC):
 
 
 def build(module: ir.Module, operands: Operands) -> None:
-    """Write `multiply(team, *ARGUMENTS)`."""
+    """Write `multiply(pool, *ARGUMENTS)`."""
     add_run(module)
     add_rows(module, operands)
     with piece(module, "multiply", ARGUMENTS) as (code, given, index):

@@ -45,10 +45,10 @@ from engine.backends.cpu.kernels.products.tile_reader import (
     Int16Reader,
 )
 from engine.formats.quants.layout import (
+    INT16_BLOCK_BYTES,
+    INT16_FACTOR_BYTES,
+    INT16_PANEL_BYTES,
     SUPER,
-    WORD_BLOCK_BYTES,
-    WORD_FACTOR_BYTES,
-    WORD_PANEL_BYTES,
     Layout,
 )
 
@@ -159,7 +159,7 @@ class MatrixInt16(Int16Operands):
     """F16 and BF16 matrices as int16, which need no unpacking."""
 
     def __init__(self, isa: Isa) -> None:
-        super().__init__(isa, WORD_PANEL_BYTES, GROUP_BYTES)
+        super().__init__(isa, INT16_PANEL_BYTES, GROUP_BYTES)
 
     @property
     def steps(self) -> Mapping[str, Callable[[Products], None]]:
@@ -177,7 +177,7 @@ class MatrixInt16(Int16Operands):
 
         def read(tile: Value) -> TileGroup:
             def numbers(block: Value, pair: int) -> Value:
-                place = tile + WORD_FACTOR_BYTES + block * WORD_BLOCK_BYTES
+                place = tile + INT16_FACTOR_BYTES + block * INT16_BLOCK_BYTES
                 if ahead:
                     code.prefetch(place + (VECTOR_BYTES * pair + ahead), cache=2)
                 return code.load(place + VECTOR_BYTES * pair, INTS)
@@ -336,5 +336,5 @@ class QuantisedInt16(Int16Operands):
 
 
 def build(module: ir.Module, isa: Isa) -> None:
-    """Write `multiply(team, *gemm.ARGUMENTS)` for F16 and BF16 matrices."""
+    """Write `multiply(pool, *gemm.ARGUMENTS)` for F16 and BF16 matrices."""
     gemm.build(module, MatrixInt16(isa))

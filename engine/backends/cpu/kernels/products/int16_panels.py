@@ -47,10 +47,10 @@ from engine.backends.cpu.kernels.products.panels import ROUNDER, ROUNDER_BITS, T
 from engine.backends.cpu.kernels.products.tile_reader import BlockGroup
 from engine.formats.quants.layout import (
     BLOCK,
+    INT16_BLOCK_BYTES,
+    INT16_FACTOR_BYTES,
+    INT16_PANEL_BYTES,
     SUPER,
-    WORD_BLOCK_BYTES,
-    WORD_FACTOR_BYTES,
-    WORD_PANEL_BYTES,
     panel_block_bytes,
 )
 
@@ -75,7 +75,7 @@ BALANCE = 2.0**21
 ones, multiplied. So sums are numbers on the way for all activations: over 256 columns less than
 2^31 × 2^-21 × 2^128 / (`MAX_FINE_LENGTH` / 16). Factors of `TINY` and more keep all their bits."""
 
-GROUP_BYTES = WORD_FACTOR_BYTES + SUPER * WORD_BLOCK_BYTES
+GROUP_BYTES = INT16_FACTOR_BYTES + SUPER * INT16_BLOCK_BYTES
 """Bytes of a group of 256 columns in a tile of a matrix."""
 
 FINE_BLOCK_BYTES = panel_block_bytes(2)
@@ -121,7 +121,7 @@ def add_pack_token(module: ir.Module) -> None:
 
     def pack(x: Value, group: BlockGroup, panel: Value, n: Value, t: Value) -> None:
         count, here = group.last - group.first, x + group.first * (4 * BLOCK)
-        goal = panel + group.first * n * WORD_PANEL_BYTES
+        goal = panel + group.first * n * INT16_PANEL_BYTES
         x.code.call("pack_group", VOID, here, count, goal, n, t)
 
     _add_pack_token(module, pack)
@@ -167,7 +167,7 @@ def add_pack_group(module: ir.Module) -> None:
     half = _halves(x)
     steps, factor = _steps_and_factor(code, half, code.number(0), n_blocks * 2)
     with code.loop(code.number(0), n_blocks) as block:
-        at = panel + block * n * WORD_PANEL_BYTES
+        at = panel + block * n * INT16_PANEL_BYTES
         numbers = [half(block * 2 + k) * code.splat(steps) for k in range(2)]
         code.store(block_of_int16(factor, *numbers), at + t * (2 * BLOCK))
         code.store(factor, at + n * (2 * BLOCK) + t * 4)

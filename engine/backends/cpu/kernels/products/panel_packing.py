@@ -17,8 +17,8 @@ from engine.backends.cpu.kernels.language.values import I64, VOID, Code, Value, 
 from engine.backends.cpu.kernels.products import int16_panels, panels
 from engine.backends.cpu.kernels.products.panels import ARGUMENTS
 from engine.backends.cpu.kernels.products.tile_reader import BlockGroup
-from engine.backends.cpu.kernels.running.team import THREADS, add_run, load
-from engine.formats.quants.layout import BLOCK, SUPER, WORD_PANEL_BYTES, panel_block_bytes
+from engine.backends.cpu.kernels.running.thread_pool import THREADS, add_run, load
+from engine.formats.quants.layout import BLOCK, INT16_PANEL_BYTES, SUPER, panel_block_bytes
 
 PART_BLOCKS = 48
 """Least number of blocks, of all tokens together, that are worth a thread's part: some 1.2 us."""
@@ -39,7 +39,7 @@ class PanelFormat:
     block_bytes: int
 
 
-INT16 = PanelFormat(int16_panels.add_pack_token, (2 * BLOCK, 4), WORD_PANEL_BYTES)
+INT16 = PanelFormat(int16_panels.add_pack_token, (2 * BLOCK, 4), INT16_PANEL_BYTES)
 """The format for F16 and BF16 matrices."""
 
 
@@ -59,7 +59,7 @@ def format_of(isa: Isa, x_bytes: int) -> PanelFormat:
 
 
 def build(module: ir.Module, isa: Isa, panel: PanelFormat) -> None:
-    """Write `quantise(team, *ARGUMENTS)`, see `kernels.products.panels`."""
+    """Write `quantise(pool, *ARGUMENTS)`, see `kernels.products.panels`."""
     add_run(module)
     add_pack_tokens(module, isa, panel)
     with piece(module, "quantise", (*ARGUMENTS, "n_part")) as (code, given, index):
@@ -71,11 +71,11 @@ def build(module: ir.Module, isa: Isa, panel: PanelFormat) -> None:
             "pack_tokens", VOID, given["x"] + first * stride, stride, n, given["n_blocks"],
             given["skip"], goal, code.number(0), code.number(1), index % n_part, n_part,
         )  # fmt: skip
-    code, (team, *values) = function(module, "quantise", 1 + len(ARGUMENTS))
+    code, (pool, *values) = function(module, "quantise", 1 + len(ARGUMENTS))
     given = dict(zip(ARGUMENTS, values, strict=True))
     n_group = ceil_div(given["n_tokens"], isa.tile_tokens)
-    n_part = _n_part(code, given, n_group, load(code, team + THREADS))
-    share(code, "quantise", team, code.stack_array([*values, n_part]), n_group * n_part)
+    n_part = _n_part(code, given, n_group, load(code, pool + THREADS))
+    share(code, "quantise", pool, code.stack_array([*values, n_part]), n_group * n_part)
     code.builder.ret_void()
 
 

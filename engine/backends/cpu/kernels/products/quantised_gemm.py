@@ -52,7 +52,7 @@ Factors = tuple[Sequence[Value], Sequence[Value]]
 
 
 def build(module: ir.Module, isa: Isa, layout: Layout, x_bytes: int = 1) -> None:
-    """Write `multiply(team, *gemm.ARGUMENTS)` for matrices of one layout."""
+    """Write `multiply(pool, *gemm.ARGUMENTS)` for matrices of one layout."""
     gemm.build(module, operands(isa, layout, x_bytes))
 
 

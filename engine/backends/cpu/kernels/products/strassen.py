@@ -47,15 +47,15 @@ from engine.backends.cpu.kernels.products.int16_panels import (
     pair_offset,
 )
 from engine.backends.cpu.kernels.products.panels import ARGUMENTS as PACK_ARGUMENTS
-from engine.backends.cpu.kernels.running.team import add_run
+from engine.backends.cpu.kernels.running.thread_pool import add_run
 from engine.formats.quants.layout import (
     BLOCK,
+    INT16_BLOCK_BYTES,
+    INT16_FACTOR_BYTES,
+    INT16_PANEL_BYTES,
     LINE_BYTES,
     SUPER,
     TILE,
-    WORD_BLOCK_BYTES,
-    WORD_FACTOR_BYTES,
-    WORD_PANEL_BYTES,
 )
 
 PAIR = 2
@@ -99,7 +99,7 @@ def _sum_of(parts: Sequence[Value], term: str) -> Value:
 
 
 def _add_combine(module: ir.Module, isa: Isa) -> None:
-    """Write `combine(team, *panels.ARGUMENTS)`; tokens behind the last pair are left out."""
+    """Write `combine(pool, *panels.ARGUMENTS)`; tokens behind the last pair are left out."""
     add_run(module)
     add_pack_group(module)
     with piece(module, "combine", PACK_ARGUMENTS) as (code, given, index):
@@ -114,7 +114,7 @@ def _n_pair(isa: Isa, given: Named) -> Value:
 def _emit_combination(code: Code, isa: Isa, given: Named, index: Value) -> None:
     """Write the combination of a pair of panels, which are packed for it a group at a time."""
     tokens, n_blocks = isa.tile_tokens, given["n_blocks"]
-    panel_bytes = SUPER * tokens * WORD_PANEL_BYTES
+    panel_bytes = SUPER * tokens * INT16_PANEL_BYTES
     buffer = code.stack_buffer(LINE, PAIR * panel_bytes // LINE_BYTES)
     pair = [buffer + n * panel_bytes for n in range(PAIR)]
     goals = {"combined": given["panels"], "n_pair": _n_pair(isa, given)}
@@ -142,7 +142,7 @@ def _emit_sums(code: Code, isa: Isa, pair: Sequence[Value], half: Value, goal: V
     with code.loop(code.number(0), half) as block:
         for token in range(tokens):
             places = [
-                panel + (block + half * right) * (tokens * WORD_PANEL_BYTES)
+                panel + (block + half * right) * (tokens * INT16_PANEL_BYTES)
                 for right in range(2)
                 for panel in pair
             ]
@@ -266,14 +266,14 @@ def _add_product(module: ir.Module, isa: Isa, number: int) -> None:
         here = [
             [
                 tiles + tile_bytes * (HALF_QUAD * low + tile)
-                + half * (WORD_BLOCK_BYTES * right) + span * (SPAN * VECTOR_BYTES)
+                + half * (INT16_BLOCK_BYTES * right) + span * (SPAN * VECTOR_BYTES)
                 for low in range(2)
                 for right in range(2)
             ]
             for tile in range(HALF_QUAD)
         ]  # fmt: skip
         for pair in range(SPAN):
-            at = WORD_FACTOR_BYTES + pair * VECTOR_BYTES
+            at = INT16_FACTOR_BYTES + pair * VECTOR_BYTES
             weights = [
                 _sum_of([code.load(part + at, INT16S) for part in parts], term).bitcast(INTS)
                 for parts in here
@@ -346,7 +346,7 @@ def fits(n_blocks: int) -> bool:
 
 
 def build(module: ir.Module, isa: Isa) -> None:
-    """Write `multiply(team, *ARGUMENTS)` and `combine`."""
+    """Write `multiply(pool, *ARGUMENTS)` and `combine`."""
     _add_combine(module, isa)
     _add_quad(module, isa)
     with piece(module, "multiply", ARGUMENTS) as (code, given, index):

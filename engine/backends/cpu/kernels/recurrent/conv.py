@@ -24,7 +24,7 @@ from engine.backends.cpu.kernels.language.values import (
     function,
 )
 from engine.backends.cpu.kernels.recurrent.state_rows import chain_words, n_chains
-from engine.backends.cpu.kernels.running.team import add_run
+from engine.backends.cpu.kernels.running.thread_pool import add_run
 from engine.backends.cpu.kernels.small.activation import activated
 
 TAPS = (2, 3, 4)
@@ -61,7 +61,7 @@ ROW = 4 * GROUP
 
 
 def build(module: ir.Module, n_tap: int) -> None:
-    """Write `conv(team, *ARGUMENTS)` and `conv_silu(team, *ARGUMENTS)` for a number of taps."""
+    """Write `conv(pool, *ARGUMENTS)` and `conv_silu(pool, *ARGUMENTS)` for a number of taps."""
     add_run(module)
     for name in NAMES:
         for is_whole in (True, False):

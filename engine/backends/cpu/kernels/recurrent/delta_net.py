@@ -36,7 +36,7 @@ from engine.backends.cpu.kernels.language.values import (  # fmt: skip
 )
 from engine.backends.cpu.kernels.recurrent import delta_strip
 from engine.backends.cpu.kernels.recurrent.state_rows import chain_words, n_chains
-from engine.backends.cpu.kernels.running.team import add_run
+from engine.backends.cpu.kernels.running.thread_pool import add_run
 
 NAME = "delta_net"
 
@@ -60,7 +60,7 @@ MAX_KEY = 1024
 
 
 def build(module: ir.Module, isa: Isa, *, by_channel: bool) -> None:
-    """Write `delta_net(team, *ARGUMENTS)`.
+    """Write `delta_net(pool, *ARGUMENTS)`.
 
     Args:
         by_channel: whether each channel of a key has a decay of its own.

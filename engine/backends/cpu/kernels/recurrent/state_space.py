@@ -34,7 +34,7 @@ from engine.backends.cpu.kernels.language.values import (  # fmt: skip
     function,
 )
 from engine.backends.cpu.kernels.recurrent.state_rows import chain_words, n_chains
-from engine.backends.cpu.kernels.running.team import add_run
+from engine.backends.cpu.kernels.running.thread_pool import add_run
 from engine.backends.cpu.kernels.small.activation import activated
 
 NAMES = ("selective_scan", "state_space_scan")
@@ -65,7 +65,7 @@ ROW = 4 * LANES
 
 
 def build(module: ir.Module) -> None:
-    """Write `selective_scan(team, *ARGUMENTS)` and `state_space_scan(team, *ARGUMENTS)`."""
+    """Write `selective_scan(pool, *ARGUMENTS)` and `state_space_scan(pool, *ARGUMENTS)`."""
     add_run(module)
     for name in NAMES:
         for n_rows in (TOGETHER, 1):

@@ -1,7 +1,7 @@
 """The log of kernel calls that is recorded while a token is computed, for replays.
 
 Every call from Python passes through a stub (`cpu.kernels.fastcall`), which records it where the
-team's word `LOG` is the address of a log. A call is recorded as 64-bit integers: the kernel's
+pool's word `LOG` is the address of a log. A call is recorded as 64-bit integers: the kernel's
 address, the number of its arguments, and the arguments.
 
 A token takes more than kernels. Code that computes a value which would differ for the next token,

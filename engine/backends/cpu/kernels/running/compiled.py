@@ -29,7 +29,7 @@ from engine.formats.quants.layout import LAYOUTS
 
 
 def callable_at(address: int, arguments: Iterable[str]) -> Kernel:
-    """Bind a kernel of a team and these arguments; a call releases Python's lock."""
+    """Bind a kernel of a pool and these arguments; a call releases Python's lock."""
     return bind(address, 1 + len(tuple(arguments)), holds_gil=False)
 
 

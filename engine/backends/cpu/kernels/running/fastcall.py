@@ -4,7 +4,7 @@ Some kernels take no longer than a call by ctypes. CPython calls a "fastcall" fu
 of objects. A stub is compiled for each number of arguments; it converts them to 64-bit integers and
 calls a kernel. It finds the addresses of the kernel and of the interpreter's functions in the bytes
 object that it is bound to, so that its code is the same in every process and can be cached on disk.
-It also adds up the time that a team's kernels take, and records calls for a replay.
+It also adds up the time that a pool's kernels take, and records calls for a replay.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from engine.backends.cpu.kernels.language.isa import chosen
 from engine.backends.cpu.kernels.language.values import I32, I64, VOID, Code, Value, function
 from engine.backends.cpu.kernels.running import jit
 from engine.backends.cpu.kernels.running.call_log import MAX_ARGUMENTS, emit_log
-from engine.backends.cpu.kernels.running.team import LOG, TICKS, now
+from engine.backends.cpu.kernels.running.thread_pool import LOG, TICKS, now
 
 Kernel = Callable[..., None]
-"""Python function of integers: a team's address, then the kernel's arguments."""
+"""Python function of integers: a pool's address, then the kernel's arguments."""
 
 BYTES_START = bytes.__basicsize__ - 1
 """Offset of the bytes in a bytes object."""
@@ -55,8 +55,8 @@ def bind(address: int, n_arguments: int, *, holds_gil: bool) -> Kernel:
 
     Args:
         address: address of a function of 64-bit integers that returns nothing; the first is the
-            address of a team.
-        n_arguments: number of arguments, with the team.
+            address of a pool.
+        n_arguments: number of arguments, with the pool.
         holds_gil: whether a call keeps Python's lock; for kernels of a few microseconds.
 
     Returns:
@@ -91,7 +91,7 @@ class BoundKernel(NamedTuple):
 
 
 def bind_both(address: int, n_arguments: int) -> BoundKernel:
-    """Bind a kernel that takes `n_arguments` integers after the team, with and without the lock."""
+    """Bind a kernel that takes `n_arguments` integers after the pool, with and without the lock."""
     with_gil, without_gil = (
         bind(address, 1 + n_arguments, holds_gil=held) for held in (True, False)
     )
@@ -132,7 +132,7 @@ def _build(module: ir.Module, n_arguments: int, holds_gil: bool) -> None:
 
 
 def _run(code: Code, kernel: Value, numbers: list[Value]) -> None:
-    """Write the call of a kernel; the time that it takes is added to its team's."""
+    """Write the call of a kernel; the time that it takes is added to its pool's."""
     begun, so_far = now(code), numbers[0] + TICKS
     code.call_at(kernel, VOID, *numbers)
     code.store(code.load(so_far, I64) + (now(code) - begun), so_far)

@@ -12,8 +12,8 @@ from engine.backends.cpu.kernels.language.values import I64, VOID, function
 from engine.backends.cpu.kernels.running import jit
 from engine.backends.cpu.kernels.running.call_log import CHECKED, MAX_ARGUMENTS, CallLog
 from engine.backends.cpu.kernels.running.fastcall import Kernel, bind
-from engine.backends.cpu.kernels.running.team import WAITED, Team, now
 from engine.backends.cpu.kernels.running.thread_all_reduce import ADDED, COMPLETE, RESULT
+from engine.backends.cpu.kernels.running.thread_pool import WAITED, ThreadPool, now
 
 ARGUMENTS = ("calls", "place", "stop")
 """Arguments of the kernel. calls: address of a log's words. place: address of a word index: where
@@ -22,8 +22,8 @@ at."""
 
 
 def build(module: ir.Module) -> None:
-    """Write `replay(team, *ARGUMENTS)`."""
-    code, (team, calls, place, stop) = function(module, "replay", 1 + len(ARGUMENTS))
+    """Write `replay(pool, *ARGUMENTS)`."""
+    code, (pool, calls, place, stop) = function(module, "replay", 1 + len(ARGUMENTS))
     at = code.variable(code.load(place, I64))
     with code.forever() as leave:
         leave(at.get() >= stop)
@@ -35,7 +35,7 @@ def build(module: ir.Module) -> None:
             with code.when(n.equals(number)):
                 code.call_at(kernel, VOID, *code.load_array(here + 16, number))
         with code.when(count >= CHECKED):
-            so_far = team + WAITED
+            so_far = pool + WAITED
             code.store(code.load(so_far, I64) + (now(code) - begun), so_far)
             result = code.load(first + RESULT, I64)
             with code.when(result.differs(COMPLETE | ADDED)):
@@ -59,8 +59,8 @@ class KernelReplay:
     All memory that they point to must stay where it is.
     """
 
-    def __init__(self, log: CallLog, team: Team) -> None:
-        self._team = team
+    def __init__(self, log: CallLog, pool: ThreadPool) -> None:
+        self._pool = pool
         self._words = log.words
         self._finishes = log.finishes
         self._place = np.zeros(1, np.int64)
@@ -76,8 +76,8 @@ class KernelReplay:
         calls, place = self._addresses
         self._place[0] = start
         while True:
-            self._team.wake()
-            self._run(self._team.address, calls, place, stop)
+            self._pool.wake()
+            self._run(self._pool.address, calls, place, stop)
             at = int(self._place[0])
             if at >= stop:
                 return

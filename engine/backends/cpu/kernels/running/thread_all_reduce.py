@@ -26,7 +26,7 @@ from engine.backends.cpu.kernels.language.values import I64, function
 from engine.backends.cpu.kernels.running import jit
 from engine.backends.cpu.kernels.running.call_log import CallLog, Finish
 from engine.backends.cpu.kernels.running.fastcall import Kernel, bind
-from engine.backends.cpu.kernels.running.team import (
+from engine.backends.cpu.kernels.running.thread_pool import (
     TICKS,
     YIELD,
     load,
@@ -38,11 +38,11 @@ from engine.backends.cpu.kernels.running.team import (
 
 IS_BROKEN, N_ASLEEP, N_SEAT, HEAD_BYTES = 0, 8, 64, 128
 """Byte offsets in the shared head: abort flag, number of members asleep, number of seats. As in a
-team's memory, the address of the system's yield is at `YIELD`."""
+pool's memory, the address of the system's yield is at `YIELD`."""
 
 ROUND, SHOWN, RESULT, SEAT_BYTES = 0, 8, 64, 128
 """Byte offsets in a seat: number of rounds; two slots of an address and a count; result of the last
-call, in a cache line that the others do not read. That line also has `TICKS`, as a team's memory:
+call, in a cache line that the others do not read. That line also has `TICKS`, as a pool's memory:
 a seat is the first argument of a bound kernel."""
 assert RESULT < TICKS < SEAT_BYTES
 
@@ -53,7 +53,7 @@ NO_NUMBERS = -1
 """Count that a member shows for a value that cannot be added here."""
 
 YIELD_TURNS = 50
-"""Turns of spinning after which the core is yielded. Fewer than a team's: where there are fewer
+"""Turns of spinning after which the core is yielded. Fewer than a pool's: where there are fewer
 cores than ranks, the rank that is waited for may need this core."""
 
 ALL_REDUCE = ("head", "round", "address", "n", "out", "turns")

@@ -14,7 +14,7 @@ from engine.backends.cpu.kernels.language.loops import (
     piece,
 )
 from engine.backends.cpu.kernels.language.values import F32, I32, VOID, Code, Value, function
-from engine.backends.cpu.kernels.running.team import add_run
+from engine.backends.cpu.kernels.running.thread_pool import add_run
 from engine.model.forward.operands import OAI_ALPHA
 
 KINDS = ("silu", "gelu", "relu", "relu2", "oai", "sigmoid")
@@ -33,7 +33,7 @@ COLUMNS = 4096
 
 
 def build(module: ir.Module) -> None:
-    """Write a kernel `kind(team, *ARGUMENTS)` for each activation."""
+    """Write a kernel `kind(pool, *ARGUMENTS)` for each activation."""
     add_run(module)
     for kind in KINDS:
         _add_row(module, kind)

@@ -17,7 +17,7 @@ from engine.backends.cpu.kernels.language.loops import (
     rows_per_piece,
 )
 from engine.backends.cpu.kernels.language.values import VOID, Code, Value
-from engine.backends.cpu.kernels.running.team import add_run
+from engine.backends.cpu.kernels.running.thread_pool import add_run
 from engine.backends.cpu.kernels.small import norm
 
 NAMES = tuple(f"add_{name}" for name in norm.NAMES)
@@ -31,7 +31,7 @@ sum, and out have that shape, contiguous. weight, bias and eps are those of `nor
 
 
 def build(module: ir.Module) -> None:
-    """Write `add_rms_norm(team, *ARGUMENTS)` and `add_layer_norm(team, *ARGUMENTS)`."""
+    """Write `add_rms_norm(pool, *ARGUMENTS)` and `add_layer_norm(pool, *ARGUMENTS)`."""
     add_run(module)
     for name, inner in zip(NAMES, norm.NAMES, strict=True):
         norm.add_row(module, inner)

@@ -13,7 +13,7 @@ from engine.backends.cpu.kernels.language.loops import (
     piece,
 )
 from engine.backends.cpu.kernels.language.values import Code, Value
-from engine.backends.cpu.kernels.running.team import add_run
+from engine.backends.cpu.kernels.running.thread_pool import add_run
 
 NAMES = ("add", "multiply")
 
@@ -25,7 +25,7 @@ PER_PIECE = 16384
 
 
 def build(module: ir.Module) -> None:
-    """Write `add(team, *ARGUMENTS)` and `multiply(team, *ARGUMENTS)`."""
+    """Write `add(pool, *ARGUMENTS)` and `multiply(pool, *ARGUMENTS)`."""
     add_run(module)
     for name in NAMES:
         with piece(module, name, ARGUMENTS) as (code, given, index):

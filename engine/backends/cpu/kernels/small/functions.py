@@ -14,7 +14,7 @@ from engine.backends.cpu.kernels.language.loops import (
     piece,
 )
 from engine.backends.cpu.kernels.language.values import F32, I32, Code, Value
-from engine.backends.cpu.kernels.running.team import add_run
+from engine.backends.cpu.kernels.running.thread_pool import add_run
 
 NAMES = ("softplus", "softcap", "xielu")
 
@@ -29,7 +29,7 @@ PER_PIECE = 4096
 
 
 def build(module: ir.Module) -> None:
-    """Write a kernel `name(team, *ARGUMENTS)` for each of `NAMES`."""
+    """Write a kernel `name(pool, *ARGUMENTS)` for each of `NAMES`."""
     add_run(module)
     for name in NAMES:
         with piece(module, name, ARGUMENTS) as (code, given, index):

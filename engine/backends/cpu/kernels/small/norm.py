@@ -29,7 +29,7 @@ from engine.backends.cpu.kernels.language.values import (
     Variable,
     function,
 )
-from engine.backends.cpu.kernels.running.team import add_run
+from engine.backends.cpu.kernels.running.thread_pool import add_run
 
 NAMES = ("rms_norm", "layer_norm")
 
@@ -46,7 +46,7 @@ Term = Callable[[Value], Value]
 
 
 def build(module: ir.Module) -> None:
-    """Write `rms_norm(team, *ARGUMENTS)` and `layer_norm(team, *ARGUMENTS)`."""
+    """Write `rms_norm(pool, *ARGUMENTS)` and `layer_norm(pool, *ARGUMENTS)`."""
     add_run(module)
     for name in NAMES:
         add_row(module, name)

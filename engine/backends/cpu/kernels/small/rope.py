@@ -14,7 +14,7 @@ from engine.backends.cpu.kernels.language.loops import (
     rows_per_piece,
 )
 from engine.backends.cpu.kernels.language.values import LANES, VOID, Code, Value, function
-from engine.backends.cpu.kernels.running.team import add_run
+from engine.backends.cpu.kernels.running.thread_pool import add_run
 
 STYLES = ("norm", "neox")
 """Styles of pairing elements, see `engine.model.layers.norm`."""
@@ -34,7 +34,7 @@ INTERLEAVED = [n // 2 + n % 2 * LANES for n in range(2 * LANES)]
 
 
 def build(module: ir.Module) -> None:
-    """Write a kernel `style(team, *ARGUMENTS)` for each style."""
+    """Write a kernel `style(pool, *ARGUMENTS)` for each style."""
     add_run(module)
     for style in STYLES:
         _add_head(module, style)

@@ -34,7 +34,7 @@ from engine.backends.cpu.kernels.language.values import (  # fmt: skip
     Value,
     function,
 )
-from engine.backends.cpu.kernels.running.team import add_run
+from engine.backends.cpu.kernels.running.thread_pool import add_run
 
 GATINGS = ("softmax", "sigmoid", "softmax_chosen")
 """Functions that make scores of logits, see `layers.moe`; the last one is applied to the
@@ -63,7 +63,7 @@ MAX_EXPERTS = 4096
 
 
 def build(module: ir.Module) -> None:
-    """Write `gating(team, *ASSIGN)` for each gating, and `sum_of_experts(team, *SUM)`."""
+    """Write `gating(pool, *ASSIGN)` for each gating, and `sum_of_experts(pool, *SUM)`."""
     add_run(module)
     _add_take_largest(module)
     _add_best_groups(module)
@@ -304,7 +304,7 @@ def _add_sort(module: ir.Module) -> None:
 
 
 def _add_assign(module: ir.Module, gating: str) -> None:
-    """Write `gating(team, *ASSIGN)`: routes all tokens, then sorts the rows."""
+    """Write `gating(pool, *ASSIGN)`: routes all tokens, then sorts the rows."""
     with piece(module, gating, ASSIGN) as (code, given, index):
         per_piece = rows_per_piece(code, given["n_expert"])
         stop = code.min_signed((index + 1) * per_piece, given["n_token"])
@@ -313,10 +313,10 @@ def _add_assign(module: ir.Module, gating: str) -> None:
             first = token * given["n_used"]
             goals = given["weights"] + first * 4, given["chosen"] + first * 8
             code.call(f"{gating}_token", VOID, logits, *goals, *(given[name] for name in TOKEN))
-    code, (team, *values) = function(module, gating, 1 + len(ASSIGN))
+    code, (pool, *values) = function(module, gating, 1 + len(ASSIGN))
     given = dict(zip(ASSIGN, values, strict=True))
     n_pieces = ceil_div(given["n_token"], rows_per_piece(code, given["n_expert"]))
-    share(code, gating, team, code.stack_array(values), n_pieces)
+    share(code, gating, pool, code.stack_array(values), n_pieces)
     code.call("sort_rows", VOID, *values)
     code.builder.ret_void()
 

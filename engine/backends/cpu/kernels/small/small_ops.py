@@ -19,7 +19,7 @@ from engine.backends.cpu.kernels.language.isa import Isa, chosen, named
 from engine.backends.cpu.kernels.running import jit
 from engine.backends.cpu.kernels.running.fastcall import BoundKernel, Kernel, bind_both
 from engine.backends.cpu.kernels.running.result_memory import MIN_RESULT_BYTES, result
-from engine.backends.cpu.kernels.running.team import Team
+from engine.backends.cpu.kernels.running.thread_pool import ThreadPool
 from engine.backends.cpu.kernels.small import (
     activation,
     add_norm,
@@ -87,16 +87,16 @@ def _limit(kind: str, limit: float) -> int:
 
 
 class SmallOps:
-    """The small operations, computed by one team.
+    """The small operations, computed by one pool.
 
     Args:
-        team: threads that compute.
+        pool: threads that compute.
         isa: instruction set of the kernels; None for the best of this processor.
     """
 
-    def __init__(self, team: Team, isa: Isa | None = None) -> None:
-        self._team = team
-        self._address = team.address
+    def __init__(self, pool: ThreadPool, isa: Isa | None = None) -> None:
+        self._pool = pool
+        self._address = pool.address
         self.isa = isa or chosen()
         found = kernels(self.isa.name)
         self._rms, self._layer = found.norms["rms_norm"], found.norms["layer_norm"]
@@ -226,7 +226,7 @@ class SmallOps:
         """Return the binding for a result of this size; wake the workers if it is large."""
         if out.numel() <= SHORT_CALL:
             return kernel.with_gil
-        self._team.wake()
+        self._pool.wake()
         return kernel.without_gil
 
 

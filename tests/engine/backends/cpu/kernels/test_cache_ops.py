@@ -14,7 +14,7 @@ from engine.backends.cpu.kernels.cache.cache_ops import CacheOps
 from engine.backends.cpu.kernels.language.isa import Isa, supported
 from engine.backends.cpu.kernels.running.call_log import CallLog
 from engine.backends.cpu.kernels.running.replay import KernelReplay
-from engine.backends.cpu.kernels.running.team import Team
+from engine.backends.cpu.kernels.running.thread_pool import ThreadPool
 from engine.model.forward.attention import attend
 from engine.model.forward.batch import Batch, Piece
 from engine.model.forward.cache import LayerCache
@@ -48,7 +48,7 @@ def attended(
 @EVERY
 @pytest.mark.parametrize("n_tokens", [1, 3, 300])
 def test_writing_is_that_of_the_reference(isa: Isa, kv_type: str, n_tokens: int) -> None:
-    steps = CacheOps(Team(2), isa)
+    steps = CacheOps(ThreadPool(2), isa)
     fast, plain = (layer(kv_type, 6, 3, 96, 64, 310) for _ in range(2))
     whole = numbers(3, n_tokens, 3 * (96 + 64)) * 5
     k = whole[:, : 3 * 96].reshape(n_tokens, 3, 96)
@@ -73,7 +73,7 @@ def test_hard_numbers_are_rounded_as_by_torch_and_gguf(isa: Isa, kv_type: str) -
     x[6] = 1 + np.arange(64) * 2.0**-12
     held = layer(kv_type, 1, 1, 64, 64, 2000)
     k = torch.from_numpy(x).unsqueeze(1)
-    assert CacheOps(Team(1), isa).write(held, k, None, Batch.of_one(0, 2000, 0))
+    assert CacheOps(ThreadPool(1), isa).write(held, k, None, Batch.of_one(0, 2000, 0))
     if kv_type in ("q8_0", "q4_0"):
         kind = gguf.GGMLQuantizationType[kv_type.upper()]
         with np.errstate(over="ignore", invalid="ignore"):
@@ -87,7 +87,7 @@ def test_hard_numbers_are_rounded_as_by_torch_and_gguf(isa: Isa, kv_type: str) -
     ("isa", "kv_type"), first_in_full(ISAS, TYPES[:3]), ids=lambda x: getattr(x, "name", x)
 )
 def test_heads_that_end_anywhere(isa: Isa, kv_type: str) -> None:
-    steps = CacheOps(Team(1), isa)
+    steps = CacheOps(ThreadPool(1), isa)
     for dim_k, dim_v in ((1, 1), (8, 6), (40, 24), (33, 100), (80, 48)):
         held = layer(kv_type, 6, 2, dim_k, dim_v, 150)
         k, v = numbers(4, 1, 2, dim_k), numbers(5, 1, 2, dim_v)
@@ -108,7 +108,7 @@ def test_heads_that_end_anywhere(isa: Isa, kv_type: str) -> None:
     ("n_head", "n_kv"), [(1, 1), (4, 4), (8, 4), (7, 1), (32, 8), (19, 1), (5, 1)]
 )
 def test_attention_for_groups_of_all_sizes(isa: Isa, kv_type: str, n_head: int, n_kv: int) -> None:
-    steps = CacheOps(Team(2), isa)
+    steps = CacheOps(ThreadPool(2), isa)
     held = layer(kv_type, n_head, n_kv, 64, 96, 2 * PAGE + 20)
     for n_past in (0, 1, 16, 62, PAGE - 1, PAGE, 2 * PAGE + 17):
         q = numbers(7, 1, n_head, 64) * 2
@@ -153,7 +153,7 @@ def test_attention_is_that_of_the_reference(case: dict[str, Any]) -> None:
     sinks = numbers(9, n_head) if case["sinks"] else None
     slopes = numbers(10, n_head).abs() / 50 if case["slopes"] else None
     scores = Scores(0.15, case["window"], case["chunk"], case["softcap"])
-    found = attended(CacheOps(Team(1), case["isa"]), q, held, n_past, scores, sinks, slopes)
+    found = attended(CacheOps(ThreadPool(1), case["isa"]), q, held, n_past, scores, sinks, slopes)
     q = as_multiplied(q, held, case["isa"])
     for t in range(n_tokens):
         expected = attend(q[t : t + 1], held, Batch.of_one(n_past + t, 1, 0), scores, sinks, slopes)
@@ -165,7 +165,7 @@ def test_attention_is_that_of_the_reference(case: dict[str, Any]) -> None:
 )
 def test_any_type_of_keys_goes_with_any_of_values(kv_type: str) -> None:
     held, q = layer(kv_type, 6, 2, 64, 96, PAGE + 20), numbers(7, 1, 6, 64) * 2
-    found = attended(CacheOps(Team(2)), q, held, PAGE + 9, Scores(0.2))
+    found = attended(CacheOps(ThreadPool(2)), q, held, PAGE + 9, Scores(0.2))
     q = as_multiplied(q, held)
     expected = attend(q, held, Batch.of_one(PAGE + 9, len(q), 0), Scores(0.2), None, None)
     torch.testing.assert_close(found, expected, rtol=2e-5, atol=8e-6)
@@ -175,9 +175,11 @@ def test_any_type_of_keys_goes_with_any_of_values(kv_type: str) -> None:
 def test_results_do_not_depend_on_threads_and_other_tokens(isa: Isa, kv_type: str) -> None:
     held = layer(kv_type, 12, 2, 64, 64, 1600)
     q, scores, sinks = numbers(11, 3, 12, 64), Scores(0.125), numbers(12, 12)
-    one, three = (attended(CacheOps(Team(n), isa), q, held, 1590, scores, sinks) for n in (1, 3))
+    one, three = (
+        attended(CacheOps(ThreadPool(n), isa), q, held, 1590, scores, sinks) for n in (1, 3)
+    )
     assert torch.equal(one, three)
-    alone = attended(CacheOps(Team(2), isa), q[2:], held, 1592, scores, sinks)
+    alone = attended(CacheOps(ThreadPool(2), isa), q[2:], held, 1592, scores, sinks)
     assert torch.equal(one[2:], alone)
 
 
@@ -188,36 +190,36 @@ def test_scores_far_apart_and_infinite_ones(isa: Isa) -> None:
     held.k *= 400
     held.k[0, 3] = -torch.inf
     q = numbers(13, 1, 2, 16).abs() * 10
-    found = attended(CacheOps(Team(1), isa), q, held, 599, Scores(1.0))
+    found = attended(CacheOps(ThreadPool(1), isa), q, held, 599, Scores(1.0))
     torch.testing.assert_close(
         found, attend(q, held, Batch.of_one(599, len(q), 0), Scores(1.0), None, None)
     )
     held.v[0, 5] = torch.nan
-    assert attended(CacheOps(Team(1), isa), q, held, 599, Scores(1.0)).isnan().all()
+    assert attended(CacheOps(ThreadPool(1), isa), q, held, 599, Scores(1.0)).isnan().all()
 
 
 def test_a_token_elsewhere_takes_the_same_calls() -> None:
     """Only what `begin` writes gives its position, for layers with and without a window."""
-    steps, held = CacheOps(Team(1)), layer("f16", 4, 2, 32, 32, 600)
+    steps, held = CacheOps(ThreadPool(1)), layer("f16", 4, 2, 32, 32, 600)
     kinds = [Scores(0.3), Scores(0.3, window=20), Scores(0.3, chunk=256)]
     q, k = numbers(18, 1, 4, 32), numbers(19, 1, 2, 32)
     log = CallLog()
-    steps._team.log_calls(log.address)
+    steps._pool.log_calls(log.address)
     steps.write(held, k, k, Batch.of_one(100, 1, 0))
     outs = [attended(steps, q, held, 100, scores) for scores in kinds]
-    steps._team.log_calls(0)
-    replay = KernelReplay(log, steps._team)
+    steps._pool.log_calls(0)
+    replay = KernelReplay(log, steps._pool)
     for n_past in (0, 19, 300, 599):
         held.k[:, n_past] = 0
         steps.begin(Batch.of_one(n_past, 1, 0))
         replay.run(0, log.n_used)
         assert torch.equal(held.k[:, n_past], k[0].half())
         for scores, out in zip(kinds, outs, strict=True):
-            assert torch.equal(out, attended(CacheOps(Team(1)), q, held, n_past, scores))
+            assert torch.equal(out, attended(CacheOps(ThreadPool(1)), q, held, n_past, scores))
 
 
 def test_a_cache_whose_memory_moves_is_found_again() -> None:
-    steps, held = CacheOps(Team(1)), layer("f16", 2, 1, 32, 32, 40)
+    steps, held = CacheOps(ThreadPool(1)), layer("f16", 2, 1, 32, 32, 40)
     q = numbers(14, 1, 2, 32)
     before = attended(steps, q, held, 30, Scores(0.3))
     held.k = held.k.clone()
@@ -230,7 +232,7 @@ def test_a_cache_whose_memory_moves_is_found_again() -> None:
 
 
 def test_what_would_lie_outside_of_the_cache_is_refused() -> None:
-    steps, held = CacheOps(Team(1)), layer("f16", 4, 2, 32, 32, 40)
+    steps, held = CacheOps(ThreadPool(1)), layer("f16", 4, 2, 32, 32, 40)
     x, scores = numbers(15, 3, 2, 32), Scores(0.1)
     for start in (-1, 38, 1 << 40):
         assert not steps.write(held, x, x, Batch.of_one(start, 3, 0))

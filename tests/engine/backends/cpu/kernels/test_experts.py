@@ -20,7 +20,7 @@ from engine.backends.cpu.kernels.products import (
 )
 from engine.backends.cpu.kernels.products.panels import quantised_bytes
 from engine.backends.cpu.kernels.running import jit
-from engine.backends.cpu.kernels.running.team import Team
+from engine.backends.cpu.kernels.running.thread_pool import ThreadPool
 from engine.formats.quants.layout import BLOCK, LAYOUTS, Layout, n_tiles
 from engine.model.forward.expert_rows import Groups
 from tests.helpers.planes import planes_apart
@@ -45,7 +45,7 @@ class Kernels:
     kind: Kind
     x_bytes: int
 
-    def run(self, team: Team, name: str, *arguments: int) -> None:
+    def run(self, pool: ThreadPool, name: str, *arguments: int) -> None:
         isa, layout, x_bytes = self.isa, self.layout, self.x_bytes
         of_type = f"{self.kind:d}-{x_bytes}"
         module, names, build = {  # modules as in the engine, so that each is compiled once
@@ -72,8 +72,8 @@ class Kernels:
             found = jit.addresses_by_source(module, isa, [name], build)[name]
             kernel = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * (1 + len(names)))
             _compiled[key] = kernel(found)
-        team.wake()
-        _compiled[key](team.address, *arguments)
+        pool.wake()
+        _compiled[key](pool.address, *arguments)
 
     def __str__(self) -> str:
         return f"{self.isa.name} {self.kind.name} {self.x_bytes}"
@@ -102,20 +102,20 @@ every_kernel = pytest.mark.parametrize("kernels", swept(_all, _quick), ids=str)
 
 
 @pytest.fixture(params=[1, 3], scope="module")
-def team(request: pytest.FixtureRequest) -> Iterator[Team]:
-    team = Team(request.param)
-    yield team
-    team.close()
+def pool(request: pytest.FixtureRequest) -> Iterator[ThreadPool]:
+    pool = ThreadPool(request.param)
+    yield pool
+    pool.close()
 
 
 def one_by_one(kernels: Kernels, planes: Bytes, n_rows: int, x: Floats, groups: Groups) -> Floats:
     """Compute each expert's product by itself."""
-    team, out = Team(1), np.empty((len(x), n_rows), np.float32)
+    pool, out = ThreadPool(1), np.empty((len(x), n_rows), np.float32)
     memory = np.empty(kernels.panel_bytes(len(x)), np.uint8)
     for expert, rows in groups:
         n, part, goal = rows.stop - rows.start, x[rows], out[rows]
         kernels.run(
-            team,
+            pool,
             "quantise",
             part.ctypes.data,
             part.strides[0],
@@ -125,16 +125,16 @@ def one_by_one(kernels: Kernels, planes: Bytes, n_rows: int, x: Floats, groups: 
             memory.ctypes.data,
         )
         kernels.run(
-            team, "multiply", planes[expert].ctypes.data, planes.strides[1], N_BLOCKS, SKIP,
+            pool, "multiply", planes[expert].ctypes.data, planes.strides[1], N_BLOCKS, SKIP,
             memory.ctypes.data, n, goal.ctypes.data, goal.strides[0], n_rows, planes.shape[1],
             planes.shape[1], 1024,
         )  # fmt: skip
-    team.close()
+    pool.close()
     return out
 
 
 def at_once(
-    kernels: Kernels, team: Team, planes: Bytes, n_rows: int, x: Floats, groups: Groups,
+    kernels: Kernels, pool: ThreadPool, planes: Bytes, n_rows: int, x: Floats, groups: Groups,
     sizes: tuple[int, int],
 ) -> Floats:  # fmt: skip
     """Compute all experts in one job, with pieces of these sizes; x may be one row for all."""
@@ -144,13 +144,13 @@ def at_once(
     where = x.ctypes.data, x.strides[0]
     table = groups.table.data_ptr(), len(groups.table)
     if is_shared:
-        kernels.run(team, "quantise", *where, 1, N_BLOCKS, SKIP, memory.ctypes.data)
+        kernels.run(pool, "quantise", *where, 1, N_BLOCKS, SKIP, memory.ctypes.data)
     else:
         kernels.run(
-            team, "quantise_groups", *where, N_BLOCKS, SKIP, memory.ctypes.data, 0, 1, *table
+            pool, "quantise_groups", *where, N_BLOCKS, SKIP, memory.ctypes.data, 0, 1, *table
         )
     kernels.run(
-        team, "multiply_groups", planes.ctypes.data, *planes.strides[:2], N_BLOCKS, SKIP,
+        pool, "multiply_groups", planes.ctypes.data, *planes.strides[:2], N_BLOCKS, SKIP,
         memory.ctypes.data, 0 if is_shared else kernels.panel_bytes(1), out.ctypes.data,
         out.strides[0], n_rows, planes.shape[1], *sizes, *table,
     )  # fmt: skip
@@ -162,7 +162,7 @@ def at_once(
 @pytest.mark.parametrize(("n_rows", "sizes"), [(16, (1, 16)), (53, (3, 8))])
 @pytest.mark.parametrize("n_token", [1, 9, 70])
 def test_the_bits_are_those_of_each_expert_alone(
-    kernels: Kernels, team: Team, n_rows: int, n_token: int, sizes: tuple[int, int]
+    kernels: Kernels, pool: ThreadPool, n_rows: int, n_token: int, sizes: tuple[int, int]
 ) -> None:
     """Expert 0 gets most tokens; the last one gets none, and its weights are NaN."""
     torch.manual_seed(n_token)
@@ -173,20 +173,20 @@ def test_the_bits_are_those_of_each_expert_alone(
     x = torch.randn(groups.n_row, N_BLOCKS * BLOCK).numpy()
     expected = one_by_one(kernels, planes, n_rows, x, groups)
     assert np.isfinite(expected).all()
-    found = at_once(kernels, team, planes, n_rows, x, groups, sizes)
+    found = at_once(kernels, pool, planes, n_rows, x, groups, sizes)
     assert np.array_equal(found, expected)
 
 
 @every_kernel
-def test_one_row_for_all_experts_is_quantised_once(kernels: Kernels, team: Team) -> None:
+def test_one_row_for_all_experts_is_quantised_once(kernels: Kernels, pool: ThreadPool) -> None:
     groups, planes = Groups.of(torch.tensor([[0, 3, 5]])), kernels.planes(40)
     x = torch.randn(1, N_BLOCKS * BLOCK).numpy()
     expected = one_by_one(kernels, planes, 40, x.repeat(3, axis=0), groups)
-    assert np.array_equal(at_once(kernels, team, planes, 40, x, groups, (2, 8)), expected)
+    assert np.array_equal(at_once(kernels, pool, planes, 40, x, groups, (2, 8)), expected)
 
 
 @every_kernel
-def test_rows_are_quantised_where_their_tokens_lie(kernels: Kernels, team: Team) -> None:
+def test_rows_are_quantised_where_their_tokens_lie(kernels: Kernels, pool: ThreadPool) -> None:
     groups = Groups.of(torch.randn(21, N_EXPERT).topk(3).indices.sort().values)
     x = torch.randn(21, N_BLOCKS * BLOCK)
     gathered, table = groups.rows(x), (groups.table.data_ptr(), len(groups.table))
@@ -194,7 +194,7 @@ def test_rows_are_quantised_where_their_tokens_lie(kernels: Kernels, team: Team)
     for rows, pairs in ((gathered, 0), (x, groups.pair_of.data_ptr())):
         memory = np.zeros(kernels.panel_bytes(groups.n_row), np.uint8)
         kernels.run(
-            team, "quantise_groups", rows.data_ptr(), 4 * rows.stride(0), N_BLOCKS, SKIP,
+            pool, "quantise_groups", rows.data_ptr(), 4 * rows.stride(0), N_BLOCKS, SKIP,
             memory.ctypes.data, pairs, 3, *table,
         )  # fmt: skip
         found.append(memory)

@@ -11,16 +11,16 @@ from torch import Tensor
 from engine.backends.cpu.kernels.language.isa import Isa, supported
 from engine.backends.cpu.kernels.products import float_gemm
 from engine.backends.cpu.kernels.running import jit
-from engine.backends.cpu.kernels.running.team import Team
+from engine.backends.cpu.kernels.running.thread_pool import ThreadPool
 
 DTYPES = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32}
 
 
 @pytest.fixture(scope="module")
-def team() -> Iterator[Team]:
-    team = Team(2)
-    yield team
-    team.close()
+def pool() -> Iterator[ThreadPool]:
+    pool = ThreadPool(2)
+    yield pool
+    pool.close()
 
 
 def kernel(isa: Isa, kind: str, name: str) -> Callable[..., None]:
@@ -37,8 +37,8 @@ def kernel(isa: Isa, kind: str, name: str) -> Callable[..., None]:
     ("n_heads", "n_rows", "n_columns", "n_tokens"), [(1, 1, 1, 1), (3, 7, 70, 13), (2, 96, 65, 6)]
 )
 def test_products_are_those_of_float64(
-    isa: Isa, team: Team, kind: str, transposed: bool, n_heads: int, n_rows: int, n_columns: int,
-    n_tokens: int,
+    isa: Isa, pool: ThreadPool, kind: str, transposed: bool, n_heads: int, n_rows: int,
+    n_columns: int, n_tokens: int,
 ) -> None:  # fmt: skip
     """Compare all heads' products; tokens and matrices have gaps between their rows."""
     torch.manual_seed(0)
@@ -46,9 +46,9 @@ def test_products_are_those_of_float64(
     n_in, n_out = (n_rows, n_columns) if transposed else (n_columns, n_rows)
     x = torch.randn(n_tokens, n_heads, n_in + 3)[:, :, :n_in]
     y = torch.full((n_tokens + 1, n_heads, n_out + 2), 7.5)
-    team.wake()
+    pool.wake()
     kernel(isa, kind, float_gemm.NAMES[transposed])(
-        team.address, w.data_ptr(), w.stride(1) * w.element_size(), n_rows, n_columns,
+        pool.address, w.data_ptr(), w.stride(1) * w.element_size(), n_rows, n_columns,
         x.data_ptr(), 4 * x.stride(0), n_tokens, y.data_ptr(), 4 * y.stride(0), 6, 13, n_heads,
         w.stride(0) * w.element_size(), 4 * x.stride(1), 4 * y.stride(1),
     )  # fmt: skip

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from engine.backends.cpu.kernels.language.isa import Isa, Neon, chosen
 from engine.backends.cpu.kernels.packing import pack
 from engine.backends.cpu.kernels.products import panel_packing, panels, quantised_gemm
-from engine.backends.cpu.kernels.running import jit, team
+from engine.backends.cpu.kernels.running import jit, thread_pool
 from engine.formats.quants.layout import LAYOUTS
 from tests.helpers.kernel_modules import TYPICAL, Build
 from tests.helpers.kernels import activations, isa_named, packed, random_rows
@@ -45,7 +45,7 @@ PROGRAM = """
 typedef int64_t N;
 void KERNEL(N, N, N, N, N, N, N, N, N, N, N, N, N, N, N, N);
 
-static _Alignas(64) char team[TEAM_BYTES];
+static _Alignas(64) char pool[TEAM_BYTES];
 
 static N next(void) {
     N number;
@@ -57,7 +57,7 @@ static N next(void) {
 int main(void) {
     N size[15] = {0}, a[15] = {0}, count = next();
     int (*yield)(void) = sched_yield;
-    memcpy(team + TEAM_YIELD, &yield, sizeof yield);
+    memcpy(pool + TEAM_YIELD, &yield, sizeof yield);
     for (N i = 0; i < count; i++) {
         size[i] = next();
         if (size[i] < 0) {
@@ -68,7 +68,7 @@ int main(void) {
             a[i] = (N)memory;
         }
     }
-    KERNEL((N)team, a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7], a[8], a[9], a[10], a[11],
+    KERNEL((N)pool, a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7], a[8], a[9], a[10], a[11],
            a[12], a[13], a[14]);
     for (N i = 0; i < count; i++)
         if (size[i] > 0) fwrite((void *)a[i], 1, size[i], stdout);
@@ -117,7 +117,8 @@ class Emulator:
         subprocess.run(
             [
                 str(COMPILER), "-static", "-O1", f"-DKERNEL={name}",
-                f"-DTEAM_BYTES={team.memory_bytes(1)}", f"-DTEAM_YIELD={team.YIELD}", source, code,
+                f"-DTEAM_BYTES={thread_pool.memory_bytes(1)}", f"-DTEAM_YIELD={thread_pool.YIELD}",
+                source, code,
                 "-o", program,
             ],
             check=True, timeout=120,
@@ -131,9 +132,9 @@ def emulator(tmp_path: Path) -> Emulator:
 
 
 @pytest.fixture(scope="module")
-def here() -> Iterator[team.Team]:
-    """Make a team on this machine."""
-    made = team.Team(1)
+def here() -> Iterator[thread_pool.ThreadPool]:
+    """Make a pool on this machine."""
+    made = thread_pool.ThreadPool(1)
     yield made
     made.close()
 
@@ -163,7 +164,9 @@ def products_of(
 
 
 @typical_first
-def test_planes_are_those_of_this_machine(kind: Kind, emulator: Emulator, here: team.Team) -> None:
+def test_planes_are_those_of_this_machine(
+    kind: Kind, emulator: Emulator, here: thread_pool.ThreadPool
+) -> None:
     raw, tile_bytes = random_rows(kind, N_ROWS, N_COLUMNS), LAYOUTS[kind].tile_bytes(N_BLOCKS, 3)
     goal = np.zeros(-(-N_ROWS // 16) * tile_bytes, np.uint8)
     found = emulator.run(
@@ -177,7 +180,7 @@ def test_planes_are_those_of_this_machine(kind: Kind, emulator: Emulator, here: 
 @pytest.mark.parametrize("isa_name", ["neon", pytest.param("generic", marks=pytest.mark.slow)])
 @typical_first
 def test_products_are_those_of_float64(
-    kind: Kind, isa_name: str, emulator: Emulator, here: team.Team
+    kind: Kind, isa_name: str, emulator: Emulator, here: thread_pool.ThreadPool
 ) -> None:
     isa, n_tokens = isa_named(isa_name), 7
     raw = random_rows(kind, N_ROWS, N_COLUMNS)
@@ -192,7 +195,7 @@ def test_products_are_those_of_float64(
     assert np.abs(out - exact).max() <= 1e-6 * np.abs(exact).max()
 
 
-def test_what_is_no_number_stays_none(emulator: Emulator, here: team.Team) -> None:
+def test_what_is_no_number_stays_none(emulator: Emulator, here: thread_pool.ThreadPool) -> None:
     isa, kind = Neon(), Kind.Q4_K
     x = np.ones((5, 32 * N_BLOCKS), np.float32)
     x[1, 40], x[2, 100], x[3, 200] = np.nan, np.inf, -np.inf

@@ -9,7 +9,7 @@ from gguf.constants import GGMLQuantizationType as Kind
 from numpy.typing import NDArray
 
 from engine.backends.cpu.kernels.language.isa import chosen
-from engine.backends.cpu.kernels.running.team import Team
+from engine.backends.cpu.kernels.running.thread_pool import ThreadPool
 from engine.formats.quants.layout import LAYOUTS
 from tests.helpers.kernels import aligned, pack_into, packed
 from tests.helpers.planes import TYPES, Parts, read, to_file
@@ -21,10 +21,10 @@ every_type = pytest.mark.parametrize("kind", TYPES, ids=lambda kind: kind.name)
 
 
 @pytest.fixture(scope="module")
-def team() -> Iterator[Team]:
-    team = Team(2)
-    yield team
-    team.close()
+def pool() -> Iterator[ThreadPool]:
+    pool = ThreadPool(2)
+    yield pool
+    pool.close()
 
 
 def any_bytes(kind: Kind, n_rows: int) -> NDArray[np.uint8]:
@@ -54,9 +54,9 @@ def assert_same(actual: Parts, expected: Parts) -> None:
 
 @every_type
 @pytest.mark.parametrize("n_rows", [1, 15, 16, 17, 50])
-def test_planes_hold_the_files_very_bytes(kind: Kind, n_rows: int, team: Team) -> None:
+def test_planes_hold_the_files_very_bytes(kind: Kind, n_rows: int, pool: ThreadPool) -> None:
     raw = any_bytes(kind, n_rows)
-    planes = packed(raw, kind, chosen(), team)
+    planes = packed(raw, kind, chosen(), pool)
     parts = read(planes, LAYOUTS[kind], n_rows, N_BLOCKS, 0)
     assert np.array_equal(to_file(parts, kind), raw)
 
@@ -66,55 +66,55 @@ def test_planes_hold_the_files_very_bytes(kind: Kind, n_rows: int, team: Team) -
     ("first", "stop"),
     [(0, 1), (0, 7), (1, 2), (3, 8), (5, 11), (7, 9), (8, 16), (9, 24), (13, 22), (23, 24)],
 )
-def test_a_cut_may_fall_on_any_block(kind: Kind, first: int, stop: int, team: Team) -> None:
+def test_a_cut_may_fall_on_any_block(kind: Kind, first: int, stop: int, pool: ThreadPool) -> None:
     n_rows, layout = 19, LAYOUTS[kind]
     raw = any_bytes(kind, n_rows)
-    whole = read(packed(raw, kind, chosen(), team), layout, n_rows, N_BLOCKS, 0)
-    planes = packed(raw, kind, chosen(), team, first=first, n_blocks=stop - first)
+    whole = read(packed(raw, kind, chosen(), pool), layout, n_rows, N_BLOCKS, 0)
+    planes = packed(raw, kind, chosen(), pool, first=first, n_blocks=stop - first)
     window = read(planes, layout, n_rows, stop - first, first % 8)
     assert_same(window, part_of(whole, first, stop, layout.sub))
 
 
 @every_type
-def test_rows_may_come_in_chunks_of_any_size(kind: Kind, team: Team) -> None:
+def test_rows_may_come_in_chunks_of_any_size(kind: Kind, pool: ThreadPool) -> None:
     raw, n_blocks, first = any_bytes(kind, 50), 13, 3
-    expected = packed(raw, kind, chosen(), team, first=first, n_blocks=n_blocks)
+    expected = packed(raw, kind, chosen(), pool, first=first, n_blocks=n_blocks)
     planes, row = aligned(len(expected)), 0
     for n in (1, 14, 2, 0, 17, 16):
         chunk = raw[row : row + n] if n else raw[:0]
-        pack_into(planes, chunk, kind, chosen(), team, first=first, n_blocks=n_blocks, goal_row=row)
+        pack_into(planes, chunk, kind, chosen(), pool, first=first, n_blocks=n_blocks, goal_row=row)
         row += n
     assert row == len(raw)
     assert np.array_equal(planes, expected)
 
 
 @every_type
-def test_a_chunk_touches_its_own_rows_only(kind: Kind, team: Team) -> None:
+def test_a_chunk_touches_its_own_rows_only(kind: Kind, pool: ThreadPool) -> None:
     raw = any_bytes(kind, 64)
-    before = packed(raw, kind, chosen(), team)
+    before = packed(raw, kind, chosen(), pool)
     planes, others = before.copy(), raw[:21] ^ 0xFF
-    pack_into(planes, others, kind, chosen(), team, first=0, n_blocks=N_BLOCKS, goal_row=14)
+    pack_into(planes, others, kind, chosen(), pool, first=0, n_blocks=N_BLOCKS, goal_row=14)
     expected = raw.copy()
     expected[14:35] = others
-    assert np.array_equal(planes, packed(expected, kind, chosen(), team))
+    assert np.array_equal(planes, packed(expected, kind, chosen(), pool))
     assert not np.array_equal(planes, before)
 
 
 @every_type
-def test_rows_may_lie_apart_and_anywhere(kind: Kind, team: Team) -> None:
+def test_rows_may_lie_apart_and_anywhere(kind: Kind, pool: ThreadPool) -> None:
     raw = any_bytes(kind, 18)
     memory = np.full((18, raw.shape[1] + 5), 0xEE, np.uint8)
     memory[:, 3:-2] = raw
-    planes = packed(memory[:, 3:-2], kind, chosen(), team, n_blocks=N_BLOCKS)
-    assert np.array_equal(planes, packed(raw, kind, chosen(), team))
+    planes = packed(memory[:, 3:-2], kind, chosen(), pool, n_blocks=N_BLOCKS)
+    assert np.array_equal(planes, packed(raw, kind, chosen(), pool))
 
 
 def test_every_type_is_packed_alike_for_each_number_of_threads() -> None:
     raw = any_bytes(Kind.Q6_K, 200)
     planes = []
     for n_threads in (1, 2, 5):
-        team = Team(n_threads)
-        planes.append(packed(raw, Kind.Q6_K, chosen(), team))
-        team.close()
+        pool = ThreadPool(n_threads)
+        planes.append(packed(raw, Kind.Q6_K, chosen(), pool))
+        pool.close()
     assert np.array_equal(planes[0], planes[1])
     assert np.array_equal(planes[0], planes[2])

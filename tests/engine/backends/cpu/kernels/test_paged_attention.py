@@ -13,7 +13,7 @@ from engine.backends.cpu.kernels.cache.cache_ops import CacheOps
 from engine.backends.cpu.kernels.language.isa import Isa, supported
 from engine.backends.cpu.kernels.running.call_log import CallLog
 from engine.backends.cpu.kernels.running.replay import KernelReplay
-from engine.backends.cpu.kernels.running.team import Team
+from engine.backends.cpu.kernels.running.thread_pool import ThreadPool
 from engine.model.forward.attention import attend
 from engine.model.forward.batch import Batch, Piece
 from engine.model.forward.cache import LayerCache
@@ -95,7 +95,9 @@ def test_any_sequences_on_any_pages(case: dict[str, Any]) -> None:
     q = numbers(8, batch.n_rows, n_head, 96) * 2
     sinks = numbers(9, n_head) if case["sinks"] else None
     slopes = numbers(10, n_head).abs() / 50 if case["slopes"] else None
-    found = attended(CacheOps(Team(2), case["isa"]), q, held, pieces, case["scores"], sinks, slopes)
+    found = attended(
+        CacheOps(ThreadPool(2), case["isa"]), q, held, pieces, case["scores"], sinks, slopes
+    )
     q = as_multiplied(q, held, case["isa"])
     expected = attend(q, held, batch, case["scores"], sinks, slopes)
     torch.testing.assert_close(found, expected, rtol=2e-5, atol=8e-6)
@@ -105,7 +107,7 @@ def test_any_sequences_on_any_pages(case: dict[str, Any]) -> None:
 def test_any_types_for_many_rows(kv_type: str) -> None:
     held, q = layer(kv_type, 6, 2, 64, 96, N_PAGES * PAGE), numbers(7, 20, 6, 64) * 2
     pieces = (piece(0, 500, 20),)
-    found = attended(CacheOps(Team(2)), q, held, pieces)
+    found = attended(CacheOps(ThreadPool(2)), q, held, pieces)
     exact = attend(q, held, Batch(pieces, 0), PLAIN, None, None)
     expected = attend(as_multiplied(q, held), held, Batch(pieces, 0), PLAIN, None, None)
     torch.testing.assert_close(found, expected, rtol=2e-5, atol=8e-6)
@@ -118,7 +120,7 @@ def test_rows_have_the_same_bits_in_any_pass(
     isa: Isa, n_head: int, n_kv: int, dims: tuple[int, int]
 ) -> None:
     held = layer("f16", n_head, n_kv, *dims, N_PAGES * PAGE)
-    steps, sinks = CacheOps(Team(2), isa), numbers(12, n_head)
+    steps, sinks = CacheOps(ThreadPool(2), isa), numbers(12, n_head)
     whole, others = piece(0, 450, 100), (piece(1, 300, 1), piece(2, 511, 1))
     q = numbers(11, 102, n_head, dims[0])
     for scores in HIDING:
@@ -131,7 +133,7 @@ def test_rows_have_the_same_bits_in_any_pass(
                 assert torch.equal(found, expected[row : row + part.n]), (scores, part)
                 row += part.n
         singles = (cut(whole, 98, 1)[2], *others)
-        found = attended(CacheOps(Team(1), isa), q[99:], held, singles, scores, sinks)
+        found = attended(CacheOps(ThreadPool(1), isa), q[99:], held, singles, scores, sinks)
         assert torch.equal(found, expected[99:]), scores
 
 
@@ -142,7 +144,7 @@ def test_bits_of_all_types(isa: Isa, kv_type: str) -> None:
     """Blocks that are decoded first give the bits of those that are read as they are."""
     held, q = layer(kv_type, 4, 1, 64, 32, N_PAGES * PAGE), numbers(11, 30, 4, 64)
     whole = piece(2, 300, 30)
-    steps = CacheOps(Team(1), isa)
+    steps = CacheOps(ThreadPool(1), isa)
     expected = attended(steps, q, held, (whole,))
     for row in (0, 7, 29):
         alone = attended(steps, q[row : row + 1], held, (piece(2, 300 + row, 1),))
@@ -154,10 +156,10 @@ def test_latent_attention_with_many_heads() -> None:
     held, q = layer("f16", 80, 1, 576, 512, N_PAGES * PAGE, v_in_k=True), numbers(3, 12, 80, 576)
     scores = Scores(0.05)
     whole = piece(0, 500, 12)
-    found = attended(CacheOps(Team(2)), q, held, (whole,), scores)
+    found = attended(CacheOps(ThreadPool(2)), q, held, (whole,), scores)
     expected = attend(q, held, Batch((whole,), 0), scores, None, None)
     torch.testing.assert_close(found, expected, rtol=2e-5, atol=8e-6)
-    alone = attended(CacheOps(Team(2)), q[5:6], held, (piece(0, 505, 1),), scores)
+    alone = attended(CacheOps(ThreadPool(2)), q[5:6], held, (piece(0, 505, 1),), scores)
     assert torch.equal(alone, found[5:6])
 
 
@@ -165,7 +167,7 @@ def test_latent_attention_with_many_heads() -> None:
 def test_prompts_of_few_pages(kv_type: str) -> None:
     """A prompt's tiles, whose pages are merged at once, give the bits of each row alone."""
     held, q = layer(kv_type, 8, 2, 64, 64, N_PAGES * PAGE), numbers(11, 300, 8, 64)
-    whole, steps = piece(1, 0, 300), CacheOps(Team(2))
+    whole, steps = piece(1, 0, 300), CacheOps(ThreadPool(2))
     for sinks in (None, numbers(12, 8)):
         found = attended(steps, q, held, (whole,), PLAIN, sinks)
         expected = attend(as_multiplied(q, held), held, Batch((whole,), 0), PLAIN, sinks, None)
@@ -179,9 +181,9 @@ def test_many_results_are_merged_as_they_come(monkeypatch: pytest.MonkeyPatch) -
     """Where memory is short for the results of all pages, the bits are the same."""
     held, q = layer("f16", 8, 2, 64, 64, N_PAGES * PAGE), numbers(3, 3, 8, 64)
     pieces = (piece(0, 700, 1), piece(1, 400, 1), piece(2, 90, 1))
-    expected = attended(CacheOps(Team(2)), q, held, pieces)
+    expected = attended(CacheOps(ThreadPool(2)), q, held, pieces)
     monkeypatch.setattr("engine.backends.cpu.kernels.cache.query_heads.ATTENTION_RESULTS_BYTES", 0)
-    assert torch.equal(attended(CacheOps(Team(2)), q, held, pieces), expected)
+    assert torch.equal(attended(CacheOps(ThreadPool(2)), q, held, pieces), expected)
 
 
 @KINDS
@@ -190,7 +192,7 @@ def test_what_no_row_sees_may_be_anything(isa: Isa, n: int) -> None:
     held, q = layer("f32", 8, 2, 64, 48, N_PAGES * PAGE), numbers(5, n, 8, 64)
     for scores in HIDING:
         pieces = (piece(0, 300, n),)
-        expected = attended(CacheOps(Team(1), isa), q, held, pieces, scores)
+        expected = attended(CacheOps(ThreadPool(1), isa), q, held, pieces, scores)
         for number in (torch.nan, torch.inf):
             k, v = (torch.full_like(x, number) for x in (held.k, held.v))
             for slots in pieces[0].runs(0, scores.first_visible(300), 300 + n):
@@ -198,14 +200,16 @@ def test_what_no_row_sees_may_be_anything(isa: Isa, n: int) -> None:
                 k[:, seen], v[:, seen] = held.k[:, seen], held.v[:, seen]
             other = layer("f32", 8, 2, 64, 48, N_PAGES * PAGE)
             other.k, other.v = k, v
-            assert torch.equal(attended(CacheOps(Team(1), isa), q, other, pieces, scores), expected)
+            assert torch.equal(
+                attended(CacheOps(ThreadPool(1), isa), q, other, pieces, scores), expected
+            )
 
 
 def test_an_infinite_value_shows_only_to_rows_that_see_it() -> None:
     held, q = layer("f32", 4, 1, 32, 32, N_PAGES * PAGE), numbers(5, 40, 4, 32)
-    before = attended(CacheOps(Team(1)), q, held, (piece(0, 100, 40),))
+    before = attended(CacheOps(ThreadPool(1)), q, held, (piece(0, 100, 40),))
     held.v[:, TABLES[0][0] * PAGE + 120] = torch.nan
-    after = attended(CacheOps(Team(1)), q, held, (piece(0, 100, 40),))
+    after = attended(CacheOps(ThreadPool(1)), q, held, (piece(0, 100, 40),))
     assert torch.equal(after[:20], before[:20])
     assert after[20:].isnan().all()
 
@@ -214,9 +218,9 @@ def test_pages_that_are_gone_are_not_looked_up() -> None:
     held, q = layer("f16", 4, 2, 32, 32, N_PAGES * PAGE), numbers(5, 30, 4, 32)
     scores = Scores(0.2, window=100)
     gone = Piece(620, 30, ([GONE, GONE, 3],))
-    found = attended(CacheOps(Team(1)), q, held, (gone,), scores)
+    found = attended(CacheOps(ThreadPool(1)), q, held, (gone,), scores)
     whole = gone._replace(tables=(TABLES[0],))
-    assert torch.equal(found, attended(CacheOps(Team(1)), q, held, (whole,), scores))
+    assert torch.equal(found, attended(CacheOps(ThreadPool(1)), q, held, (whole,), scores))
 
 
 @pytest.mark.parametrize("kv_type", TYPES)
@@ -224,7 +228,7 @@ def test_writing_to_pages(kv_type: str) -> None:
     fast, plain = (layer(kv_type, 4, 2, 64, 32, N_PAGES * PAGE) for _ in range(2))
     batch = Batch((piece(0, 200, 400), piece(1, 255, 1), piece(2, 256, 1)), 0)
     k, v = numbers(3, 402, 2, 64), numbers(4, 402, 2, 32)
-    assert CacheOps(Team(2)).write(fast, k, v, batch)
+    assert CacheOps(ThreadPool(2)).write(fast, k, v, batch)
     plain.write(k, v, batch)
     assert torch.equal(fast.k, plain.k)
     assert torch.equal(fast.v, plain.v)
@@ -236,7 +240,7 @@ def test_layers_of_a_group_use_its_tables() -> None:
     q = numbers(5, 1, 2, 32)
     tables = TABLES[0], TABLES[1]
     both = (Piece(300, 1, tables),)
-    steps = CacheOps(Team(1))
+    steps = CacheOps(ThreadPool(1))
     for held, table in zip((first, second), tables, strict=True):
         found = attended(steps, q, held, both)
         alone = attend(q, first, Batch((Piece(300, 1, (table,)),), 0), PLAIN, None, None)
@@ -245,18 +249,18 @@ def test_layers_of_a_group_use_its_tables() -> None:
 
 def test_recorded_calls_serve_other_sequences() -> None:
     """Passes of each number of single tokens keep addresses of their own."""
-    steps, held = CacheOps(Team(1)), layer("f16", 4, 2, 32, 32, N_PAGES * PAGE)
+    steps, held = CacheOps(ThreadPool(1)), layer("f16", 4, 2, 32, 32, N_PAGES * PAGE)
     kinds, recorded = [PLAIN, Scores(0.2, window=20)], []
     for n in (1, 2, 3):
         q, k = numbers(18, n, 4, 32), numbers(19, n, 2, 32)
         log = CallLog()
         batch = Batch(tuple(piece(i, 100 + i, 1) for i in range(n)), 0)
         steps.begin(batch)
-        steps._team.log_calls(log.address)
+        steps._pool.log_calls(log.address)
         steps.write(held, k, k, batch)
         outs = [steps.attention(q, held, batch, scores, None, None) for scores in kinds]
-        steps._team.log_calls(0)
-        recorded.append((KernelReplay(log, steps._team), log.n_used, q, k, outs))
+        steps._pool.log_calls(0)
+        recorded.append((KernelReplay(log, steps._pool), log.n_used, q, k, outs))
     attended(steps, numbers(1, 50, 4, 32), held, (piece(0, 0, 50),))
     for moved in ((2, 1, 0), (1, 0, 2)):
         for n, (replay, stop, q, k, outs) in enumerate(recorded, 1):
@@ -268,14 +272,16 @@ def test_recorded_calls_serve_other_sequences() -> None:
                 assert torch.equal(held.k[:, slots.start], k[row].half())
             for scores, out in zip(kinds, outs, strict=True):
                 assert out is not None
-                assert torch.equal(out, attended(CacheOps(Team(1)), q, held, batch.pieces, scores))
+                assert torch.equal(
+                    out, attended(CacheOps(ThreadPool(1)), q, held, batch.pieces, scores)
+                )
 
 
 def test_a_table_that_grows_in_place_is_seen() -> None:
-    steps, held, table = CacheOps(Team(1)), layer("f16", 2, 1, 32, 32, N_PAGES * PAGE), [2]
+    steps, held, table = CacheOps(ThreadPool(1)), layer("f16", 2, 1, 32, 32, N_PAGES * PAGE), [2]
     q = numbers(5, 1, 2, 32)
     attended(steps, q, held, (Piece(255, 1, (table,)),))
     table.append(5)
     found = attended(steps, q, held, (Piece(256, 1, (table,)),))
-    expected = attended(CacheOps(Team(1)), q, held, (Piece(256, 1, ([2, 5],)),))
+    expected = attended(CacheOps(ThreadPool(1)), q, held, (Piece(256, 1, ([2, 5],)),))
     assert torch.equal(found, expected)

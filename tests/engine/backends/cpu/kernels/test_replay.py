@@ -15,32 +15,32 @@ from engine.backends.cpu.kernels.running.call_log import (
 )
 from engine.backends.cpu.kernels.running.fastcall import bind
 from engine.backends.cpu.kernels.running.replay import KernelReplay
-from engine.backends.cpu.kernels.running.team import Team
 from engine.backends.cpu.kernels.running.thread_all_reduce import ADDED, COMPLETE, ThreadAllReduce
+from engine.backends.cpu.kernels.running.thread_pool import ThreadPool
 from engine.backends.cpu.kernels.small.small_ops import SmallOps
 from engine.model.forward.recording import recording_to, refuse_replay
 
 
 def test_calls_are_repeated_in_their_order() -> None:
-    team, log = Team(2), CallLog()
-    steps = SmallOps(team)
+    pool, log = ThreadPool(2), CallLog()
+    steps = SmallOps(pool)
     x, y = torch.randn(1, 3000), torch.randn(1, 3000)
     steps.pairwise("add", x, y)
     assert log.n_used == 0, "nothing is noted before it is asked for"
-    team.log_calls(log.address)
+    pool.log_calls(log.address)
     total = steps.pairwise("add", x, y)
     assert total is not None
     normal = steps.rms_norm(total, None, None, 1e-5)
-    team.log_calls(0)
+    pool.log_calls(0)
     steps.pairwise("multiply", x, y)
     assert log.n_used == len(log.words) == (2 + 5) + (2 + 12)
-    replay = KernelReplay(log, team)
+    replay = KernelReplay(log, pool)
     for _ in range(3):
         x.normal_()
         y.normal_()
         replay.run(0, log.n_used)
         assert torch.equal(total, x + y)
-        expected = SmallOps(team).rms_norm(total, None, None, 1e-5)
+        expected = SmallOps(pool).rms_norm(total, None, None, 1e-5)
         assert expected is not None
         assert torch.equal(normal, expected)
     x.normal_()
@@ -50,25 +50,25 @@ def test_calls_are_repeated_in_their_order() -> None:
     assert torch.equal(normal, before), "that call was left out"
 
 
-def test_time_counts_as_the_teams() -> None:
-    team, log = Team(1), CallLog()
-    steps, x = SmallOps(team), torch.randn(1, 60_000)
-    team.log_calls(log.address)
+def test_time_counts_as_the_pools() -> None:
+    pool, log = ThreadPool(1), CallLog()
+    steps, x = SmallOps(pool), torch.randn(1, 60_000)
+    pool.log_calls(log.address)
     kept = [steps.pairwise("add", x, x) for _ in range(200)]
-    team.log_calls(0)
-    before = team.kernel_s
-    KernelReplay(log, team).run(0, log.n_used)
+    pool.log_calls(0)
+    before = pool.kernel_s
+    KernelReplay(log, pool).run(0, log.n_used)
     if before is not None:
-        assert team.kernel_s > before + len(kept) * 1e-7
+        assert pool.kernel_s > before + len(kept) * 1e-7
 
 
 def test_a_log_that_is_full_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logs, "MAX_WORDS", 20)
-    team, log, x = Team(1), CallLog(), torch.randn(4)
-    team.log_calls(log.address)
+    pool, log, x = ThreadPool(1), CallLog(), torch.randn(4)
+    pool.log_calls(log.address)
     for _ in range(3):
-        SmallOps(team).pairwise("add", x, x)
-    team.log_calls(0)
+        SmallOps(pool).pairwise("add", x, x)
+    pool.log_calls(0)
     log.add_checked(1, [2, 3], lambda: None)
     log.check_room()
     assert "too many" in log.refusal
@@ -102,7 +102,7 @@ class Seat:
     """One of two members that replay an all-reduce again and again."""
 
     def __init__(self, board: ThreadAllReduce, seat: int, turns: int) -> None:
-        self.team, self.log = Team(1), CallLog()
+        self.pool, self.log = ThreadPool(1), CallLog()
         self.x, self.out = torch.zeros(5), torch.zeros(5)
         self.n_finished = 0
         self._board, self._seat = board, seat
@@ -120,7 +120,7 @@ class Seat:
 
     def run(self, number: int) -> Tensor:
         self.x.fill_(number)
-        KernelReplay(self.log, self.team).run(0, self.log.n_used)
+        KernelReplay(self.log, self.pool).run(0, self.log.n_used)
         return self.out
 
 

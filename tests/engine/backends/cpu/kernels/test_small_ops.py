@@ -8,7 +8,7 @@ from torch import Tensor
 
 from engine.backends.cpu.kernels.language.isa import supported
 from engine.backends.cpu.kernels.running import fastcall
-from engine.backends.cpu.kernels.running.team import Team
+from engine.backends.cpu.kernels.running.thread_pool import ThreadPool
 from engine.backends.cpu.kernels.small.small_ops import SmallOps
 from engine.model.forward.operands import Activation
 from engine.model.forward.ops import Ops
@@ -18,7 +18,7 @@ REFERENCE = Ops()
 
 @pytest.fixture(scope="module", params=supported(), ids=lambda isa: isa.name)
 def steps(request: pytest.FixtureRequest) -> SmallOps:
-    return SmallOps(Team(2), request.param)
+    return SmallOps(ThreadPool(2), request.param)
 
 
 def rows(seed: int, *shape: int) -> Tensor:
@@ -148,8 +148,8 @@ def test_rope(steps: SmallOps, style: str, head_dim: int, n_rot: int, n_tokens: 
 def test_results_do_not_depend_on_threads_and_other_tokens(steps: SmallOps) -> None:
     x, w, angles = rows(8, 300, 4, 96), rows(9, 96), rows(10, 300, 1, 48)
 
-    def results(team: Team, x: Tensor, angles: Tensor) -> list[Tensor | None]:
-        mine = SmallOps(team, steps.isa)
+    def results(pool: ThreadPool, x: Tensor, angles: Tensor) -> list[Tensor | None]:
+        mine = SmallOps(pool, steps.isa)
         return [
             mine.rms_norm(x, w, w, 1e-5),
             mine.layer_norm(x, w, w, 1e-5),
@@ -157,8 +157,8 @@ def test_results_do_not_depend_on_threads_and_other_tokens(steps: SmallOps) -> N
             mine.rope(x, angles.cos(), angles.sin(), "norm"),
         ]
 
-    one, three = (results(Team(n), x, angles) for n in (1, 3))
-    single = results(Team(1), x[7:8], angles[7:8])
+    one, three = (results(ThreadPool(n), x, angles) for n in (1, 3))
+    single = results(ThreadPool(1), x[7:8], angles[7:8])
     for a, b, c in zip(one, three, single, strict=True):
         assert a is not None
         assert b is not None
@@ -168,7 +168,7 @@ def test_results_do_not_depend_on_threads_and_other_tokens(steps: SmallOps) -> N
 
 
 def test_what_kernels_cannot_read_is_left_to_others() -> None:
-    steps, x = SmallOps(Team(1)), rows(1, 4, 64)
+    steps, x = SmallOps(ThreadPool(1)), rows(1, 4, 64)
     assert steps.rms_norm(x.double(), None, None, 1e-5) is None
     assert steps.rms_norm(x.T, None, None, 1e-5) is None
     assert steps.rms_norm(x, rows(2, 63), None, 1e-5) is None

@@ -1,4 +1,4 @@
-"""The time of kernels is added up for each team, by a counter that agrees with Python's clock."""
+"""The time of kernels is added up for each pool, by a counter that agrees with Python's clock."""
 
 import time
 
@@ -8,7 +8,7 @@ from llvmlite import ir
 from engine.backends.cpu.kernels.language.isa import chosen
 from engine.backends.cpu.kernels.language.values import I64, function
 from engine.backends.cpu.kernels.running import fastcall, jit
-from engine.backends.cpu.kernels.running.team import Team, tick_s
+from engine.backends.cpu.kernels.running.thread_pool import ThreadPool, tick_s
 
 TURNS = 20_000_000
 
@@ -16,10 +16,10 @@ pytestmark = pytest.mark.skipif(tick_s() is None, reason="no clock is known for 
 
 
 def _build(module: ir.Module) -> None:
-    """Write `wait(team, turns)`: counts up to `turns`."""
-    code, (team, turns) = function(module, "wait", 2)
+    """Write `wait(pool, turns)`: counts up to `turns`."""
+    code, (pool, turns) = function(module, "wait", 2)
     with code.loop(code.number(0), turns):
-        pointer = code.builder.inttoptr(team.raw, I64.as_pointer())
+        pointer = code.builder.inttoptr(pool.raw, I64.as_pointer())
         code.builder.load_atomic(pointer, "seq_cst", 8)  # so that the loop is not optimised away
     code.builder.ret_void()
 
@@ -28,12 +28,12 @@ def _build(module: ir.Module) -> None:
 def test_the_time_of_calls_is_that_of_their_team(*, holds_gil: bool) -> None:
     address = jit.addresses("test-clock", chosen(), ["wait"], _build)["wait"]
     wait = fastcall.bind(address, 2, holds_gil=holds_gil)
-    team, other = Team(1), Team(1)
-    assert team.kernel_s == 0
+    pool, other = ThreadPool(1), ThreadPool(1)
+    assert pool.kernel_s == 0
     begun = time.perf_counter()
-    wait(team.address, TURNS)
-    wait(team.address, TURNS)
+    wait(pool.address, TURNS)
+    wait(pool.address, TURNS)
     seconds = time.perf_counter() - begun
     time.sleep(seconds)
-    assert team.kernel_s == pytest.approx(seconds, rel=0.1)
+    assert pool.kernel_s == pytest.approx(seconds, rel=0.1)
     assert other.kernel_s == 0

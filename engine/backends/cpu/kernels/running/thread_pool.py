@@ -1,4 +1,4 @@
-"""A team of threads that share the pieces of kernels: they spin during a pass and sleep between.
+"""A pool of threads that share the pieces of kernels: they spin during a pass and sleep between.
 
 A kernel's work is a function `task(arguments, index)`, called once for every index below `n`: its
 pieces. The calling thread works too, and each thread takes the next piece when it is free, so that
@@ -98,7 +98,7 @@ ONE_JOB = 2 * IN_SHARES
 
 WORD, TASK, ARGUMENTS, THREADS, YIELD = 0, 64, 72, 80, 88
 TICKS, REST, LOG, WAITED, DONE, SHARES = 96, 104, 112, 120, 128, 192
-"""Byte offsets in a team's memory; words that several threads write have cache lines of their own.
+"""Byte offsets in a pool's memory; words that several threads write have cache lines of their own.
 
 `WORD` describes the job, see above, as do `TASK` and `ARGUMENTS`; `DONE` counts its finished
 pieces; from `SHARES` on lie the words of shares. `THREADS`: number of threads. `YIELD`: address of
@@ -119,81 +119,81 @@ YIELD_TURNS = 2_000
 
 
 def memory_bytes(n_threads: int) -> int:
-    """Return the size of a team's memory, which begins on a multiple of 64 bytes."""
+    """Return the size of a pool's memory, which begins on a multiple of 64 bytes."""
     return SHARES + SHARE_BYTES * n_threads
 
 
 def add_run(module: ir.Module) -> None:
-    """Write `run` and `run_in_shares(team, task, arguments, n)`: they do 0 to `MAX_PIECES` pieces.
+    """Write `run` and `run_in_shares(pool, task, arguments, n)`: they do 0 to `MAX_PIECES` pieces.
 
     With the latter, threads begin with shares of their own.
     """
     _add_take_pieces(module)
     for name, bit in (("run", 0), ("run_in_shares", IN_SHARES)):
-        code, (team, task, arguments, n) = function(module, name, 4)
-        last = load(code, team + WORD)
-        store(code, task, team + TASK)
-        store(code, arguments, team + ARGUMENTS)
-        store(code, code.number(0), team + DONE)
+        code, (pool, task, arguments, n) = function(module, name, 4)
+        last = load(code, pool + WORD)
+        store(code, task, pool + TASK)
+        store(code, arguments, pool + ARGUMENTS)
+        store(code, code.number(0), pool + DONE)
         word = (last & -ONE_JOB) + ONE_JOB + bit + n
-        store(code, word, team + WORD)
-        code.call("take_pieces", I64, team, word, code.number(0))
+        store(code, word, pool + WORD)
+        code.call("take_pieces", I64, pool, word, code.number(0))
         waited = code.variable(code.number(0))
         with code.forever() as leave:
-            leave(load(code, team + DONE) >= n)
-            pause(code, team, waited)
+            leave(load(code, pool + DONE) >= n)
+            pause(code, pool, waited)
         code.builder.ret_void()
 
 
 def _build_work_loop(module: ir.Module) -> None:
-    """Write `work_loop(team, number, turns)`: the loop of the worker of a number, from 1 on.
+    """Write `work_loop(pool, number, turns)`: the loop of the worker of a number, from 1 on.
 
-    It ends when the worker found no piece for so many turns; at once where the team shall rest.
+    It ends when the worker found no piece for so many turns; at once where the pool shall rest.
     """
     _add_take_pieces(module)
-    code, (team, number, turns) = function(module, "work_loop", 3)
+    code, (pool, number, turns) = function(module, "work_loop", 3)
     idle, seen = (code.variable(code.number(0)) for _ in range(2))
     with code.forever() as leave:
-        did, word = code.variable(code.number(0)), load(code, team + WORD)
+        did, word = code.variable(code.number(0)), load(code, pool + WORD)
         with code.when(word.differs(seen.get())):
-            did.set(code.call("take_pieces", I64, team, word, number))
+            did.set(code.call("take_pieces", I64, pool, word, number))
             seen.set(word)
         with code.when(did.get() > 0):
             idle.set(code.number(0))
         leave(idle.get() > turns)
-        leave(did.get().equals(0) & (load(code, team + REST) > 0))
-        pause(code, team, idle)
+        leave(did.get().equals(0) & (load(code, pool + REST) > 0))
+        pause(code, pool, idle)
     code.builder.ret_void()
 
 
 def _add_take_pieces(module: ir.Module) -> None:
-    """Write `take_pieces(team, word, number)`: does pieces of a job until none are left.
+    """Write `take_pieces(pool, word, number)`: does pieces of a job until none are left.
 
     The other arguments are the job's word and the thread's number. Returns how many it did.
     """
     _add_take_share(module)
-    code, (team, word, number) = function(module, "take_pieces", 3, I64)
+    code, (pool, word, number) = function(module, "take_pieces", 3, I64)
     code.builder.function.linkage = "internal"
     n, has_shares = word & MAX_PIECES, (word & IN_SHARES) > 0
-    n_share = code.where(has_shares, load(code, team + THREADS), code.number(1))
+    n_share = code.where(has_shares, load(code, pool + THREADS), code.number(1))
     did = code.variable(code.number(0))
     with code.loop(code.number(0), n_share) as turn:
         share = (number + turn) % n_share
         first, end = share * n // n_share, (share + 1) * n // n_share
-        done = code.call("take_share", I64, team, word, share, first, end)
+        done = code.call("take_share", I64, pool, word, share, first, end)
         did.set(did.get() + done)
     code.builder.ret(did.get().raw)
 
 
 def _add_take_share(module: ir.Module) -> None:
-    """Write `take_share(team, word, share, first, end)`: does what is left of a share's pieces.
+    """Write `take_share(pool, word, share, first, end)`: does what is left of a share's pieces.
 
     The last two arguments are its first piece and the one behind its last. Returns how many it did.
     """
-    code, (team, word, share, first, end) = function(module, "take_share", 5, I64)
+    code, (pool, word, share, first, end) = function(module, "take_share", 5, I64)
     code.builder.function.linkage = "internal"
-    task, arguments = (load(code, team + at) for at in (TASK, ARGUMENTS))
-    address, job = team + SHARES + share * SHARE_BYTES, word & -IN_SHARES
+    task, arguments = (load(code, pool + at) for at in (TASK, ARGUMENTS))
+    address, job = pool + SHARES + share * SHARE_BYTES, word & -IN_SHARES
     place = code.builder.inttoptr(address.raw, I64.as_pointer())
     did = code.variable(code.number(0))
     with code.forever() as leave:
@@ -201,14 +201,14 @@ def _add_take_share(module: ir.Module) -> None:
         is_begun = (before & -IN_SHARES).equals(job)
         left = code.where(is_begun, before & MAX_PIECES, end - first)
         # read behind `before`, which is no later job's then
-        leave(left.equals(0) | load(code, team + WORD).differs(word))
+        leave(left.equals(0) | load(code, pool + WORD).differs(word))
         after = job + left - 1
         taken = code.builder.cmpxchg(place, before.raw, after.raw, "seq_cst", "seq_cst")
         with code.when(Value(code, code.builder.extract_value(taken, 1))):
             code.call_at(task, VOID, arguments, end - left)
             did.set(did.get() + 1)
     with code.when(did.get() > 0):
-        done = code.builder.inttoptr((team + DONE).raw, I64.as_pointer())
+        done = code.builder.inttoptr((pool + DONE).raw, I64.as_pointer())
         code.builder.atomic_rmw("add", done, did.get().raw, "seq_cst")
     code.builder.ret(did.get().raw)
 
@@ -225,11 +225,11 @@ def store(code: Code, number: Value, address: Value) -> None:
     code.builder.store_atomic(number.raw, place, "seq_cst", 8)
 
 
-def pause(code: Code, team: Value, waited: Variable, yield_turns: int = YIELD_TURNS) -> None:
+def pause(code: Code, pool: Value, waited: Variable, yield_turns: int = YIELD_TURNS) -> None:
     """Write one turn of a spin loop: a pause instruction, and now and then a yield of the core.
 
     Args:
-        team: address of a memory that has the system's function at `YIELD`.
+        pool: address of a memory that has the system's function at `YIELD`.
         waited: number of turns so far; counted up here.
         yield_turns: number of turns after which the core is yielded.
     """
@@ -240,13 +240,13 @@ def pause(code: Code, team: Value, waited: Variable, yield_turns: int = YIELD_TU
     elif family in ("aarch64", "arm64"):  # YIELD does nothing on most; ISB takes about as long
         code.call("llvm.aarch64.isb", VOID, code.constant(I32, 15))
     with code.when((waited.get() % yield_turns).equals(0)):
-        code.call_at(code.load(team + YIELD, I64), I32)
+        code.call_at(code.load(pool + YIELD, I64), I32)
 
 
 @cache
 def _work_loop() -> Callable[[int, int, int], None]:
     """Compile the worker's loop."""
-    address = jit.addresses_by_source("team", chosen(), ["work_loop"], _build_work_loop)[
+    address = jit.addresses_by_source("pool", chosen(), ["work_loop"], _build_work_loop)[
         "work_loop"
     ]
     return ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 3)(address)
@@ -264,7 +264,7 @@ def yield_address() -> int:
 class _State:
     """Sleep and wake-up of the workers.
 
-    Workers hold this and not the team, so that a team nobody holds is freed and ends them.
+    Workers hold this and not the pool, so that a pool nobody holds is freed and ends them.
 
     Attributes:
         n_asleep: number of workers that sleep.
@@ -303,7 +303,7 @@ class _State:
 
 
 def _work(state: _State, memory: object, address: int, number: int) -> None:
-    """Run the worker of a number; it holds `memory`, in which the team's address lies."""
+    """Run the worker of a number; it holds `memory`, in which the pool's address lies."""
     take_part = _work_loop()
     while True:
         n_calls = state.n_calls  # read first: closing counts as a call
@@ -313,13 +313,13 @@ def _work(state: _State, memory: object, address: int, number: int) -> None:
         state.sleep(n_calls)
 
 
-class Team:
+class ThreadPool:
     """The calling thread and `n_threads - 1` workers, which share the pieces of kernels.
 
     Only one thread at a time may call kernels with it.
 
     Attributes:
-        address: address of the team's memory, the first argument of each kernel.
+        address: address of the pool's memory, the first argument of each kernel.
         n_threads: number of threads, with the calling one.
     """
 

@@ -1,4 +1,4 @@
-"""Every piece of a job is done once, whichever threads are awake; no thread outlives its team."""
+"""Every piece of a job is done once, whichever threads are awake; no thread outlives its pool."""
 
 import ctypes
 import gc
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from engine.backends.cpu.kernels.language.isa import chosen
 from engine.backends.cpu.kernels.language.values import I64, VOID, function
 from engine.backends.cpu.kernels.running import jit
-from engine.backends.cpu.kernels.running.team import Team, add_run
+from engine.backends.cpu.kernels.running.thread_pool import ThreadPool, add_run
 
 Counts = NDArray[np.int64]
 Kernel = Callable[..., None]
@@ -26,7 +26,7 @@ COUNTS = ("count", "count_in_shares")
 
 
 def _build(module: ir.Module) -> None:
-    """Write `count(team, counters, n, n_jobs, busy)`: jobs that add 1 to each of n counters.
+    """Write `count(pool, counters, n, n_jobs, busy)`: jobs that add 1 to each of n counters.
 
     In `count_in_shares`, every other job begins with shares of all threads.
     """
@@ -42,28 +42,28 @@ def _build(module: ir.Module) -> None:
     code.store(code.load(counters + index * 8, I64) + 1, counters + index * 8)
     code.builder.ret_void()
     for name in COUNTS:
-        code, (team, counters, n, n_jobs, busy) = function(module, name, 5)
+        code, (pool, counters, n, n_jobs, busy) = function(module, name, 5)
         kept, task = code.stack_array([counters, busy]), code.function_address("add_one")
         with code.loop(code.number(0), n_jobs) as job:
             is_shared = (job % 2).equals(0 if name == "count_in_shares" else -1)
             with code.if_else(is_shared) as (then, otherwise):
                 with then:
-                    code.call("run_in_shares", VOID, team, task, kept, n)
+                    code.call("run_in_shares", VOID, pool, task, kept, n)
                 with otherwise:
-                    code.call("run", VOID, team, task, kept, n)
+                    code.call("run", VOID, pool, task, kept, n)
         code.builder.ret_void()
 
 
 @pytest.fixture(scope="module", params=COUNTS)
 def count(request: pytest.FixtureRequest) -> Kernel:
-    found = jit.addresses("test-team", chosen(), COUNTS, _build)
+    found = jit.addresses("test-pool", chosen(), COUNTS, _build)
     return ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 5)(found[request.param])
 
 
-def counted(count: Kernel, team: Team, n: int, n_jobs: int = 1, busy: int = 0) -> Counts:
+def counted(count: Kernel, pool: ThreadPool, n: int, n_jobs: int = 1, busy: int = 0) -> Counts:
     counters = np.zeros(max(n, 1), np.int64)
-    team.wake()
-    count(team.address, counters.ctypes.data, n, n_jobs, busy)
+    pool.wake()
+    count(pool.address, counters.ctypes.data, n, n_jobs, busy)
     return counters[:n]
 
 
@@ -80,65 +80,65 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 @pytest.mark.parametrize("n_threads", [1, 2, 3, 4, 5])
 def test_ten_thousand_jobs_do_each_piece_once(count: Kernel, n_threads: int) -> None:
-    team = Team(n_threads)
+    pool = ThreadPool(n_threads)
     for n in (1, 2, 5, 23):
-        assert (counted(count, team, n, n_jobs=2500) == 2500).all()
-    team.close()
+        assert (counted(count, pool, n, n_jobs=2500) == 2500).all()
+    pool.close()
 
 
 @pytest.mark.parametrize("n_threads", [1, 2, 5])
 def test_jobs_from_python_do_each_piece_once(count: Kernel, n_threads: int) -> None:
-    team = Team(n_threads)
+    pool = ThreadPool(n_threads)
     for number in range(1000):
         n = number % 40
-        assert (counted(count, team, n, busy=number % 7 * 50) == 1).all()
-    team.close()
+        assert (counted(count, pool, n, busy=number % 7 * 50) == 1).all()
+    pool.close()
 
 
 @pytest.mark.parametrize("n_threads", [1, 3])
 def test_a_job_may_have_very_many_pieces(count: Kernel, n_threads: int) -> None:
-    team = Team(n_threads)
-    assert (counted(count, team, 300_000) == 1).all()
-    team.close()
+    pool = ThreadPool(n_threads)
+    assert (counted(count, pool, 300_000) == 1).all()
+    pool.close()
 
 
 def test_more_threads_than_cores_make_progress(count: Kernel) -> None:
-    teams = [Team(5) for _ in range(2)]
+    pools = [ThreadPool(5) for _ in range(2)]
     results: list[Counts] = []
     callers = [
-        threading.Thread(target=lambda t=team: results.append(counted(count, t, 64, 200, 100)))
-        for team in teams
+        threading.Thread(target=lambda t=pool: results.append(counted(count, t, 64, 200, 100)))
+        for pool in pools
     ]
     for caller in callers:
         caller.start()
     for caller in callers:
         caller.join(60)
     assert [(result == 200).all() for result in results] == [True, True]
-    for team in teams:
-        team.close()
+    for pool in pools:
+        pool.close()
 
 
 def test_helpers_fall_asleep_and_take_part_again(count: Kernel) -> None:
-    team = Team(3)
+    pool = ThreadPool(3)
     meet = meeting()
     for _ in range(3):
-        wait_until(lambda: team._state.n_asleep == 2)
-        assert meet(team) == [1, 1]
-        assert (counted(count, team, 50, n_jobs=20, busy=20) == 20).all()
-    team.close()
+        wait_until(lambda: pool._state.n_asleep == 2)
+        assert meet(pool) == [1, 1]
+        assert (counted(count, pool, 50, n_jobs=20, busy=20) == 20).all()
+    pool.close()
 
 
 def test_work_is_done_while_all_helpers_sleep(count: Kernel) -> None:
-    team = Team(4)
-    wait_until(lambda: team._state.n_asleep == 3)
+    pool = ThreadPool(4)
+    wait_until(lambda: pool._state.n_asleep == 3)
     counters = np.zeros(100, np.int64)
-    count(team.address, counters.ctypes.data, 100, 50, 0)  # nobody was called
+    count(pool.address, counters.ctypes.data, 100, 50, 0)  # nobody was called
     assert (counters == 50).all()
-    team.close()
+    pool.close()
 
 
 def _build_meeting(module: ir.Module) -> None:
-    """Write `meet(team, seen)`: two pieces, each of which waits until the other has begun."""
+    """Write `meet(pool, seen)`: two pieces, each of which waits until the other has begun."""
     add_run(module)
     code, (seen, index) = function(module, "hello", 2)
     pointers = [
@@ -154,20 +154,20 @@ def _build_meeting(module: ir.Module) -> None:
     code.builder.cbranch(has_come, after, head)
     code.builder.position_at_end(after)
     code.builder.ret_void()
-    code, (team, seen) = function(module, "meet", 2)
-    code.call("run", VOID, team, code.function_address("hello"), seen, code.number(2))
+    code, (pool, seen) = function(module, "meet", 2)
+    code.call("run", VOID, pool, code.function_address("hello"), seen, code.number(2))
     code.builder.ret_void()
 
 
-def meeting() -> Callable[[Team], list[int]]:
+def meeting() -> Callable[[ThreadPool], list[int]]:
     """Compile a job of two pieces that ends only if two threads take one each."""
     found = jit.addresses("test-meeting", chosen(), ["meet"], _build_meeting)
     kernel = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 2)(found["meet"])
 
-    def meet(team: Team) -> list[int]:
+    def meet(pool: ThreadPool) -> list[int]:
         seen = np.zeros(2, np.int64)
-        team.wake()
-        kernel(team.address, seen.ctypes.data)
+        pool.wake()
+        kernel(pool.address, seen.ctypes.data)
         return [int(number) for number in seen]
 
     return meet
@@ -176,43 +176,43 @@ def meeting() -> Callable[[Team], list[int]]:
 @pytest.mark.parametrize("n_threads", [1, 2, 5])
 def test_a_closed_team_leaves_no_thread(count: Kernel, n_threads: int) -> None:
     before = helpers()
-    team = Team(n_threads)
+    pool = ThreadPool(n_threads)
     assert len(helpers() - before) == n_threads - 1
-    counted(count, team, 10)
-    team.close()
-    team.close()
+    counted(count, pool, 10)
+    pool.close()
+    pool.close()
     assert helpers() <= before
 
 
 def test_a_team_may_be_closed_while_its_helpers_sleep() -> None:
     before = helpers()
-    team = Team(4)
-    wait_until(lambda: team._state.n_asleep == 3)
-    team.close()
+    pool = ThreadPool(4)
+    wait_until(lambda: pool._state.n_asleep == 3)
+    pool.close()
     assert helpers() <= before
 
 
 def test_a_team_that_is_dropped_leaves_no_thread(count: Kernel) -> None:
     before = helpers()
-    team = Team(4)
-    counted(count, team, 10)
-    del team
+    pool = ThreadPool(4)
+    counted(count, pool, 10)
+    del pool
     gc.collect()
     wait_until(lambda: helpers() <= before)
 
 
-def test_teams_may_come_and_go_at_once(count: Kernel) -> None:
+def test_pools_may_come_and_go_at_once(count: Kernel) -> None:
     before = helpers()
     for _ in range(50):
-        team = Team(3)
-        assert (counted(count, team, 7) == 1).all()
-        team.close()
+        pool = ThreadPool(3)
+        assert (counted(count, pool, 7) == 1).all()
+        pool.close()
     assert helpers() <= before
 
 
 def test_python_runs_on_while_a_kernel_works(count: Kernel) -> None:
-    team = Team(2)
-    worker = threading.Thread(target=counted, args=(count, team, 64, 20, 200_000))
+    pool = ThreadPool(2)
+    worker = threading.Thread(target=counted, args=(count, pool, 64, 20, 200_000))
     worker.start()
     turns = 0
     while worker.is_alive() and turns < 10:
@@ -220,15 +220,15 @@ def test_python_runs_on_while_a_kernel_works(count: Kernel) -> None:
         time.sleep(0.001)
     worker.join()
     assert turns > 3
-    team.close()
+    pool.close()
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="counts processor time as POSIX does")
 def test_a_team_without_work_needs_no_processor(count: Kernel) -> None:
-    team = Team(3)
-    counted(count, team, 10)
-    wait_until(lambda: team._state.n_asleep == 2)
+    pool = ThreadPool(3)
+    counted(count, pool, 10)
+    wait_until(lambda: pool._state.n_asleep == 2)
     start = time.process_time()
     time.sleep(0.3)
     assert time.process_time() - start < 0.1
-    team.close()
+    pool.close()

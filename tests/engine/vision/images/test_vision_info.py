@@ -15,25 +15,27 @@ from tests.helpers.tiny_mmproj import text_of, tiny_mmproj
 SIZES = [(1024, 768), (1, 1), (300, 4), (33, 4000), (4000, 33), (30000, 2000)]
 
 
-def counts(sight: VisionInfo) -> list[int | None]:
+def counts(vision: VisionInfo) -> list[int | None]:
     """Return the tokens of pictures of `SIZES`; None for those that are too narrow."""
     found: list[int | None] = []
     for width, height in SIZES:
         try:
-            found.append(sight.n_tokens(width, height))
+            found.append(vision.n_tokens(width, height))
         except TooNarrow:
             found.append(None)
     return found
 
 
 @pytest.mark.parametrize("projector", sorted(ENCODERS))
-def test_a_sight_made_of_its_sizes_counts_the_same(projector: str, tmp_path: Any) -> None:
+def test_vision_info_made_of_its_sizes_counts_the_same(projector: str, tmp_path: Any) -> None:
     path = tiny_mmproj(tmp_path / "mmproj.gguf", projector)
     with GGUFFile.open(path) as file:
-        sight = VisionInfo(str(path), ENCODERS[projector](Keys(file.meta), text_of(projector)).rule)
-    again = VisionInfo.of_sizes(json.loads(json.dumps(sight.sizes())))
+        vision = VisionInfo(
+            str(path), ENCODERS[projector](Keys(file.meta), text_of(projector)).rule
+        )
+    again = VisionInfo.of_sizes(json.loads(json.dumps(vision.sizes())))
     assert again is not None
-    assert counts(again) == counts(sight)
+    assert counts(again) == counts(vision)
 
 
 GOOD = {
