@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         NoDevice,
         OutOfDeviceMemory,
         PromptError,
+        Sentence,
         SplitError,
         StateFileError,
         TemplateError,
@@ -236,6 +237,14 @@ if TYPE_CHECKING:
         thought_apart,
     )
     from engine.util.child_program import answer_lines, ending_after
+    from engine.util.codec import (
+        JsonObject,
+        JsonSchema,
+        ReadNotes,
+        WrongValue,
+        document_schema,
+        read_document,
+    )
     from engine.util.files import (
         atomic_write,
         exposure,

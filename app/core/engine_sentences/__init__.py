@@ -10,7 +10,7 @@ from string import Formatter
 
 from app.core.translation import ENGLISH, language, tr
 from app.core.units import decimal
-from engine.errors import Sentence
+from engine import Sentence
 
 
 def translated(text: str) -> str:

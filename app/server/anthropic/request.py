@@ -16,8 +16,8 @@ from app.server.openai.conversation import (
 )
 from app.server.openai.sampling import MAX_STOPS
 from app.server.refusal import FieldPlaces, bad_value
-from app.server.request_fields import JsonObject, body_field
-from engine import ChatMessage, Grammar, Tool, ToolCall
+from app.server.request_fields import body_field
+from engine import ChatMessage, Grammar, JsonObject, Tool, ToolCall
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

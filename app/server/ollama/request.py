@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from app.server.openai.conversation import MAX_MESSAGES, MAX_TOOLS, OfferedTool
 from app.server.openai.sampling import MAX_STOPS, SEEDS
 from app.server.openai.texts import MAX_INPUTS
-from app.server.request_fields import JsonObject, body_field, sampling_field
+from app.server.request_fields import body_field, sampling_field
+from engine import JsonObject
 
 
 def model_of(name: str) -> str:

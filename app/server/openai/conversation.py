@@ -10,8 +10,8 @@ from typing import Literal
 
 from app.server.openai.sampling import SamplingFields
 from app.server.refusal import bad_value
-from app.server.request_fields import JsonObject, body_field
-from engine import IMAGE_PLACEHOLDER, ChatMessage, Grammar, Tool, ToolCall
+from app.server.request_fields import body_field
+from engine import IMAGE_PLACEHOLDER, ChatMessage, Grammar, JsonObject, Tool, ToolCall
 
 Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
 

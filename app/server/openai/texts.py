@@ -40,7 +40,7 @@ from app.server.refusal import (
     check_size,
     error_document,
 )
-from app.server.request_fields import JsonObject, body_field
+from app.server.request_fields import body_field
 from app.server.request_log import RequestRecord
 from app.server.web.responses import AwaitedJson, Document, EventStream, json_response
 from engine import (
@@ -53,6 +53,7 @@ from engine import (
     Embedded,
     Event,
     Finished,
+    JsonObject,
     ModelLoaded,
     ScoreTokens,
     TemplateApplied,

@@ -22,8 +22,8 @@ from app.server.openai.conversation import (
     shown_content,
 )
 from app.server.refusal import bad_value
-from app.server.request_fields import JsonObject, body_field
-from engine import ChatMessage, Tool, ToolCall
+from app.server.request_fields import body_field
+from engine import ChatMessage, JsonObject, Tool, ToolCall
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,10 +11,9 @@ from starlette.responses import Response
 
 from app.server.context import ServerContext
 from app.server.refusal import error_document
-from app.server.request_fields import Schema, schema_of
 from app.server.request_log import RequestRecord
 from app.server.web.responses import ErrorShape
-from engine import package_version
+from engine import JsonSchema, document_schema, package_version
 
 Act = Callable[[ServerContext, RequestRecord, Any], Awaitable[Response]]
 """What answers a request: its body as the operation's type, or the bare request if it has none."""
@@ -62,7 +61,7 @@ STATUSES = {
 }
 """What operations may answer instead, by HTTP status."""
 
-ERROR: Schema = {
+ERROR: JsonSchema = {
     "type": "object",
     "required": ["error"],
     "properties": {"error": {"type": "object", "required": ["message"]}},
@@ -72,7 +71,7 @@ ERROR: Schema = {
 
 def openapi_document(operations: Sequence[Operation]) -> dict[str, Any]:
     """Return the description of all operations."""
-    named: dict[str, Schema] = {"Error": ERROR}
+    named: dict[str, JsonSchema] = {"Error": ERROR}
     paths: dict[str, Any] = {}
     for operation in operations:
         path = re.sub(r":\w+}", "}", operation.path)
@@ -89,7 +88,7 @@ def openapi_document(operations: Sequence[Operation]) -> dict[str, Any]:
     }
 
 
-def _described(operation: Operation, path: str, named: dict[str, Schema]) -> dict[str, Any]:
+def _described(operation: Operation, path: str, named: dict[str, JsonSchema]) -> dict[str, Any]:
     content: dict[str, Any] = {operation.media_type.partition(";")[0]: {}}
     if operation.streams:
         content[operation.streams] = {}
@@ -109,7 +108,7 @@ def _described(operation: Operation, path: str, named: dict[str, Schema]) -> dic
             for name in names
         ]
     if operation.takes is not None:
-        schema = schema_of(operation.takes, named)
+        schema = document_schema(operation.takes, named)
         body = {"application/json": {"schema": schema}}
         found["requestBody"] = {"required": True, "content": body}
     return found
