@@ -244,6 +244,7 @@ if TYPE_CHECKING:
         WrongValue,
         document_schema,
         read_document,
+        read_value,
     )
     from engine.util.files import (
         atomic_write,

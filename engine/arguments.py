@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
-from math import isfinite
 from pathlib import Path
-from types import NoneType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any
 
 from engine.errors import EngineError, SplitError
 from engine.hardware.devices.catalog import parse_devices, parse_target
 from engine.load_params import LOAD_OPTIONS, ControlVector, LoadParams
+from engine.util.codec import WrongValue, read_document
 
 MAX_ENTRIES = 4096
 """Most entries of a list; more devices or overrides are a mistake."""
@@ -159,14 +158,20 @@ def params_from(document: object, path: str) -> LoadParams:
             f"The setting '{str(min(unknown, key=str))[:60]}' is not known.",
             "It may come from a newer version.",
         )
-    values = {}
-    for name, value in document.items():
-        try:
-            read = _read(_hints()[name], value)
-            values[name] = NAMING_DEVICES[name](read) if name in NAMING_DEVICES else read
-        except (TypeError, ValueError, KeyError):
-            raise EngineError(f"The setting '{name}' cannot be {str(value)[:60]!r}.") from None
-    return LoadParams(path, **values)
+    if any(
+        isinstance(value, list | tuple) and len(value) > MAX_ENTRIES for value in document.values()
+    ):
+        raise EngineError("A setting cannot have more than {n} values.", n=MAX_ENTRIES)
+    try:
+        params = read_document(LoadParams, {**document, "path": path})
+    except WrongValue as error:
+        name = re.split(r"[.\[]", error.path)[0]
+        shown = str(document[name])[:60]
+        raise EngineError(
+            "The setting '{name}' cannot be {value!r}.", name=name, value=shown
+        ) from None
+    named = {name: check(getattr(params, name)) for name, check in NAMING_DEVICES.items()}
+    return replace(params, **named)
 
 
 NAMING_DEVICES: Mapping[str, Callable[[Any], Any]] = {
@@ -175,32 +180,3 @@ NAMING_DEVICES: Mapping[str, Callable[[Any], Any]] = {
     "reserve": lambda pairs: tuple((parse_devices([name])[0], n) for name, n in pairs),
 }
 """Settings with names of devices, which are checked as well."""
-
-
-@cache
-def _hints() -> dict[str, Any]:
-    return get_type_hints(LoadParams)
-
-
-def _read(hint: Any, value: Any) -> Any:
-    """Return a JSON value as its type is annotated: a number, text, flag, tuple or vector.
-
-    Raises:
-        TypeError, KeyError, ValueError: it is something else.
-    """
-    inner = get_args(hint)
-    if NoneType in inner:
-        return None if value is None else _read(inner[0], value)
-    if get_origin(hint) is tuple:
-        if not isinstance(value, list | tuple) or len(value) > MAX_ENTRIES:
-            raise TypeError
-        kinds = inner[:1] * len(value) if inner[-1] is ... else inner
-        return tuple(_read(kind, item) for kind, item in zip(kinds, value, strict=True))
-    if hint is ControlVector:
-        return ControlVector(_read(str, value["path"]), _read(float, value["scale"]))
-    if isinstance(value, bool) is not (hint is bool):
-        raise TypeError
-    accepted: dict[Any, Any] = {float: (int, float), int: int, bool: bool}
-    if not isinstance(value, accepted.get(hint, str)) or (hint is float and not isfinite(value)):
-        raise TypeError
-    return float(value) if hint is float else value

@@ -12,13 +12,13 @@ import logging
 import threading
 from collections.abc import Collection, Mapping
 from contextlib import suppress
-from dataclasses import MISSING, asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_type_hints
 
 from app.core.engine_sentences import reason_of
 from app.core.translation import tr_later
-from engine import EngineError, SamplingParams, read_file, replace_json
+from engine import EngineError, SamplingParams, WrongValue, read_file, read_value, replace_json
 
 log = logging.getLogger(__name__)
 
@@ -265,12 +265,12 @@ def changed_sampling(
 def parse_settings(data: Mapping[str, Any]) -> Settings:
     """Return settings from JSON data; invalid values become their default."""
     known = {spec.name: spec for spec in fields(Settings) if spec.name != "unknown"}
-    values: dict[str, Any] = {}
+    hints, values = get_type_hints(Settings), dict[str, Any]()
     for name, spec in known.items():
-        default = spec.default if spec.default is not MISSING else {}
-        value = _fitting(data.get(name), default)
-        if value is not None and _is_allowed(value, spec.metadata.get("shown")):
-            values[name] = value
+        with suppress(WrongValue):
+            value = read_value(hints[name], data.get(name))
+            if _is_allowed(value, spec.metadata.get("shown")):
+                values[name] = value
     others = {k: v for k, v in data.items() if k not in known and k != "schema"}
     return Settings(**values, unknown=others)
 
@@ -287,16 +287,6 @@ def _is_allowed(value: object, shown: ShownSetting | None) -> bool:
     if isinstance(value, int) and shown.most:
         return shown.least <= value <= shown.most
     return not shown.choices or value in shown.choices
-
-
-def _fitting(value: object, default: object) -> object | None:
-    """Return `value` in the type of `default`; None if it has another type."""
-    if isinstance(default, tuple):
-        fits = isinstance(value, list) and all(isinstance(v, str) for v in value)
-        return tuple(value) if fits and isinstance(value, list) else None
-    if isinstance(default, float) and type(value) is int:
-        return float(value)
-    return value if type(value) is type(default) else None
 
 
 class SettingsStore:

@@ -14,11 +14,12 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
 from pathlib import Path
-from typing import Literal, TypeVar, get_args
+from typing import Literal, TypeVar
 
 from engine.hardware.backend_choice import chosen_launcher, triton_version
 from engine.hardware.devices.torch_builds import find_torch_build
 from engine.hardware.devices.types import DeviceInfo
+from engine.util.codec import WrongValue, read_value
 from engine.util.files import cache_folder, read_json, write_json
 from engine.util.sanitize import package_version
 
@@ -194,13 +195,7 @@ def _read(path: Path | None) -> dict[str, dict[str, CardVerdict]]:
 
 
 def _verdict(entry: object) -> CardVerdict | None:
-    """Return a verdict made of its fields; None if they are not such."""
-    if not (isinstance(entry, list) and len(entry) == 3):
+    try:
+        return CardVerdict(*read_value(tuple[Outcome, str, str], entry))
+    except WrongValue:
         return None
-    name, why, date = entry
-    if not (isinstance(why, str) and isinstance(date, str)):
-        return None
-    for outcome in get_args(Outcome):
-        if name == outcome:
-            return CardVerdict(outcome, why, date)
-    return None

@@ -13,8 +13,7 @@ import re
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
-from math import isfinite
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +22,7 @@ from engine.errors import EngineError
 from engine.formats.gguf.reader import GGUFFile, model_hash
 from engine.load_params import LoadParams
 from engine.model.architectures.info import describe
+from engine.util.codec import WrongValue, read_document
 from engine.util.files import MAX_BYTES, read_file, read_json, replace_json, tandem_folder
 
 if TYPE_CHECKING:
@@ -49,8 +49,8 @@ class PlanBadge:
         when: time of the measurement in UTC, as in ISO 8601.
     """
 
-    prefill_ts: float
-    decode_ts: float
+    prefill_ts: float = field(metadata={"min": 0})
+    decode_ts: float = field(metadata={"min": 0})
     n_ctx: int
     when: str
 
@@ -308,6 +308,13 @@ def plan_document(plan: SavedPlan) -> dict[str, Any]:
     }
 
 
+@dataclass(frozen=True, slots=True)
+class _SavedFields:
+    name: str
+    devices: tuple[DeviceRef, ...]
+    badge: PlanBadge | None = None
+
+
 def plan_from(document: object) -> SavedPlan:
     """Return a plan from its JSON.
 
@@ -322,26 +329,10 @@ def plan_from(document: object) -> SavedPlan:
         raise EngineError("The plan is of another version of Tandem.", "Save it again.")
     params = params_from(document.get("params"), "")
     try:
-        refs = tuple(DeviceRef(**entry) for entry in document["devices"])
-        badge = document["badge"] and PlanBadge(**document["badge"])
-        texts = [text for ref in refs for text in (ref.id, ref.uuid, ref.name)]
-        if not all(isinstance(text, str) for text in texts) or not _is_sound(badge):
-            raise TypeError
-        name = checked_name(document["name"])
-    except (AttributeError, KeyError, TypeError):
+        saved = read_document(_SavedFields, document)
+    except WrongValue:
         raise EngineError("The plan is damaged.", "Save it again.") from None
-    return SavedPlan(name, params, refs, badge or None)
-
-
-def _is_sound(badge: PlanBadge | None) -> bool:
-    if not badge:
-        return badge is None
-    speeds = (badge.prefill_ts, badge.decode_ts)
-    return (
-        all(isinstance(v, int | float) and isfinite(v) and v >= 0 for v in speeds)
-        and isinstance(badge.n_ctx, int)
-        and isinstance(badge.when, str)
-    )
+    return SavedPlan(checked_name(saved.name), params, saved.devices, saved.badge)
 
 
 def export_plan(plan: SavedPlan, path: Path) -> None:

@@ -321,12 +321,14 @@ class ObjectShape(Shape):
 
     Attributes:
         fields: shapes by the name of the field in JSON, which is also that in the dataclass.
+        nullable: names of the fields without a default that may be null.
     """
 
     kinds = (dict,)
     noun = "an object"
     kind: type
     fields: Mapping[str, tuple[Shape, Field[Any]]]
+    nullable: frozenset[str]
 
     def _read(self, value: Any, path: str, notes: ReadNotes) -> Any:
         inside = f"{path}." if path else ""
@@ -336,6 +338,8 @@ class ObjectShape(Shape):
             given = value.get(name)
             if given is not None:
                 found[name] = shape.read(given, f"{inside}{name}", notes)
+            elif name in value and name in self.nullable:
+                found[name] = None
             elif is_needed(spec):
                 raise WrongValue(f"{inside}{name}", shape.noun if name in value else "")
         return self.kind(**found)
@@ -406,7 +410,9 @@ def shape_of(kind: type) -> ObjectShape:
     """Return the shape of a dataclass."""
     hints = get_type_hints(kind)
     found = {spec.name: (_shape(hints[spec.name], spec.metadata), spec) for spec in fields(kind)}
-    return ObjectShape(kind, found)
+    needed = (name for name, (_, spec) in found.items() if is_needed(spec))
+    nullable = frozenset(name for name in needed if type(None) in get_args(hints[name]))
+    return ObjectShape(kind, found, nullable)
 
 
 def _shape(hint: Any, metadata: Mapping[str, Any]) -> Shape:
@@ -423,10 +429,8 @@ def _shape(hint: Any, metadata: Mapping[str, Any]) -> Shape:
     if origin is tuple:
         item = _shape(inner[0], {"is_file": metadata.get("is_file")})
         return ListShape(item, int(least or 0), most)
-    if hint == JsonObject:
-        return JsonShape()
     if origin is not None and issubclass(origin, Mapping):
-        return TableShape(_shape(inner[1], {}), inner[0])
+        return JsonShape() if inner[1] is Any else TableShape(_shape(inner[1], metadata), inner[0])
     if hint in (int, float):
         return NumberShape(hint, least, most)
     if is_dataclass(hint) and isinstance(hint, type):

@@ -5,25 +5,16 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 from dataclasses import asdict, fields
-from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from engine.arguments import params_document, params_from
+from engine.arguments import params_document
 from engine.errors import EngineError
 from engine.hardware.devices.catalog import require_devices
-from engine.hardware.fallbacks import Fallback
 from engine.planning.saved_plans import model_key
-from engine.planning.search.results import (
-    DraftTrial,
-    Goal,
-    Region,
-    Sample,
-    Speeds,
-    Trial,
-    TuneResult,
-)
+from engine.planning.search.results import Trial, TuneResult
 from engine.planning.speed.forecast import device_set
+from engine.util.codec import read_document
 from engine.util.files import cache_folder, read_json, write_json
 
 if TYPE_CHECKING:
@@ -142,15 +133,7 @@ def result_document(result: TuneResult) -> dict[str, Any]:
 
 
 def _trial_document(trial: Trial) -> dict[str, Any]:
-    return {
-        "params": params_document(trial.params),
-        "shares": trial.shares,
-        "sample": None if trial.sample is None else asdict(trial.sample),
-        "predicted": None if trial.predicted is None else asdict(trial.predicted),
-        "predicted_reason": trial.predicted_reason,
-        "problem": trial.problem,
-        "is_final": trial.is_final,
-    }
+    return {**asdict(trial), "params": params_document(trial.params)}
 
 
 def result_from(document: object, path: str) -> TuneResult | None:
@@ -161,75 +144,17 @@ def result_from(document: object, path: str) -> TuneResult | None:
     """
     try:
         assert isinstance(document, dict)
-        values = dict(document)
-        values["goal"] = Goal(**values["goal"])
-        values["regions"] = tuple(
-            Region(**{**region, "devices": tuple(region["devices"])})
-            for region in values["regions"]
-        )
-        values["trials"] = tuple(_trial(trial, path) for trial in values["trials"])
-        others = values.pop("others", ())  # files of earlier versions have none
-        values["others"] = tuple((str(device), float(load)) for device, load in others)
-        drafts = values.pop("drafts", ())
-        values["drafts"] = tuple(
-            DraftTrial(str(d["way"]), *_positive((d["prose_ts"], d["quoting_ts"]))) for d in drafts
-        )
-        result = TuneResult(**values)
+        trials = [
+            {**trial, "params": {**trial["params"], "path": path}} for trial in document["trials"]
+        ]
+        result = read_document(TuneResult, {**document, "trials": trials})
         return result if _is_sound(result) else None
     except (AssertionError, AttributeError, KeyError, TypeError, ValueError, EngineError):
         return None
 
 
-def _trial(document: Mapping[str, Any], path: str) -> Trial:
-    sample, predicted = document["sample"], document["predicted"]
-    return Trial(
-        params_from(document["params"], path),
-        _positive(document["shares"]),
-        None if sample is None else _sample(sample),
-        None if predicted is None else Speeds(*_positive([predicted[k] for k in SPEEDS])),
-        str(document["predicted_reason"]),
-        str(document["problem"]),
-        bool(document["is_final"]),
-    )
-
-
-def _sample(document: Mapping[str, Any]) -> Sample:
-    values = dict(document)
-    fallbacks = values.pop("fallbacks", ())  # files of earlier versions have none
-    numbers = {name: _positive(value) for name, value in values.items()}
-    return Sample(**numbers, fallbacks=tuple(_fallback(found) for found in fallbacks))
-
-
-def _fallback(document: Mapping[str, Any]) -> Fallback:
-    why, helps = str(document["why"]), str(document["help"])
-    return Fallback(document["kind"], tuple(map(str, document["devices"])), why, helps)
-
-
-SPEEDS = ("prefill_ts", "decode_ts")
-
-
-def _positive(values: Any) -> tuple[float, ...]:
-    """Return the values as numbers that are finite and not negative.
-
-    Raises:
-        ValueError: one is not.
-    """
-    numbers = tuple(float(value) for value in values)
-    if not all(isfinite(number) and number >= 0 for number in numbers):
-        raise ValueError
-    return numbers
-
-
 def _is_sound(result: TuneResult) -> bool:
-    texts = (result.model_name, result.model_hash, result.device_set, result.reason, result.when)
-    ran = (trial.sample for trial in result.trials if trial.sample is not None)
-    return (
-        all(isinstance(text, str) for text in (*texts, result.goal.name))
-        and isinstance(result.n_ctx, int)
-        and (result.best is None or result.best in range(len(result.trials)))
-        and all(
-            values and min(values) > 0
-            for sample in ran
-            for values in (sample.prefill_ts, sample.decode_ts)
-        )
+    ran = [trial.sample for trial in result.trials if trial.sample is not None]
+    return (result.best is None or result.best in range(len(result.trials))) and all(
+        speeds and min(speeds) > 0 for one in ran for speeds in (one.prefill_ts, one.decode_ts)
     )

@@ -6,12 +6,13 @@ No torch: records on disk are shown without it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
 from engine.hardware.devices.topology import Place, Way
 from engine.load_params import PeerMode
 from engine.planning.speed.facts import LinkFacts
+from engine.util.codec import WrongValue, read_document
 
 Verdict = Literal["passed", "lost", "wrong", "hung", "crashed", "refused"]
 """Result of a trial: all values arrived; some did not; some arrived damaged; it did not end; it
@@ -58,7 +59,7 @@ class TrialRecord:
 
     verdict: Verdict
     why: str = ""
-    seconds: Mapping[int, float] = field(default_factory=dict)
+    seconds: Mapping[int, float] = field(default_factory=dict, metadata={"min": 1e-12, "max": 1e6})
     lanes: tuple[int, int] = (0, 0)
 
     @property
@@ -238,40 +239,29 @@ def trial_document(trial: TrialRecord) -> dict[str, object]:
     }  # fmt: skip
 
 
+@dataclass(frozen=True, slots=True)
+class _SavedRecord:
+    date: str
+    trials: Mapping[str, TrialRecord]
+
+
 def record_from(document: object) -> LinkRecord | None:
     """Return a record from its JSON; None where that makes no sense."""
-    if not isinstance(document, Mapping) or not isinstance(document.get("date"), str):
+    try:
+        saved = read_document(_SavedRecord, document)
+        trials = {_KEYS[key]: trial for key, trial in saved.trials.items()}
+    except (WrongValue, KeyError):
         return None
-    entries = document.get("trials")
-    if not isinstance(entries, Mapping):
-        return None
-    trials: dict[tuple[Means, Place], TrialRecord] = {}
-    for key, entry in entries.items():
-        names = _KEYS.get(key)
-        trial = trial_from(entry)
-        if names is None or trial is None:
-            return None
-        trials[names] = trial
-    return LinkRecord(document["date"], trials)
+    return LinkRecord(saved.date, trials)
 
 
 def trial_from(entry: object) -> TrialRecord | None:
     """Return the result of one route from its JSON; None where that makes no sense."""
-    if not isinstance(entry, Mapping) or entry.get("verdict") not in get_args(Verdict):
+    try:
+        trial = read_document(TrialRecord, entry)
+    except WrongValue:
         return None
-    why, seconds = entry.get("why", ""), entry.get("seconds", {})
-    if not isinstance(why, str) or not isinstance(seconds, Mapping):
-        return None
-    measured: dict[int, float] = {}
-    for n_bytes, value in seconds.items():
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not str(n_bytes).isdecimal() or not is_number or not 0 < value < 1e6:
-            return None
-        measured[int(n_bytes)] = float(value)
-    lanes = entry.get("lanes", (0, 0))
-    is_lanes = isinstance(lanes, list | tuple) and [*map(type, lanes)] == [int, int]
-    slot = (lanes[0], lanes[1]) if is_lanes else (0, 0)
-    return TrialRecord(entry["verdict"], why[:200], measured, slot)
+    return replace(trial, why=trial.why[:200])
 
 
 _KEYS: Mapping[object, tuple[Means, Place]] = {

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from itertools import permutations
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from engine.hardware.cuda_api import is_overhead, use_overheads
 from engine.hardware.devices.topology import Link, Topology
@@ -36,6 +36,7 @@ from engine.planning.speed.link_records import (
 )
 from engine.planning.speed.links import Links, expected_links
 from engine.planning.speed.rigs import spec_from_driver
+from engine.util.codec import read_entries
 from engine.util.files import cache_folder, read_json, write_json
 from engine.util.sanitize import package_version
 
@@ -46,7 +47,7 @@ MAX_ENTRIES = 64
 MAX_PROOFS = 8 * MAX_ENTRIES
 """Most records of routes in the file; eight GPUs have 56."""
 
-T = TypeVar("T", DeviceFacts, LinkFacts, WeightRate)
+T = TypeVar("T", DeviceFacts, LinkFacts)
 
 
 class MachineFile:
@@ -190,50 +191,33 @@ def _read(
     document = read_json(path)
     if not isinstance(document, dict):
         return {}, {}, {}
-    devices: dict[str, DeviceFacts] = {}
-    for key, entry in _entries(document.get("devices")):
-        rates = {
-            kind: rate
-            for kind, fields_of in _entries(entry.pop("rates", None))
-            if (rate := _made(WeightRate, fields_of)) is not None
-        }
-        facts = _made(DeviceFacts, entry)
-        if facts is not None:
-            devices[key] = replace(facts, rates=rates)
-    links = {
-        key: link
-        for key, entry in _entries(document.get("links"))
-        if (link := _made(LinkFacts, entry)) is not None
-    }
-    proofs = {
+    proofs = document.get("proofs")
+    records = {
         key: record
-        for key, entry in _entries(document.get("proofs"))
+        for key, entry in (proofs.items() if isinstance(proofs, dict) else ())
         if (record := record_from(entry)) is not None
     }
-    return devices, links, proofs
+    devices = read_entries(DeviceFacts, document.get("devices"))
+    links = read_entries(LinkFacts, document.get("links"))
+    return _plausible(devices), _plausible(links), records
 
 
-def _entries(found: object) -> list[tuple[str, dict[str, Any]]]:
-    if not isinstance(found, Mapping):
-        return []
-    return [(key, dict(entry)) for key, entry in found.items() if isinstance(entry, Mapping)]
+def _plausible(found: dict[str, T]) -> dict[str, T]:
+    """Return the entries whose speeds some device could have."""
+    return {key: facts for key, facts in found.items() if _is_plausible(facts)}
 
 
-def _made(kind: type[T], entry: Mapping[str, Any]) -> T | None:
-    """Return a value made of its fields; None where one is missing, unknown or no such number."""
-    try:
-        made = kind(**entry)
-    except TypeError:
-        return None
-    for spec in fields(kind):
-        value = getattr(made, spec.name)
-        if spec.name == "device" or spec.name == "rates":
-            continue
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        needs_more = spec.name.startswith(("bytes", "flop"))
-        if not is_number or not (0 < value < 1e30 if needs_more else 0 <= value < 1e30):
-            return None
-    return made
+def _is_plausible(facts: DeviceFacts | LinkFacts | WeightRate) -> bool:
+    for spec in fields(facts):
+        value = getattr(facts, spec.name)
+        if isinstance(value, dict):
+            if not all(map(_is_plausible, value.values())):
+                return False
+        elif not isinstance(value, str):
+            is_rate = spec.name.startswith(("bytes", "flop"))
+            if not (0 < value < 1e30 if is_rate else 0 <= value < 1e30):
+                return False
+    return True
 
 
 def _read_overheads(path: Path | None) -> dict[str, int]:

@@ -67,7 +67,7 @@ def test_all_fields_survive_json() -> None:
         {"n_ctx": True}, {"n_ctx": -1}, {"kv_type": "q9"}, {"kv_type": "q8_0/"}, {"split_mode": 3},
         {"overrides": [["a"]]}, {"overrides": [["a", "b", "c"]]},
         {"reserve": [["cpu", "1"]]}, {"kv_on_host": 1}, {"p2p": "maybe"}, {"p2p": True},
-        {"control_vectors": [{"path": "v"}]}, {"control_layers": [5]}, {"groups": 2}, {"what": 1},
+        {"control_vectors": [{"scale": 1}]}, {"control_layers": [5]}, {"groups": 2}, {"what": 1},
         {"n_batch": "512"}, {"cpu_threads": 0}, {"devices": ["cpu"] * 5000},
     ],
 )  # fmt: skip

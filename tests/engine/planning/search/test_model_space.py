@@ -194,8 +194,8 @@ def test_results_are_kept_for_each_model_context_and_machine(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     "change",
     [
-        {"best": 7}, {"trials": [{}]}, {"goal": 3}, {"n_ctx": "x"}, {"regions": [[]]}, {"new": 1},
-        {"reason": None}, {"others": [["cpu"]]},
+        {"best": 7}, {"trials": [{}]}, {"goal": 3}, {"n_ctx": "x"}, {"regions": [[]]},
+        {"reason": 3}, {"others": [["cpu"]]},
     ],
 )  # fmt: skip
 def test_damaged_results_are_forgotten(tmp_path: Path, change: dict[str, object]) -> None:

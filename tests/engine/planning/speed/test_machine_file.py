@@ -63,7 +63,7 @@ def test_links_belong_to_slots(path: Path) -> None:
     "change",
     [
         {"bytes_per_s": 0}, {"bytes_per_s": -1}, {"bytes_per_s": "fast"}, {"flop_per_s": None},
-        {"op_s": 1e99}, {"op_s": True}, {"unheard_of": 1}, {"rates": 7}, {"rates": {"F16": 3}},
+        {"op_s": 1e99}, {"op_s": True}, {"rates": 7}, {"rates": {"F16": 3}},
         {"rates": {"F16": {"bytes_per_s": 1}}},
     ],
     ids=str,
@@ -77,9 +77,7 @@ def test_a_damaged_entry_is_left_out(path: Path, change: dict[str, object]) -> N
     entry.update(change)
     path.write_text(json.dumps(document))
     again = MachineFile(path)
-    found = again.device(CPU)
-    assert found is None or found == replace(FACTS, rates={})
-    assert (found is None) == ("rates" not in change)
+    assert again.device(CPU) is None
     assert again.link(CPU, CPU) == LinkFacts(1.0, 1.0)
 
 
