@@ -124,11 +124,11 @@ CORES_PER_BANDWIDTH = 6
 
 CPU_OP_S, CPU_HOST_S = 12e-6, 5e-4
 """Seconds per matrix of the CPU's kernels, and of the host between tokens; see
-tests/bench/LOG.md."""
+tests/bench/log."""
 
 CPU_CACHE_PART = 0.6
 """Part of the CPU's bandwidth for weights that keys and values in F16 reach; see
-tests/bench/LOG.md."""
+tests/bench/log."""
 
 
 def pcie_bytes_per_s(generation: int, width: int) -> float:

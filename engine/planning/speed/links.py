@@ -168,7 +168,7 @@ class Wires:
         self._measured = {_ordered(one.a, one.b): one for one in measured}
         self._pairs |= {pair: one.facts for pair, one in self._measured.items()}
         self._other = other
-        # where tokens go round, losses are noticed later: measured, see tests/bench/LOG.md
+        # where tokens go round, losses are noticed later: measured, see tests/bench/log
         self._is_ring = len({number for pair in self._measured for number in pair}) > 2
 
     def is_measured(self, a: int, b: int) -> bool:
@@ -396,7 +396,7 @@ MAX_KNOWN = 1 << 12
 """Most all-reduces that are kept: a split that is dragged has the same ones all the time."""
 
 SHARED_MEMORY = LinkFacts(11e-6, 3e9, 32 << 10)
-"""Link of ranks that are threads on one CPU: 2 × 2048 numbers in 11 µs; see tests/bench/LOG.md."""
+"""Link of ranks that are threads on one CPU: 2 × 2048 numbers in 11 µs; see tests/bench/log."""
 
 HOST_STAGED = LinkFacts(13e-6, 13e9)
 """Link of GPUs that reach each other by host memory: an estimate until it is measured."""
