@@ -1,6 +1,10 @@
-"""Takes the pictures that the README shows.
+"""Takes the screenshots of README and docs.
 
     QT_QPA_PLATFORM=offscreen python -m tests.helpers.screenshots FOLDER [--only dark light]
+    QT_QPA_PLATFORM=offscreen python -m tests.helpers.screenshots FOLDER --resplit MODEL
+
+`--resplit` makes the animated one: a drag of the split bar with live re-splits of MODEL, a small chat
+model, while it answers.
 
 `dark`, `light` and `search` run the demo model on three CPU ranks, at the speed of this machine:
 nothing else should run beside them.
@@ -19,8 +23,10 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from PySide6.QtCore import QEventLoop, QItemSelectionModel, QRect, Qt, QTimer
+from PIL.ImageQt import fromqpixmap
+from PySide6.QtCore import QEventLoop, QItemSelectionModel, QPoint, QRect, Qt, QTimer
 from PySide6.QtGui import QImage, QPainter, QPixmap
+from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QApplication
 
 from app.core.paths import demo_model, settings_file
@@ -43,6 +49,9 @@ CHATS = (
     ("What is a KV cache?",),
     ("What does Tandem do?", "What is a split?", "What is tensor parallelism?"),
 )
+MOVING_SIZE = 1100, 700
+FRAME_MS = 125
+DRAG_STEPS = 14
 WAIT_S = 120
 SMALLEST = 0
 """Quality of a PNG that is compressed most."""
@@ -87,10 +96,10 @@ def wait(is_done: Callable[[], bool]) -> None:
     pause(1000)
 
 
-def load_demo(shell: Shell) -> None:
-    """Load the demo model on three CPU ranks."""
+def load_demo(shell: Shell, model: str = "") -> None:
+    """Load the demo model, or another one, on three CPU ranks."""
     shell.window.sampling.set_params(SamplingParams(temperature=0))
-    shell.models.open(str(demo_model()))
+    shell.models.open(model or str(demo_model()))
     wait(lambda: shell.split.load_state == "loaded")
     shell.split.change(shell.split.settings.with_cpu_ranks(3).with_split(SHARES))
     pause(500)
@@ -118,6 +127,39 @@ def window(app: QApplication, theme: str) -> QPixmap:
                 pause(5000)
         pause(2000)
         return shell.window.grab()
+
+
+def resplit(app: QApplication, model: str) -> list[QPixmap]:
+    """Return frames of a window whose split bar is dragged and applied during an answer."""
+    frames: list[QPixmap] = []
+    with new_shell(app, "dark") as shell:
+        shell.window.resize(*MOVING_SIZE)
+        shell.window.chats_dock.hide()
+        load_demo(shell, model)
+        shell.session.new_chat("")
+        camera = QTimer()
+        camera.timeout.connect(lambda: frames.append(shell.window.grab()))
+        camera.start(FRAME_MS)
+        shell.session.send("Write a long story about a computer with three very different processors.")
+        pause(2500)
+        header, footer = shell.split_panel.header, shell.split_panel.footer
+        for index, way in ((0, -0.3), (1, 0.2), (0, 0.35)):
+            handle = header.bar.handles[index]
+            middle = handle.rect().center()
+            QTest.mousePress(handle, Qt.MouseButton.LeftButton, pos=middle)
+            for _ in range(DRAG_STEPS):
+                step = QPoint(round(way * header.bar.width() / DRAG_STEPS), 0)
+                QTest.mouseMove(handle, middle + step)
+                pause(FRAME_MS // 2)
+            QTest.mouseRelease(handle, Qt.MouseButton.LeftButton, pos=middle)
+            pause(1200)
+            footer.load.click()
+            wait(lambda: shell.split.load_state == "loaded")
+            pause(1500)
+        camera.stop()
+        shell.session.stop()
+        wait(lambda: not shell.session.is_busy)
+    return frames
 
 
 def search(app: QApplication) -> QPixmap:
@@ -255,8 +297,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--only", nargs="+", choices=SCENES, default=list(SCENES))
+    parser.add_argument("--resplit", metavar="MODEL", help="make the animated one only")
     args = parser.parse_args()
     app = QApplication([])
+    if args.resplit:
+        frames = [fromqpixmap(frame) for frame in resplit(app, args.resplit)]
+        frames[0].save(
+            args.folder / "resplit.webp", save_all=True, append_images=frames[1:], loop=0,
+            duration=FRAME_MS, quality=60, method=6,
+        )  # fmt: skip
+        return
     for name in args.only:
         picture = SCENES[name](app).toImage().convertToFormat(QImage.Format.Format_RGB888)
         picture.save(str(args.folder / f"{name}.png"), "PNG", SMALLEST)
