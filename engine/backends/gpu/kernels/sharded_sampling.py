@@ -2,7 +2,7 @@
 
 After `sampling.survey` and `sampling.bound` of its slice, a rank offers its candidates: `offer`
 gathers and packs them into a message, ranks exchange these, and `decide` merges them in the order
-of seats. It computes only with what all ranks have, so all sample the same token.
+of seats. It uses only data that all ranks have, so all sample the same token.
 
 A message is int64: MARK, CHECK_WORD, INFO and SUM, then SENT candidates by falling logit, packed as
 in `sampling.gather`.
@@ -37,22 +37,16 @@ from engine.backends.gpu.kernels.sampling import (
     total_of,
 )  # fmt: skip
 
-MARK = tl.constexpr(0)
-"""Index of the step's number and, in the lower half, the token before the sampled one."""
-CHECK_WORD = tl.constexpr(1)
-"""Index of the residual stream's checksum, in the lower half, and of whether there is one."""
-INFO = tl.constexpr(2)
-"""Index of the number of candidates, OVER_BIT, LACKS_BIT and, above, the largest logit."""
-SUM = tl.constexpr(3)
-"""Index of the sum of the slice's probabilities, as multiples of the largest there."""
-N_HEAD = tl.constexpr(4)
-"""Number of words before the candidates."""
+MARK = tl.constexpr(0)  # the step's number; in the lower half the token before the sampled one
+CHECK_WORD = tl.constexpr(1)  # in the lower half the hidden state's checksum; whether there is one
+INFO = tl.constexpr(2)  # number of candidates, OVER_BIT, LACKS_BIT; above, the largest logit
+SUM = tl.constexpr(3)  # sum of the slice's probabilities, as multiples of the largest there
+N_HEAD = tl.constexpr(4)  # words before the candidates
 
 OVER_BIT, LACKS_BIT = tl.constexpr(1 << 16), tl.constexpr(1 << 17)
 """Bits of INFO: there was no room for all candidates; other tokens could pass the filters."""
 
 LOWER_HALF = tl.constexpr((1 << 32) - 1)
-"""Mask of the lower 32 bits."""
 
 
 @triton.jit(do_not_specialize=["n_own", "first", "n_sum"])
@@ -66,7 +60,7 @@ def offer(penalised, settings, limits, found, candidates, sums, state, ids, mess
         message: output, int64 (N_HEAD + SENT,).
         n_own, first: number of logits, and id of the first.
         n_sum: number of programs.
-        SENT: number of candidates of a message, at least as many as are wanted.
+        SENT: most candidates of a message, at least as many as are wanted.
         SUMS: a power of two, at least n_sum.
     """
     candidates_of(penalised, settings, limits, found, candidates, sums, n_own, first, True, FACTOR,
@@ -95,7 +89,6 @@ def offer(penalised, settings, limits, found, candidates, sums, state, ids, mess
 
 @triton.jit
 def _send(candidates, n, n_sent, message, SIZE: tl.constexpr):
-    """Write the n_sent largest of n candidates to the message, by falling logit."""
     lane = tl.arange(0, SIZE)
     packed = tl.load(candidates + lane, mask=lane < n, other=LOWEST, cache_modifier=".cg")
     packed = sort(packed, n, 2, SIZE)
@@ -124,7 +117,7 @@ def _agree(mark, check, other_mark, other_check):
 
 @triton.jit
 def _wrong(told, own, seat, n_rank, SEATS: tl.constexpr, STRIDE: tl.constexpr):
-    """Return a bit for each seat that is to blame where ranks have computed with different numbers.
+    """Return a bit for each seat to blame for ranks having computed with different numbers.
 
     These are the seats that no majority agrees with. If there are none, because not all ranks can
     be compared, they are those with which fewer agree than with another. If this rank's message
@@ -161,7 +154,7 @@ def _merged(told, n_rank, settings, limit, best, total, n_each, uniform, SIZE: t
     """Merge the candidates of all ranks that are not below a limit, and `choose` a token.
 
     Args:
-        limit: packed candidate, below which there may be tokens that no rank has sent.
+        limit: packed candidate; below it there may be tokens that no rank has sent.
         n_each: a power of two, at least every rank's number of candidates.
         SIZE: at least n_each for each rank.
     """
@@ -195,10 +188,10 @@ def decide(told, own, settings, uniforms, state, counts, history, ids, position,
     Args:
         told: messages of all ranks, int64 (n_rank, N_HEAD + SENT).
         own: message that this rank sent, (N_HEAD + SENT,).
-        uniforms: see `sampling.draw`, as for the following arguments.
+        uniforms: see `sampling.draw`, also for the following arguments.
         counts: counts in the history of the n_own tokens from `first` on.
         SEATS: a power of two, at least n_rank.
-        FEW: number of candidates per rank up to which a smaller sort is enough.
+        FEW: candidates per rank for which a smaller sort is enough.
     """
     STRIDE: tl.constexpr = N_HEAD + SENT
     at = tl.arange(0, SEATS)

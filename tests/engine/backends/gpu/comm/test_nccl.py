@@ -155,7 +155,7 @@ def test_it_is_tried_before_it_is_used(
     assert "wrong numbers" in caplog.text
     assert tried([CPU] * 2, queues, Failing(0), whys.append) is None
     assert "unhandled system error" in caplog.text
-    assert whys == ["it brings wrong numbers", "unhandled system error"]
+    assert whys == ["it returns wrong numbers", "unhandled system error"]
     assert tried([CPU] * 2, queues, nccl.all_gather) is None, "there are no GPUs"
     monkeypatch.setattr(nccl, "TRIAL_S", 0.01)
     monkeypatch.setattr(HostQueue, "record", lambda self: Never())
