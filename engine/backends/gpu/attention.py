@@ -36,7 +36,7 @@ DTYPES = {
 """Torch type that holds keys or values, by their type."""
 
 WRITTEN = 1 << 10  # elements that one program writes to the cache
-MAX_HEAD = 1 << 12  # elements of a head that one program can write
+MAX_HEAD = 1 << 12  # most elements of a head that one program can write
 
 
 def write(cache: LayerCache, k: Tensor, v: Tensor | None, rows: PagedRows) -> bool:
@@ -111,11 +111,11 @@ def n_elements(width: int, kind: str) -> int:
 
 
 PIECES = 32  # partial results that the second kernel combines at a time
-NO_SLOT = 0  # number of stored partial results where all keys are one piece
-FEW_KEYS = 64  # in a short piece, for few tokens
-FEW_PIECES = 64  # short pieces before longer ones follow, for few tokens
-MANY_KEYS = 512  # in a short piece, for more than `SMALL_BATCH` tokens
-MAX_PIECES = 16  # short pieces, and at most of longer ones, for more than `SMALL_BATCH` tokens
+NO_SLOT = 0  # partial results to store if all keys are one piece
+FEW_KEYS = 64  # keys in a short piece, for few tokens
+FEW_PIECES = 64  # short pieces before longer ones, for few tokens
+MANY_KEYS = 512  # keys in a short piece, for more than `SMALL_BATCH` tokens
+MAX_PIECES = 16  # short pieces, and most longer ones, for more than `SMALL_BATCH` tokens
 PROGRAMS = 4  # per multiprocessor: as many as fit at once, which hides the memory's latency
 MIN_PART, MAX_PART = 16, 128  # elements of a head to multiply at once
 
@@ -141,7 +141,6 @@ class TileSizes:
     Attributes:
         rows: query rows of one program.
         keys: keys per step.
-        num_warps, num_stages: launch options of Triton.
         part: elements of queries that are loaded again for each tile of keys; 0 if registers hold
             the whole queries.
     """
@@ -161,12 +160,10 @@ class AttentionShape(NamedTuple):
     """Sizes of a layer's attention on one rank.
 
     Attributes:
-        n_head: number of query heads.
         n_kv: number of KV heads, or of query heads where a map gives the KV head of each.
         dim_k, dim_v: elements of a key and of a value.
         n_ctx: most positions of a sequence.
         span: most positions that a token can attend to.
-        types: types of keys and of values.
     """
 
     n_head: int
@@ -234,7 +231,6 @@ def _attend(
     q: Tensor, cache: LayerCache, rows: PagedRows, run: PagedRun, scores: Scores,
     sinks: Tensor | None, slopes: Tensor | None, new: New | None, out: Tensor,
 ) -> None:  # fmt: skip
-    """Compute the attention of a run of rows into `out` (T, n_head, dim_v)."""
     shape, target = shape_of(q, cache, rows, scores), target_of(q.device)
     tiles, pieces, n_slot, n_split = launch_of(shape, run.n_tokens, target, run.n_sequence)
     (type_k, type_v), (new_k, new_v) = cache.types, new or (None, None)
@@ -272,7 +268,6 @@ def _combine(
     rows: PagedRows, run: PagedRun, sinks: Tensor | None, tops: Tensor, sums: Tensor, out: Tensor,
     spans: tuple[int, ...],
 ) -> None:  # fmt: skip
-    """Combine the partial results of the pieces into the run's rows of `out` (T, n_head, dim_v)."""
     _, n_head, dim_v = out.shape
     size = min(64, power_of_two(dim_v))
     launch(
@@ -380,7 +375,6 @@ def shape_of(q: Tensor, cache: LayerCache, rows: PagedRows, scores: Scores) -> A
 
 
 def _serves(q: Tensor, cache: LayerCache, run: PagedRun) -> bool:
-    """Return whether the kernel can read q and the cache, and their sizes agree."""
     is_few = run.n_tokens <= SMALL_BATCH
     n_head, n_row = q.shape[1], cache.n_row
     fits_heads = n_head % n_row == 0 if cache.head_map is None else n_head == n_row

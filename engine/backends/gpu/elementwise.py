@@ -1,7 +1,7 @@
 """Elementwise operations and norms between matrix products, by kernels.
 
 Each function returns None where its kernel does not support the arguments: tensors that are not
-F32, or whose rows are not contiguous.
+F32 or have gaps in their rows.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from engine.model.forward.ops import frequencies
 if TYPE_CHECKING:
     from engine.model.forward.operands import Activation, Addend, NormLayer, RopeParams
 
-MAX_ROW = 1 << 14  # elements that one program holds: 16 in each of 1024 threads
+MAX_ROW = 1 << 14  # most elements that one program holds: 16 in each of 1024 threads
 BLOCK = 1 << 10  # elements of one program of an operation without reductions
 UNIT = 4  # elements of one vector load, if sizes, strides and offsets are multiples of it
-MAX_HEAD = 1 << 12  # elements of a head that one program holds
+MAX_HEAD = 1 << 12  # most elements of a head that one program holds
 TURNED = 1 << 9  # pairs of elements that one program rotates
 
 
@@ -275,7 +275,6 @@ def _norm(
 
 
 def _gated(kind: str, limit: float, gate: Tensor, up: Tensor | None) -> Tensor | None:
-    """Apply an activation to `gate`, and multiply by `up` if there is one."""
     parts = [gate] if up is None else [gate, up]
     if len({part.shape for part in parts}) > 1:
         return None

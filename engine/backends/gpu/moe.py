@@ -37,6 +37,7 @@ from engine.backends.gpu.quantised import (
     constants_of,
     quantise,
 )
+from engine.errors import Sentence
 from engine.formats.quants.layout import BLOCK, n_tiles
 from engine.model.forward.attention import most_few_rows
 from engine.model.forward.expert_rows import Groups
@@ -45,13 +46,13 @@ from engine.model.forward.ops import MIN_SUM
 if TYPE_CHECKING:
     from engine.model.forward.operands import Activation, ExpertLayer, Routing
 
-MAX_EXPERTS = 2048  # that one program compares
+MAX_EXPERTS = 2048  # most experts that one program compares
 MIN_BLOCK = 16  # smallest block of rows of one expert, for many tokens
 SORT_STEP = 1024  # pairs that a program of the sort reads at a time
 SUM_STEP = 256  # elements that one program of the sum over experts computes
-PLAIN_ROWS, PLAIN_STEP = 4, 512  # of a gemv program with F16, BF16 or F32: matrix rows, columns
+PLAIN_ROWS, PLAIN_STEP = 4, 512  # matrix rows and columns per step of an unquantised gemv program
 HALF_STEP = 1024  # columns that a program rounds to F16 or BF16
-UNIT = 16  # columns that sizes are multiples of, so that threads may load several at once
+UNIT = 16  # common divisor of sizes that lets threads load several columns at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,11 +126,7 @@ def assign(
 
 
 def sorted_groups(chosen: Tensor, n_expert: int) -> DeviceGroups:
-    """Sort the pairs of many tokens by expert.
-
-    Args:
-        chosen: each token's experts, ascending, int32 (T, n_used), without gaps.
-    """
+    """Sort the pairs of many tokens by expert; `chosen`, int32 (T, n_used), ascends per token."""
     n_pair = chosen.numel()
     wanted = max(power_of_two(-(-n_pair // n_expert)), MIN_BLOCK)
     block_rows = min(wanted, most_block_rows(target_of(chosen.device)))
@@ -145,7 +142,7 @@ def sorted_groups(chosen: Tensor, n_expert: int) -> DeviceGroups:
 
 
 def most_block_rows(target: KernelTarget) -> int:
-    """Return the most rows of one expert per program; more mean decoding weights less often."""
+    """Return the most rows of one expert per program; with more, weights are decoded less often."""
     if target.maker == "nvidia" and target.capability < 80:
         return MIN_BLOCK
     return 128 if target.maker == "nvidia" and 90 <= target.capability < 120 else 64
@@ -285,7 +282,7 @@ def by_expert(groups: Groups) -> Iterator[tuple[int, slice]]:
     if not isinstance(groups, DeviceGroups):
         yield from groups
         return
-    refuse_capture("experts are computed one by one")
+    refuse_capture(Sentence("experts are computed one by one"))
     first = 0
     for expert, same in groupby(groups.expert_of.tolist()):
         stop = first + len(list(same))
@@ -315,7 +312,6 @@ def _planes_gemv(
     matrices: Sequence[ExpertMatrices], weight: QuantisedMatrix, rows: QuantisedRows,
     groups: DeviceGroups, per_row: int,
 ) -> Tensor:  # fmt: skip
-    """Multiply the rows of few tokens by matrices in planes, all of the kind of `weight`."""
     n_blocks, n_tile = weight.extent.n_blocks, n_tiles(weight.n_rows)
     target = target_of(rows.numbers.device)
     config = config_of(target, "expert_rows", n_blocks=n_blocks)
@@ -332,7 +328,6 @@ def _planes_gemv(
 
 
 def _plain_gemv(matrices: Sequence[ExpertMatrices], given: ExpertInput) -> Tensor:
-    """Multiply the rows of few tokens by matrices in F16, BF16 or F32, of one type and size."""
     x, groups, per_row = given
     n_rows, n_columns = matrices[0].n_rows, x.shape[1]
     unit = _common_unit(n_columns)
@@ -364,7 +359,6 @@ def _quantised_inner(
 
 
 def _grouped_gemm(matrices: Sequence[ExpertMatrices], given: ExpertInput) -> Tensor:
-    """Multiply the rows of many tokens by matrices of one kind."""
     groups, weight, n_rows = given.groups, matrices[0].planes, matrices[0].n_rows
     target = target_of(given.x.device)
     x, x_scale = _to_half(given.x, matrices[0])

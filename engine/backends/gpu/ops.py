@@ -54,7 +54,7 @@ class GpuOps(Ops):
 
     Args:
         x_bytes: bytes of a quantised activation, see `planning.footprint.x_bytes`; None if
-            activations are not rounded ahead of their product.
+            activations are not rounded before their product.
         fallbacks: list of what makes the model's GPUs slower.
         n_ctx: largest number of tokens of a sequence.
 
@@ -247,7 +247,7 @@ class GpuOps(Ops):
     ) -> tuple[Tensor, Groups]:
         found = moe.assign(routing_, logits, bias)
         if found is None:
-            self._miss(Sentence("no kernel chooses among so many experts"))
+            self._miss(Sentence("no kernel supports that many experts"))
             return super().assign(routing_, logits, bias)
         return found
 
@@ -286,8 +286,9 @@ class GpuOps(Ops):
     def write_cache(self, cache: LayerCache, k: Tensor, v: Tensor | None, batch: Batch) -> None:
         rows = self.tables.rows(cache.group)
         if rows is None or not attention.write(cache, k, v, rows):
-            self._miss(Sentence("no kernel writes such a cache"))
-            refuse_capture("no kernel writes such a cache")
+            why = Sentence("no kernel writes such a cache")
+            self._miss(why)
+            refuse_capture(why)
             super().write_cache(cache, k, v, batch)
 
     def attention(
@@ -299,8 +300,9 @@ class GpuOps(Ops):
         rows = self.tables.rows(cache.group)
         y = rows and attention.attention(q, cache, rows, scores, sinks, slopes)
         if y is None:
-            self._miss(Sentence("no kernel reads such a cache"))
-            refuse_capture("no kernel reads such a cache")
+            why = Sentence("no kernel reads such a cache")
+            self._miss(why)
+            refuse_capture(why)
             return super().attention(q, cache, batch, scores, sinks, slopes)
         return y
 

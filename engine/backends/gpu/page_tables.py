@@ -56,12 +56,7 @@ class PagedRows(NamedTuple):
 
 
 class PagedRun(NamedTuple):
-    """Neighbouring rows of sequences with `n_tokens` rows each.
-
-    Attributes:
-        row: the first row.
-        sequence: the first sequence.
-    """
+    """Neighbouring rows, from `row` on, of sequences with `n_tokens` rows each."""
 
     row: int
     sequence: int

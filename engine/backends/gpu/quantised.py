@@ -23,7 +23,7 @@ from engine.model.forward.attention import most_few_rows
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-N_COUNTERS = 2048  # tiles in a launch that several programs share, at most; each needs a counter
+N_COUNTERS = 2048  # most tiles in a launch with several programs per tile; each has a counter
 BLOCKS = 16  # blocks of 32 columns that a program quantises
 
 
@@ -109,7 +109,7 @@ def allocate_rows_like(x: Tensor, x_bytes: int | None) -> QuantisedRows | None:
     return allocate_rows(x.shape[0], extent, x_bytes, counters)
 
 
-_ATTRIBUTE = "_quantised_rows"  # by which a tensor holds its quantised rows
+_ATTRIBUTE = "_quantised_rows"  # attribute of a tensor for its quantised rows
 
 
 def attach_rows(x: Tensor, rows: QuantisedRows) -> None:
@@ -132,7 +132,6 @@ class QuantisedMatrix:
 
     Attributes:
         planes: uint8 (n_tile, tile_bytes).
-        type_number: number of the GGML type.
         extent: columns of the file's matrix that are held.
         x_bytes: bytes of a quantised activation that is multiplied with it, 1 or 2.
     """

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from engine.model.forward.operands import Activation, DeltaInputs, ScanInputs
     from engine.model.forward.recurrent import Chunks
 
-FEW_TOKENS = 64  # for which the token-by-token kernels are as fast as a chunk of matrix products
-CONV_TOKENS = 8  # of one program of the convolution, if there are several; more with more taps
-CONV_CHANNELS = 128  # of one program of the convolution
+FEW_TOKENS = 64  # up to which token-by-token kernels are as fast as a chunk of matrix products
+CONV_TOKENS = 8  # tokens of one program of the convolution; more with more taps
+CONV_CHANNELS = 128  # channels of one program of the convolution
 HELD = 1 << 10  # elements of a state that one warp holds: 32 registers of each thread
 MIN_TILE = 16  # smallest number of rows or columns that tensor cores multiply
 STATE_ROWS = 32  # rows of a state to multiply by MIN_TILE columns at a time: as registers allow

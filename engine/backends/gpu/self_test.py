@@ -46,9 +46,9 @@ from engine.util.programs import tie_to_parent
 
 log = logging.getLogger(__name__)
 
-KINDS = (gguf.GGMLQuantizationType.Q8_0, gguf.GGMLQuantizationType.Q4_0)  # of tested products
+KINDS = (gguf.GGMLQuantizationType.Q8_0, gguf.GGMLQuantizationType.Q4_0)  # tested types
 N_ROW, N_COLUMN, N_HEAD, HEAD_DIM, N_PAST = 48, 256, 2, 64, 70
-TOLERANCE = 0.03  # relative RMS error: activations are rounded to bytes or to BF16
+TOLERANCE = 0.03  # of the relative RMS error: activations are rounded to bytes or to BF16
 
 
 @cache
@@ -86,7 +86,6 @@ def _norm(device: torch.device) -> None:
 
 
 def _products(device: torch.device) -> None:
-    """Test quantised products of one, a few and many rows."""
     many = min(40, tile_gemm.most_rows(target_of(device)))
     for kind in KINDS:
         weight, numbers = _matrix(kind, device)
@@ -97,7 +96,6 @@ def _products(device: torch.device) -> None:
 
 
 def _attention(device: torch.device) -> None:
-    """Test attention of many tokens, then of one more."""
     heads = Ranges(((0, N_HEAD),), N_HEAD)
     state = KVState(heads, heads, HEAD_DIM, HEAD_DIM)
     cache, scores = LayerCache(state, 0, 2 * N_PAST, "f16", device), Scores(HEAD_DIM**-0.5)
@@ -129,7 +127,6 @@ CHECKS: Mapping[str, Callable[[torch.device], None]] = {
 
 
 def _matrix(kind: gguf.GGMLQuantizationType, device: torch.device) -> tuple[GpuPlanes, Tensor]:
-    """Return a random quantised matrix, and its numbers in F32."""
     numbers = np.random.default_rng(0).normal(size=(N_ROW, N_COLUMN)).astype(np.float32)
     raw = torch.from_numpy(gguf.quants.quantize(numbers, kind)).to(device)
     extent = Extent.of(0, N_COLUMN)

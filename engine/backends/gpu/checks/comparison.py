@@ -41,12 +41,7 @@ if TYPE_CHECKING:
 
 
 class Bar(NamedTuple):
-    """Largest errors that pass, relative to the size of the results.
-
-    Attributes:
-        each: for any single number.
-        rms: root mean square over all numbers.
-    """
+    """Largest errors that pass, relative to the size of the results: of any number, and RMS."""
 
     each: float
     rms: float
@@ -65,7 +60,7 @@ OF_ROUNDED = Bar(0.06, 0.015)
 """Bar of products of rounded activations: 8 and 3 standard deviations of the errors above."""
 
 OF_SEVERAL = Bar(0.12, 0.03)
-"""Bar of results that are rounded several times, such as those of experts and attention."""
+"""Bar of results that are rounded several times, such as the outputs of experts and attention."""
 
 KV_BARS = {
     "f32": EXACT, "f16": Bar(2e-3, 1e-3), "bf16": Bar(2e-2, 5e-3), "q8_0": Bar(0.03, 0.01),
@@ -130,12 +125,7 @@ SPREAD = 3.0  # standard deviation of the logits
 
 @dataclass(frozen=True, slots=True)
 class Drawing:
-    """Logits that ranks sample tokens from.
-
-    Attributes:
-        slices: token ids of each rank's logits.
-        n_embd: size of the hidden state that the ranks compare.
-    """
+    """Logits that ranks sample from: `slices` are the token ids of each rank's part."""
 
     n_vocab: int
     slices: tuple[range, ...]
@@ -206,8 +196,8 @@ class _Collected(OneShot):
 
 
 UNIT = 64  # divisor of integer random numbers, for a mean square near one
-LEAST, LARGEST = 32, 127  # their magnitudes: none so small that a wrong weight would not matter
-EACH = 8  # one of so many elements is LARGEST, so that each block of activations has one
+LEAST, LARGEST = (32, 127)  # their magnitudes: large enough for any wrong weight to matter
+EACH = 8  # every eighth number is LARGEST, so that each block of activations has one
 NEGATIVE = ("rate",)  # fields of operands that are negative in every model: decay exponents
 
 
@@ -243,7 +233,6 @@ class StandIns:
         self._generator = torch.Generator(device).manual_seed(0)
 
     def _map(self, was: object, value: object) -> None:
-        """Map an object of the dry run to the one that replaces it."""
         self._held.append(was)
         self._objects[id(was)] = value
         if isinstance(was, Tensor) and isinstance(value, Tensor):
@@ -281,7 +270,6 @@ class StandIns:
         return made(call.args), {name: made(value) for name, value in call.named.items()}
 
     def _tensor(self, like: Tensor, memory: dict[int, Tensor], *, whole: bool) -> Tensor:
-        """Return a tensor with the shape and strides of a meta tensor."""
         key = _storage(like)
         if key not in memory:
             memory[key] = self._random(like, whole=whole)
@@ -290,7 +278,6 @@ class StandIns:
         return base.as_strided(like.shape, like.stride(), offset)
 
     def _random(self, like: Tensor, *, whole: bool) -> Tensor:
-        """Return random numbers for the whole storage of `like`."""
         n = like.untyped_storage().nbytes() // like.dtype.itemsize
         if not like.is_floating_point():  # positions
             return torch.arange(n, dtype=like.dtype, device=self.device)

@@ -56,12 +56,7 @@ Part = GpuPlanes | GpuPlain
 
 
 class MatrixRows(NamedTuple):
-    """Some rows of a matrix.
-
-    Attributes:
-        at: row numbers, int64 (n,).
-        values: F32 (n, columns).
-    """
+    """Some rows of a matrix: their numbers, int64 (n,), and values, F32 (n, columns)."""
 
     at: Tensor
     values: Tensor
@@ -76,11 +71,7 @@ class _Place(NamedTuple):
 
 
 class FileRows:
-    """Reader of some rows of a rank's matrices: the first tile, one in the middle, and the last.
-
-    Args:
-        slots: tensors of the model, and the attributes that hold the rank's parts of them.
-    """
+    """Reader of some rows of a rank's matrices: the first tile, one in the middle, and the last."""
 
     def __init__(
         self, file: GGUFFile, slots: Iterable[Slot], rank: int, device: torch.device
@@ -98,11 +89,7 @@ class FileRows:
                 self._places[id(held)] = _Place(slot, pieces, dim)
 
     def some(self, part: Part, matrix: int | None = None) -> MatrixRows:
-        """Return some rows of a matrix.
-
-        Args:
-            matrix: index among the matrices of experts or heads; None if there is only one.
-        """
+        """Return some rows of a matrix; `matrix` is its index where each expert or head has one."""
         key = id(part), matrix
         if key not in self._known:
             rows = chosen_rows(part.n_rows)
@@ -146,8 +133,8 @@ def _in_file(
     return found
 
 
-AS_BYTES = Bar(0.005, 0.003)  # relative to the largest of 16: half a step is 1/254 of it
-N_MATRICES = 3  # experts or heads to compare
+AS_BYTES = Bar(0.005, 0.003)  # of activations, relative to the largest of 16: half a step is 1/254
+N_MATRICES = 3  # most experts or heads to compare
 
 
 class ProductChecks:
@@ -251,7 +238,6 @@ class ProductChecks:
     def _experts_product(
         self, y: Tensor, x: Tensor, layer: ExpertLayer, groups: Groups
     ) -> list[Pair]:
-        """Compare some columns of the rows of some experts."""
         weight, pairs = layer.weight, []
         if not isinstance(weight, GpuPlanes | GpuPlain):
             return []
@@ -315,7 +301,7 @@ def _some(n: int) -> Sequence[int]:
 STATE_AT = {"causal_conv": 1, "delta_net": 1, "selective_scan": 7, "state_space_scan": 1}
 """Index of the argument that is updated in place, by the name of the operation."""
 
-OF_STATES = Bar(0.02, 5e-3)  # of recurrent operations: each token inherits the errors before it
+OF_STATES = Bar(0.02, 5e-3)  # of recurrent operations: errors add up from token to token
 MIN_PAST = 300  # cached tokens before the queries, if they fit: several pieces of keys, one partial
 
 
@@ -343,7 +329,7 @@ def new_attention(
     ops: GpuOps, q: Tensor, k: Tensor, v: Tensor | None, cache: LayerCache, _batch: Batch,
     scores: Scores, sinks: Tensor | None = None, slopes: Tensor | None = None,
 ) -> list[Pair]:  # fmt: skip
-    """Check `Ops.new_attention`: what it writes to the cache, and its result."""
+    """Check `Ops.new_attention`: its cache writes and its result."""
     n_past = _n_past(cache, len(q), scores)
     _fill(cache, n_past, q.shape[2])
     batch, stop = Batch.of_one(n_past, len(q), 0), n_past + len(q)
@@ -371,7 +357,6 @@ def write_cache(
 
 
 def _written(k: Tensor, v: Tensor | None, cache: LayerCache, batch: Batch) -> list[Pair]:
-    """Pair the cache's values of a batch's tokens with their keys and values."""
     pairs, (piece,) = list[Pair](), batch.pieces
     cells = cache.read(piece, piece.n_past, piece.stop)
     for new, held, kind in zip((k, v), cells, cache.types, strict=True):
@@ -406,7 +391,6 @@ def _n_past(cache: LayerCache, n: int, scores: Scores) -> int:
 
 
 def _fill(cache: LayerCache, n: int, head_dim: int) -> None:
-    """Write random keys and values to the first n positions, by torch."""
     generator = torch.Generator(cache.k.device).manual_seed(n)
     k, v = (
         torch.randn(n, len(cache.k), width, generator=generator, device=cache.k.device)

@@ -1,8 +1,8 @@
 """Check of one rank while a model loads: the operations of its dry run, on its weights and cache.
 
 Each rank checks alone, before its first pass. Only the first operation that launches each compiled
-kernel is checked; nested operations count as part of the outermost one. A kernel whose result
-differs from torch's is refused.
+kernel is checked; nested operations count as part of the outermost one. A kernel is refused if its
+result differs from torch's.
 
 Verdicts are saved per card, driver and version, so that later loads compare nothing. The wrong
 kernel is found by trial: the check is repeated with the kernels of the operation refused one after
@@ -52,8 +52,8 @@ BY_ROUNDING = ("linears", "matmul", "gated_linears", "per_head")
 
 SAMPLING: KernelKey = ("sampling",)
 
-MAX_TRIALS = 8  # rounds in which kernels of one operation are refused
-MAX_WHY = 180  # characters of the kernels' names in a saved verdict
+MAX_TRIALS = 8  # most rounds in which kernels of one operation are refused
+MAX_WHY = 180  # most characters of the kernels' names in a saved verdict
 
 WORDS = {
     "gemv": "products of {1} with {0} weights",
@@ -73,12 +73,7 @@ WORDS = {
 
 
 class Verdicts(NamedTuple):
-    """Verdicts on a card.
-
-    Attributes:
-        records: where they are saved; None to save nothing.
-        key: key of the card, see `engine.hardware.card_records.card_key`.
-    """
+    """Records of verdicts, None to save nothing, and the key of the card (`card_key`)."""
 
     records: CardRecords | None
     key: str
@@ -86,13 +81,6 @@ class Verdicts(NamedTuple):
 
 class WeightCheck:
     """Check of the kernels that a dry run has logged.
-
-    Args:
-        calls: log of the dry run.
-        stand_ins: arguments for its operations.
-        rows: rows of the weights, read from the file.
-        ops: the rank's operations, used by this check only.
-        verdicts: verdicts of earlier checks.
 
     Attributes:
         n_made: number of operations that were compared, not looked up.
@@ -108,13 +96,13 @@ class WeightCheck:
         self.n_made = 0
 
     def run(self, more: Iterable[tuple[str, Prepare]] = ()) -> set[KernelKey]:
-        """Run all checks; refuse kernels whose results differ from torch's.
+        """Run all checks; refuse kernels with wrong results.
 
         Args:
             more: further checks, after their names.
 
         Returns:
-            The refused kernels among those that the rank's passes use.
+            The refused kernels that the rank's passes use.
 
         Raises:
             EngineError: results are wrong whichever kernels are refused.
@@ -171,7 +159,7 @@ class WeightCheck:
 
 
 def wrong_keys(mark: str, compare: Compare) -> set[KernelKey]:
-    """Return the kernels to refuse for a check to pass; none if it passes anyway.
+    """Return the kernels to refuse for a check to pass; none if it passes as it is.
 
     Raises:
         EngineError: it never passes.
@@ -242,14 +230,7 @@ def _in_words(key: KernelKey) -> str:
 
 @dataclass(frozen=True, slots=True)
 class DryModel:
-    """Result of a rank's dry run.
-
-    Attributes:
-        log: log of the operations.
-        declaration: the model, whose modules hold meta tensors.
-        rank: number of the rank.
-        x_bytes: bytes of a quantised activation, see `engine.planning.footprint.x_bytes`.
-    """
+    """Result of a rank's dry run; the declared model's modules hold meta tensors."""
 
     log: OpCallLog
     declaration: Declaration
@@ -271,7 +252,7 @@ def check_rank(
     dry: DryModel, file: GGUFFile, slots: Sequence[Slot], cache: Cache, device: torch.device,
     fallbacks: Fallbacks, verdicts: Verdicts,
 ) -> int:  # fmt: skip
-    """Compare a rank's kernels with torch; refuse and report those that differ.
+    """Compare a rank's kernels with torch; refuse and report wrong ones.
 
     Args:
         dry: the dry run's model; its modules hold the rank's weights afterwards.

@@ -54,10 +54,8 @@ class DeviceGroup(ThreadGroup):
 
     Args:
         devices: each rank's device; the CPU stands for a GPU with interpreted kernels.
-        routes: routes between the devices.
         nccl: NCCL for large values of two ranks, if it is used.
         queues: makes the queues of a rank on a device.
-        fallbacks: list of what makes the GPUs slower.
 
     Attributes:
         one_shots: the model's one-shot all-reduces.
@@ -109,7 +107,6 @@ class DeviceGroup(ThreadGroup):
         return found
 
     def _seat(self, rank: int, group: Group) -> Seat:
-        """Return a rank's seat in a group, with its routes to and from all members."""
         names = [str(self.devices[member]) for member in group]
         mine = str(self.devices[rank])
         return Seat(
@@ -319,7 +316,6 @@ class DeviceCommunicator:
         return row.whole(1) if self.rank == group[0] else None
 
     def _gathered(self, x: Tensor | None, group: Group, alike: Tensor | None) -> Tensor | None:
-        """Gather through pinned host memory, in several turns if the rows do not fit."""
         self._mark()
         shared, rank, seat = self._shared, self.rank, group.index(self.rank)
         slices = shared.meet(rank, group, GatherSlice.of(x, alike, kind_of(self._device)))

@@ -13,7 +13,7 @@ another stream, so it may compute something else in parallel.
   two stages. Each rank receives 2 (n - 1) / n of a value instead of n - 1 values.
 
 There are two sets of buffers, used alternately. In the next meeting a rank shows the events after
-which it has read a set; the owner does not write the set again before those of all other ranks.
+which it has read a set; the owner waits for all other ranks' events before it reuses the set.
 """
 
 from __future__ import annotations
@@ -190,7 +190,7 @@ class CopyCollectives:
         self._queues.sums.wait(self._queues.compute.record())
 
     def _rounds(self, n: int, wire: torch.dtype, *, is_whole: bool) -> Iterator[slice]:
-        """Yield the slices of elements of each round, whose other parts must fit the inbox."""
+        """Yield each round's slice of elements: the other members' parts must fit the inbox."""
         n_bytes = ROUND_BYTES // (self._seat.n - 1 if is_whole else 1)
         most = n_bytes // wire.itemsize
         return (slice(start, min(start + most, n)) for start in range(0, n, most))
@@ -219,7 +219,6 @@ class CopyCollectives:
         self._stage(1, total, [whole[mine]] * n, whole, wire, place)
 
     def _total(self, dtype: torch.dtype) -> Tensor:
-        """Return memory for the sum of a slice before it is rounded."""
         if self._sum is None:
             self._sum = self._queues.empty(2 * shown_bytes(1, self._seat.n))
         return self._sum.view(dtype)
@@ -249,7 +248,6 @@ class CopyCollectives:
     def _offer(
         self, buffers: _Buffers, given: Tensor, shown: Sequence[slice], wire: torch.dtype
     ) -> Offer:
-        """Write a value to the set's buffers, and return the offer of it."""
         sums, up, seat = self._queues.sums, self._queues.up, self._seat
         held = buffers.wire.view(wire)[: len(given)]
         for event in buffers.read:  # of all readers, including readers of the host's copy
@@ -384,7 +382,7 @@ class GatherSlice(NamedTuple):
 
     @classmethod
     def of(cls, x: Tensor | None, alike: Tensor | None, kind: str) -> GatherSlice:
-        """Return the part of a member with slice x and values `alike` to compare."""
+        """Return the part of a member with slice x and values to compare."""
         return cls(x, 0 if alike is None else alike.shape[-1], kind)
 
     @property

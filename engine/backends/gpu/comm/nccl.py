@@ -4,8 +4,8 @@ NCCL's own all-reduce adds in an order that depends on the machine, so only its 
 and each rank adds the values itself. An all-gather sends n - 1 values to each of n ranks, while
 copies of slices send 2 (n - 1) / n: so it is used for two ranks only, where both are the same.
 
-One call enqueues it in the streams of both ranks. The rank whose thread arrives last makes the
-call, when both values are in their streams.
+One call enqueues it in the streams of both ranks. The last rank to arrive makes the call, when both
+values are in their streams.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-N_RANKS = 2  # that NCCL is used for
+N_RANKS = 2  # ranks that NCCL is used for
 N_TRIED = 1 << 16  # elements of the trial value: more than NCCL sends in one piece
-TRIAL_S = 10.0  # within which a first value must arrive, once NCCL has been set up
+TRIAL_S = 10.0  # seconds within which a first value must arrive, once NCCL has been set up
 
 AllGather = Callable[[Sequence[Tensor], Sequence[Tensor], Sequence[Queue]], None]
 """Enqueues, in each rank's queue, the concatenation of all ranks' values into its output."""
@@ -112,7 +112,6 @@ class Nccl:
         self._given = {}
 
     def _call(self, both: Sequence[_Given]) -> None:
-        """Enqueue the all-gather in both ranks' streams."""
         values, outputs, queues, are_empty = zip(*both, strict=True)
         self._present = [seat for seat in range(N_RANKS) if not are_empty[seat]]
         try:
@@ -238,9 +237,9 @@ def _all_over(events: Sequence[DeviceEvent]) -> bool:
 
 
 class HostCollectives:
-    """Communicator whose collectives become host steps between the graphs of a captured token.
+    """Wrapper of a communicator that makes its collectives host steps in a captured token.
 
-    `inner` makes the collectives; see `engine.backends.gpu.launch.graph.host_step`.
+    See `engine.backends.gpu.launch.graph.host_step`.
     """
 
     def __init__(self, inner: Communicator) -> None:

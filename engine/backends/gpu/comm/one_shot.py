@@ -52,7 +52,7 @@ TIMEOUT_S = 1.5 if sys.platform == "win32" else 4.0
 
 HEADER, RENEWED = one_shot.HEADER.value, one_shot.RENEWED.value
 MAX_MEMBERS = one_shot.MAX_MEMBERS.value
-MAX_WORDS = 32 << 10  # of a message: as many as a slot has packets
+MAX_WORDS = 32 << 10  # most words of a message: as many as a slot has packets
 SLOT = HEADER + MAX_WORDS  # packets in each half of a slot
 
 assert (SLOT - HEADER) % (2 * RENEWED) == 0, "rewriting old packets goes round evenly"
@@ -68,7 +68,7 @@ MAX_HELD = 4 << 10
 SMALLEST = 4 * RENEWED
 """Least elements of a program, so that it has as many pairs of packets as it rewrites per round."""
 
-THREADS = 32  # of a warp: several threads reading one pair would not see it arrive together
+THREADS = 32  # per warp: several threads reading one pair would not see it arrive together
 NOT_WAITING = 1  # index of the flag that keeps kernels from waiting
 
 
@@ -76,12 +76,10 @@ class OneShotGroups:
     """The one-shot all-reduces of one model: one for each group of ranks that asks for it.
 
     Args:
-        devices: each rank's device.
         routes: routes between the devices, by names such as "cuda:0".
         meet: given a rank and a group, returns once all of the group have called it; needed with
             interpreted kernels.
         timeout_s: seconds a kernel waits for a peer.
-        fallbacks: list of what makes the model's GPUs slower.
     """
 
     def __init__(
@@ -110,7 +108,7 @@ class OneShotGroups:
         """
         ends = () if self._is_retired else self._made.get(group)
         if ends is None:
-            refuse_capture("ranks have not met before")
+            refuse_capture(Sentence("ranks have not met before"))
             with self._lock:
                 ends = self._made.get(group)
                 if ends is None:
@@ -221,7 +219,6 @@ class OneShotGroups:
         return ()
 
     def _connected(self, group: Group) -> tuple[OneShot, ...]:
-        """Make slots between all pairs of members, and each member's table of addresses."""
         devices = [self.devices[rank] for rank in group]
         most = min(most_waiting(device, self.devices.count(device)) for device in devices)
         pairs = [(a, b) for a in range(len(group)) for b in range(len(group)) if a != b]
@@ -327,7 +324,6 @@ class OneShot:
         return out
 
     def _in_parts(self, x: Tensor | None, shape: Sequence[int]) -> Tensor:
-        """All-reduce a value that has more elements than a slot has packets for F32."""
         n, flat = prod(shape), None if x is None else _plain(x).view(-1)
         parts = [slice(start, min(start + MAX_WORDS, n)) for start in range(0, n, MAX_WORDS)]
         found = [
@@ -409,5 +405,4 @@ class OneShot:
 
 
 def _plain(x: Tensor) -> Tensor:
-    """Return x as contiguous F32, as the kernels read it."""
     return x.to(torch.float32).contiguous()

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 FIRST_ROUND = 1  # packets that were never written have round 0
 MARGIN = 1 << 16  # rounds, with a wide margin, within which all packets of a slot are rewritten
-INTERPRETED_POLLS = 100  # before an interpreted kernel gives up: its data is there when it starts
-POLLS_PER_S = 500_000  # of kernels without a clock: a poll of host memory takes 1 to 2 us
+INTERPRETED_POLLS = 100  # until an interpreted kernel gives up: its data is there when it starts
+POLLS_PER_S = 500_000  # without a clock: polling host memory takes 1 to 2 us
 TICKS_PER_S = 1e9 / 1024  # of the kernels' clock
 
 

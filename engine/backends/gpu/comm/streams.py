@@ -22,12 +22,12 @@ STALL_S = 4.0
 """Seconds without progress of any rank, while the host waits, after which a rank counts as hung:
 between two all-reduces of a pass there is only half a block's work."""
 
-WAKING_S = 0.5  # until waiting kernels have ended after an abort: they poll all the time
-POLL_S = 50e-6  # between polls of an event, in which other threads run
+WAKING_S = 0.5  # seconds until waiting kernels have ended after an abort: they poll all the time
+POLL_S = 50e-6  # seconds between polls of an event, in which other threads run
 
 
 class DoneEvent:
-    """Event of a queue whose operations run immediately."""
+    """Event of a queue that runs operations immediately."""
 
     def query(self) -> bool:
         """Return whether all work in the queue before the event is done."""
@@ -216,7 +216,6 @@ class Marks:
                 marks.clear()
 
     def _pass_over(self, rank: int) -> None:
-        """Drop and count the marks that a rank's device has finished."""
         marks = self._marks[rank]
         while marks and marks[0][1].query():
             marks.popleft()
@@ -229,7 +228,6 @@ class Marks:
             return sum(self._n_over)
 
     def _stalled(self) -> CommError:
-        """Return an error that names the rank with the oldest unfinished mark."""
         with self._lock:
             oldest = [(m[0][0], rank) for rank, m in enumerate(self._marks) if m]
         rank = min(oldest)[1] if oldest else 0

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from engine.backends.executor import RankOutOfMemory
 from engine.backends.gpu.launch.graph import NotRepeatable
-from engine.errors import CommError
+from engine.errors import CommError, Sentence
 from engine.model.forward.recording import Captured
 
 if TYPE_CHECKING:
@@ -204,7 +204,7 @@ class _Capturing:
         failure = None if self._one_shots is None else self._one_shots.problem()
         why = "" if failure is None else str(failure)
         if not all(self._executor.run(lambda rank: _same(expected[rank], parts[rank].result))):
-            why = why or "a replayed token gives something else"
+            why = why or Sentence("a replayed token gives other results")
         why = self._agreed(why)
         if failure is not None:
             raise failure
@@ -212,7 +212,6 @@ class _Capturing:
             raise Unproven(why)
 
     def _begin(self, rank: int) -> None:
-        """Prepare a rank to compute the token again."""
         self.restore(rank)
         self._tasks[rank].begin()
 

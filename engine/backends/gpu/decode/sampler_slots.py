@@ -48,7 +48,7 @@ def settings_of(sampler: Sampler, n_vocab: int, n_rank: int = 1) -> Sequence[flo
 FEW = 128  # candidates for which a smaller sort is enough
 BLOCK = 1024  # logits of one program
 STREAM_BLOCK = 2048  # elements of a hidden state to read at a time
-RING = 16  # steps whose results stay in a slot's ring for the host
+RING = 16  # steps that a slot's ring keeps for the host
 NEVER = -(1 << 30)  # count of a banned token: negative even if the token occurs
 
 MAX_GROUPS = 8192

@@ -114,10 +114,6 @@ class DeviceSampler:
         """Results of the last steps, (RING,), int64; see `RingEntry`."""
         return self.slots.ring
 
-    def settings_of(self, sampler: Sampler) -> Sequence[float] | None:
-        """Return a sampler's settings as the kernels read them; None where the host must sample."""
-        return settings_of(sampler, self.n_vocab, self.n_rank)
-
     @property
     def n_bytes(self) -> int:
         return self.slots.n_bytes + self._message.nbytes
@@ -132,7 +128,7 @@ class DeviceSampler:
             never: banned tokens.
             n_step: number of steps so far; the next step's number is one more.
         """
-        settings = self.settings_of(sampler)
+        settings = settings_of(sampler, self.n_vocab, self.n_rank)
         if settings is None:
             return False
         self._sampler = sampler
@@ -192,7 +188,6 @@ class DeviceSampler:
             self._decide(messages.view(torch.int64), self._one_shot, token, position)
 
     def _offer(self, token: Tensor, is_checked: bool) -> None:
-        """Write this rank's top candidates, and data on its logits, to its message."""
         slots, n_sum, n_own = self.slots, self.slots.n_program, len(self._own)
         launch(
             sharded_sampling.offer, (n_sum,), slots.penalised, slots.settings, slots.limits,
@@ -202,7 +197,6 @@ class DeviceSampler:
         )  # fmt: skip
 
     def _decide(self, messages: Tensor, one_shot: OneShot, token: Tensor, position: Tensor) -> None:
-        """Sample a token from the messages of all ranks."""
         slots = self.slots
         launch(
             sharded_sampling.decide, (1,), messages, self._message, slots.settings, slots.uniforms,
@@ -282,12 +276,7 @@ class _Slot:
 
 
 class RowSampler:
-    """Samples rows of logits on a device.
-
-    Args:
-        n_vocab: number of logits of a row.
-        n_slot: most rows to sample at once.
-    """
+    """Samples rows of logits on a device, up to `n_slot` at once."""
 
     def __init__(self, device: torch.device, n_vocab: int, n_slot: int) -> None:
         self._n_vocab, self.n_slot = n_vocab, n_slot
@@ -352,7 +341,6 @@ class RowSampler:
         memory.draw(self._next[0], self._next[1], n_row)
 
     def _result(self, n: int, words: Sequence[int]) -> int | None:
-        """Return the token that a slot has sampled; None if it could not."""
         slot = self._slots[n]
         entry = RingEntry.of(words[n * RING + (slot.n_step - 1) % RING])
         sampler = slot.sampler

@@ -26,6 +26,7 @@ from engine.backends.gpu.decode.rank_capture import CaptureTask, Recomputed, Rep
 from engine.backends.gpu.decode.sampler_slots import RING
 from engine.backends.gpu.decode.sampling import DeviceSampler, RingEntry
 from engine.backends.gpu.launch.graph import capture
+from engine.decoding.sampling.sampler import Sampler, why_on_host
 from engine.errors import CommError, EngineError, Sentence
 from engine.hardware.fallbacks import Fallbacks
 from engine.hardware.host_memory import HostTensor
@@ -36,9 +37,7 @@ if TYPE_CHECKING:
     from engine.backends.executor import RankExecutor
     from engine.backends.gpu.comm.one_shot import OneShot, OneShotGroups
     from engine.decoding.sampling.sampler import Logits
-    from engine.model.forward.batch import Tables
     from engine.sampling_params import SamplingParams
-from engine.decoding.sampling.sampler import Sampler, why_on_host
 
 AHEAD = 3
 """Steps enqueued beyond the token that the host waits for, if states can be rewound: while a window
@@ -50,7 +49,7 @@ CALM = 32
 OTHER_SETTINGS = Sentence("Other settings of sampling are faster.")
 """Help where an answer's settings keep the device from sampling."""
 
-POLL_S = 50e-6  # between polls of the ring; each pause lets the window's threads run
+POLL_S = 50e-6  # seconds between polls of the ring; each pause lets the window's threads run
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +134,6 @@ class TokenStream:
         on_failure: called with an error before it is raised, after which the stream is unusable;
             may raise another one.
         ahead: steps enqueued beyond the token that the host waits for.
-        fallbacks: list of what makes the GPUs slower.
 
     Attributes:
         waited_s: see `TokenSource`.
@@ -301,7 +299,6 @@ class TokenStream:
 
     @contextmanager
     def _failing(self) -> Iterator[None]:
-        """Call `on_failure` once, at the first failure inside."""
         try:
             yield
         except Exception as error:

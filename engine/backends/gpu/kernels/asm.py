@@ -117,7 +117,7 @@ def four_shared_words(address, ASM: tl.constexpr):
 def dot_of_bytes(weights, x, total, IS_SIGNED: tl.constexpr):
     """Return `total` plus the dot product of four bytes each (`dp4a`); only where ASM is set.
 
-    The bytes of x are signed, those of the weights if IS_SIGNED.
+    The bytes of x are signed; IS_SIGNED says whether the weights are, too.
     """
     if IS_SIGNED:
         return tl.inline_asm_elementwise(

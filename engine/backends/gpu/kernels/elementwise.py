@@ -464,7 +464,6 @@ def _turn(
     HAS_NORM: tl.constexpr, IS_NEOX: tl.constexpr, HEADS: tl.constexpr, PAIRS: tl.constexpr,
     REST: tl.constexpr,
 ):  # fmt: skip
-    """Rotate HEADS heads of a token, from head `first` on; see `rotate`."""
     token = tl.program_id(0).to(tl.int64)
     head = first + tl.arange(0, HEADS)
     there = (head < n_head)[:, None]

@@ -163,7 +163,6 @@ def _more(
     s, high, low, k, inside, part, TYPE: tl.constexpr, OPERAND: tl.constexpr,
     PRECISION: tl.constexpr, IN_F32: tl.constexpr, DIM: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
-    """Return scores s plus the products of one part of queries and keys."""
     keys = tl.trans(read(k, inside, part, TYPE, SIZE, DIM))
     if has_blocks(TYPE):
         none = tl.zeros(s.shape, tl.float32)

@@ -11,7 +11,7 @@ import triton.language as tl
 
 from engine.model.forward import pages
 
-PAGE = tl.constexpr(pages.PAGE)  # positions whose slots are neighbours
+PAGE = tl.constexpr(pages.PAGE)  # positions with neighbouring slots
 BLOCK = tl.constexpr(32)  # elements of a block
 SIGN, INFINITE = tl.constexpr(0x7FFFFFFF), tl.constexpr(0x7F800000)
 """Mask of all bits of an F32 except the sign; bits of infinity."""
@@ -102,7 +102,6 @@ def _write_plain(x, cells, there, TYPE: tl.constexpr):
 
 @triton.jit
 def _inverse(scale):
-    """Return 1 / scale, or 0 for 0."""
     return tl.where(scale == 0.0, 0.0, tl.math.div_rn(1.0, tl.where(scale == 0.0, 1.0, scale)))
 
 

@@ -347,7 +347,7 @@ def shorten(x, scale, out, lead, n_columns, width, HAS_SCALE: tl.constexpr, UNIT
     Args:
         x: contiguous F32 (rows, n_columns).
         scale: divisors of rows, (rows,), where HAS_SCALE.
-        out: output (rows, width); columns outside those of x become zeros.
+        out: output (rows, width); columns outside x become zeros.
         lead, n_columns, width: in units of UNIT columns; `lead` is the first column of x in out.
     """
     lead, n_columns, width = lead * UNIT, n_columns * UNIT, width * UNIT

@@ -391,7 +391,7 @@ def causal_conv(x, before, after, state, weight, bias, y, n_token, n_channel, st
             last = n_token + i - (TAPS - 1)
             newest = input_at(x, before, state, last, channel, inside, stride, TAPS, HAS_GATES)
             kept = kept + (newest,)
-        tl.debug_barrier()  # all threads have read what is now overwritten
+        tl.debug_barrier()  # all threads have read the overwritten inputs
         for i in tl.static_range(TAPS - 1):
             tl.store(state + channel * (TAPS - 1) + i, kept[i], mask=inside)
 
@@ -439,7 +439,7 @@ def causal_conv_of_chains(x, before, after, state, chains, weight, bias, y, slot
             place = row + 1 + tap - (TAPS - 1)
             newest = input_at(x, before, old, place, channel, inside, stride, TAPS, HAS_GATES)
             kept = kept + (newest,)
-        tl.debug_barrier()  # all threads have read what is now overwritten
+        tl.debug_barrier()  # all threads have read the overwritten inputs
         new = state + state_after(chains, first + row, slot_size)
         for tap in tl.static_range(TAPS - 1):
             tl.store(new + channel * (TAPS - 1) + tap, kept[tap], mask=inside)

@@ -52,7 +52,7 @@ DRAWN, UNUSABLE, FOR_HOST, WRONG = (
 """Endings of a step: a token; logits that are NaN or infinite; the host has to sample; ranks have
 computed with different numbers, and the id is replaced by a bit for each seat to blame."""
 
-ENDING_BITS, ENDING_MASK = tl.constexpr(4), tl.constexpr((1 << 4) - 1)  # of HALT, below the id
+ENDING_BITS, ENDING_MASK = tl.constexpr(4), tl.constexpr((1 << 4) - 1)  # of state[HALT], below
 WORD_BITS, ENTRY_BITS = tl.constexpr(32), tl.constexpr(36)
 """Shifts in an entry of the ring: `(step number << ENTRY_BITS) | (ending << WORD_BITS) | id`."""
 
@@ -195,18 +195,18 @@ def finish(token, now, settings, state, counts, history, ids, position, ring, fi
     is_new = halt == DRAWN
     is_drawn = is_new & (now == DRAWN)
     shown = tl.where((now == UNUSABLE) | (now == FOR_HOST), 0, token)
-    told = tl.where(is_new, now | (shown << ENDING_BITS), halt)
+    result = tl.where(is_new, now | (shown << ENDING_BITS), halt)
     token = tl.where(is_drawn, token, 0)
     _accept(token, is_drawn, settings, state, counts, history, first, n_own)
     tl.store(ids, token, mask=is_drawn)
     tl.store(position, tl.load(position) + 1, mask=is_drawn)
-    ending = told & ENDING_MASK
-    entry = ((n_step + 1) << ENTRY_BITS) | (ending << WORD_BITS) | (told >> ENDING_BITS)
+    ending = result & ENDING_MASK
+    entry = ((n_step + 1) << ENTRY_BITS) | (ending << WORD_BITS) | (result >> ENDING_BITS)
     tl.store(ring + n_step % RING, entry)
     n_uniform = tl.load(state + N_UNIFORM)
     tl.store(state + N_STEP, n_step + 1)
     tl.store(state + N_UNIFORM, n_uniform + 1, mask=is_drawn)
-    tl.store(state + HALT, told, mask=is_new & (now != DRAWN))
+    tl.store(state + HALT, result, mask=is_new & (now != DRAWN))
 
 
 @triton.jit
@@ -228,7 +228,7 @@ def survey(logits, rows, masks, counts, settings, penalised, maxima, n_vocab, FA
         maxima: output, F32 (ceil(n_vocab / BLOCK) * BLOCK / GROUP,).
         FACTOR: a power of two that divides n_vocab, so that loads can be wide.
     """
-    slot, width = _slot(rows), n_vocab // FACTOR * FACTOR  # tells the compiler the factor
+    slot, width = _slot(rows), n_vocab // FACTOR * FACTOR  # makes the factor known
     logits += tl.load(rows + 3 * tl.program_id(1)) * width
     mask = tl.load(rows + 3 * tl.program_id(1) + 2)
     counts += slot * width
@@ -286,7 +286,7 @@ def bound(maxima, stream, rows, settings, limits, found, n_group, n_maxima, n_em
 
     Args:
         maxima: F32 (n_maxima,), of which the first n_group count.
-        stream: residual stream behind the first row's logits, F32 (n_embd,), if HAS_STREAM; ranks
+        stream: residual stream of the first row's logits, F32 (n_embd,), if HAS_STREAM; ranks
             compare its checksum.
         SIZE: a power of two, at least n_group.
         STREAM_BLOCK: elements of the stream to read at a time.
@@ -333,7 +333,7 @@ def candidates_of(penalised, settings, limits, found, candidates, sums, n_vocab,
         IS_SPLIT: whether candidates are packed by falling logit, whatever order `choose` needs.
     """
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < n_vocab // FACTOR * FACTOR  # tells the compiler the factor
+    inside = at < n_vocab // FACTOR * FACTOR  # makes the factor known
     x = tl.load(penalised + at, mask=inside, other=-float("inf"))
     best = tl.load(limits + BEST)
     x = tl.where(x == float("inf"), -float("inf"), x)

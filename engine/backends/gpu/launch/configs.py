@@ -4,7 +4,7 @@ Configurations follow fixed rules, replaced where a search found better ones. No
 while a model runs. A rule depends only on sizes that are known when a model is loaded, so that the
 same product is always computed by the same kernel.
 
-A kernel whose results were wrong on a kind of GPU (`gpu.checks`) is refused there. A function that
+A kernel with wrong results on a kind of GPU (`gpu.checks`) is refused there. A function that
 decides whether its kernel serves calls `allows` or is `refusable`; its callers have a fallback. The
 choice is the same for all cards of a kind, so that they continue to compute the same bits.
 """
@@ -104,11 +104,11 @@ Config = Mapping[str, int]
 Rule = Callable[..., Config]
 Key = tuple[str, int, int, str, tuple[tuple[str, Any], ...]]
 
-WARP = 32  # threads
-MAX_WARPS = 4  # of a gemv program: few, so that some programs load while others end
-PROGRAMS_PER_SM = 2  # gemv programs below which columns are split into parts
+WARP = 32  # threads per warp
+MAX_WARPS = 4  # most warps of a gemv program: few, so that some programs load while others end
+PROGRAMS_PER_SM = 2  # gemv programs per multiprocessor below which columns are split
 PLAIN_PER_THREAD = 8  # columns that a thread loads at once: 16 bytes of F16 or BF16
-PLAIN_PROGRAMS_PER_SM = 4  # programs with unquantised weights before each takes more rows
+PLAIN_PROGRAMS_PER_SM = 4  # unquantised gemv programs before each takes more rows
 
 
 def gemv_config(target: KernelTarget, *, n_blocks: int) -> Config:
@@ -198,12 +198,7 @@ _found: dict[Key, Config] = {}
 
 
 def config_of(target: KernelTarget, kernel: str, **facts: Any) -> Config:
-    """Return the configuration of a kernel: the result of a search, else of its rule.
-
-    Args:
-        kernel: a key of `RULES`.
-        facts: keyword arguments of the rule: sizes of the product.
-    """
+    """Return a kernel's configuration: the result of a search, else of its rule for `facts`."""
     found = _found.get(key_of(target, kernel, facts))
     return RULES[kernel](target, **facts) if found is None else found
 
@@ -222,7 +217,7 @@ def use_found(found: Mapping[Key, Config]) -> None:
 
 
 FILE_NAME = "kernels.json"
-LARGEST = 1 << 20  # number in a configuration
+LARGEST = 1 << 20  # largest number in a configuration
 
 
 def configs_file() -> Path | None:
@@ -357,7 +352,6 @@ def _note() -> None:
 
 
 def _device_of(args: Collection[object]) -> torch.device:
-    """Return the device of the first tensor in the arguments or in a tuple among them."""
     for value in args:
         if isinstance(value, Tensor):
             return value.device

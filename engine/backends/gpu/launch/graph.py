@@ -25,6 +25,7 @@ from engine.backends.reference.dispatch import (
     is_fit,
     is_view,
 )
+from engine.errors import Sentence
 from engine.hardware.garbage import hold_garbage
 from engine.hardware.torch_devices import stream_of_rank
 from engine.model.forward.recording import Captured
@@ -36,7 +37,11 @@ Step = Callable[[], object]
 
 
 class NotRepeatable(Exception):
-    """Error of a computation that cannot be captured; the message says why."""
+    """Error of a computation that cannot be captured; its only argument says why."""
+
+    def __str__(self) -> str:
+        reason: str = self.args[0]  # a `Sentence` keeps its template
+        return reason
 
 
 _thread = threading.local()
@@ -104,7 +109,6 @@ def capture(device: torch.device, compute: Callable[[], T]) -> Captured[T]:
 
 @contextlib.contextmanager
 def _capturing_with(record_step: Callable[[Step], None]) -> Iterator[None]:
-    """Mark this thread as capturing, with a function that records host steps."""
     _thread.is_capturing, _thread.record_step = True, record_step
     try:
         yield
@@ -271,7 +275,7 @@ class Tape(DispatchMode, Captured[T]):
         result = func(*args, **kwargs)
         self._kept.append(result)
         if not is_fit(func, args, result):
-            raise NotRepeatable(f"{func} depends on what it computes with")
+            raise NotRepeatable(Sentence("{operation} depends on its values", operation=str(func)))
         if func._schema.is_mutable:
             self._steps.append(lambda: func(*args, **kwargs))
         elif not is_allocation(func) and not is_view(result, args):

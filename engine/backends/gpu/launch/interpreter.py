@@ -101,7 +101,8 @@ def _with_known_operands(convert: Callable[..., Any], tensor: type[Any]) -> Call
         if kind is None or kind.is_ptr():
             return convert(self, left, right, *rest, **named)
         if type(right) is tensor and right.dtype is kind:
-            if not kind.is_floating() or not _divides(rest, named):
+            divides = named.get("div_or_mod") or (len(rest) > 3 and rest[3])
+            if not kind.is_floating() or not divides:
                 return self.broadcast_impl_value(left, right)
         elif type(right) in (int, float) and right:
             shape = left.type.shape if left.type.is_block() else None
@@ -117,10 +118,6 @@ def _with_known_operands(convert: Callable[..., Any], tensor: type[Any]) -> Call
         return convert(self, left, right, *rest, **named)
 
     return converted
-
-
-def _divides(rest: tuple[object, ...], named: dict[str, object]) -> bool:
-    return bool(named.get("div_or_mod") or (len(rest) > 3 and rest[3]))
 
 
 _lock = threading.RLock()
@@ -195,7 +192,6 @@ def _call(function: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _cached(numpy_type: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Return `numpy_type` with a cache, by the name of a type's elements."""
     known: dict[str, Any] = {}
 
     def cached(triton_type: Any) -> Any:

@@ -2,7 +2,7 @@
 
 Triton keys kernels by source and target. Tandem chooses the folder and deletes the ones of other
 versions some time after their last use. The user's variable TRITON_CACHE_DIR has precedence.
-Triton runs what it finds there, so a folder that other users can write to is not used.
+Triton executes the files there, so a folder that other users can write to is not used.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from engine.util.sanitize import package_version
 
 log = logging.getLogger(__name__)
 
-VARIABLE = "TRITON_CACHE_DIR"  # names the cache folder; Triton reads it at each look-up
-KERNELS_VARIABLE = "TANDEM_KERNEL_CACHE"  # names the folder of all kernels, also for the CPU
+VARIABLE = "TRITON_CACHE_DIR"  # environment variable that Triton reads at each look-up
+KERNELS_VARIABLE = "TANDEM_KERNEL_CACHE"  # the folder of all kernels, also for the CPU
 
-UNUSED_S = 14 * 24 * 3600.0  # without use, after which another version's folder is deleted
-NEEDED_BYTES = 64 << 20  # free disk space for caching; the kernels of a model take some MiB
+UNUSED_S = 14 * 24 * 3600.0  # without use, another version's folder is deleted
+NEEDED_BYTES = 64 << 20  # free disk space required; the kernels of a model take some MiB
 
 MAX_PATH = 110
 """Longest path of the folder on Windows, in characters. A whole path has at most 260, and Triton
@@ -76,7 +76,6 @@ def use_cache(target: str, triton_version: str) -> Path:
 
 
 def _without(problem: str) -> Path:
-    """Make Triton use a temporary folder, report why, and return the folder."""
     log.warning("kernels for GPUs are compiled again at each start: %s", problem)
     OF_THIS_PROCESS.report("compiling", (), problem)
     folder = _temporary_folder()
@@ -95,7 +94,7 @@ def cache_in_use() -> str:
 
 
 def leave_cache(folder: str, error: OSError) -> None:
-    """Switch from `folder`, which takes no more files, to a temporary one; once for all threads.
+    """Switch from `folder`, which is full, to a temporary one; once for all threads.
 
     Raises:
         EngineError: `folder` is temporary already, or no other can be created.
@@ -106,7 +105,7 @@ def leave_cache(folder: str, error: OSError) -> None:
         if folder in map(str, _temporary):
             raise _no_place(error) from error
         why = Sentence(error.strerror or str(error))
-        _without(Sentence("{folder} takes no more files ({problem})", folder=folder, problem=why))
+        _without(Sentence("{folder} takes no new files ({problem})", folder=folder, problem=why))
 
 
 def writing_problem(folder: Path) -> str:

@@ -44,9 +44,9 @@ ALIGNMENT = 16  # divisor of addresses and integers that get their own variant f
 MAX_INT32 = (1 << 31) - 1
 MAX_INT64 = (1 << 63) - 1
 MAX_KNOWN = 1 << 14  # remembered kinds of launches at which all are dropped
-MAX_THREADS = 4  # that compile; more gain little, since part of the work is in Python
-POLL_S = 0.05  # between two checks whether a wait was cancelled
-COMPILING = Sentence("Compiling kernels")  # of `Cancelled`
+MAX_THREADS = 4  # most compiling threads; more gain little, since part of the work is in Python
+POLL_S = 0.05  # seconds between two checks whether a wait was cancelled
+COMPILING = Sentence("Compiling kernels")  # what `Cancelled` names
 
 CompileProgress = Callable[[int, int], None]
 """Callback: number of compiled variants, number of all; from several threads, one at a time."""
@@ -291,7 +291,7 @@ class Compiling(Compilation):
         return self._n_done
 
     def cancel(self) -> None:
-        """Cancel the variants whose compilation has not started."""
+        """Cancel variants that have not started to compile."""
         for future in self._futures:
             future.cancel()
 
@@ -324,7 +324,7 @@ class Compiling(Compilation):
                 raise
 
     def _compile(self, launch: KernelLaunch, device: torch.device) -> None:
-        if self._has_failed:  # an earlier variant, whose error `wait` raises first
+        if self._has_failed:  # an earlier variant has; `wait` raises its error first
             return
         try:
             compile_launch(launch, device)

@@ -55,8 +55,8 @@ SIZES: Mapping[str, int] = {
 """Bytes of a parameter of each of Triton's types; "*" is an address."""
 
 N_SCRATCH = 2  # addresses of scratch memory that follow a kernel's own arguments
-SLOT_BYTES = 8  # for each argument; CUDA reads as many of them as the parameter has
-MAX_ARGUMENTS = 128  # of a kernel, scratch memory included
+SLOT_BYTES = 8  # bytes of each argument's slot; CUDA reads as many of them as the parameter has
+MAX_ARGUMENTS = 128  # most arguments of a kernel, including scratch memory
 
 PACKED = {"f32": "f4x", "fp32": "f4x", "fp64": "d", "u64": "Q", "*": "Q"}
 """Format of `struct` for an argument's slot, by Triton's type; "q" for other integers.
@@ -160,7 +160,6 @@ class OwnLauncher:
         return lambda grid, stream, values: start(grid, stream, [values[n] for n in read])
 
     def _load(self, function: int) -> None:
-        """Set the handle of the loaded kernel; raise `ValueError` like `loaded`."""
         sizes = self._api.parameter_bytes(function)
         if sizes is not None and list(sizes) != self._sizes[: len(sizes)]:
             raise ValueError(
@@ -212,7 +211,7 @@ class OwnLauncher:
         self, x: int, y: int, z: int, stream: int, function: int, packed: object, about: object,
         on_enter: object, on_exit: object, *args: Any,
     ) -> None:  # fmt: skip
-        """Launch the kernel; called by Triton with the parameters of its own launcher.
+        """Launch the kernel; called by Triton, with the parameters of Triton's launcher.
 
         `args` are all arguments in order, constants included.
         """
@@ -255,7 +254,7 @@ class OwnUtils:
 
 
 class OwnDriver:
-    """Triton's active driver object; its methods are those of Triton's own driver."""
+    """Triton's active driver object; its methods mirror Triton's own driver."""
 
     def __init__(self, api: CudaApi) -> None:
         self._api = api

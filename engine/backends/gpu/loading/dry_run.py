@@ -68,7 +68,7 @@ class OpCall:
     """An operation that launches kernels for the first time.
 
     Attributes:
-        name: name of the operation, or of a weight's method, whose first argument is the weight.
+        name: name of the operation, or of a weight's method, with the weight as first argument.
         args, named: arguments, with meta tensors.
         mark: text that distinguishes compiled variants, types and cuts of weights.
     """
@@ -103,10 +103,6 @@ class OpCallLog:
         """Record a launch of the current operation."""
         if self._begun is not None:
             self._begun.append(launch)
-
-    def logged_ops(self, ops: Ops) -> Ops:
-        """Return operations that are logged here."""
-        return cast("Ops", _LoggedOps(ops, self))
 
     def log_weight(self, weight: object) -> None:
         """Log a weight's methods here from now on."""
@@ -212,8 +208,6 @@ def collect_launches(
 
     Args:
         declaration: a separately declared model, which is unusable afterwards.
-        rank: the rank whose part of the model runs.
-        target: target to compile for.
         log: log for checking the operations later; it keeps their arguments.
     """
     context, comm = dry_run_context(declaration, rank, params, log)
@@ -267,7 +261,7 @@ def dry_run_context(
     cache = Cache(declaration.states, rank, size, META)
     comm = LoneRank(rank, declaration.hp.n_embd, _one_shots(declaration))
     if log is not None:
-        ops = log.logged_ops(ops)
+        ops = cast("Ops", _LoggedOps(ops, log))
     context = Context(comm, ops, cache, META, ["cuda"] * len(declaration.devices))
     if any(rank in block.group for block in declaration.split.blocks[declaration.hp.n_trunk :]):
         context.keep_hidden_states(declaration.hp.n_embd, declaration.hp.n_mtp)
@@ -277,7 +271,6 @@ def dry_run_context(
 
 
 def _record(launches: list[KernelLaunch], launch: KernelLaunch, log: OpCallLog | None) -> bool:
-    """Record a launch and prevent it."""
     launches.append(launch)
     if log is not None:
         log.note(launch)
@@ -285,7 +278,6 @@ def _record(launches: list[KernelLaunch], launch: KernelLaunch, log: OpCallLog |
 
 
 def _held(slot: Slot, pieces: Sequence[Slices], n_bytes: int) -> Weight | Tensor:
-    """Return a slot's weight as the loader would create it, on meta."""
     dim = slot.placement.dim if isinstance(slot.placement, Shard) else 0
     shape = [part.stop - part.start for part in pieces[0]]
     shape[dim] = sum(piece[dim].stop - piece[dim].start for piece in pieces)
@@ -298,7 +290,8 @@ def _held(slot: Slot, pieces: Sequence[Slices], n_bytes: int) -> Weight | Tensor
             _planes(number, n_matrix, n_rows, columns, len(shape), n_bytes)
             for n_matrix, n_rows, columns in plane_parts(slot, pieces)
         ]
-        return parts[0] if len(parts) == 1 else JoinedColumns(parts, _widths(pieces))
+        widths = [piece[-1].stop - piece[-1].start for piece in pieces]
+        return parts[0] if len(parts) == 1 else JoinedColumns(parts, widths)
     if kind == "plain":
         return GpuPlain(torch.empty(shape, dtype=PLAIN[slot.tensor.type.name], device=META))
     whole = torch.empty(shape, device=META)
@@ -315,10 +308,6 @@ def _planes(
     return GpuPlanes(planes, number, n_rows, extent, n_bytes)
 
 
-def _widths(pieces: Sequence[Slices]) -> list[int]:
-    return [piece[-1].stop - piece[-1].start for piece in pieces]
-
-
 def _one_shots(declaration: Declaration) -> OneShotGroups | None:
     """Return the one-shot all-reduces of the model's ranks; None unless all are on GPUs."""
     devices = declaration.devices
@@ -326,11 +315,7 @@ def _one_shots(declaration: Declaration) -> OneShotGroups | None:
 
 
 class LoneRank:
-    """Communicator of a rank without peers: it adds nothing and makes up received values.
-
-    Attributes:
-        n_tokens: number of tokens of the pass.
-    """
+    """Communicator of a rank without peers: it adds nothing and makes up received values."""
 
     waited_s = 0.0
 

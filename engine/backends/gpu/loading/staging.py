@@ -184,7 +184,6 @@ class Staging:
                 self._deliver(before)
 
     def _fill_next(self, rows: TensorBytes, take: Take) -> _Filling:
-        """Start threads that read the file into the least recently used buffer."""
         if self._fillers is None:
             self._begun = time.monotonic()
             self._copier = self._copier or copier_for(self.device)
@@ -202,7 +201,6 @@ class Staging:
         return _Filling(buffer, rows.shape, take, work)
 
     def _deliver(self, filling: _Filling) -> None:
-        """Copy a filled buffer to the device and launch the work that uses it."""
         for part in filling.work:
             part.result()
         assert self._copier is not None
@@ -239,7 +237,6 @@ class Staging:
             )  # fmt: skip
 
     def _close(self) -> None:
-        """Wait until nothing reads or writes the buffers, and free them."""
         if self._fillers is not None:
             self._fillers.shutdown(cancel_futures=True)
         try:

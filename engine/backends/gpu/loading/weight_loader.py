@@ -2,7 +2,7 @@
 
 The host holds only a few buffers of a model at a time; see `engine.backends.gpu.loading.staging`.
 Packing reorders the same bits, like the CPU's packer (`cpu.kernels.packing.pack`), but with torch,
-and so on any device. It takes some rows at a time: besides input and output it needs `PACK_BYTES`.
+and so on any device. It takes some rows at a time, so that it needs only `PACK_BYTES` of scratch.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 WEIGHT_BYTES = 8  # most bytes that packing needs per weight, of any type
 
 PIECE_WEIGHTS = PACK_BYTES // WEIGHT_BYTES
-"""Weights to pack at a time: so many that operations outlast their launches."""
+"""Weights to pack at a time: enough for operations to outlast their launches."""
 
 Read = Callable[[Tensor], Tensor]
 
@@ -158,7 +158,7 @@ def _lines(words: Tensor, n_bits: int) -> Tensor:
 def _store(parts: PlaneParts, layout: Layout, extent: Extent, out: Tensor, out_row: int) -> None:
     high, scales, supers, tile_bytes = layout.offsets(extent.n_blocks, extent.skip)
     planes_of = ((parts.low, 0), (parts.high, high), (parts.scales, scales), (parts.supers, supers))
-    assert out.shape[-1] == tile_bytes, "the planes are those of another extent"
+    assert out.shape[-1] == tile_bytes, "the planes have another extent"
     for found, start in planes_of:
         if found is not None:
             _scatter(found, out, start, out_row)
@@ -233,7 +233,7 @@ BLOCK_FIELDS: Mapping[int, BlockFields] = {
 """Fields of all types that are packed as in the file; offsets as in `ggml-common.h`."""
 
 
-STORAGE = "kernels"  # of the matrices, see `engine.planning.plan.DevicePlan`
+STORAGE = "kernels"  # storage of the matrices, see `engine.planning.plan.DevicePlan`
 
 
 class Arenas:

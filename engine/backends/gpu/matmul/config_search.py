@@ -61,7 +61,6 @@ class KernelTuning:
         facts: sizes of the product that the configuration is for, by name.
         rule_s: seconds for one product with the rule's configuration.
         best_s: seconds for one product with the best configuration.
-        config: the best configuration.
         n_tried: number of configurations measured.
     """
 
@@ -84,13 +83,13 @@ BOUNDS: Mapping[str, tuple[int, int]] = {
 """Range of each number of a configuration."""
 
 BY_ONE = ("num_stages",)  # numbers that change by one instead of by a factor of two
-WORTH = 0.98  # a configuration must take at most so much of the best one's time to replace it
+WORTH = 0.98  # a configuration replaces the best one if it takes at most this part of its time
 TOKEN_COUNTS = (16, 32, 64, 128, 256)  # rows x of tile GEMMs to search
 EXPERT_ROWS = (16, 32, 64, 128)  # rows per expert of grouped GEMMs to search
 MAX_USED = 8  # assumed largest number of experts per token
 CODE_BITS = 0x3F  # bits that bytes of random planes may have, so that scales are finite
-DISTINCT_BYTES = 256 << 20  # of all copies of a matrix: more than any GPU's cache holds
-MAX_COPIES = 32  # of a matrix
+DISTINCT_BYTES = 256 << 20  # size of all copies of a matrix: more than any GPU's cache holds
+MAX_COPIES = 32  # most copies of a matrix
 N_REPLAYS = 8  # timed replays; the fastest counts
 TOLERANCE = 1e-3  # allowed difference of results, relative to the largest
 
@@ -116,13 +115,7 @@ class MatrixKind(NamedTuple):
 
 
 class SearchCase(NamedTuple):
-    """A product to find the configuration for.
-
-    Attributes:
-        kernel: a key of `RULES`.
-        facts: keyword arguments of the kernel's rule.
-        n_token: number of rows x.
-    """
+    """A product to find the configuration for; `facts` are arguments of the rule of `kernel`."""
 
     kernel: str
     facts: Mapping[str, Any]
@@ -186,12 +179,7 @@ def matrices_of(file: GGUFFile) -> list[MatrixKind]:
 
 
 class ConfigSearch:
-    """Search for configurations on one device.
-
-    Args:
-        timer: measures the products.
-        is_cancelled: cancellation check, called before each measurement.
-    """
+    """Search for configurations on one device; `is_cancelled` is called before measurements."""
 
     def __init__(self, device: torch.device, timer: Timer, is_cancelled: IsCancelled) -> None:
         self._device, self._timer, self._is_cancelled = device, timer, is_cancelled
@@ -329,7 +317,7 @@ def facts_of(kernel: str, target: KernelTarget, matrix: MatrixKind, n_token: int
 
 
 class ProductCopies:
-    """Products with copies of a random matrix, so many that no cache holds them all.
+    """Products with copies of a random matrix, too many for any cache.
 
     Attributes:
         n_copies: number of copies; of a matrix with experts, number of groups of tokens that use

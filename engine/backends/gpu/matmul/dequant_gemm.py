@@ -55,7 +55,6 @@ def dequantise_rows(
 
 @cache
 def _constants(type_number: int, is_exact: bool) -> FixedConstants:
-    """Return the constants of the dequantising kernel, the most launched one of a prompt."""
     return FixedConstants({"BLOCKS": BLOCKS, "IS_EXACT": is_exact, **constants_of(type_number)})
 
 
@@ -129,7 +128,6 @@ def serves(x: Tensor, weights: Sequence[QuantisedMatrix | Tensor]) -> bool:
 
 
 def _in_chunks(numbers: Tensor, weight: QuantisedMatrix | Tensor) -> Tensor:
-    """Return the products of F16 or BF16 rows with a matrix, converted some rows at a time."""
     n_rows = weight.shape[0] if isinstance(weight, Tensor) else weight.n_rows
     y = torch.empty(numbers.shape[0], n_rows, device=numbers.device)
     if isinstance(weight, Tensor) and weight.dtype == numbers.dtype:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-MAX_TOGETHER = 3  # matrices in one launch
+MAX_TOGETHER = 3  # most matrices in one launch
 
 
 def product(

@@ -33,11 +33,7 @@ ONE = 0x4B000000  # bits of 2^23 as F32; a byte put into the lowest bits is adde
 
 
 class ShortRows(NamedTuple):
-    """Rows x in F16 or BF16 in the kernel's order, see `kernels.tile_gemm.shorten`.
-
-    Attributes:
-        scale: factors on the products, (T, 1), or None.
-    """
+    """Rows x as `kernels.tile_gemm.shorten` writes them, and factors (T, 1) on the products."""
 
     numbers: Tensor
     scale: Tensor | None

@@ -33,12 +33,7 @@ if TYPE_CHECKING:
 
 
 class GpuPlanes(QuantisedMatrix):
-    """A quantised matrix, or one per expert or head, in planes (`engine.formats.quants.layout`).
-
-    Args:
-        planes: uint8, (n_tile, tile_bytes) or (n, n_tile, tile_bytes); for the rest see
-            `QuantisedMatrix`.
-    """
+    """A quantised matrix in planes; or one per expert or head, with planes of three dimensions."""
 
     @property
     def n_bytes(self) -> int:
@@ -90,7 +85,8 @@ class GpuPlanes(QuantisedMatrix):
         )
 
     def per_head(self, x: Tensor, rows: slice = ALL, *, transposed: bool = False) -> Tensor:
-        held = HeadMatrices.of_planes(self, rows)
+        first, stop, _ = rows.indices(self.n_rows)
+        held = HeadMatrices(self.planes, self.type_number, self.extent, first, stop)
         return per_head_product(x, held, is_transposed=transposed)
 
 
@@ -123,7 +119,8 @@ class GpuPlain:
         return y
 
     def per_head(self, x: Tensor, rows: slice = ALL, *, transposed: bool = False) -> Tensor:
-        held = HeadMatrices.of_plain(self.data, rows)
+        first, stop, _ = rows.indices(self.n_rows)
+        held = HeadMatrices(self.data, None, Extent.of(0, self.data.shape[-1]), first, stop)
         return per_head_product(x, held, is_transposed=transposed)
 
 
@@ -133,7 +130,7 @@ WORDS_TRANSPOSED, NUMBERS_TRANSPOSED = 16, 512
 """Words of the plane `low` that a program of `x W` reads at a time, of each row, and sums that it
 holds for each of them: there every weight of a word has its own sum."""
 
-ROWS, COLUMNS = 4, 256  # of an unquantised matrix that a program of `x Wᵀ` reads at a time
+ROWS, COLUMNS = 4, 256  # that a program of `x Wᵀ` reads of an unquantised matrix at a time
 PLAIN_ROWS, PLAIN_COLUMNS = 16, 64  # the same for `x W`
 
 
@@ -153,16 +150,6 @@ class HeadMatrices:
     extent: Extent
     first: int
     stop: int
-
-    @classmethod
-    def of_planes(cls, weight: QuantisedMatrix, part: slice) -> HeadMatrices:
-        first, stop, _ = part.indices(weight.n_rows)
-        return cls(weight.planes, weight.type_number, weight.extent, first, stop)
-
-    @classmethod
-    def of_plain(cls, data: Tensor, part: slice) -> HeadMatrices:
-        first, stop, _ = part.indices(data.shape[-2])
-        return cls(data, None, Extent.of(0, data.shape[-1]), first, stop)
 
     @property
     def n_part(self) -> int:
@@ -234,7 +221,6 @@ def _plain_gemv(x: Tensor, held: HeadMatrices, y: Tensor, is_transposed: bool) -
 
 
 def _gemm(x: Tensor, held: HeadMatrices, is_transposed: bool) -> Tensor:
-    """Multiply by torch, some heads at a time."""
     dtype = dequant_gemm.half_dtype(x.device)
     if held.type_number is None and held.data.dtype != torch.bfloat16:
         dtype = held.data.dtype  # F32 and F16 have more digits than BF16

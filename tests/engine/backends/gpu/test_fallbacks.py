@@ -126,7 +126,7 @@ def test_what_fails_after_the_load_is_told_as_well(
 def test_ranks_whose_kernels_meet_no_more_say_so(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    error = Unproven("a replayed token gives something else")
+    error = Unproven("a replayed token gives other results")
     monkeypatch.setattr(rank_capture, "capture_on_all", failing(error, 2))
     with load_model(path, ["cpu"] * 2, n_ctx=32) as model:
         exchange, sampling = model.fallbacks
