@@ -21,7 +21,7 @@ CPU = torch.device("cpu")
 def late_gather(
     values: Sequence[Tensor], outputs: Sequence[Tensor], queues: Sequence[FakeQueue]
 ) -> None:
-    """All-gather in which each queue waits for all others before and after it writes."""
+    """All-gather in which each queue waits for the others before and after it writes."""
     ready = [queue.record() for queue in queues]
     for queue, output in zip(queues, outputs, strict=True):
         for event in ready:
