@@ -26,7 +26,7 @@ from engine.backends.gpu.comm.copies import (
 )
 from engine.backends.gpu.comm.nccl import N_RANKS, Nccl, NcclSums, prove
 from engine.backends.gpu.comm.one_shot import OneShotGroups
-from engine.backends.gpu.comm.streams import WAKING_S, Marks, Queues, queues_of
+from engine.backends.gpu.comm.streams import WAKING_S, DeviceEvent, Marks, Queues, queues_of
 from engine.backends.gpu.launch.graph import host_step_value
 from engine.errors import EngineError, LeftAlone
 from engine.hardware.faults import call_all
@@ -260,7 +260,7 @@ class DeviceCommunicator:
         done = done or copying.all_reduce(x, out, is_exact=is_exact)
         if self.overlap is not None:
             self.overlap.switch()
-        self._compute.wait(done)
+        self._continue_after(done)
         return out
 
     def broadcast(
@@ -284,10 +284,10 @@ class DeviceCommunicator:
         like = self._like(copying, x, group)
         if x is not None:
             given = x.contiguous()  # kept until it has been read
-            self._compute.wait(copying.broadcast(given, None))
+            self._continue_after(copying.broadcast(given, None))
             return x
         out = torch.empty(like.shape, dtype=like.dtype, device=self._device)
-        self._compute.wait(copying.broadcast(None, out))
+        self._continue_after(copying.broadcast(None, out))
         return out
 
     def _like(self, copying: CopyCollectives, x: Tensor | None, group: Group) -> Tensor:
@@ -357,6 +357,9 @@ class DeviceCommunicator:
     @property
     def _compute(self) -> Any:
         return self._shared.queues(self.rank).compute
+
+    def _continue_after(self, event: DeviceEvent) -> None:
+        self._compute.wait(event)
 
     def _mark(self) -> None:
         """Record an event after the work so far, unless this thread is capturing."""

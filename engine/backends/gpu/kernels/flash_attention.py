@@ -32,8 +32,7 @@ HEADROOM = tl.constexpr(15.0)
 billion times smaller."""
 
 HEADROOM_OF_BLOCKS = tl.constexpr(7.0)
-"""The same where weights are multiplied by scales: the product is in F16's range if the values are.
-"""
+"""The same if weights are multiplied by scales: their product fits F16 wherever values do."""
 
 
 @triton.jit

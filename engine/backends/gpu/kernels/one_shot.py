@@ -193,8 +193,8 @@ def received(table, seat, begin, epoch, at, inside, stop, begun, turn, patience,
         nothing: word in place of missing packets: of members without values, and of this rank.
 
     Returns:
-        Both words of each pair, for each member; the number of polls; and 0, or 16 times the reason
-        why it stopped waiting plus one plus the seat it waited for.
+        Both words of each pair, for each member; the number of polls; and 0, or 16 * the reason to
+        stop waiting + 1 + the seat it waited for.
     """
     M: tl.constexpr = N - begin if N - begin < TOGETHER else TOGETHER
     addresses, headers, firsts, seconds = (), (), (), ()

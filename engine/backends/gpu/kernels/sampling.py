@@ -52,7 +52,7 @@ DRAWN, UNUSABLE, FOR_HOST, WRONG = (
 """Endings of a step: a token; logits that are NaN or infinite; the host has to sample; ranks have
 computed with different numbers, and the id is replaced by a bit for each seat to blame."""
 
-ENDING_BITS, ENDING_MASK = tl.constexpr(4), tl.constexpr((1 << 4) - 1)  # of state[HALT], below
+ENDING_BITS, ENDING_MASK = tl.constexpr(4), tl.constexpr((1 << 4) - 1)  # the ending's bits in HALT
 WORD_BITS, ENTRY_BITS = tl.constexpr(32), tl.constexpr(36)
 """Shifts in an entry of the ring: `(step number << ENTRY_BITS) | (ending << WORD_BITS) | id`."""
 
@@ -97,7 +97,7 @@ def _filtered(x, there, n, best, is_whole, total, settings):
         weight = tl.where(there, tl.exp(below(x, best)), 0.0)
         if tl.load(settings + IS_TOP_K) != 0:
             total = tl.sum(weight)
-        total = tl.where(total > 0, total, 1.0)  # of nothing that may come
+        total = tl.where(total > 0, total, 1.0)  # if no token is allowed
         n_less = tl.sum((there & (tl.cumsum(weight, axis=0) / total < top_p)).to(tl.int32))
         keep = there & (lane <= n_less)
         is_known = is_known | (n_less < n)
@@ -228,7 +228,7 @@ def survey(logits, rows, masks, counts, settings, penalised, maxima, n_vocab, FA
         maxima: output, F32 (ceil(n_vocab / BLOCK) * BLOCK / GROUP,).
         FACTOR: a power of two that divides n_vocab, so that loads can be wide.
     """
-    slot, width = _slot(rows), n_vocab // FACTOR * FACTOR  # makes the factor known
+    slot, width = _slot(rows), n_vocab // FACTOR * FACTOR  # shows the compiler the factor
     logits += tl.load(rows + 3 * tl.program_id(1)) * width
     mask = tl.load(rows + 3 * tl.program_id(1) + 2)
     counts += slot * width
@@ -333,7 +333,7 @@ def candidates_of(penalised, settings, limits, found, candidates, sums, n_vocab,
         IS_SPLIT: whether candidates are packed by falling logit, whatever order `choose` needs.
     """
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < n_vocab // FACTOR * FACTOR  # makes the factor known
+    inside = at < n_vocab // FACTOR * FACTOR  # shows the compiler the factor
     x = tl.load(penalised + at, mask=inside, other=-float("inf"))
     best = tl.load(limits + BEST)
     x = tl.where(x == float("inf"), -float("inf"), x)

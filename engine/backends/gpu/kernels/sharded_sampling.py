@@ -117,11 +117,11 @@ def _agree(mark, check, other_mark, other_check):
 
 @triton.jit
 def _wrong(msgs, own, seat, n_rank, SEATS: tl.constexpr, STRIDE: tl.constexpr):
-    """Return a bit for each seat to blame for ranks having computed with different numbers.
+    """Return a bit for each seat that computed with other numbers than the rest.
 
     These are the seats that no majority agrees with. If there are none, because not all ranks can
-    be compared, they are those with which fewer agree than with another. If this rank's message
-    differs from the one that it reads back, messages were not exchanged; only this seat is named.
+    be compared, they are the seats with less agreement than another. If this rank's message differs
+    from the one that it reads back, messages were not exchanged; only this seat is named.
     """
     mine, other = tl.arange(0, SEATS)[:, None], tl.arange(0, SEATS)[None, :]
     is_mine, is_other = mine < n_rank, other < n_rank
@@ -161,7 +161,7 @@ def _merged(msgs, n_rank, settings, limit, best, total, n_each, uniform, SIZE: t
     rank, place = lane // n_each, lane % n_each
     is_rank = rank < n_rank
     info = tl.load(msgs + rank * STRIDE + INFO, mask=is_rank, other=0)
-    # falling and rising by turns, as a bitonic sort has runs of this length
+    # alternately falling and rising: a bitonic sort has runs of this length
     place = tl.where(rank % 2 != 0, n_each - 1 - place, place)
     there = is_rank & (place < _n_sent(info, STRIDE))
     packed = tl.load(msgs + rank * STRIDE + N_HEAD + place, mask=there, other=LOWEST)

@@ -282,8 +282,8 @@ def test_a_model_without_a_gpu_does_not_say_what_others_of_the_process_suffer_fr
 
 
 def test_nccl_that_fails_its_trial_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(devices: object, queues: object, *, tell: Callable[[str], None]) -> None:
-        tell("it brings wrong numbers")
+    def fail(devices: object, queues: object, *, report: Callable[[str], None]) -> None:
+        report("it returns wrong numbers")
 
     for name in ("CudaQueue", "new_stream"):
         monkeypatch.setattr(f"engine.backends.gpu.comm.nccl.{name}", lambda *_: None)
@@ -292,4 +292,4 @@ def test_nccl_that_fails_its_trial_is_told(monkeypatch: pytest.MonkeyPatch) -> N
     gpus = [torch.device("cuda", n) for n in range(2)]
     device_group(gpus, Routes(has_nccl=True), found)
     assert [f.title for f in found.current] == ["Between cuda:0 and cuda:1, NCCL is not used"]
-    assert found.current[0].why == "it brings wrong numbers"
+    assert found.current[0].why == "it returns wrong numbers"

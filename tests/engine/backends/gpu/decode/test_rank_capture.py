@@ -190,7 +190,7 @@ def test_what_gives_other_bits_is_not_repeated(
             self._inner.result[1] = -0.0
 
     monkeypatch.setattr(Noted, "replay", replay)
-    with pytest.raises(Unproven, match="something else"):
+    with pytest.raises(Unproven, match="other results"):
         ranks.captured()
     assert states(ranks) == list(range(len(ranks.x)))
 
