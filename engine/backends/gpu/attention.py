@@ -1,6 +1,6 @@
-"""Attention kernels: attend over the cache, to which they write new keys and values first.
+"""Attention over the cache, to which the kernels write new keys and values first.
 
-Positions and pages are read from the device's memory only. So for few tokens the keys are split
+Kernels read positions and pages from device memory. For few tokens, the keys are therefore split
 into pieces that do not depend on them (as in flash-decoding): a fixed number of programs attends to
 the visible pieces, and a second kernel combines the partial results.
 """
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from engine.backends.gpu.elementwise import power_of_two
+from engine.backends.gpu.elementwise import has_dense_rows, power_of_two
 from engine.backends.gpu.kernels import flash_attention as kernels
 from engine.backends.gpu.kernels import kv_cells
 from engine.backends.gpu.launch.configs import KernelTarget, allows, target_of
@@ -33,23 +33,19 @@ DTYPES = {
     "f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16, "q8_0": torch.uint8,
     "q4_0": torch.uint8,
 }  # fmt: skip
-"""Torch type in which keys or values are held, by their type."""
+"""Torch type that holds keys or values, by their type."""
 
-WRITTEN = 1 << 10
-"""Elements that one program writes to the cache."""
-
-MAX_HEAD = 1 << 12
-"""Most elements of a head that one program can write."""
+WRITTEN = 1 << 10  # elements that one program writes to the cache
+MAX_HEAD = 1 << 12  # most elements of a head that one program can write
 
 
 def write(cache: LayerCache, k: Tensor, v: Tensor | None, rows: PagedRows) -> bool:
     """Store k and v in the cache at the rows' positions; see `LayerCache.write`.
 
-    Positions outside of the cache are skipped: the host does not know them, so it cannot check.
+    Positions outside the cache are skipped: the host does not know them, so it cannot check.
 
     Args:
-        k, v: (T, heads, head_dim), F32; only the elements of a head need to lie side by side.
-        rows: where the tokens lie.
+        k, v: (T, heads, head_dim), F32; only the elements of a head need to be contiguous.
 
     Returns:
         Whether they were stored; if not, no kernel supports the arguments.
@@ -74,7 +70,7 @@ def write(cache: LayerCache, k: Tensor, v: Tensor | None, rows: PagedRows) -> bo
 
 
 def _writing_programs(n_rows: int, dim: int, kind: str, size: int) -> tuple[int, int]:
-    """Return the heads, or blocks of them, that one program writes, and how many programs do."""
+    """Return the heads, or blocks of them, that one program writes, and the number of programs."""
     per_row, rows = (dim // 32, WRITTEN // 32) if kind in BLOCKS else (1, max(1, WRITTEN // size))
     return rows, -(-n_rows * per_row // rows)
 
@@ -84,7 +80,7 @@ def fits(cache: LayerCache, k: Tensor, v: Tensor | None) -> bool:
     for x, held, kind in zip((k, v), (cache.k, cache.v), cache.types, strict=True):
         if x is None:
             continue
-        if not is_plain(x) or not holds(held, kind, cache) or x.shape[1] != held.shape[0]:
+        if not has_dense_rows(x) or not holds(held, kind, cache) or x.shape[1] != held.shape[0]:
             return False
         if x.shape[2] != n_elements(held.shape[2], kind) or x.shape[2] > MAX_HEAD:
             return False
@@ -98,7 +94,7 @@ def placed(x: Tensor) -> tuple[Tensor, int, int]:
 
 
 def holds(held: Tensor, kind: str, cache: LayerCache) -> bool:
-    """Return whether keys or values of a type are on the device, as the kernels expect them."""
+    """Return whether keys or values of a type are on the device in the kernels' layout."""
     head, token, step = held.stride()
     return (
         not cache.is_on_host
@@ -110,38 +106,18 @@ def holds(held: Tensor, kind: str, cache: LayerCache) -> bool:
 
 
 def n_elements(width: int, kind: str) -> int:
-    """Return the elements in a row of the cache, `width` bytes of blocks or numbers wide."""
+    """Return the elements in a row of the cache that is `width` bytes of blocks or numbers wide."""
     return width // BLOCKS[kind] * 32 if kind in BLOCKS else width
 
 
-def is_plain(x: Tensor) -> bool:
-    """Return whether x is F32, not empty, and its rows have no gaps."""
-    return x.dtype == torch.float32 and x.numel() > 0 and x.stride(-1) == 1
-
-
-PIECES = 32
-"""Partial results that the second kernel combines at once."""
-
-NO_SLOT = 0
-"""Number of kept partial results where all keys are one piece."""
-
-FEW_KEYS = 64
-"""Keys in a short piece, for few tokens."""
-
-FEW_PIECES = 64
-"""Number of short pieces before longer ones follow, for few tokens."""
-
-MANY_KEYS = 512
-"""Keys in a short piece, for more than `SMALL_BATCH` tokens."""
-
-MAX_PIECES = 16
-"""Number of short pieces, and at most of longer ones, for more than `SMALL_BATCH` tokens."""
-
-PROGRAMS = 4
-"""Programs per multiprocessor: as many as it holds at once, which hides the memory's latency."""
-
-MIN_PART, MAX_PART = 16, 128
-"""Smallest and largest number of elements of a head that are multiplied at once."""
+PIECES = 32  # partial results that the second kernel combines at a time
+NO_SLOT = 0  # partial results to store if all keys are one piece
+FEW_KEYS = 64  # keys in a short piece, for few tokens
+FEW_PIECES = 64  # short pieces before longer ones, for few tokens
+MANY_KEYS = 512  # keys in a short piece, for more than `SMALL_BATCH` tokens
+MAX_PIECES = 16  # short pieces, and most longer ones, for more than `SMALL_BATCH` tokens
+PROGRAMS = 4  # per multiprocessor: as many as fit at once, which hides the memory's latency
+MIN_PART, MAX_PART = 16, 128  # elements of a head to multiply at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,9 +140,8 @@ class TileSizes:
 
     Attributes:
         rows: query rows of one program.
-        keys: keys that a program multiplies them with at once.
-        num_warps, num_stages: launch options of Triton.
-        part: elements of queries that are read again for each tile of keys; 0 if registers hold
+        keys: keys per step.
+        part: elements of queries that are loaded again for each tile of keys; 0 if registers hold
             the whole queries.
     """
 
@@ -178,19 +153,17 @@ class TileSizes:
 
 
 New = tuple[Tensor, Tensor | None]
-"""New keys and values, see `kv_write.write`."""
+"""New keys and values, see `write`."""
 
 
 class AttentionShape(NamedTuple):
     """Sizes of a layer's attention on one rank.
 
     Attributes:
-        n_head: number of query heads.
-        n_kv: number of KV heads, or of query heads where a map says which KV head each has.
+        n_kv: number of KV heads, or of query heads where a map gives the KV head of each.
         dim_k, dim_v: elements of a key and of a value.
         n_ctx: most positions of a sequence.
-        span: most positions that a token can see.
-        types: types of keys and of values.
+        span: most positions that a token can attend to.
     """
 
     n_head: int
@@ -211,7 +184,7 @@ class AttentionLaunch(NamedTuple):
     """Launch shape of attention for a number of tokens.
 
     Attributes:
-        n_slot: partial results of a row that wait to be combined; 0 if its keys are one piece.
+        n_slot: partial results of a row to combine; 0 if its keys are one piece.
         n_split: number of programs that share the pieces of the same rows.
     """
 
@@ -222,28 +195,22 @@ class AttentionLaunch(NamedTuple):
 
 
 def attention(
-    q: Tensor,
-    cache: LayerCache,
-    rows: PagedRows,
-    scores: Scores,
-    sinks: Tensor | None = None,
-    slopes: Tensor | None = None,
-    new: New | None = None,
-) -> Tensor | None:
+    q: Tensor, cache: LayerCache, rows: PagedRows, scores: Scores, sinks: Tensor | None = None,
+    slopes: Tensor | None = None, new: New | None = None,
+) -> Tensor | None:  # fmt: skip
     """Compute `Ops.attention`.
 
     Args:
-        q: (T, n_head, head_dim), F32; only the elements of a head need to lie side by side.
-        rows: where the tokens lie.
+        q: (T, n_head, head_dim), F32; only the elements of a head need to be contiguous.
         new: keys and values of these tokens, if they are not in the cache yet.
 
     Returns:
-        None where no kernel supports the arguments; nothing was written then.
+        None where no kernel supports the arguments; then nothing was written.
     """
-    if scores.first >= FEW_KEYS:  # `combine` takes it that each piece has a key that a row sees
+    if scores.first >= FEW_KEYS:  # `combine` needs a visible key in each piece
         return None
     vectors = [x for x in (sinks, slopes) if x is not None]
-    if any(x.shape != (q.shape[1],) or not is_plain(x) for x in vectors):
+    if any(x.shape != (q.shape[1],) or not has_dense_rows(x) for x in vectors):
         return None
     runs = rows.runs()
     if not all(_serves(q, cache, run) for run in runs):
@@ -264,7 +231,6 @@ def _attend(
     q: Tensor, cache: LayerCache, rows: PagedRows, run: PagedRun, scores: Scores,
     sinks: Tensor | None, slopes: Tensor | None, new: New | None, out: Tensor,
 ) -> None:  # fmt: skip
-    """Compute the attention of some rows into theirs of `out` (T, n_head, dim_v)."""
     shape, target = shape_of(q, cache, rows, scores), target_of(q.device)
     tiles, pieces, n_slot, n_split = launch_of(shape, run.n_tokens, target, run.n_sequence)
     (type_k, type_v), (new_k, new_v) = cache.types, new or (None, None)
@@ -302,7 +268,6 @@ def _combine(
     rows: PagedRows, run: PagedRun, sinks: Tensor | None, tops: Tensor, sums: Tensor, out: Tensor,
     spans: tuple[int, ...],
 ) -> None:  # fmt: skip
-    """Combine the partial results of the pieces into the rows' part of `out` (T, n_head, dim_v)."""
     _, n_head, dim_v = out.shape
     size = min(64, power_of_two(dim_v))
     launch(
@@ -320,14 +285,14 @@ def work_bytes(
 
     Args:
         n_tokens: most tokens of one sequence in a pass.
-        n_sequence: most sequences of which a pass has a token each.
+        n_sequence: most sequences with one token each in a pass.
     """
     n_slot = launch_of(shape, 1, target, n_sequence).n_slot
     most = 4 * n_sequence * shape.n_head * n_slot * (shape.dim_v + 2)
     for n in {min(n_tokens, SMALL_BATCH), *range(SMALL_BATCH + 1, n_tokens + 1)}:
         n_slot = launch_of(shape, n, target).n_slot
         if not n_slot and n > SMALL_BATCH:
-            break  # and none for more
+            break  # larger n need none either
         most = max(most, 4 * n * shape.n_head * n_slot * (shape.dim_v + 2))
     return most
 
@@ -335,7 +300,7 @@ def work_bytes(
 def launch_of(
     shape: AttentionShape, n_tokens: int, target: KernelTarget, n_sequence: int = 1
 ) -> AttentionLaunch:
-    """Return how attention of n_tokens tokens of each of some sequences is launched."""
+    """Return how attention is launched for n_tokens tokens of each of n_sequence sequences."""
     is_few = n_tokens <= SMALL_BATCH
     tiles = tiles_of(shape, target, is_few=is_few)
     n_blocks = -(-n_tokens * shape.group // tiles.rows) * shape.n_kv * n_sequence
@@ -353,8 +318,8 @@ def launch_of(
 def key_pieces_of(shape: AttentionShape, *, is_few: bool) -> KeyPieces:
     """Return the pieces of keys: short ones first, so that many programs share a short context.
 
-    Later ones are longer, so that partial results stay small beside the keys. Where a token sees
-    only the last positions, all are short.
+    Later ones are longer, so that partial results stay small relative to the keys. With a sliding
+    window all are short.
     """
     if not is_few:
         large = max(MANY_KEYS, -(-shape.n_ctx // (MANY_KEYS * MAX_PIECES)) * MANY_KEYS)
@@ -366,7 +331,7 @@ def tiles_of(shape: AttentionShape, target: KernelTarget, *, is_few: bool) -> Ti
     """Return the tile sizes for up to `SMALL_BATCH` tokens or for more.
 
     The largest that leave registers free, as the compilers for sm_75, sm_86, sm_90 and gfx1100
-    report. Operands that are not split into two short numbers, and latent attention, read queries
+    report. Operands that are not split into two short numbers, and latent attention, load queries
     again for each tile.
     """
     size, has_blocks = max(shape.dim_k, shape.dim_v), not BLOCKS.keys().isdisjoint(shape.types)
@@ -390,17 +355,14 @@ def tiles_of(shape: AttentionShape, target: KernelTarget, *, is_few: bool) -> Ti
 
 
 def operand(kind: str, target: KernelTarget) -> str:
-    """Return the type of `tl.dot`'s operands for keys or values of a type: as short where it can.
-
-    It cannot where the GPU has no matrices of short numbers.
-    """
+    """Return the type of `tl.dot`'s operands for keys or values: as short as the GPU supports."""
     if kind == "f32" or not has_matrices(target):
         return "f32"
     return "bf16" if kind == "bf16" else "f16"
 
 
 def has_matrices(target: KernelTarget) -> bool:
-    """Return whether Triton multiplies F16 and BF16 matrices by tensor cores on a target."""
+    """Return whether Triton multiplies F16 and BF16 matrices on tensor cores."""
     return target.maker != "nvidia" or target.capability >= 80
 
 
@@ -413,14 +375,13 @@ def shape_of(q: Tensor, cache: LayerCache, rows: PagedRows, scores: Scores) -> A
 
 
 def _serves(q: Tensor, cache: LayerCache, run: PagedRun) -> bool:
-    """Return whether the kernel can read q and the cache, and their sizes agree."""
     is_few = run.n_tokens <= SMALL_BATCH
     n_head, n_row = q.shape[1], cache.n_row
-    is_cut_so = n_head % n_row == 0 if cache.head_map is None else n_head == n_row
+    fits_heads = n_head % n_row == 0 if cache.head_map is None else n_head == n_row
     return (
-        is_cut_so
+        fits_heads
         and allows(q.device, "attention", str(cache.types), q.shape[2], int(is_few))
-        and is_plain(q)
+        and has_dense_rows(q)
         and holds(cache.k, cache.types.k, cache)
         and holds(cache.v, cache.types.v, cache)
         and n_elements(cache.k.shape[2], cache.types.k) == q.shape[2]
@@ -428,10 +389,9 @@ def _serves(q: Tensor, cache: LayerCache, run: PagedRun) -> bool:
 
 
 def _part(dim: int, kind: str, most: int = 0) -> int:
-    """Return how many of a head's `dim` elements are multiplied at once.
+    """Return how many of a head's `dim` elements are multiplied at once: 32 for types with blocks.
 
-    For types without blocks: the largest power of two that divides `dim`, but at least
-    `MIN_PART` and at most `most` (`MAX_PART` for 0).
+    Else the largest power of two that divides `dim`, between `MIN_PART` and `most` (0: `MAX_PART`).
     """
     most = most or MAX_PART
     return 32 if kind in BLOCKS else max(MIN_PART, min(most, dim & -dim))

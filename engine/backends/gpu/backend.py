@@ -1,4 +1,4 @@
-"""A GPU's backend: kernels in Triton, compiled beside the load, and tokens that are captured."""
+"""A GPU's backend: Triton kernels, compiled while weights load, and captured tokens."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from engine.backends.gpu.loading.dry_run import OpCallLog, collect_launches
 from engine.backends.gpu.loading.weight_loader import Arenas
 from engine.backends.gpu.ops import GpuOps
 from engine.backends.reference.backend import Backend, Compilation, WeightLoader
+from engine.errors import Sentence
 from engine.hardware.fallbacks import Fallbacks
 from engine.model.forward.recording import Captured
 
@@ -42,7 +43,7 @@ log = logging.getLogger(__name__)
 
 
 class GpuLoader(WeightLoader):
-    """Sends parts of a file to a GPU through staging buffers, and packs matrices there."""
+    """Loader that sends parts of a file to a GPU through staging buffers and packs matrices."""
 
     def __init__(self, file: GGUFFile, staging: Staging, arenas: Arenas, x_bytes: int) -> None:
         self._file = file
@@ -119,10 +120,11 @@ class GpuBackend(Backend):
             if len(split.holders) > 1 and rank == split.last_group[0]:
                 starts += sampling_starts(hp.n_vocab)  # of several sequences, see `RowSampler`
 
-        def tell(n_done: int, n_total: int) -> None:
-            note(f"Compiling kernels: {n_done} of {n_total}" if n_done < n_total else "")
+        def report(n_done: int, n_total: int) -> None:
+            text = Sentence("Compiling kernels: {n_done} of {total}", n_done=n_done, total=n_total)
+            note(text if n_done < n_total else "")
 
-        return Compiling(self.device, starts, tell)
+        return Compiling(self.device, starts, report)
 
     def check(self, file: GGUFFile, slots: Sequence[Slot], cache: Cache) -> None:
         dry, self._dry = self._dry, None
@@ -135,7 +137,7 @@ class GpuBackend(Backend):
             )
 
     def captured_collectives(self, comm: Communicator) -> Communicator:
-        """Have collectives that hosts make cut the captured token into parts."""
+        """Return `comm`, with collectives on the host splitting the captured token into graphs."""
         return HostCollectives(comm) if isinstance(comm, ThreadCommunicator) else comm
 
     def capture(self, compute: Callable[[], Tensor | None]) -> Captured[Tensor | None]:

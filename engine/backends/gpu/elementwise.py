@@ -1,7 +1,7 @@
 """Elementwise operations and norms between matrix products, by kernels.
 
 Each function returns None where its kernel does not support the arguments: tensors that are not
-F32, or whose rows have gaps.
+F32 or have gaps in their rows.
 """
 
 from __future__ import annotations
@@ -24,18 +24,15 @@ from engine.model.forward.ops import frequencies
 if TYPE_CHECKING:
     from engine.model.forward.operands import Activation, Addend, NormLayer, RopeParams
 
-MAX_ROW = 1 << 14
-"""Most elements that one program holds at once: 16 in each of 1024 threads."""
-
-BLOCK = 1 << 10
-"""Elements of one program of an operation without reductions."""
-
-UNIT = 4
-"""Elements of one vector load, where sizes, strides and offsets are multiples of it."""
+MAX_ROW = 1 << 14  # most elements that one program holds: 16 in each of 1024 threads
+BLOCK = 1 << 10  # elements of one program of an operation without reductions
+UNIT = 4  # elements of one vector load, if sizes, strides and offsets are multiples of it
+MAX_HEAD = 1 << 12  # most elements of a head that one program holds
+TURNED = 1 << 9  # pairs of elements that one program rotates
 
 
 class RowLayout(NamedTuple):
-    """Sizes and strides of a tensor (n_token, n_head, n) whose last dimension has no gaps."""
+    """Sizes and strides of a tensor (n_token, n_head, n) with a contiguous last dimension."""
 
     n_token: int
     n_head: int
@@ -74,7 +71,7 @@ def add_norm(
     """Compute `Ops.add_norm` in one kernel.
 
     Args:
-        x_bytes: bytes of a quantised activation, if few normed rows are quantised for the next
+        x_bytes: bytes of a quantised activation, if a few normed rows are quantised for the next
             product as well.
     """
     if addend.partial is None:
@@ -92,9 +89,7 @@ class AddNormLaunch(NamedTuple):
     """Launch parameters of a kernel like `kernels.add_norm`.
 
     Attributes:
-        arguments: its first arguments.
-        num_warps: warps of a program.
-        constants: its compile-time constants.
+        arguments: the kernel's first arguments.
         result: the result of `add_norm`, which the kernel writes.
     """
 
@@ -111,8 +106,7 @@ def add_norm_launch(
     """Return the launch parameters of `add_norm`; None where its kernel does not apply.
 
     Args:
-        delta: tensor used in place of the addend's partial sum; None if the kernel gets it
-            elsewhere.
+        delta: replaces the addend's partial sum; None if the kernel gets it elsewhere.
         smallest: least number of elements that a program holds.
     """
     n, factor = x.shape[-1], addend.sum_scale
@@ -156,7 +150,6 @@ def _add_norm_constants(
     """Return the constants of `kernels.add_norm`, the same object for the same arguments.
 
     Args:
-        inner, outer: kinds of the norms.
         x_bytes: bytes of a quantised activation; -1 if nothing is quantised.
         has_vector: presence of the addend's bias, and of both norms' weights and biases.
     """
@@ -282,7 +275,6 @@ def _norm(
 
 
 def _gated(kind: str, limit: float, gate: Tensor, up: Tensor | None) -> Tensor | None:
-    """Apply an activation to `gate`, and multiply by `up` if there is one."""
     parts = [gate] if up is None else [gate, up]
     if len({part.shape for part in parts}) > 1:
         return None
@@ -303,17 +295,16 @@ def _gated(kind: str, limit: float, gate: Tensor, up: Tensor | None) -> Tensor |
 
 
 def is_plain(x: Tensor) -> bool:
-    """Return whether x is F32, without gaps and not empty, as most kernels need it."""
+    """Return whether x is F32, contiguous and not empty, as most kernels require."""
     return x.dtype == torch.float32 and x.is_contiguous() and x.numel() > 0
 
 
 def _is_vector(x: Tensor | None, n: int) -> bool:
-    """Return whether x is a vector of n elements that kernels can read, or None."""
     return x is None or (is_plain(x) and x.shape == (n,))
 
 
 def _is_matrix(x: Tensor) -> bool:
-    """Return whether x is an F32 matrix without gaps in its rows, at any row stride."""
+    """Return whether x is an F32 matrix with contiguous rows, at any row stride."""
     return x.dtype == torch.float32 and x.dim() == 2 and x.numel() > 0 and x.stride(1) == 1
 
 
@@ -332,7 +323,7 @@ def rows_of(x: Tensor) -> RowLayout | None:
 
 
 def flat_rows(x: Tensor) -> RowLayout | None:
-    """Return the layout for an elementwise kernel: one long row if x has no gaps, else its rows.
+    """Return the layout for an elementwise kernel: one long row if x is contiguous, else its rows.
 
     None if kernels cannot read x, or its rows are heads.
     """
@@ -343,7 +334,6 @@ def flat_rows(x: Tensor) -> RowLayout | None:
 
 
 def grid_of(rows: RowLayout) -> tuple[int]:
-    """Return the launch grid of programs with BLOCK elements of a row each."""
     return (rows.number * -(-rows.n // BLOCK),)
 
 
@@ -364,27 +354,20 @@ def warps_of(size: int) -> int:
 
 
 def power_of_two(n: int) -> int:
-    """Return the smallest power of two that is not below n."""
+    """Return the smallest power of two that is at least n."""
     return 1 << (n - 1).bit_length() if n > 1 else 1
 
 
 def rows_at_once(n: int) -> int:
-    """Return how many of n rows x a program multiplies with few weights: a power of two."""
+    """Return how many of n rows x a program multiplies by a few weights: a power of two."""
     return min(power_of_two(n), SMALL_BATCH)
 
 
-MAX_HEAD = 1 << 12
-"""Most elements of a head that one program holds."""
-
-TURNED = 1 << 9
-"""Pairs of elements that one program rotates."""
-
-
 class Angles:
-    """Computes cosines and sines of positions in the device's memory.
+    """Cosines and sines of positions, computed in device memory.
 
-    One kernel computes them anew in each pass: a table of all positions would take 64 MiB for
-    heads of 128 elements and a context of 131072.
+    One kernel computes them in each pass: a table of all positions would take 64 MiB for heads of
+    128 elements and a context of 131072.
     """
 
     def __init__(self) -> None:
@@ -404,7 +387,7 @@ class Angles:
         return cos, sin
 
     def _turns_of(self, params: RopeParams, factors: Tensor | None, device: torch.device) -> Tensor:
-        """Return the turns by which each pair rotates per position: F64, (n_rot / 2,)."""
+        """Return the turns by which each pair rotates per position: F64 (n_rot / 2,)."""
         key = params, id(factors), device
         if key not in self._turns:
             self._turns[key] = factors, frequencies(params, factors, device) / tau
@@ -424,7 +407,7 @@ def rope_all(
     """Apply RoPE to one or two tensors (T, heads, head_dim), such as q and k, in one launch.
 
     Args:
-        norms: the norm that each tensor goes through first, if any.
+        norms: norm to apply to each tensor first; or empty.
 
     Returns:
         None where the kernel does not support the arguments.
@@ -432,11 +415,10 @@ def rope_all(
     n_tokens, _, dim = xs[0].shape
     n_pairs = cos.shape[-1]
     for x in xs:
-        if x.shape[0] != n_tokens or x.shape[2] != dim or not _is_plain(x):
+        if x.shape[0] != n_tokens or x.shape[2] != dim or not has_dense_rows(x):
             return None
-    for x in (cos, sin):
-        if not _is_plain(x) or not x.is_contiguous():
-            return None
+    if not all(has_dense_rows(x) and x.is_contiguous() for x in (cos, sin)):
+        return None
     if dim > MAX_HEAD or 2 * n_pairs > dim:
         return None
     weights = [(xs[0], 0.0)] * 2  # placeholders without norms
@@ -466,11 +448,13 @@ def rope_all(
 
 
 def _weight(norm: NormLayer, dim: int) -> Tensor | None:
-    """Return the weight of an RMS norm (head_dim,) without bias; None of norms of other kinds."""
+    """Return the weight of an RMS norm (head_dim,) without bias; None for other norms."""
     weight = None if norm.is_absent or norm.kind != "rms" or norm.bias is not None else norm.weight
-    return weight if weight is not None and weight.shape == (dim,) and _is_plain(weight) else None
+    if weight is None or weight.shape != (dim,) or not has_dense_rows(weight):
+        return None
+    return weight
 
 
-def _is_plain(x: Tensor) -> bool:
-    """Return whether x is F32, not empty, and its rows have no gaps."""
+def has_dense_rows(x: Tensor) -> bool:
+    """Return whether x is F32, not empty, and has contiguous rows."""
     return x.dtype == torch.float32 and x.numel() > 0 and x.stride(-1) == 1

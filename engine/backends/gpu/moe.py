@@ -1,8 +1,8 @@
-"""Routed experts on the GPU: the host never learns which experts a token goes to.
+"""Routed experts on the GPU; the host never learns which experts a token is routed to.
 
-The kernels of the products look up each row's expert. Rows of few tokens are multiplied one by one
-(gemv), so that a row has the same bits alone and among others; rows of many tokens in blocks of one
-expert each, by tensor cores (grouped GEMM).
+The kernels look up each row's expert. Rows of few tokens are multiplied one by one (gemv), so that
+a row has the same bits in any batch; rows of many tokens in blocks of one expert each, on tensor
+cores (grouped GEMM).
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from engine.backends.gpu.quantised import (
     constants_of,
     quantise,
 )
+from engine.errors import Sentence
 from engine.formats.quants.layout import BLOCK, n_tiles
 from engine.model.forward.attention import most_few_rows
 from engine.model.forward.expert_rows import Groups
@@ -45,30 +46,26 @@ from engine.model.forward.ops import MIN_SUM
 if TYPE_CHECKING:
     from engine.model.forward.operands import Activation, ExpertLayer, Routing
 
-MAX_EXPERTS = 2048
-"""Most experts that one program compares."""
-
-MIN_BLOCK = 16
-"""Smallest block of rows of one expert that are multiplied together, for many tokens."""
-
-SORT_STEP = 1024
-"""Pairs that a program of the sort reads at once."""
-
-SUM_STEP = 256
-"""Elements that one program of the sum over experts computes."""
+MAX_EXPERTS = 2048  # most experts that one program compares
+MIN_BLOCK = 16  # smallest block of rows of one expert, for many tokens
+SORT_STEP = 1024  # pairs that a program of the sort reads at a time
+SUM_STEP = 256  # elements that one program of the sum over experts computes
+PLAIN_ROWS, PLAIN_STEP = 4, 512  # matrix rows and columns per step of an unquantised gemv program
+HALF_STEP = 1024  # columns that a program rounds to F16 or BF16
+UNIT = 16  # common divisor of sizes that lets threads load several columns at once
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceGroups(Groups):
-    """Groups of rows by expert in the device's memory, with shapes that the host knows beforehand.
+    """Groups of rows by expert in device memory, with shapes that the host knows beforehand.
 
     For few tokens, rows are the pairs of token and expert in token order, experts ascending. For
     many, they are in the order of `Groups`.
 
     Attributes:
-        table: expert, first row and number of rows of each block, at most `block_rows` rows:
-            int32 (n_block, 3). It has as many entries as there can be at most; unused ones at the
-            end have 0 rows. Empty for few tokens.
+        table: expert, first row and number of rows of each block, at most `block_rows`: int32
+            (n_block, 3). Its length is an upper bound; unused entries at the end have 0 rows. Empty
+            for few tokens.
         block_rows: most rows of a block; 0 for few tokens.
     """
 
@@ -100,7 +97,7 @@ def assign(
 ) -> tuple[Tensor, DeviceGroups] | None:
     """Compute `Ops.assign`; None where the kernels do not support the arguments.
 
-    The first ones are chosen among experts with equal scores.
+    Of experts with equal scores, the first are chosen.
     """
     n_expert = rule.n_expert
     if not is_plain(logits) or n_expert > MAX_EXPERTS or not (bias is None or is_plain(bias)):
@@ -129,11 +126,7 @@ def assign(
 
 
 def sorted_groups(chosen: Tensor, n_expert: int) -> DeviceGroups:
-    """Sort the pairs of many tokens by expert.
-
-    Args:
-        chosen: each token's experts, ascending, int32 (T, n_used), without gaps.
-    """
+    """Sort the pairs of many tokens by expert; `chosen`, int32 (T, n_used), ascends per token."""
     n_pair = chosen.numel()
     wanted = max(power_of_two(-(-n_pair // n_expert)), MIN_BLOCK)
     block_rows = min(wanted, most_block_rows(target_of(chosen.device)))
@@ -149,7 +142,7 @@ def sorted_groups(chosen: Tensor, n_expert: int) -> DeviceGroups:
 
 
 def most_block_rows(target: KernelTarget) -> int:
-    """Return the most rows of one expert per program: with more, weights are decoded less often."""
+    """Return the most rows of one expert per program; with more, weights are decoded less often."""
     if target.maker == "nvidia" and target.capability < 80:
         return MIN_BLOCK
     return 128 if target.maker == "nvidia" and 90 <= target.capability < 120 else 64
@@ -175,26 +168,14 @@ def _numbers(n: int, like: Tensor, dtype: torch.dtype = torch.int64) -> Tensor:
     return torch.empty(n, dtype=dtype, device=like.device)
 
 
-__all__ = ["assign", "ffn", "grouped", "sum_of_experts"]
-
-PLAIN_ROWS, PLAIN_STEP = 4, 512
-"""Matrix rows of a gemv program, and columns per step, for matrices in F16, BF16 or F32."""
-
-HALF_STEP = 1024
-"""Number of columns that a program rounds to F16 or BF16."""
-
-UNIT = 16
-"""Number of columns that sizes are multiples of, so that threads may load several at once."""
-
-
 class ExpertMatrices(NamedTuple):
     """One matrix for each expert, with scale and bias of its products; see `ExpertLayer`.
 
     Attributes:
-        planes: matrices in planes, uint8 (n_expert, n_tile, tile_bytes); or None.
-        data: matrices in F16, BF16 or F32 (n_expert, n_rows, n_columns); None if in planes.
-        scale: factor on each expert's products, (n_expert,), F32; or None.
-        bias: values to add to each expert's products, (n_expert, n_rows), F32; or None.
+        planes: uint8 (n_expert, n_tile, tile_bytes), or None.
+        data: F16, BF16 or F32 (n_expert, n_rows, n_columns); None if in planes.
+        scale: factors on the products, F32 (n_expert,), or None.
+        bias: F32 (n_expert, n_rows), or None.
     """
 
     planes: QuantisedMatrix | None
@@ -216,7 +197,7 @@ class ExpertMatrices(NamedTuple):
 
     @property
     def held(self) -> Tensor:
-        """Tensor that the kernels read."""
+        """The tensor that the kernels read."""
         if self.planes is not None:
             return self.planes.planes
         assert self.data is not None, "weights are in planes or plain"
@@ -224,17 +205,16 @@ class ExpertMatrices(NamedTuple):
 
     @property
     def n_rows(self) -> int:
-        """Number of rows of each matrix."""
         return self.held.shape[1] if self.planes is None else self.planes.n_rows
 
     @property
     def type_name(self) -> str | int:
-        """Number of the GGML type of planes, or the elements' type in torch."""
+        """GGML type number of planes, or the elements' torch type."""
         return str(self.held.dtype) if self.planes is None else self.planes.type_number
 
     @property
     def kind(self) -> tuple[object, ...]:
-        """Key of matrices that one launch can multiply: type, layout and sizes."""
+        """Key of the matrices that one launch can multiply: type, layout and sizes."""
         layout: tuple[object, ...] = (self.held.dtype,)
         if self.planes is not None:
             layout = (self.planes.type_number, self.planes.extent, self.planes.x_bytes)
@@ -242,13 +222,12 @@ class ExpertMatrices(NamedTuple):
 
 
 class ExpertInput(NamedTuple):
-    """Rows that are multiplied, and their experts.
+    """Rows to multiply, and their experts.
 
     Attributes:
-        x: rows, contiguous F32.
-        groups: the rows of each expert.
-        per_row: number of group rows that share a row of x, such as the experts of a token; 0 if
-            x has one row for each row of the groups.
+        x: contiguous F32.
+        per_row: number of group rows that share a row of x, such as a token's experts; 0 if x has
+            a row for each row of the groups.
     """
 
     x: Tensor
@@ -270,14 +249,9 @@ def grouped(weight: object, x: Tensor, groups: Groups) -> Tensor | None:
 
 
 def ffn(
-    act: Activation,
-    x: Tensor,
-    gate: ExpertLayer | None,
-    up: ExpertLayer | None,
-    down: ExpertLayer,
-    groups: Groups,
-    factors: Tensor | None = None,
-) -> Tensor | None:
+    act: Activation, x: Tensor, gate: ExpertLayer | None, up: ExpertLayer | None, down: ExpertLayer,
+    groups: Groups, factors: Tensor | None = None,
+) -> Tensor | None:  # fmt: skip
     """Compute `Ops.experts`; return None where no kernel serves."""
     layers = [layer for layer in (gate, up, down) if layer is not None]
     found = [ExpertMatrices.of(layer.weight, layer.scale, layer.bias) for layer in layers]
@@ -303,12 +277,12 @@ def ffn(
 def by_expert(groups: Groups) -> Iterator[tuple[int, slice]]:
     """Yield experts with their rows, for products of one expert after the other.
 
-    What only the device knows is read from there, so that such a token cannot be captured.
+    Reads the groups back from the device, so such a token cannot be captured.
     """
     if not isinstance(groups, DeviceGroups):
         yield from groups
         return
-    refuse_capture("experts are computed one by one")
+    refuse_capture(Sentence("experts are computed one by one"))
     first = 0
     for expert, same in groupby(groups.expert_of.tolist()):
         stop = first + len(list(same))
@@ -317,17 +291,12 @@ def by_expert(groups: Groups) -> Iterator[tuple[int, slice]]:
 
 
 def _may_multiply(matrices: Sequence[ExpertMatrices], groups: DeviceGroups) -> bool:
-    """Return whether no kernel is refused that multiplies by these matrices."""
     kernel = "expert_gemv" if groups.are_pairs else "expert_gemm"
     return all(allows(m.held.device, kernel, m.type_name) for m in matrices)
 
 
 def products(matrices: Sequence[ExpertMatrices], given: ExpertInput) -> Tensor:
-    """Return `x Wᵀ * scale + bias` of up to two matrices of equally many rows.
-
-    Returns:
-        F32 (matrices, n_row, n_rows).
-    """
+    """Return `x Wᵀ * scale + bias` for up to two matrices, F32 (matrices, n_row, n_rows)."""
     if len({matrix.kind for matrix in matrices}) > 1:
         return torch.cat([products([matrix], given) for matrix in matrices])
     if not given.groups.are_pairs:
@@ -340,13 +309,9 @@ def products(matrices: Sequence[ExpertMatrices], given: ExpertInput) -> Tensor:
 
 
 def _planes_gemv(
-    matrices: Sequence[ExpertMatrices],
-    weight: QuantisedMatrix,
-    rows: QuantisedRows,
-    groups: DeviceGroups,
-    per_row: int,
-) -> Tensor:
-    """Multiply the rows of few tokens by matrices in planes, all of the kind of `weight`."""
+    matrices: Sequence[ExpertMatrices], weight: QuantisedMatrix, rows: QuantisedRows,
+    groups: DeviceGroups, per_row: int,
+) -> Tensor:  # fmt: skip
     n_blocks, n_tile = weight.extent.n_blocks, n_tiles(weight.n_rows)
     target = target_of(rows.numbers.device)
     config = config_of(target, "expert_rows", n_blocks=n_blocks)
@@ -363,7 +328,6 @@ def _planes_gemv(
 
 
 def _plain_gemv(matrices: Sequence[ExpertMatrices], given: ExpertInput) -> Tensor:
-    """Multiply the rows of few tokens by matrices in F16, BF16 or F32, of one type and size."""
     x, groups, per_row = given
     n_rows, n_columns = matrices[0].n_rows, x.shape[1]
     unit = _common_unit(n_columns)
@@ -380,13 +344,11 @@ def _plain_gemv(matrices: Sequence[ExpertMatrices], given: ExpertInput) -> Tenso
 def _quantised_inner(
     act: Activation, found: Sequence[Tensor], weight: QuantisedMatrix
 ) -> QuantisedRows:
-    """Return the activation of gate and up, or of one alone, quantised for the last matrix."""
+    """Return the activation of gate and up, or of gate alone, quantised for the last matrix."""
     first, second, extent = found[0], found[-1], weight.extent
     x_bytes = 0 if target_of(first.device).gemv_operands == "f32" else weight.x_bytes
-    nothing = torch.empty(
-        0, dtype=torch.int32, device=first.device
-    )  # no counters: no tile is shared
-    rows = allocate_rows(first.shape[0], extent, x_bytes, nothing)
+    counters = _numbers(0, first, torch.int32)  # none: no tile is shared
+    rows = allocate_rows(first.shape[0], extent, x_bytes, counters)
     launch(
         kernels.quantise_inner, (rows.n_row, -(-extent.n_blocks // BLOCKS)),
         first, second, first.stride(0), extent.lead, extent.n_columns, extent.n_blocks, act.limit,
@@ -397,7 +359,6 @@ def _quantised_inner(
 
 
 def _grouped_gemm(matrices: Sequence[ExpertMatrices], given: ExpertInput) -> Tensor:
-    """Multiply the rows of many tokens by matrices of one kind."""
     groups, weight, n_rows = given.groups, matrices[0].planes, matrices[0].n_rows
     target = target_of(given.x.device)
     x, x_scale = _to_half(given.x, matrices[0])
@@ -437,7 +398,7 @@ def _grouped_gemm(matrices: Sequence[ExpertMatrices], given: ExpertInput) -> Ten
 
 
 def _to_half(x: Tensor, matrix: ExpertMatrices) -> tuple[Tensor, Tensor | None]:
-    """Return rows in the type in which tensor cores multiply them, and factors on the products."""
+    """Return rows in the type that tensor cores multiply, and factors on the products."""
     half = half_dtype(x.device)
     if matrix.planes is not None:
         extent = matrix.planes.extent
@@ -461,16 +422,12 @@ def _to_half(x: Tensor, matrix: ExpertMatrices) -> tuple[Tensor, Tensor | None]:
 
 
 def _common_unit(*sizes: int) -> int:
-    """Return a number that all sizes are multiples of, which kernels are compiled for."""
+    """Return a common divisor of all sizes, which kernels are compiled for."""
     return UNIT if all(size % UNIT == 0 for size in sizes) else 1
 
 
 def _operands(matrices: Sequence[ExpertMatrices], other: Tensor) -> list[Tensor]:
-    """Return two matrices, two scales and two biases, as the kernels take them.
-
-    Args:
-        other: any tensor, in place of missing scales and biases.
-    """
+    """Return two matrices, scales and biases for the kernels; `other` replaces missing ones."""
     pair = (matrices[0], matrices[-1])
     scales = [other if m.scale is None else m.scale for m in pair]
     return [*(m.held for m in pair), *scales, *(other if m.bias is None else m.bias for m in pair)]

@@ -1,4 +1,4 @@
-"""The operations on a GPU by kernels of our own, where they serve."""
+"""Model operations on a GPU: our kernels, with the reference as fallback."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from engine.backends.gpu.launch.graph import refuse_capture
 from engine.backends.gpu.matmul import dequant_gemm, gemv, tile_gemm
 from engine.backends.gpu.matmul.weights import GpuPlain, GpuPlanes
 from engine.backends.gpu.page_tables import PageTables, StateChains
+from engine.errors import Sentence
 from engine.hardware.fallbacks import Fallbacks
 from engine.model.forward.batch import SMALL_BATCH
 from engine.model.forward.ops import Ops
@@ -42,19 +43,18 @@ if TYPE_CHECKING:
     )
     from engine.model.forward.recurrent import Chunks
 
-MAX_TURNED = 2
-"""Tensors that one kernel rotates."""
+MAX_TURNED = 2  # tensors that one kernel rotates
 
 
 class GpuOps(Ops):
-    """The operations of one rank on a GPU; what no kernel serves goes to the reference.
+    """Operations of one rank on a GPU; those without a kernel fall back to the reference.
 
-    Nothing here reads a number of the device, so that a token can be captured in a graph; what
-    differs from token to token stands in the device's memory.
+    Nothing here reads a number back from the device, so that a token can be captured in a graph;
+    what differs from token to token is in device memory.
 
     Args:
         x_bytes: bytes of a quantised activation, see `planning.footprint.x_bytes`; None if
-            nothing is rounded ahead of its product.
+            activations are not rounded before their product.
         fallbacks: list of what makes the model's GPUs slower.
         n_ctx: largest number of tokens of a sequence.
 
@@ -63,12 +63,9 @@ class GpuOps(Ops):
     """
 
     def __init__(
-        self,
-        device: torch.device,
-        x_bytes: int | None = None,
-        fallbacks: Fallbacks | None = None,
+        self, device: torch.device, x_bytes: int | None = None, fallbacks: Fallbacks | None = None,
         n_ctx: int = PAGE,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._device = device
         self._fallbacks = Fallbacks() if fallbacks is None else fallbacks
         self._x_bytes = x_bytes
@@ -83,9 +80,9 @@ class GpuOps(Ops):
     def extend(self, tables: Tables) -> None:
         self.tables.extend(tables)
 
-    def _miss(self, what: str) -> None:
-        """Report that PyTorch does something large, as no kernel serves."""
-        self._fallbacks.report("operations", [str(self._device)], f"no kernel {what}")
+    def _miss(self, what: Sentence) -> None:
+        """Report that PyTorch computes something large for lack of a kernel."""
+        self._fallbacks.report("operations", [str(self._device)], what)
 
     # products
 
@@ -106,8 +103,8 @@ class GpuOps(Ops):
         return [layer.finish(y) for layer, y in zip(layers, products, strict=True)]
 
     def _many_rows(self, x: Tensor, layers: Sequence[LinearLayer]) -> Sequence[Tensor]:
-        """Multiply by the vendor's library, rounding x once for all layers where it can."""
-        weights = [_for_library(layer.weight) for layer in layers]
+        """Multiply by the vendor's library, rounding x once for all layers where possible."""
+        weights = [_library_operand(layer.weight) for layer in layers]
         known = [weight for weight in weights if weight is not None]
         if len(known) < len(layers) or not dequant_gemm.serves(x, known):
             return super().linears(x, *layers)
@@ -140,12 +137,9 @@ class GpuOps(Ops):
         return super().l2_norm(x, eps) if y is None else y
 
     def add_norm(
-        self,
-        x: Tensor,
-        addend: Addend,
-        norm: NormLayer | None,
+        self, x: Tensor, addend: Addend, norm: NormLayer | None,
         one_shot: FusedAllReduce | None = None,
-    ) -> tuple[Tensor, Tensor | None]:
+    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
         if one_shot is not None:
             found = one_shot.add_norm(x, addend, norm, self._x_bytes)
             if found is not None:
@@ -189,7 +183,7 @@ class GpuOps(Ops):
             y = recurrent.causal_conv(x, held, weight, bias, act, gates, chains)
             if y is not None:
                 return y
-            self._miss("computes such a convolution")
+            self._miss(Sentence("no kernel computes such a convolution"))
         return super().causal_conv(x, state, weight, bias, act, gates)
 
     def delta_net(self, x: DeltaInputs, state: States) -> Tensor:
@@ -206,7 +200,7 @@ class GpuOps(Ops):
             y = recurrent.selective_scan(x, step, a, b, c, d, gate, held, chains)
             if y is not None:
                 return y
-            self._miss("computes such a recurrent layer")
+            self._miss(Sentence("no kernel computes such a recurrent layer"))
         return super().selective_scan(x, step, a, b, c, d, gate, state)
 
     def state_space_scan(self, x: ScanInputs, state: States) -> Tensor:
@@ -215,9 +209,9 @@ class GpuOps(Ops):
         return super().state_space_scan(x, state) if y is None else y
 
     def _held(self, state: States) -> tuple[Tensor | None, Tensor | None]:
-        """Return the states that a kernel can find, and the chains of its rows.
+        """Return states as a kernel reads them, and the chains of its rows.
 
-        The state of one sequence has no chains; states of longer pieces are found by none.
+        The state of one sequence has no chains; both are None for states of longer pieces.
         """
         if isinstance(state, Tensor):
             return state, None
@@ -225,7 +219,7 @@ class GpuOps(Ops):
         return (None, None) if chains is None else (state.held, chains)
 
     def of_each(self, states: PlacedStates, compute: Callable[[slice, Tensor], Tensor]) -> Tensor:
-        """Find the states of single tokens in the device's memory, so that they can be captured."""
+        """Look up the states of single tokens in device memory, so that they can be captured."""
         chains = self._chains.find(states)
         if chains is None:
             return super().of_each(states, compute)
@@ -234,7 +228,7 @@ class GpuOps(Ops):
             before = states.held.index_select(0, chains[row, 1:2])
             state = before.clone()
             y = compute(slice(row, row + 1), state[0])
-            if row:  # it may repeat the row before, in this pass or in another one
+            if row:  # it may repeat the previous row, in this pass or in a later replay
                 is_new = chains[row, 0] >= 0
                 y = torch.where(is_new, y, found[-1])
                 state = torch.where(is_new, state, before)
@@ -253,23 +247,17 @@ class GpuOps(Ops):
     ) -> tuple[Tensor, Groups]:
         found = moe.assign(routing_, logits, bias)
         if found is None:
-            self._miss("chooses among so many experts")
+            self._miss(Sentence("no kernel supports that many experts"))
             return super().assign(routing_, logits, bias)
         return found
 
     def experts(
-        self,
-        act: Activation,
-        x: Tensor,
-        gate: ExpertLayer | None,
-        up: ExpertLayer | None,
-        down: ExpertLayer,
-        groups: Groups,
-        factors: Tensor | None = None,
-    ) -> Tensor:
+        self, act: Activation, x: Tensor, gate: ExpertLayer | None, up: ExpertLayer | None,
+        down: ExpertLayer, groups: Groups, factors: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
         y = moe.ffn(act, x, gate, up, down, groups, factors)
         if y is None:
-            self._miss("multiplies by such experts")
+            self._miss(Sentence("no kernel multiplies by such experts"))
             return super().experts(act, x, gate, up, down, groups, factors)
         return y
 
@@ -287,13 +275,9 @@ class GpuOps(Ops):
         return self._angles(params, factors, positions)
 
     def ropes(
-        self,
-        xs: Sequence[Tensor],
-        cos: Tensor,
-        sin: Tensor,
-        style: str,
+        self, xs: Sequence[Tensor], cos: Tensor, sin: Tensor, style: str,
         norms: Sequence[NormLayer] = (),
-    ) -> Sequence[Tensor]:
+    ) -> Sequence[Tensor]:  # fmt: skip
         turned = elementwise.rope_all(xs, cos, sin, style, norms) if len(xs) <= MAX_TURNED else None
         if turned is None and norms:
             return self.ropes(self.normed(xs, norms), cos, sin, style)
@@ -302,41 +286,31 @@ class GpuOps(Ops):
     def write_cache(self, cache: LayerCache, k: Tensor, v: Tensor | None, batch: Batch) -> None:
         rows = self.tables.rows(cache.group)
         if rows is None or not attention.write(cache, k, v, rows):
-            self._miss("writes such a cache")
-            refuse_capture("no kernel writes such a cache")
+            why = Sentence("no kernel writes such a cache")
+            self._miss(why)
+            refuse_capture(why)
             super().write_cache(cache, k, v, batch)
 
     def attention(
-        self,
-        q: Tensor,
-        cache: LayerCache,
-        batch: Batch,
-        scores: Scores,
-        sinks: Tensor | None = None,
-        slopes: Tensor | None = None,
-    ) -> Tensor:
+        self, q: Tensor, cache: LayerCache, batch: Batch, scores: Scores,
+        sinks: Tensor | None = None, slopes: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
         if batch.two_way(scores.window):
             return super().attention(q, cache, batch, scores, sinks, slopes)
         rows = self.tables.rows(cache.group)
         y = rows and attention.attention(q, cache, rows, scores, sinks, slopes)
         if y is None:
-            self._miss("reads such a cache")
-            refuse_capture("no kernel reads such a cache")
+            why = Sentence("no kernel reads such a cache")
+            self._miss(why)
+            refuse_capture(why)
             return super().attention(q, cache, batch, scores, sinks, slopes)
         return y
 
     def new_attention(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor | None,
-        cache: LayerCache,
-        batch: Batch,
-        scores: Scores,
-        sinks: Tensor | None = None,
-        slopes: Tensor | None = None,
-    ) -> Tensor:
-        # rows of one sequence are programs of their own, none of which sees what others write
+        self, q: Tensor, k: Tensor, v: Tensor | None, cache: LayerCache, batch: Batch,
+        scores: Scores, sinks: Tensor | None = None, slopes: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
+        # each row of a sequence is computed by programs that do not see what others write
         is_ahead = batch.two_way(scores.window) or batch.checks_drafts
         rows = None if is_ahead else self.tables.rows(cache.group)
         y = rows and attention.attention(q, cache, rows, scores, sinks, slopes, (k, v))
@@ -345,8 +319,7 @@ class GpuOps(Ops):
         return y
 
 
-def _for_library(weight: Weight | None) -> GpuPlanes | Tensor | None:
-    """Return a matrix as `dequant_gemm` takes it; None if it is of another kind."""
+def _library_operand(weight: Weight | None) -> GpuPlanes | Tensor | None:
     if isinstance(weight, GpuPlain):
         return weight.data
     return weight if isinstance(weight, GpuPlanes) else None

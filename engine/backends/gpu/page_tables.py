@@ -1,4 +1,4 @@
-"""Where the rows of a pass lie in the pages of a cache, in the device's memory for its kernels."""
+"""Where the rows of a pass lie in the pages of a cache, in device memory for the kernels."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 
 class PagedRows(NamedTuple):
-    """Rows of a pass, as kernels see them: tokens of one sequence, then single ones of others.
+    """Rows of a pass: tokens of one sequence, then single tokens of others.
 
     Position p of a sequence lies in slot `table[p // PAGE] * PAGE + p % PAGE` of a layer's memory.
 
     Attributes:
         positions: position of each row in its sequence, int64 (T,), dense.
-        tables: pages of each sequence, int32 (sequences, pages), dense; what stands for pages that
-            no row sees is not read.
+        tables: pages of each sequence, int32 (sequences, pages), dense; entries for pages that no
+            row attends to are not read.
     """
 
     positions: Tensor
@@ -33,7 +33,7 @@ class PagedRows(NamedTuple):
 
     @classmethod
     def alone(cls, positions: Tensor, n_ctx: int) -> PagedRows:
-        """Return rows of a sequence that has a cache of n_ctx tokens alone, in order."""
+        """Return consecutive rows of the only sequence of a cache of n_ctx tokens."""
         pages = torch.arange(-(-n_ctx // PAGE), dtype=torch.int32, device=positions.device)
         return cls(positions, pages[None])
 
@@ -48,7 +48,7 @@ class PagedRows(NamedTuple):
         return self.tables.shape[1] * PAGE
 
     def runs(self) -> Sequence[PagedRun]:
-        """Return the rows as runs of sequences that have equally many."""
+        """Group the rows into runs of sequences with the same number of rows."""
         n_first, n_sequence = self.n_first, len(self.tables)
         if n_first == 1 or n_sequence == 1:
             return [PagedRun(0, 0, n_first, n_sequence)]
@@ -56,14 +56,7 @@ class PagedRows(NamedTuple):
 
 
 class PagedRun(NamedTuple):
-    """Neighbouring rows: sequences with equally many.
-
-    Attributes:
-        row: the first of the rows.
-        sequence: the first of the sequences.
-        n_tokens: number of rows of each sequence.
-        n_sequence: number of sequences.
-    """
+    """Neighbouring rows, from `row` on, of sequences with `n_tokens` rows each."""
 
     row: int
     sequence: int
@@ -72,15 +65,14 @@ class PagedRun(NamedTuple):
 
     @property
     def n_rows(self) -> int:
-        """Number of rows."""
         return self.n_tokens * self.n_sequence
 
 
 class PageTables:
-    """The tables of the sequences of a pass, in memory that stays where it is.
+    """Page tables of the sequences of a pass, at fixed addresses.
 
-    So a captured pass serves for other sequences and longer ones. Only what has changed since the
-    last pass is written.
+    A captured pass therefore serves other and longer sequences. Only changes since the last pass
+    are written.
 
     Args:
         n_ctx: largest number of tokens of a sequence.
@@ -95,13 +87,13 @@ class PageTables:
         self._written: dict[tuple[int, int], tuple[int, ...]] = {}
 
     def begin(self, batch: Batch, positions: Tensor) -> None:
-        """Write the tables of a batch; for the positions see `Ops.begin`."""
+        """Write the tables of a batch; `positions` are as in `Ops.begin`."""
         self._pieces, self._positions = batch.pieces, positions
         for group in self._tables:
             self._write(group)
 
     def extend(self, tables: Tables) -> None:
-        """Write the tables of the only sequence once more: it has got more pages."""
+        """Write the tables of the only sequence, which has got more pages."""
         (piece,) = self._pieces
         self._pieces = (piece._replace(tables=tables),)
         for group in self._tables:
@@ -122,19 +114,18 @@ class PageTables:
             pages = tuple(piece.tables[group] if piece.tables else range(self._n_pages))
             if self._written.get((group, row)) != pages:
                 self._written[group, row] = pages
-                found = torch.tensor(pages, dtype=torch.int32)
-                # from memory that is not pinned: it is read before the call returns
-                self._tables[group][row, : len(pages)].copy_(found, non_blocking=True)
+                # source not pinned: it is read before the call returns
+                source = torch.tensor(pages, dtype=torch.int32)
+                self._tables[group][row, : len(pages)].copy_(source, non_blocking=True)
 
 
 WORDS = 4
-"""Number of words of a row: rows of the chain that begins there, 0 if none does, -1 if the row is
-repeated; the place of the state before the row; that of the state behind it; and how many rows
-repeat it."""
+"""Words of a row: length of the chain that starts there (0 if none does, -1 if the row is a
+repetition), state slot to read, state slot to write, and number of rows that repeat it."""
 
 
 class StateChains:
-    """The chains of a pass; only what has changed since the last pass is written."""
+    """Chains of a pass; only changes since the last pass are written."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -143,7 +134,7 @@ class StateChains:
         self._written: list[list[int]] = []
 
     def begin(self, batch: Batch) -> None:
-        """Write the chains of a batch, if they are used and it is one of few single tokens."""
+        """Write the chains of a batch, if they are used and it holds a few single tokens."""
         self._pieces = batch.pieces if batch.is_of_few_singles else None
         if self._words is not None:
             self._write()
@@ -151,8 +142,7 @@ class StateChains:
     def find(self, states: States) -> Tensor | None:
         """Return the words of the rows that states belong to, int64 (T, WORDS).
 
-        Returns:
-            None where it is the state of one sequence, or of other rows than few single tokens.
+        None for the state of one sequence, and for rows other than a few single tokens.
         """
         if self._pieces is None or not isinstance(states, PlacedStates):
             return None
@@ -166,12 +156,12 @@ class StateChains:
         words = chain_words(self._pieces or ())
         if self._words is not None and words and words != self._written[: len(words)]:
             self._written = words
-            # from memory that is not pinned: it is read before the call returns
+            # source not pinned: it is read before the call returns
             self._words[: len(words)].copy_(torch.tensor(words), non_blocking=True)
 
 
 def chain_words(pieces: Sequence[Piece]) -> list[list[int]]:
-    """Return the `WORDS` words of each piece, which is a single token."""
+    """Return the `WORDS` words of each piece; all are single tokens."""
     words, first, own, last = list[list[int]](), 0, 0, None
     for row, piece in enumerate(pieces):
         if piece == last:

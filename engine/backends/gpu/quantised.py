@@ -1,8 +1,8 @@
-"""What products with quantised matrices take: matrices in planes, and rows rounded for gemv.
+"""Operands of products with quantised matrices: matrices in planes, and rows rounded for gemv.
 
 A kernel that reads planes takes the names in `constants_of` as `tl.constexpr` parameters and passes
 them to the functions in `engine.backends.gpu.kernels.planes`; so one kernel serves all types. Rows
-are rounded once for all matrices that they are multiplied with.
+are rounded once for all matrices that multiply them.
 """
 
 from __future__ import annotations
@@ -23,13 +23,8 @@ from engine.model.forward.attention import most_few_rows
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from engine.formats.quants.layout import Layout
-
-N_COUNTERS = 2048
-"""Largest number of tiles in a launch that several programs share; each needs a counter."""
-
-BLOCKS = 16
-"""Number of blocks of 32 columns that a program quantises."""
+N_COUNTERS = 2048  # most tiles in a launch with several programs per tile; each has a counter
+BLOCKS = 16  # blocks of 32 columns that a program quantises
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +33,8 @@ class QuantisedRows:
 
     Attributes:
         numbers: rounded numbers as bytes, uint8 (n_row, n_blocks, 32 * bytes of a number).
-        facts: scales and sums of blocks as bytes, uint8 (n_row, n_blocks, 16); of F32 only the
-            sums, (n_row, n_blocks, 8).
+        facts: scales and sums of blocks as bytes, uint8 (n_row, n_blocks, 16); for F32 only sums,
+            (n_row, n_blocks, 8).
         counters: counters of programs that share a tile, int32 (N_COUNTERS,), zeros before and
             after each product.
         x_bytes: bytes of a number, 1 or 2; 0 for F32.
@@ -90,12 +85,7 @@ def quantise(x: Tensor, extent: Extent, x_bytes: int) -> QuantisedRows:
 
 
 def allocate_rows(n_row: int, extent: Extent, x_bytes: int, counters: Tensor) -> QuantisedRows:
-    """Allocate rows that a kernel will write.
-
-    Args:
-        x_bytes: bytes of a number; 0 for F32.
-        counters: see `QuantisedRows`; zeros by the time the rows are multiplied.
-    """
+    """Allocate rows for a kernel to write; `counters` are zeroed before the rows are multiplied."""
     shape = (n_row, extent.n_blocks)
     numbers = counters.new_empty(*shape, BLOCK * (x_bytes or 4), dtype=torch.uint8)
     facts = counters.new_empty(*shape, 16 if x_bytes else 8, dtype=torch.uint8)
@@ -103,10 +93,9 @@ def allocate_rows(n_row: int, extent: Extent, x_bytes: int, counters: Tensor) ->
 
 
 def allocate_rows_like(x: Tensor, x_bytes: int | None) -> QuantisedRows | None:
-    """Allocate quantised rows for a tensor like x; None if gemv does not serve its shape.
+    """Allocate quantised rows for x (n, n_columns); None if gemv does not serve its shape.
 
     Args:
-        x: (n, n_columns); gemv serves few rows of whole blocks.
         x_bytes: bytes of a number where the device multiplies bytes; None if no product follows.
     """
     if x_bytes is None or x.dim() != 2 or x.shape[0] > most_few_rows():
@@ -120,12 +109,11 @@ def allocate_rows_like(x: Tensor, x_bytes: int | None) -> QuantisedRows | None:
     return allocate_rows(x.shape[0], extent, x_bytes, counters)
 
 
-_ATTRIBUTE = "_quantised_rows"
-"""Name of the attribute by which a tensor holds its quantised rows."""
+_ATTRIBUTE = "_quantised_rows"  # attribute of a tensor for its quantised rows
 
 
 def attach_rows(x: Tensor, rows: QuantisedRows) -> None:
-    """Attach quantised rows, written by the kernel that wrote x, to x for its later products."""
+    """Attach quantised rows, written by the kernel that wrote x, to x for later products."""
     setattr(x, _ATTRIBUTE, rows)
 
 
@@ -144,8 +132,6 @@ class QuantisedMatrix:
 
     Attributes:
         planes: uint8 (n_tile, tile_bytes).
-        type_number: number of the GGML type.
-        n_rows: number of rows.
         extent: columns of the file's matrix that are held.
         x_bytes: bytes of a quantised activation that is multiplied with it, 1 or 2.
     """
@@ -161,19 +147,10 @@ class QuantisedMatrix:
 def constants_of(type_number: int) -> Mapping[str, Any]:
     """Return the constants of a GGML type, a key of `LAYOUTS`, as keywords for `launch`.
 
-    A type always gives the same dictionary object; a call takes keywords fastest from a dictionary.
+    For their meaning see `Layout`. A type always gives the same dictionary object, the fastest way
+    to pass keywords.
     """
-    return layout_constants(LAYOUTS[type_number])
-
-
-def layout_constants(layout: Layout) -> dict[str, Any]:
-    """Return the attributes of a layout as constants; see `Layout` for their meaning.
-
-    Returns:
-        LOW, HIGH: bits of a code in each plane; ZERO: code of the number 0; TABLE: the codes'
-        numbers, empty where a code is its number; SCALE: kind of scales; SUB: columns per scale;
-        SIGNED: whether scales of one byte are signed.
-    """
+    layout = LAYOUTS[type_number]
     return {
         "LOW": layout.low,
         "HIGH": layout.high,

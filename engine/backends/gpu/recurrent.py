@@ -1,8 +1,8 @@
 """Recurrent layers by kernels: causal convolution, delta net, selective scan, state-space scan.
 
 Each function returns None where its kernel does not support the arguments, and updates the state in
-place: that of one sequence; or, given `chains`, those in all places, (places, ...), for the rows of
-several sequences, see `gpu.state_chains`. A kernel goes from token to token, which for many
+place: that of one sequence or, given `chains` (see `page_tables.StateChains`), those in all slots,
+(slots, ...), for the rows of several sequences. A kernel walks token by token, which for many
 tokens takes longer than the chunked matrix products of `engine.model.forward.recurrent`.
 """
 
@@ -22,23 +22,12 @@ if TYPE_CHECKING:
     from engine.model.forward.operands import Activation, DeltaInputs, ScanInputs
     from engine.model.forward.recurrent import Chunks
 
-FEW_TOKENS = 64
-"""Most tokens for which the token-by-token kernels are as fast as a chunk of matrix products."""
-
-CONV_TOKENS = 8
-"""Tokens of one program of the convolution, if there are several; more where it has more taps."""
-
-CONV_CHANNELS = 128
-"""Channels of one program of the convolution."""
-
-HELD = 1 << 10
-"""Elements of a state that one warp holds: 32 registers of each thread."""
-
-MIN_TILE = 16
-"""Smallest number of rows or columns that tensor cores multiply."""
-
-STATE_ROWS = 32
-"""Rows of a state that are multiplied at once by MIN_TILE columns: as registers allow."""
+FEW_TOKENS = 64  # up to which token-by-token kernels are as fast as a chunk of matrix products
+CONV_TOKENS = 8  # tokens of one program of the convolution; more with more taps
+CONV_CHANNELS = 128  # channels of one program of the convolution
+HELD = 1 << 10  # elements of a state that one warp holds: 32 registers of each thread
+MIN_TILE = 16  # smallest number of rows or columns that tensor cores multiply
+STATE_ROWS = 32  # rows of a state to multiply by MIN_TILE columns at a time: as registers allow
 
 
 @refusable
@@ -173,12 +162,11 @@ def scan_chunks(chunks: Chunks, state: Tensor) -> Tensor | None:
 
 
 def _n_programs(chains: Tensor | None) -> int:
-    """Return how many programs compute the same part of a state: one for each row, or one."""
+    """Return how many programs compute the same part of a state: one per row, or one."""
     return 1 if chains is None else len(chains)
 
 
 def _slot_size(state: Tensor, chains: Tensor | None) -> int:
-    """Return the elements from one place to the next one; 0 where the state has none."""
     return 0 if chains is None else state.stride(0)
 
 

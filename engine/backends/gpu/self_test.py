@@ -1,7 +1,7 @@
 """Self-test of the kernels on a GPU: run once, before a model is planned for it.
 
-Compilers, drivers and cards are of many kinds. Where a kernel's results differ from torch's, the
-GPU path is not used and the reference computes.
+Compilers, drivers and cards vary. If a kernel's results differ from torch's, the reference backend
+is used instead.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from engine.backends.gpu.loading.weight_loader import pack
 from engine.backends.gpu.matmul import gemv, tile_gemm
 from engine.backends.gpu.matmul.weights import GpuPlanes
 from engine.backends.gpu.page_tables import PagedRows
-from engine.errors import EngineError
+from engine.errors import EngineError, Sentence
 from engine.formats.quants.dequantise import dequantise
 from engine.formats.quants.layout import LAYOUTS, Extent, n_tiles
 from engine.hardware.faults import fault_of
@@ -46,14 +46,9 @@ from engine.util.programs import tie_to_parent
 
 log = logging.getLogger(__name__)
 
-KINDS = (gguf.GGMLQuantizationType.Q8_0, gguf.GGMLQuantizationType.Q4_0)
-"""Quantised types whose products are tested."""
-
+KINDS = (gguf.GGMLQuantizationType.Q8_0, gguf.GGMLQuantizationType.Q4_0)  # tested types
 N_ROW, N_COLUMN, N_HEAD, HEAD_DIM, N_PAST = 48, 256, 2, 64, 70
-"""Sizes of the tested matrices and attention."""
-
-TOLERANCE = 0.03
-"""Largest relative RMS error that passes: activations are rounded to bytes or to BF16."""
+TOLERANCE = 0.03  # of the relative RMS error: activations are rounded to bytes or to BF16
 
 
 @cache
@@ -80,28 +75,27 @@ def problem_of(device: torch.device) -> str:
 def described(error: Exception) -> str:
     """Return an error of a check as the end of a sentence."""
     if isinstance(error, EngineError):
-        return str(error).rstrip(".")
+        return error.message.rstrip(".")
     return f"{type(error).__name__}: {error}".partition("\n")[0][:200]
 
 
 def _norm(device: torch.device) -> None:
     x, weight = _random(3, N_COLUMN, device=device), _random(N_COLUMN, device=device)
     y = elementwise.rms_norm(x, weight, None, 1e-5)
-    _compare("a norm", y, Ops().rms_norm(x, weight, None, 1e-5))
+    _compare(Sentence("a norm"), y, Ops().rms_norm(x, weight, None, 1e-5))
 
 
 def _products(device: torch.device) -> None:
-    """Test quantised matrix products of one, few and many rows."""
     many = min(40, tile_gemm.most_rows(target_of(device)))
     for kind in KINDS:
         weight, numbers = _matrix(kind, device)
+        what = Sentence("products with {kind}", kind=kind.name)
         for n, product in ((1, gemv.product), (3, gemv.product), (many, tile_gemm.product)):
             x = _random(n, N_COLUMN, device=device)
-            _compare(f"products with {kind.name}", product(x, weight), x @ numbers.T)
+            _compare(what, product(x, weight), x @ numbers.T)
 
 
 def _attention(device: torch.device) -> None:
-    """Test attention of many tokens, then of one more."""
     heads = Ranges(((0, N_HEAD),), N_HEAD)
     state = KVState(heads, heads, HEAD_DIM, HEAD_DIM)
     cache, scores = LayerCache(state, 0, 2 * N_PAST, "f16", device), Scores(HEAD_DIM**-0.5)
@@ -111,7 +105,8 @@ def _attention(device: torch.device) -> None:
         if not attention.write(cache, k, v, rows):
             raise EngineError("no kernel writes the KV cache")
         y = attention.attention(q, cache, rows, scores)
-        _compare("attention", y, attend(q, cache, Batch.of_one(start, n, 0), scores, None, None))
+        expected = attend(q, cache, Batch.of_one(start, n, 0), scores, None, None)
+        _compare(Sentence("attention"), y, expected)
 
 
 def _replay(device: torch.device) -> None:
@@ -120,7 +115,7 @@ def _replay(device: torch.device) -> None:
     captured = capture(device, lambda: gemv.product(x, weight))
     x.copy_(_random(1, N_COLUMN, device=device) + 1)
     captured.replay()
-    _compare("a replayed product", captured.result, x @ numbers.T)
+    _compare(Sentence("a replayed product"), captured.result, x @ numbers.T)
 
 
 CHECKS: Mapping[str, Callable[[torch.device], None]] = {
@@ -129,11 +124,9 @@ CHECKS: Mapping[str, Callable[[torch.device], None]] = {
     "attention": _attention,
     "replays": _replay,
 }
-"""Checks by name, in order."""
 
 
 def _matrix(kind: gguf.GGMLQuantizationType, device: torch.device) -> tuple[GpuPlanes, Tensor]:
-    """Return a random quantised matrix, and its numbers in F32."""
     numbers = np.random.default_rng(0).normal(size=(N_ROW, N_COLUMN)).astype(np.float32)
     raw = torch.from_numpy(gguf.quants.quantize(numbers, kind)).to(device)
     extent = Extent.of(0, N_COLUMN)
@@ -148,59 +141,51 @@ def _random(*shape: int, device: torch.device) -> Tensor:
     return torch.randn(shape, generator=generator).to(device)
 
 
-def _compare(what: str, found: Tensor | None, expected: Tensor) -> None:
-    """Check a result.
-
-    Args:
-        what: names what was computed, in the sentence of the error.
-
-    Raises:
-        EngineError: `found` is None or differs from `expected` by more than rounding.
-    """
-    if found is None:
-        raise EngineError(f"no kernel computes {what}")
-    error = float((found - expected).square().mean() / expected.square().mean()) ** 0.5
+def _compare(what: Sentence, result: Tensor | None, expected: Tensor) -> None:
+    if result is None:
+        raise EngineError("no kernel computes {what}", what=what)
+    error = float((result - expected).square().mean() / expected.square().mean()) ** 0.5
     if not error < TOLERANCE:
-        raise EngineError(f"{what} came out wrong (relative error {error:.2g})")
+        text = "{what} came out wrong (relative error {error:.2g})"
+        raise EngineError(text, what=what, error=error)
 
 
-OPENING = "opening the GPU"
-"""Name of the first step."""
+OPENING = "opening the GPU"  # name of the first step
 
 
 def run(requests: TextIO, replies: TextIO) -> None:
     """Test kernels on the device that the first line of `requests` names.
 
-    The replies are `{"begin": step}` before each step, and at last what was found: `{"problem":
-    sentence, "has_fault": whether the GPU is lost to this process}`, or `{"refused": sentence}` if
-    that says nothing about the kernels.
+    The replies are `{"begin": step}` before each step, then the result: `{"problem": sentence,
+    "has_fault": whether the GPU is lost to this process}`, or `{"refused": sentence}` if it says
+    nothing about the kernels.
     """
     device = torch.device(json.loads(requests.readline())["device"])
 
-    def say(**message: object) -> None:
+    def reply(**message: object) -> None:
         replies.write(json.dumps(message) + "\n")
         replies.flush()
 
-    say(begin=OPENING)
+    reply(begin=OPENING)
     try:
         torch.zeros(1, device=device)
         if device.type == "cuda":
             prepare()
     except Exception as error:  # noqa: BLE001 drivers fail in all ways
-        say(refused=described(error))
+        reply(refused=described(error))
         return
     try:
         with torch.inference_mode():
             for what, check in CHECKS.items():
-                say(begin=what)
+                reply(begin=what)
                 check(device)
     except Exception as error:  # noqa: BLE001 drivers and compilers fail in all ways
         if is_out_of_memory(error):
-            say(refused=described(error))
+            reply(refused=described(error))
         else:
-            say(problem=described(error), has_fault=bool(fault_of(error)))
+            reply(problem=described(error), has_fault=bool(fault_of(error)))
         return
-    say(problem="", has_fault=False)
+    reply(problem="", has_fault=False)
 
 
 if __name__ == "__main__":

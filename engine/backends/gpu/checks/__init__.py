@@ -1,7 +1,7 @@
-"""Checks of a rank's kernels on its real weights, at a load: what comes out wrong is not used.
+"""Checks of a rank's kernels on its real weights while a model loads; wrong kernels are not used.
 
-A dry run notes the first operation that starts each compiled variant (`OpCallLog`). Once weights
-are loaded, each of these is computed again on random numbers and compared with torch, which reads
-the weights in the file (`WeightCheck`). So nothing lists kernels, and a variant that is not checked
-is one that no pass starts.
+A dry run records the first operation that launches each compiled variant (`OpCallLog`). Once
+weights are loaded, these operations run again on random numbers and are compared with torch, which
+reads the weights from the file (`WeightCheck`). No list of kernels is needed, and a variant that is
+not checked is one that no pass launches.
 """

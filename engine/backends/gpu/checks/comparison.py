@@ -1,15 +1,15 @@
-"""Comparison of results with torch's, and how far rounding may take them apart.
+"""Comparison of kernels' results with torch's, with tolerances for rounding.
 
 A product `y = w · x` of one row is compared relative to its size s = |w| rms(x): relative to y
 itself, the error of a y near zero would say nothing. Errors come from
 
-- activations as bytes: at most 1/254 of the largest of 16, for normal numbers 0.4 % of s (rms);
-- activations and weights in BF16: at most 2^-9 of each number, 0.2 % of s (rms) for both.
+- activations as bytes: at most 1/254 of the largest of 16; for normal numbers 0.4 % of s (rms);
+- activations and weights in BF16: at most 2^-9 of each number; 0.2 % of s (rms) for both.
 
-Checks first multiply numbers that neither rounding changes, then normal ones. The first leaves
-nothing for gemv and 0.1 % for weights in BF16. In a row of 4096, one wrong weight changes y by
-about 1 % of s, a wrong block of 32 by 12 %, a wrong row or scale by all of it. So each number has a
-bar of its own, and one wrong row cannot hide.
+Checks first multiply numbers that neither rounding changes, then normal ones. The first leave no
+error for gemv and 0.1 % for weights in BF16. In a row of 4096, one wrong weight changes y by about
+1 % of s, a wrong block of 32 by 12 %, a wrong row or scale by all of it. Each number has its own
+tolerance, so that one wrong row cannot hide.
 """
 
 from __future__ import annotations
@@ -41,51 +41,42 @@ if TYPE_CHECKING:
 
 
 class Bar(NamedTuple):
-    """Largest errors that pass, relative to the size of the results.
-
-    Attributes:
-        each: of any single number.
-        rms: root mean square of all.
-    """
+    """Largest errors that pass, relative to the size of the results: of any number, and RMS."""
 
     each: float
     rms: float
-
-    def times(self, factor: float) -> Bar:
-        """Return a bar that is wider by a factor."""
-        return Bar(self.each * factor, self.rms * factor)
 
 
 EXACT = Bar(1e-6, 1e-6)
 """Bar of numbers that are only copied or converted."""
 
 IN_F32 = Bar(2e-3, 5e-4)
-"""Bar of results that are computed in F32 from the same numbers, sums in another order."""
+"""Bar of results computed in F32 from the same numbers, summed in another order."""
 
 OF_WHOLE = Bar(0.02, 0.005)
-"""Bar of products of activations that no rounding changes; weights may be rounded to BF16."""
+"""Bar of products of activations that rounding does not change; weights may be rounded to BF16."""
 
 OF_ROUNDED = Bar(0.06, 0.015)
 """Bar of products of rounded activations: 8 and 3 standard deviations of the errors above."""
 
 OF_SEVERAL = Bar(0.12, 0.03)
-"""Bar of results that are rounded several times, such as experts' and attention's."""
+"""Bar of results that are rounded several times, such as the outputs of experts and attention."""
 
 KV_BARS = {
     "f32": EXACT, "f16": Bar(2e-3, 1e-3), "bf16": Bar(2e-2, 5e-3), "q8_0": Bar(0.03, 0.01),
     "q4_0": Bar(0.5, 0.15),
 }  # fmt: skip
-"""Bar of what a KV cache gives back, by its type: half a step of it, for normal numbers."""
+"""Bar of values read back from a KV cache, by its type: half a step of it, for normal numbers."""
+
+SMALLEST = 1e-20  # least size of a result, so that rows of zeros can be compared
 
 
 class Pair(NamedTuple):
-    """A result and what it should be.
+    """A result and what torch computes.
 
     Attributes:
-        found: the result of kernels.
-        expected: the result of torch, of the same shape.
-        size: size of the result, of a shape like it; None for each number's own, plus the root
-            mean square of all.
+        size: size of the result, broadcast to its shape; None for the absolute value of each
+            number plus the root mean square of all.
     """
 
     found: Tensor
@@ -95,7 +86,7 @@ class Pair(NamedTuple):
 
     @property
     def agrees(self) -> bool:
-        """Whether the two differ by no more than rounding; NaN never does."""
+        """Whether the two differ only by rounding; never with NaN."""
         if self.found.shape != self.expected.shape:
             return False
         if not self.found.numel():
@@ -109,17 +100,13 @@ class Pair(NamedTuple):
         return bool((largest <= self.bar.each) & (mean <= self.bar.rms))
 
 
-SMALLEST = 1e-20
-"""Least size of a result, so that rows of zeros can be compared."""
-
-
 def all_agree(pairs: Sequence[Pair]) -> bool:
-    """Return whether all results are as they should be."""
+    """Return whether all results are right."""
     return all(pair.agrees for pair in pairs)
 
 
 SAMPLING = "sampling"
-"""Name of the kernels, by which they may be refused."""
+"""Name by which the sampling kernels may be refused."""
 
 SETTINGS = (
     SamplingParams(temperature=0, repeat_penalty=1),
@@ -130,24 +117,15 @@ SETTINGS = (
         repeat_penalty=1.3, frequency_penalty=0.15, presence_penalty=0.4,
     ),
 )  # fmt: skip
-"""Settings that each use other steps: the most likely token; all limits; no top-k; penalties."""
+"""Sampling settings, each with other steps: greedy; all filters; no top-k; penalties."""
 
-HISTORY = 16
-"""Tokens before the first that is drawn; they are among the most likely."""
-
-SPREAD = 3.0
-"""Standard deviation of the logits."""
+HISTORY = 16  # tokens before the first sampled one; they are among the most likely
+SPREAD = 3.0  # standard deviation of the logits
 
 
 @dataclass(frozen=True, slots=True)
 class Drawing:
-    """What ranks draw tokens from.
-
-    Attributes:
-        n_vocab: number of tokens of the vocabulary.
-        slices: ids of each rank's logits.
-        n_embd: size of the hidden state that the ranks compare.
-    """
+    """Logits that ranks sample from: `slices` are the token ids of each rank's part."""
 
     n_vocab: int
     slices: tuple[range, ...]
@@ -155,13 +133,13 @@ class Drawing:
 
     @property
     def name(self) -> str:
-        """Text that tells the kernels' variants and numbers of programs from others."""
+        """Text that distinguishes the kernels' variants and numbers of programs."""
         widths = "+".join(str(len(own)) for own in self.slices)
         return f"{SAMPLING} {widths} of {self.n_vocab}, {self.n_embd}"
 
 
 def drawn_tokens(drawing: Drawing, device: torch.device) -> list[Pair]:
-    """Draw tokens on a device and on the host; return the two rows of ids."""
+    """Sample tokens on a device and on the host; return the two rows of ids."""
     if not allows(device, SAMPLING):
         return []
     random = np.random.default_rng(0)
@@ -184,7 +162,7 @@ def _drawn(
     drawing: Drawing, make: Callable[[], Sampler], logits: NDArray[np.float32],
     device: torch.device,
 ) -> int:  # fmt: skip
-    """Return the token that all ranks draw; -1 where one does not, or they differ."""
+    """Return the token that all ranks sample; -1 if one does not, or they differ."""
     n_rank = len(drawing.slices)
     group = tuple(range(n_rank))
     messages: list[Tensor | None] = [None] * n_rank
@@ -206,41 +184,32 @@ def _drawn(
 
 
 class _Collected(OneShot):
-    """Exchange of messages between ranks that one device plays, one after the other."""
+    """Exchange of messages between ranks that take turns on one device."""
 
     def __init__(self, seat: int, group: tuple[int, ...], messages: list[Tensor | None]) -> None:
         self.seat, self.group, self._messages = seat, group, messages
 
     def words(self, own: Tensor) -> Tensor:
-        """Return the messages of all, with the own one in place of those that are missing."""
+        """Return all messages, with this rank's own in place of missing ones."""
         self._messages[self.seat] = own.clone()
         return torch.stack([own if m is None else m for m in self._messages])
 
 
-UNIT = 64
-"""Divisor of whole random numbers, which brings them to a mean square near one."""
-
-LEAST, LARGEST = 32, 127
-"""Magnitudes of whole random numbers: none is so small that a wrong weight would not matter."""
-
-EACH = 8
-"""Elements among which one is as large as any, so that each block of activations has such a one."""
-
-NEGATIVE = ("rate",)
-"""Fields of operands that are negative in each model: exponents of what is forgotten."""
+UNIT = 64  # divisor of integer random numbers, for a mean square near one
+LEAST, LARGEST = (32, 127)  # their magnitudes: large enough for any wrong weight to matter
+EACH = 8  # every eighth number is LARGEST, so that each block of activations has one
+NEGATIVE = ("rate",)  # fields of operands that are negative in every model: decay exponents
 
 
 class StandIns:
-    """Arguments of the operations of a dry run, as a real pass would have them.
+    """Arguments for the operations of a dry run, as a real pass would have them.
 
-    The dry run's modules get the weights of the rank, and so are the rank's modules from then on.
+    The dry run's modules get the rank's weights, so they become the rank's modules.
 
     Args:
-        log: log of the dry run.
         dry: tensors of the dry run's model, and the attributes that hold its stand-ins.
         real: the same of the rank, in the same order.
         caches: keys and values of the rank's layers.
-        device: device of the rank.
     """
 
     def __init__(
@@ -249,39 +218,38 @@ class StandIns:
     ) -> None:  # fmt: skip
         self.device = device
         self._log = log
-        self._held: list[object] = []  # so that no other object gets the id of one of them
+        self._held: list[object] = []  # keeps their ids from being reused
         self._objects: dict[int, object] = {}
         self._memory: dict[int, Tensor] = {}
         for mine, theirs in zip(dry, real, strict=True):
             was = getattr(mine.owner, mine.attribute)
             value = getattr(theirs.owner, theirs.attribute)
             setattr(mine.owner, mine.attribute, value)
-            self._know(was, value)
+            self._map(was, value)
         for was, cache in zip(log.context.cache.layers, caches, strict=True):
-            self._know(was, cache)
+            self._map(was, cache)
         for numbers, was in log.context.indices.items():
-            self._know(was, torch.tensor(numbers, device=device))
+            self._map(was, torch.tensor(numbers, device=device))
         self._generator = torch.Generator(device).manual_seed(0)
 
-    def _know(self, was: object, value: object) -> None:
-        """Note what stands for an object of the dry run."""
+    def _map(self, was: object, value: object) -> None:
         self._held.append(was)
         self._objects[id(was)] = value
         if isinstance(was, Tensor) and isinstance(value, Tensor):
             self._memory[_storage(was)] = value
         if isinstance(was, JoinedColumns) and isinstance(value, JoinedColumns):
             for part, real in zip(was.parts, value.parts, strict=True):
-                self._know(part, real)
+                self._map(part, real)
 
     def arguments(
         self, call: OpCall, ops: Ops, *, whole: bool = False
     ) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
-        """Return arguments of a call, and those by name.
+        """Return the positional and named arguments of a call.
 
         Args:
             ops: operations that group rows by expert.
-            whole: whether numbers are 64ths, such that rounding them to bytes or BF16 changes
-                nothing; else they are normally distributed.
+            whole: whether numbers are 64ths, which rounding to bytes or BF16 does not change; else
+                they are normally distributed.
         """
         memory = dict(self._memory)
 
@@ -302,7 +270,6 @@ class StandIns:
         return made(call.args), {name: made(value) for name, value in call.named.items()}
 
     def _tensor(self, like: Tensor, memory: dict[int, Tensor], *, whole: bool) -> Tensor:
-        """Return a tensor with the shape and strides of one without memory."""
         key = _storage(like)
         if key not in memory:
             memory[key] = self._random(like, whole=whole)
@@ -311,7 +278,6 @@ class StandIns:
         return base.as_strided(like.shape, like.stride(), offset)
 
     def _random(self, like: Tensor, *, whole: bool) -> Tensor:
-        """Return random numbers that fill the memory which `like` is a view of."""
         n = like.untyped_storage().nbytes() // like.dtype.itemsize
         if not like.is_floating_point():  # positions
             return torch.arange(n, dtype=like.dtype, device=self.device)

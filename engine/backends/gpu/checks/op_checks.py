@@ -1,6 +1,6 @@
-"""Checks of operations: what kernels compute beside what torch does.
+"""Checks of operations: kernels against torch.
 
-Products are compared with some rows of their weights, dequantised by torch. Kernels multiply the
+Products are compared for some rows of their weights, dequantised by torch. Kernels multiply the
 whole matrix, as in a pass, so that the compiled variant is the same.
 """
 
@@ -56,19 +56,14 @@ Part = GpuPlanes | GpuPlain
 
 
 class MatrixRows(NamedTuple):
-    """Some rows of a matrix.
-
-    Attributes:
-        at: numbers of the rows, int64 (n,).
-        values: their numbers, F32 (n, columns).
-    """
+    """Some rows of a matrix: their numbers, int64 (n,), and values, F32 (n, columns)."""
 
     at: Tensor
     values: Tensor
 
 
 class _Place(NamedTuple):
-    """Place of a matrix in the file: the tensor, and the slices of it, joined along `dim`."""
+    """Place of a matrix in the file: slices of a tensor, joined along `dim`."""
 
     slot: Slot
     pieces: Sequence[Slices]
@@ -76,14 +71,7 @@ class _Place(NamedTuple):
 
 
 class FileRows:
-    """Reader of some rows of a rank's matrices: the first tile, one in the middle, and the last.
-
-    Args:
-        file: file of the model.
-        slots: tensors of the model, and the attributes that hold the rank's parts of them.
-        rank: number of the rank.
-        device: device of the rank.
-    """
+    """Reader of some rows of a rank's matrices: the first tile, one in the middle, and the last."""
 
     def __init__(
         self, file: GGUFFile, slots: Iterable[Slot], rank: int, device: torch.device
@@ -101,11 +89,7 @@ class FileRows:
                 self._places[id(held)] = _Place(slot, pieces, dim)
 
     def some(self, part: Part, matrix: int | None = None) -> MatrixRows:
-        """Return some rows of a matrix.
-
-        Args:
-            matrix: index among the matrices of experts or heads; None if there is one alone.
-        """
+        """Return some rows of a matrix; `matrix` is its index where each expert or head has one."""
         key = id(part), matrix
         if key not in self._known:
             rows = chosen_rows(part.n_rows)
@@ -143,37 +127,24 @@ def chosen_rows(n_rows: int) -> np.ndarray:
 def _in_file(
     local: np.ndarray, pieces: Sequence[Slices], axis: int, *, is_joined: bool
 ) -> np.ndarray:
-    """Return where a rank's indices along an axis are in the file's tensor."""
     some = pieces if is_joined else pieces[:1]
     places = np.concatenate([np.arange(piece[axis].start, piece[axis].stop) for piece in some])
     found: np.ndarray = places[local]
     return found
 
 
-AS_BYTES = Bar(0.005, 0.003)
-"""Bar of activations as bytes, relative to the largest of 16: half a step is 1/254 of it."""
-
-N_MATRICES = 3
-"""Experts or heads whose matrices are compared."""
+AS_BYTES = Bar(0.005, 0.003)  # of activations, relative to the largest of 16: half a step is 1/254
+N_MATRICES = 3  # most experts or heads to compare
 
 
 class ProductChecks:
-    """Checks of products with a rank's weights.
-
-    Args:
-        rows: rows of the weights as the file has them.
-        ops: operations to check.
-    """
+    """Checks of products with a rank's weights; `rows` are read from the file."""
 
     def __init__(self, rows: FileRows, ops: Ops) -> None:
         self._rows, self._ops = rows, ops
 
     def linears(self, whole: bool, x: Tensor, *layers: LinearLayer) -> list[Pair]:
-        """Check `Ops.linears`.
-
-        Args:
-            whole: whether no rounding changes x, see `StandIns.arguments`.
-        """
+        """Check `Ops.linears`; for `whole` see `StandIns.arguments`."""
         found = self._ops.linears(x, *layers)
         return [
             pair
@@ -249,7 +220,7 @@ class ProductChecks:
     ) -> list[Pair]:  # fmt: skip
         """Check `Ops.experts` for some experts.
 
-        What goes into the last matrix is computed by the kernels for one matrix, and checked first.
+        The input of the last matrix is computed by the kernels for one matrix, checked first.
         """
         y = self._ops.experts(act, x, gate, up, down, groups, factors)
         rows = groups.rows(x, factors).contiguous()
@@ -267,7 +238,6 @@ class ProductChecks:
     def _experts_product(
         self, y: Tensor, x: Tensor, layer: ExpertLayer, groups: Groups
     ) -> list[Pair]:
-        """Compare some columns of the rows of some experts."""
         weight, pairs = layer.weight, []
         if not isinstance(weight, GpuPlanes | GpuPlain):
             return []
@@ -286,7 +256,7 @@ class ProductChecks:
 
 
 def attached_rows(y: Tensor) -> list[Pair]:
-    """Compare the quantised rows that a kernel has attached to a result, if any, with it."""
+    """Compare the quantised rows that a kernel attached to a result, if any, with the result."""
     rows = attached(y)
     if rows is None:
         return []
@@ -308,7 +278,7 @@ def attached_rows(y: Tensor) -> list[Pair]:
 
 
 def _by_gemv(x: Tensor, parts: Sequence[object], kernel: str = "gemv") -> bool:
-    """Return whether gemv multiplies x by the parts of a matrix: in F32, with no weight rounded."""
+    """Return whether gemv multiplies x by the parts of a matrix: in F32, weights unrounded."""
     held = [part for part in parts if isinstance(part, GpuPlanes)]
     if len(held) < len(parts):
         return False
@@ -323,7 +293,7 @@ def _size(x: Tensor, rows: Tensor) -> Tensor:
 
 
 def _some(n: int) -> Sequence[int]:
-    """Return some of n indices: the first, one in the middle, and the last."""
+    """Return up to `N_MATRICES` of n indices: the first, one in the middle, and the last."""
     wanted: dict[Any, None] = dict.fromkeys((0, n // 2, n - 1))
     return list(wanted)[:N_MATRICES]
 
@@ -331,11 +301,8 @@ def _some(n: int) -> Sequence[int]:
 STATE_AT = {"causal_conv": 1, "delta_net": 1, "selective_scan": 7, "state_space_scan": 1}
 """Index of the argument that is updated in place, by the name of the operation."""
 
-OF_STATES = Bar(0.02, 5e-3)
-"""Bar of recurrent operations: each token goes on with the errors of those before."""
-
-MIN_PAST = 300
-"""Cached tokens before those that attend, if there is room: some pieces of keys, one not full."""
+OF_STATES = Bar(0.02, 5e-3)  # of recurrent operations: errors add up from token to token
+MIN_PAST = 300  # cached tokens before the queries, if they fit: several pieces of keys, one partial
 
 
 def in_f32(ops: GpuOps, name: str, *args: Any, **named: Any) -> list[Pair]:
@@ -362,7 +329,7 @@ def new_attention(
     ops: GpuOps, q: Tensor, k: Tensor, v: Tensor | None, cache: LayerCache, _batch: Batch,
     scores: Scores, sinks: Tensor | None = None, slopes: Tensor | None = None,
 ) -> list[Pair]:  # fmt: skip
-    """Check `Ops.new_attention`: what it writes to the cache, and what it reads there."""
+    """Check `Ops.new_attention`: its cache writes and its result."""
     n_past = _n_past(cache, len(q), scores)
     _fill(cache, n_past, q.shape[2])
     batch, stop = Batch.of_one(n_past, len(q), 0), n_past + len(q)
@@ -390,7 +357,6 @@ def write_cache(
 
 
 def _written(k: Tensor, v: Tensor | None, cache: LayerCache, batch: Batch) -> list[Pair]:
-    """Pair what the cache holds of a batch's tokens with their keys and values."""
     pairs, (piece,) = list[Pair](), batch.pieces
     cells = cache.read(piece, piece.n_past, piece.stop)
     for new, held, kind in zip((k, v), cells, cache.types, strict=True):
@@ -419,13 +385,12 @@ def attention(
 
 
 def _n_past(cache: LayerCache, n: int, scores: Scores) -> int:
-    """Return how many tokens to cache before n: more than a window or chunk, if there is room."""
+    """Return how many tokens to cache before n: more than a window or chunk, if they fit."""
     wanted = max(MIN_PAST, (scores.window or scores.chunk) + n)
     return max(0, min(cache.k.shape[1] - n, wanted))
 
 
 def _fill(cache: LayerCache, n: int, head_dim: int) -> None:
-    """Write random keys and values to the first n positions, by torch."""
     generator = torch.Generator(cache.k.device).manual_seed(n)
     k, v = (
         torch.randn(n, len(cache.k), width, generator=generator, device=cache.k.device)
@@ -435,7 +400,6 @@ def _fill(cache: LayerCache, n: int, head_dim: int) -> None:
 
 
 def _clear(cache: LayerCache, n: int) -> None:
-    """Set the first n positions to zero again."""
     for held in cache.held():
         held[:, :n].zero_()
 
@@ -457,7 +421,7 @@ def assign(ops: GpuOps, routing: Routing, logits: Tensor, bias: Tensor | None) -
 
 
 def _experts_in_table(groups: DeviceGroups) -> Tensor:
-    """Return the expert of each row as the table of blocks has it; -1 where it has none."""
+    """Return the expert of each row according to the table of blocks; -1 where it has none."""
     found = [-1] * groups.n_row
     for expert, first, n in groups.table.tolist():
         for row in range(max(first, 0), min(first + min(n, groups.block_rows), groups.n_row)):
@@ -476,7 +440,6 @@ def _listed(found: Any) -> list[Tensor]:
 
 
 def _copied(state: Tensor) -> Tensor:
-    """Return a copy with the same strides."""
     copy = torch.empty_strided(
         state.shape, state.stride(), dtype=state.dtype, device=state.device
     )  # fmt: skip

@@ -1,12 +1,12 @@
-"""Check of one rank at a load: what its dry run has logged, on its own weights and cache.
+"""Check of one rank while a model loads: the operations of its dry run, on its weights and cache.
 
-Each rank checks alone, without the others, before its first pass. Only the first operation that
-starts each compiled kernel is checked; operations that others are composed of belong to the
-outermost one. A kernel whose result differs from torch's is refused.
+Each rank checks alone, before its first pass. Only the first operation that launches each compiled
+kernel is checked; nested operations count as part of the outermost one. A kernel is refused if its
+result differs from torch's.
 
-Each verdict is kept, for the card, its driver and the versions that it was made with, so that a
-later load compares nothing. A wrong kernel is found by trial: the check is made again without one
-kernel that the operation asks for, then without another, until the results are right.
+Verdicts are saved per card, driver and version, so that later loads compare nothing. The wrong
+kernel is found by trial: the check is repeated with the kernels of the operation refused one after
+the other, until the results are right.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from engine.backends.gpu.checks.op_checks import FileRows, ProductChecks
 from engine.backends.gpu.launch.configs import KernelKey, refuse, refused, watched
 from engine.backends.gpu.loading.dry_run import OpCall, OpCallLog
 from engine.backends.gpu.ops import GpuOps
-from engine.errors import EngineError
+from engine.errors import EngineError, Sentence
 from engine.formats.gguf.tensors import TYPES
 from engine.hardware.card_records import CardRecords, CardVerdict, card_key
 from engine.hardware.devices.catalog import list_devices
@@ -48,16 +48,12 @@ Prepare = Callable[[], Compare]
 """Function that makes the arguments of an operation, by kernels that were checked before."""
 
 BY_ROUNDING = ("linears", "matmul", "gated_linears", "per_head")
-"""Products that are checked twice: with numbers that no rounding changes, and with others."""
-
-MAX_TRIALS = 8
-"""Most rounds in which kernels of one operation are refused."""
+"""Products that are checked twice: with numbers that rounding does not change, and with others."""
 
 SAMPLING: KernelKey = ("sampling",)
-"""Name of the kernels that sample tokens."""
 
-MAX_WHY = 180
-"""Most characters of the kernels' names in a verdict that is kept."""
+MAX_TRIALS = 8  # most rounds in which kernels of one operation are refused
+MAX_WHY = 180  # most characters of the kernels' names in a saved verdict
 
 WORDS = {
     "gemv": "products of {1} with {0} weights",
@@ -73,16 +69,11 @@ WORDS = {
     "kv_write": "writing keys and values in {0}",
     "assign": "the choice of experts",
 }
-"""What kernels compute, by their name in keys, for a person; others are called by their name."""
+"""What kernels compute, by their name in keys; other kernels are shown by that name."""
 
 
 class Verdicts(NamedTuple):
-    """Verdicts on a card.
-
-    Attributes:
-        records: where they are kept; None for nowhere.
-        key: what they belong to, see `engine.hardware.card_records.card_key`.
-    """
+    """Records of verdicts, None to save nothing, and the key of the card (`card_key`)."""
 
     records: CardRecords | None
     key: str
@@ -90,13 +81,6 @@ class Verdicts(NamedTuple):
 
 class WeightCheck:
     """Check of the kernels that a dry run has logged.
-
-    Args:
-        calls: log of the dry run.
-        stand_ins: arguments for its operations.
-        rows: rows of the weights as the file has them.
-        ops: operations of the rank, for the check alone.
-        verdicts: verdicts of earlier checks.
 
     Attributes:
         n_made: number of operations that were compared, not looked up.
@@ -112,13 +96,13 @@ class WeightCheck:
         self.n_made = 0
 
     def run(self, more: Iterable[tuple[str, Prepare]] = ()) -> set[KernelKey]:
-        """Check all; refuse kernels whose results differ from torch's.
+        """Run all checks; refuse kernels with wrong results.
 
         Args:
             more: further checks, after their names.
 
         Returns:
-            The kernels that the rank's passes ask for and that are refused.
+            The refused kernels that the rank's passes use.
 
         Raises:
             EngineError: results are wrong whichever kernels are refused.
@@ -131,7 +115,7 @@ class WeightCheck:
                 what = f"check {mark}"
                 known = new.get(what) or (records.find(key, what) if records else None)
                 if known is None:
-                    known = new[what] = self._tried(mark, prepare())
+                    known = new[what] = self._tested(mark, prepare())
                 wrong = keys_in(known.why) if not known.passed else set()
                 refuse(self._device, wrong)
                 wanted |= wrong
@@ -143,8 +127,7 @@ class WeightCheck:
     def _named(self, call: OpCall) -> tuple[str, Prepare]:
         return call.mark, lambda: self._prepared(call)
 
-    def _tried(self, mark: str, compare: Compare) -> CardVerdict:
-        """Return the verdict of a check that is made now."""
+    def _tested(self, mark: str, compare: Compare) -> CardVerdict:
         self.n_made += 1
         keys = wrong_keys(mark, compare)
         if keys:
@@ -154,7 +137,7 @@ class WeightCheck:
         return CardVerdict("wrong" if keys else "passed", names, today)
 
     def _prepared(self, call: OpCall) -> Compare:
-        """Return a function that computes an operation, each time on the same numbers."""
+        """Return a function that computes an operation, on the same numbers at each call."""
         kinds = (True, False) if call.name in BY_ROUNDING else (False,)
         arguments = self._stand_ins.arguments
         given = [(whole, *arguments(call, self._ops, whole=whole)) for whole in kinds]
@@ -163,7 +146,6 @@ class WeightCheck:
     def _pairs(
         self, name: str, whole: bool, args: Sequence[Any], named: Mapping[str, Any]
     ) -> list[Pair]:
-        """Compute an operation by kernels and by torch."""
         if product := getattr(self._products, name, None):
             found = product(whole, *args, **named)
         elif name in op_checks.STATE_AT:
@@ -177,10 +159,10 @@ class WeightCheck:
 
 
 def wrong_keys(mark: str, compare: Compare) -> set[KernelKey]:
-    """Return the kernels without which a check's results are right; none if they are anyway.
+    """Return the kernels to refuse for a check to pass; none if it passes as it is.
 
     Raises:
-        EngineError: there are none such.
+        EngineError: it never passes.
     """
     without: set[KernelKey] = set()
     for _ in range(MAX_TRIALS):
@@ -195,20 +177,21 @@ def wrong_keys(mark: str, compare: Compare) -> set[KernelKey]:
             break
         without.update(others)
     raise EngineError(
-        f"No kernel computes {mark} correctly.",
+        "No kernel computes {mark} correctly.",
         "Set TANDEM_BACKEND=reference to do without kernels of Tandem's own.",
+        mark=mark,
     )
 
 
 def _made(compare: Compare, without: set[KernelKey]) -> tuple[bool, list[KernelKey]]:
-    """Make a check without some kernels; return whether it passes, and the kernels it asked for."""
+    """Run a check without some kernels; return whether it passes, and the kernels it used."""
     with watched(without) as asked:
         try:
             is_right = all_agree(compare())
         except EngineError:
             if not without:
                 raise
-            is_right = False  # nothing is left that could compute it
+            is_right = False  # no kernel is left for it
     return is_right, list(asked)
 
 
@@ -222,13 +205,15 @@ def keys_in(why: str) -> set[KernelKey]:
 
 
 def report(keys: Iterable[KernelKey], device: str, fallbacks: Fallbacks) -> None:
-    """Report kernels that are not used, for a person."""
+    """Report refused kernels as fallbacks."""
     keys = set(keys)
     names = sorted({_in_words(key) for key in keys - {SAMPLING}})
     if SAMPLING in keys:
-        fallbacks.report("sampling", [device], "tokens drawn there came out wrong in a check")
+        why = Sentence("tokens drawn there came out wrong in a check")
+        fallbacks.report("sampling", [device], why)
     if names:
-        fallbacks.report("wrong", [device], f"{', '.join(names)} came out wrong in a check")
+        why = Sentence("{names} came out wrong in a check", names=", ".join(names))
+        fallbacks.report("wrong", [device], why)
 
 
 def _in_words(key: KernelKey) -> str:
@@ -245,14 +230,7 @@ def _in_words(key: KernelKey) -> str:
 
 @dataclass(frozen=True, slots=True)
 class DryModel:
-    """A model whose passes ran dry for a rank.
-
-    Attributes:
-        log: log of the operations.
-        declaration: declaration of the model, whose modules hold tensors without memory.
-        rank: number of the rank.
-        x_bytes: bytes of a quantised activation, see `engine.planning.footprint.x_bytes`.
-    """
+    """Result of a rank's dry run; the declared model's modules hold meta tensors."""
 
     log: OpCallLog
     declaration: Declaration
@@ -261,7 +239,7 @@ class DryModel:
 
     @property
     def drawings(self) -> Sequence[Drawing]:
-        """Logits from which the ranks sample: their slices, and on one rank all of them."""
+        """Logits from which the ranks sample: their slices, and on one rank the whole."""
         split, hp = self.declaration.split, self.declaration.hp
         slices = tuple(range(*split.output.spans[rank]) for rank in split.holders)
         found = [Drawing(hp.n_vocab, slices, hp.n_embd)]
@@ -274,19 +252,15 @@ def check_rank(
     dry: DryModel, file: GGUFFile, slots: Sequence[Slot], cache: Cache, device: torch.device,
     fallbacks: Fallbacks, verdicts: Verdicts,
 ) -> int:  # fmt: skip
-    """Compare a rank's kernels with torch; refuse what differs, and report that.
+    """Compare a rank's kernels with torch; refuse and report wrong ones.
 
     Args:
-        dry: the model, run dry; its modules hold the rank's weights afterwards.
-        file: file of the model.
+        dry: the dry run's model; its modules hold the rank's weights afterwards.
         slots: tensors of the model, and the attributes that hold the rank's parts of them.
-        cache: the rank's cache, which holds nothing yet; it is zero again afterwards.
-        device: device of the rank.
-        fallbacks: list that gets what is refused.
-        verdicts: verdicts of earlier loads.
+        cache: the rank's empty cache; it is zeroed again afterwards.
 
     Returns:
-        The number of operations that were compared; others are known from earlier loads.
+        The number of operations compared; the others are known from earlier loads.
 
     Raises:
         EngineError: no kernel gives the right results.
@@ -304,13 +278,13 @@ def check_rank(
 
 
 def verdicts_of(device: torch.device) -> Verdicts:
-    """Return the verdicts on a device's card that are kept for this user."""
+    """Return this user's saved verdicts on a device's card."""
     key = _key(device)
     return Verdicts(CardRecords.of_user() if key else None, key)
 
 
 @cache
 def _key(device: torch.device) -> str:
-    """Return the key of a card's verdicts; "" for a device that is not listed."""
+    """Return the key of a card's verdicts; "" for an unlisted device."""
     info = next((info for info in list_devices() if info.id == str(device)), None)
     return "" if info is None or info.kind == "cpu" else card_key(info)

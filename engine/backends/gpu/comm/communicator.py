@@ -1,8 +1,8 @@
 """Communicator of ranks that are all on GPUs: no host waits for a device in a collective.
 
-Small values are summed by kernels (`one_shot`), large ones by copies (`copies`) or NCCL. In each
-case the model's next work is enqueued right away, behind the arrival of the result. Only logits
-are waited for, by the rank that hands them to the host.
+Small values are summed by kernels (`one_shot`), large ones by copies (`copies`) or NCCL. The
+model's next work is enqueued immediately, after the arrival of the result in stream order. Only
+logits are waited for, by the rank that passes them to the host.
 """
 
 from __future__ import annotations
@@ -46,24 +46,21 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_abandoned: list[object] = []
-"""Memory that hung devices may still use."""
+_abandoned: list[object] = []  # memory that hung devices may still use
 
 
 class DeviceGroup(ThreadGroup):
-    """The state that communicators of one model's ranks share; all ranks are on GPUs.
+    """State that the communicators of one model's ranks share; all ranks are on GPUs.
 
     Args:
-        devices: each rank's device; the CPU stands for a GPU where kernels are interpreted.
-        routes: routes between the devices.
+        devices: each rank's device; the CPU stands for a GPU with interpreted kernels.
         nccl: NCCL for large values of two ranks, if it is used.
         queues: makes the queues of a rank on a device.
-        fallbacks: list of what makes the GPUs slower.
 
     Attributes:
         one_shots: the model's one-shot all-reduces.
         marks: progress of the devices.
-        notes: what a person should know of the routes, as sentences.
+        notes: notes on the routes for the user, as sentences.
     """
 
     def __init__(
@@ -87,7 +84,6 @@ class DeviceGroup(ThreadGroup):
         self._making = threading.Lock()
 
     def communicator(self, rank: int, device: torch.device) -> DeviceCommunicator:
-        """Return a rank's communicator."""
         self.join(rank, device)
         return DeviceCommunicator(self, rank)
 
@@ -96,7 +92,7 @@ class DeviceGroup(ThreadGroup):
         return self.marks.has_moved(rank)
 
     def queues(self, rank: int) -> Queues:
-        """Return the queues of a rank; its first call makes them."""
+        """Return the queues of a rank, made on first use."""
         found = self._queues.get(rank)
         if found is None:
             found = self._queues[rank] = self._make_queues(self.devices[rank])
@@ -111,7 +107,6 @@ class DeviceGroup(ThreadGroup):
         return found
 
     def _seat(self, rank: int, group: Group) -> Seat:
-        """Return a rank's place in a group, with its routes to and from all members."""
         names = [str(self.devices[member]) for member in group]
         mine = str(self.devices[rank])
         return Seat(
@@ -135,7 +130,7 @@ class DeviceGroup(ThreadGroup):
         return found
 
     def gather_buffer(self, group: Group, slices: Sequence[GatherSlice]) -> GatherBuffer:
-        """Return the buffer in which slices are gathered: one for all members."""
+        """Return the buffer for gathering slices, one for all members."""
         with self._making:
             key = group, max(part.rows for part in slices) == 1
             found = self._gather_buffers.get(key)
@@ -144,12 +139,12 @@ class DeviceGroup(ThreadGroup):
             return found
 
     def pinned_row(self, group: Group) -> GatherBuffer | None:
-        """Return the buffer in which single rows were gathered before, if it is pinned."""
+        """Return the buffer of earlier gathers of single rows, if it is pinned."""
         found = self._gather_buffers.get((group, True))
         return found if found is not None and found.is_pinned else None
 
     def meet(self, rank: int, group: Group, value: T) -> list[T]:
-        """Show a value to all members of a group, and return all members' values in rank order.
+        """Exchange values with all members of a group, and return them in rank order.
 
         Raises:
             LeftAlone: a member did not come.
@@ -180,10 +175,10 @@ class DeviceGroup(ThreadGroup):
         was_aborted = self._is_aborted
         super().settle()
         if was_aborted and not self._is_aborted:
-            self._begin_anew()
+            self._recover()
 
-    def _begin_anew(self) -> None:
-        """Wait for the devices after ranks were interrupted, and drop what was under way.
+    def _recover(self) -> None:
+        """Wait for the devices after ranks were interrupted, and drop unfinished work.
 
         If a device does not finish, the memory in use is kept and the ranks count as lost.
         """
@@ -191,7 +186,7 @@ class DeviceGroup(ThreadGroup):
         try:
             self.marks.until([queue.record() for queue in queues], WAKING_S)
             self.one_shots.reset()
-        except (EngineError, RuntimeError) as error:  # whoever was interrupted reports the failure
+        except (EngineError, RuntimeError) as error:  # the interrupted rank reports the failure
             log.warning("%s", error)
             self.abort_for_good()
             return
@@ -202,10 +197,9 @@ class DeviceGroup(ThreadGroup):
 
 
 class DeviceCommunicator:
-    """Communicator of a rank on a GPU whose peers are all on GPUs.
+    """Communicator of a rank on a GPU, with all peers on GPUs.
 
-    Attributes:
-        overlap: lets the rank's other micro-batch compute while a large all-reduce is under way.
+    `overlap` makes the rank's other micro-batch compute during a large all-reduce.
     """
 
     def __init__(self, shared: DeviceGroup, rank: int) -> None:
@@ -222,7 +216,7 @@ class DeviceCommunicator:
     def one_shot(self, group: Group, n: int) -> OneShot | None:
         """Return the one-shot all-reduce for values of n elements.
 
-        None, for all members alike, where copies are used instead.
+        None, for all members, if copies are used instead.
         """
         if len(group) == 1:
             return None
@@ -232,14 +226,13 @@ class DeviceCommunicator:
     def all_reduce(
         self, x: Tensor | None, group: Group, shape: Sequence[int] | None = None
     ) -> Tensor:
-        """See `Communicator.all_reduce`.
+        """See `Communicator.all_reduce`; all members give `shape`, or none does.
 
-        Args:
-            shape: shape of the value, given by all members or by none; they exchange it then.
+        Without it, they exchange the shapes.
         """
         self._shared.collectives.count += 1
         if len(group) == 1:
-            assert x is not None, "a group of one has nobody else to give a value"
+            assert x is not None, "the only member must have a value"
             self._mark()
             return x
         assert x is None or shape is None or x.shape == tuple(shape), "not a partial sum"
@@ -253,9 +246,9 @@ class DeviceCommunicator:
     def _sum(
         self, x: Tensor | None, group: Group, shape: Sequence[int] | None, *, is_exact: bool
     ) -> Tensor:
-        """All-reduce by NCCL or copies; in F32 whatever the size, if it is to be exact."""
+        """All-reduce by NCCL or copies; in F32 whatever the size, if it must be exact."""
         self._mark()
-        x = None if x is None else x.contiguous()  # held until it has been read
+        x = None if x is None else x.contiguous()  # kept until it has been read
         copying = self._shared.copying(self.rank, group)
         dtype = torch.float32
         if shape is None:
@@ -267,7 +260,7 @@ class DeviceCommunicator:
         done = done or copying.all_reduce(x, out, is_exact=is_exact)
         if self.overlap is not None:
             self.overlap.switch()
-        self._go_on_behind(done)
+        self._continue_after(done)
         return out
 
     def broadcast(
@@ -285,16 +278,16 @@ class DeviceCommunicator:
         return _made(lambda: self._sent(given, group))
 
     def _sent(self, x: Tensor | None, group: Group) -> Tensor:
-        """Broadcast by copies; x is None on all members but the source."""
+        """Broadcast by copies; x is None on all members except the source."""
         self._mark()
         copying = self._shared.copying(self.rank, group)
         like = self._like(copying, x, group)
         if x is not None:
-            given = x.contiguous()  # held until it has been read
-            self._go_on_behind(copying.broadcast(given, None))
+            given = x.contiguous()  # kept until it has been read
+            self._continue_after(copying.broadcast(given, None))
             return x
         out = torch.empty(like.shape, dtype=like.dtype, device=self._device)
-        self._go_on_behind(copying.broadcast(None, out))
+        self._continue_after(copying.broadcast(None, out))
         return out
 
     def _like(self, copying: CopyCollectives, x: Tensor | None, group: Group) -> Tensor:
@@ -306,11 +299,11 @@ class DeviceCommunicator:
         return next(iter(values.values()))
 
     def gather(self, x: Tensor | None, group: Group, alike: Tensor | None = None) -> Tensor | None:
-        """See `Communicator.gather`; the result lies in host memory.
+        """See `Communicator.gather`; the result is in host memory.
 
-        Slices go to the host straight, over no link between GPUs. The host waits here until all
-        members' slices have arrived. In a capture it does not: the result is complete once all
-        members' streams have been waited for.
+        Slices are copied directly to the host, not over links between GPUs. The host waits here for
+        all members' slices, except in a capture: then the result is complete once all members'
+        streams have been waited for.
         """
         self._shared.collectives.count += 1
         if len(group) == 1:
@@ -323,7 +316,6 @@ class DeviceCommunicator:
         return row.whole(1) if self.rank == group[0] else None
 
     def _gathered(self, x: Tensor | None, group: Group, alike: Tensor | None) -> Tensor | None:
-        """Gather through pinned host memory, in several turns where rows do not fit."""
         self._mark()
         shared, rank, seat = self._shared, self.rank, group.index(self.rank)
         slices = shared.meet(rank, group, GatherSlice.of(x, alike, kind_of(self._device)))
@@ -350,12 +342,8 @@ class DeviceCommunicator:
         return found[0] if len(found) == 1 else torch.cat(found)
 
     def _check(self, buffer: GatherBuffer, group: Group, slices: Sequence[GatherSlice]) -> None:
-        """Check that devices of one kind have computed the same values, unless none waits now.
-
-        Raises:
-            CommError: they have not.
-        """
-        if self._shared.one_shots.is_hasty:  # none has the sums of all
+        """Check that devices of one kind have computed the same values; CommError if not."""
+        if self._shared.one_shots.is_hasty:  # sums are incomplete
             return
         for kind in {part.kind for part in slices}:
             rows = {
@@ -370,11 +358,11 @@ class DeviceCommunicator:
     def _compute(self) -> Any:
         return self._shared.queues(self.rank).compute
 
-    def _go_on_behind(self, event: DeviceEvent) -> None:
+    def _continue_after(self, event: DeviceEvent) -> None:
         self._compute.wait(event)
 
     def _mark(self) -> None:
-        """Record an event behind what was computed so far, unless this thread is capturing."""
+        """Record an event after the work so far, unless this thread is capturing."""
         if self._device.type == "cuda" and not _is_capturing(self._device):
             self._shared.marks.leave(self.rank, self._compute.record())
 
@@ -382,12 +370,9 @@ class DeviceCommunicator:
 def device_group(
     devices: Sequence[torch.device], routes: Routes, fallbacks: Fallbacks
 ) -> DeviceGroup:
-    """Return the shared state for a model's ranks, with NCCL where it works and pays.
+    """Return the shared state for a model's ranks, with NCCL where it works and pays off.
 
-    Args:
-        devices: each rank's device, also of those that have no part of the model, on the CPU.
-        routes: routes between the devices.
-        fallbacks: list of what makes the GPUs slower.
+    `devices` has each rank's device, including the CPU for ranks that have no part of the model.
     """
     gpus = [device for device in devices if device.type == "cuda"]
     is_nccl = routes.has_nccl and len(gpus) == N_RANKS == len(set(gpus))
@@ -396,7 +381,7 @@ def device_group(
 
 
 def _made(collective: Callable[[], Tensor]) -> Tensor:
-    """Run a collective of the hosts, between the graph segments where a token is captured."""
+    """Run a collective of the hosts, between the graphs if a token is being captured."""
     found = host_step_value(collective)
     assert found is not None, "all members of a group get a value"
     return found

@@ -1,19 +1,19 @@
 """All-reduce and broadcast of large values by copies: copy engines work while kernels compute.
 
-A value goes in rounds of `ROUND_BYTES`, each in one or two *stages*. In a stage every rank writes
-its value into a buffer of its own (rounded to the wire's type, on all ranks alike) and copies it to
-pinned host memory, in chunks, where a reader cannot read the buffer itself. Then the ranks' threads
-meet and show each other where the data lies, and the events after which it is complete. No thread
-waits for a device: reads go into streams that wait for the events. The model computes in another
-stream, so it may compute something else meanwhile.
+A value is split into rounds of `ROUND_BYTES`, each with one or two *stages*. In a stage every rank
+writes its value into its own buffer (rounded to the wire's type on all ranks) and copies it to
+pinned host memory, in chunks, for readers that cannot read the buffer itself. Then the ranks'
+threads meet and exchange where the data is, and the events after which it is complete. No thread
+waits for a device: reads are enqueued in streams that wait for the events. The model computes in
+another stream, so it may compute something else in parallel.
 
 - Two ranks read each other's whole values and add them in rank order: one stage.
 - Of three ranks and more, rank i adds slice i of all values, rounds the sum to the wire's type and
-  shows it; every rank, rank i too, takes the rounded sums (reduce-scatter and all-gather): two
-  stages. So 2 (n - 1) / n of a value arrives at each rank instead of n - 1 values.
+  offers it; every rank, including rank i, takes the rounded sums (reduce-scatter and all-gather):
+  two stages. Each rank receives 2 (n - 1) / n of a value instead of n - 1 values.
 
 There are two sets of buffers, used alternately. In the next meeting a rank shows the events after
-which it has read a set; its owner writes that set again only behind those of all other ranks.
+which it has read a set; the owner waits for all other ranks' events before it reuses the set.
 """
 
 from __future__ import annotations
@@ -33,18 +33,17 @@ from engine.planning.memory import GATHER_BYTES, LINK_SETS, shown_bytes
 from engine.planning.memory import LINK_ROUND_BYTES as ROUND_BYTES
 
 MIN_CHUNK, MAX_CHUNK = 512 << 10, 2 << 20
-"""Least and most bytes of a chunk: long enough for a link's full speed, short enough that copies to
-and from the host overlap."""
+"""Bytes of a chunk: long enough for a link's full speed, short enough that copies to and from the
+host overlap."""
 
-SMALL_BYTES = 4 * MAX_COPIED_WHOLE
-"""Most bytes, in F32, of a value that is sent whole and unrounded."""
+SMALL_BYTES = 4 * MAX_COPIED_WHOLE  # most bytes, in F32, of a value that is sent whole, unrounded
 
 Span = tuple[int, int]
-"""First element and the one after the last of a chunk."""
+"""First element of a chunk and the one after its last."""
 
 
 class HostChunk(NamedTuple):
-    """Elements `start` to `stop` of an offer that lie in host memory once an event is done."""
+    """Elements `start` to `stop` of an offer that are in host memory once an event is done."""
 
     start: int
     stop: int
@@ -61,13 +60,13 @@ class Freed(NamedTuple):
 
 @dataclass(slots=True)
 class Offer:
-    """A member's part of a meeting, which it shows the others.
+    """A member's part of a meeting, which the others see.
 
     Attributes:
         wire: the member's value for this stage, on its device; None if it has none.
         ready: event after which `wire` is complete.
-        host: copy of `wire` in host memory, complete where `parts` say so.
-        is_pinned: whether devices read `host` by themselves.
+        host: copy of `wire` in host memory, complete in `parts`.
+        is_pinned: whether devices read `host` directly.
         parts: chunks of `host` that are sent.
         freed: buffers of the others that this member has read since the last meeting.
     """
@@ -81,7 +80,7 @@ class Offer:
 
 
 Meet = Callable[[Offer], Sequence[Offer]]
-"""A function that shows an offer to all members and returns all offers in rank order."""
+"""A function that exchanges offers with all members and returns all in rank order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +91,6 @@ class Seat:
         number: the member's index in the group.
         goals: by member, where it reads this member's values.
         sources: by member, where this member reads its values.
-        meet: shows an offer to all members.
         until: waits for events on the host; only needed for memory that could not be pinned.
     """
 
@@ -104,7 +102,6 @@ class Seat:
 
     @property
     def n(self) -> int:
-        """Number of members."""
         return len(self.goals)
 
 
@@ -116,7 +113,7 @@ class _Buffers:
         host: copy of `wire` in host memory; None if no member reads it there.
         inbox: other members' values that arrive by copies; None if none do.
         read: events after which the others have read this member's last value.
-        used: event after which the member has used what is in the inbox.
+        used: event after which the member has used the inbox.
     """
 
     def __init__(self, queues: Queues, seat: Seat, stage: int) -> None:
@@ -128,7 +125,7 @@ class _Buffers:
         self.inbox = queues.empty(ROUND_BYTES) if has_inbox else None
         self.host = queues.pinned(n_bytes) if has_host else None
         self.read: list[DeviceEvent] = []
-        self.used = queues.compute.record()  # by whatever had that memory before
+        self.used = queues.compute.record()  # by the previous user of that memory
 
 
 class CopyCollectives:
@@ -153,12 +150,12 @@ class CopyCollectives:
         """Sum the members' values in rank order.
 
         Args:
-            x: this member's value, without gaps; None if it has none. At least one member has one.
-            out: memory for the sum, of the shape of all values.
-            is_exact: whether large values go in F32, too.
+            x: this member's contiguous value; None if it has none. At least one member has one.
+            out: memory for the sum, with the shape of all values.
+            is_exact: whether large values are also sent in F32.
 
         Returns:
-            The event after which the sum is complete. The caller holds both tensors until the
+            The event after which the sum is complete. The caller keeps both tensors until the
             stream that they were allocated in waits for it.
         """
         self._begin()
@@ -174,14 +171,11 @@ class CopyCollectives:
         return self._queues.sums.record()
 
     def broadcast(self, x: Tensor | None, out: Tensor | None) -> DeviceEvent:
-        """Bring one member's value to all others, in its own bits.
+        """Send one member's value to all others, bit for bit; return the event like `all_reduce`.
 
         Args:
-            x: the value, without gaps, on the member that has it.
+            x: the contiguous value, on the member that has it.
             out: memory for the value, on the others.
-
-        Returns:
-            See `all_reduce`.
         """
         self._begin()
         flat = _either(x, out).view(-1)
@@ -196,7 +190,7 @@ class CopyCollectives:
         self._queues.sums.wait(self._queues.compute.record())
 
     def _rounds(self, n: int, wire: torch.dtype, *, is_whole: bool) -> Iterator[slice]:
-        """Yield the slices of elements of each round: the others' parts must fit the inbox."""
+        """Yield each round's slice of elements: the other members' parts must fit the inbox."""
         n_bytes = ROUND_BYTES // (self._seat.n - 1 if is_whole else 1)
         most = n_bytes // wire.itemsize
         return (slice(start, min(start + most, n)) for start in range(0, n, most))
@@ -225,7 +219,6 @@ class CopyCollectives:
         self._stage(1, total, [whole[mine]] * n, whole, wire, place)
 
     def _total(self, dtype: torch.dtype) -> Tensor:
-        """Return memory for the sum of a slice before it is rounded."""
         if self._sum is None:
             self._sum = self._queues.empty(2 * shown_bytes(1, self._seat.n))
         return self._sum.view(dtype)
@@ -234,7 +227,7 @@ class CopyCollectives:
         self, stage: int, given: Tensor | None, shown: Sequence[slice], wanted: Sequence[slice],
         wire: torch.dtype, use: Callable[[Sequence[Tensor]], None],
     ) -> None:  # fmt: skip
-        """Show a value to the others, and compute with what they show.
+        """Offer a value to the others, and compute with their offers.
 
         Args:
             stage: number of the stage within its round.
@@ -255,10 +248,9 @@ class CopyCollectives:
     def _offer(
         self, buffers: _Buffers, given: Tensor, shown: Sequence[slice], wire: torch.dtype
     ) -> Offer:
-        """Write a value to the set's buffers, and return the offer that shows it."""
         sums, up, seat = self._queues.sums, self._queues.up, self._seat
         held = buffers.wire.view(wire)[: len(given)]
-        for event in buffers.read:  # by all readers, those of the host's copy too
+        for event in buffers.read:  # of all readers, including readers of the host's copy
             sums.wait(event)
         buffers.read.clear()
         sums.run(lambda: held.copy_(given))
@@ -275,7 +267,6 @@ class CopyCollectives:
         return offer
 
     def _sent(self, offer: Offer, part: Span) -> HostChunk:
-        """Enqueue the copy of a chunk to the host."""
         assert offer.host is not None
         assert offer.wire is not None
         self._queues.up.copy(offer.host[slice(*part)], offer.wire[slice(*part)])
@@ -288,7 +279,7 @@ class CopyCollectives:
         """Fetch the wanted parts of all offers, and compute with them.
 
         Returns:
-            Events after which the offers' memory is not read any more.
+            Events after which the offers' memory is no longer read.
         """
         sums, down, seat = self._queues.sums, self._queues.down, self._seat
         found: dict[int, Tensor] = {}
@@ -305,7 +296,7 @@ class CopyCollectives:
                 sums.wait(offer.ready)
                 found[n], is_read = offer.wire[part], True
             else:
-                assert free is not None, "there is a member whose values are copied"
+                assert free is not None, "some member's values are copied"
                 if not is_copied:
                     down.wait(buffers.used)
                 size = part.stop - part.start
@@ -320,7 +311,6 @@ class CopyCollectives:
         return (*ends, buffers.used) if is_read else tuple(ends)
 
     def _fetch(self, goal: Tensor, offer: Offer, part: slice, place: Place) -> None:
-        """Enqueue the copy of a part of another member's offer to `goal`."""
         down = self._queues.down
         if place == "peer":
             assert offer.wire is not None
@@ -348,7 +338,7 @@ class CopyCollectives:
 
 
 def is_rounded(x: Tensor) -> bool:
-    """Return whether values like x are mostly rounded to BF16 for the wire."""
+    """Return whether values like x are normally rounded to BF16 for the wire."""
     return x.dtype == torch.float32 and x.nbytes > SMALL_BYTES
 
 
@@ -364,9 +354,8 @@ def _chunks(part: slice, held: Tensor) -> Iterator[Span]:
 
 
 def _either(given: Tensor | None, out: Tensor | None) -> Tensor:
-    """Return the tensor that is there, for its size and type."""
     found = out if given is None else given
-    assert found is not None, "a member without a value gets one"
+    assert found is not None, "a member without a value receives one"
     return found
 
 
@@ -383,7 +372,7 @@ class GatherSlice(NamedTuple):
 
     Attributes:
         value: the member's slice (rows, width); None if it has none.
-        n_alike: number of values that must be the same on all members of one kind, 0 for none.
+        n_alike: number of values that must be equal on all members of one kind, 0 for none.
         kind: kind of device: only devices of one kind compute the same bits.
     """
 
@@ -393,25 +382,22 @@ class GatherSlice(NamedTuple):
 
     @classmethod
     def of(cls, x: Tensor | None, alike: Tensor | None, kind: str) -> GatherSlice:
-        """Return the part of a member that gives x, and shows `alike` for comparison."""
+        """Return the part of a member with slice x and values to compare."""
         return cls(x, 0 if alike is None else alike.shape[-1], kind)
 
     @property
     def rows(self) -> int:
-        """Number of rows of the slice; 0 without one."""
         return 0 if self.value is None else self.value.shape[0]
 
     @property
     def width(self) -> int:
-        """Number of columns of the slice; 0 without one."""
         return 0 if self.value is None else self.value.shape[1]
 
 
 class GatherBuffer:
-    """Host memory where slices of rows are gathered, and values compared between members.
+    """Host memory for gathering slices of rows, and for comparing values between members.
 
-    Attributes:
-        n_rows: number of rows that fit.
+    `n_rows` is the number of rows that fit.
     """
 
     def __init__(self, slices: Sequence[GatherSlice], device: torch.device) -> None:
@@ -426,7 +412,7 @@ class GatherBuffer:
 
     @property
     def is_pinned(self) -> bool:
-        """Whether the memory is pinned, so that devices write there by themselves."""
+        """Whether the memory is pinned, so that devices write there directly."""
         return self._held.is_pinned
 
     def fits(self, slices: Sequence[GatherSlice]) -> bool:

@@ -1,11 +1,11 @@
 """All-reduce of large values of two ranks by NCCL's all-gather, from one process.
 
 NCCL's own all-reduce adds in an order that depends on the machine, so only its all-gather is used,
-and each rank adds the values itself. An all-gather brings n - 1 values to each of n ranks, where
-copies of slices bring 2 (n - 1) / n: so it is used for two ranks only, where both are the same.
+and each rank adds the values itself. An all-gather sends n - 1 values to each of n ranks, while
+copies of slices send 2 (n - 1) / n: so it is used for two ranks only, where both are the same.
 
-One call enqueues it in the streams of both ranks. Whichever rank's thread comes last to their
-meeting makes it, when both values are in their streams.
+One call enqueues it in the streams of both ranks. The last rank to arrive makes the call, when both
+values are in their streams.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from torch import Tensor
 from engine.backends.gpu.comm.copies import add
 from engine.backends.gpu.comm.streams import CudaQueue, DeviceEvent, Queue, Queues, new_stream
 from engine.backends.gpu.launch.graph import host_step_value
+from engine.errors import Sentence
 from engine.hardware.fallbacks import Fallbacks
 from engine.planning.memory import LINK_ROUND_BYTES
 
@@ -30,24 +31,19 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-N_RANKS = 2
-"""Number of ranks that NCCL is used for."""
-
-N_TRIED = 1 << 16
-"""Elements of the value that NCCL is tried with: more than it sends in one piece."""
-
-TRIAL_S = 10.0
-"""Seconds within which a first value must arrive, once NCCL has been set up."""
+N_RANKS = 2  # ranks that NCCL is used for
+N_TRIED = 1 << 16  # elements of the trial value: more than NCCL sends in one piece
+TRIAL_S = 10.0  # seconds within which a first value must arrive, once NCCL has been set up
 
 AllGather = Callable[[Sequence[Tensor], Sequence[Tensor], Sequence[Queue]], None]
 """Enqueues, in each rank's queue, the concatenation of all ranks' values into its output."""
 
-Tell = Callable[[str], None]
-"""Receiver of the reason why NCCL is not used."""
+Report = Callable[[str], None]
+"""Callback with the reason why NCCL is not used."""
 
 
 def ignore_reason(why: str) -> None:
-    """Do nothing with the reason: the log has it."""
+    """Do nothing: the reason is in the log."""
 
 
 def all_gather(
@@ -78,12 +74,12 @@ class Nccl:
 
     Args:
         gather: makes the all-gather.
-        tell: called with the reason, as the end of a sentence, when NCCL fails.
+        report: called with the reason, as the end of a sentence, when NCCL fails.
     """
 
-    def __init__(self, gather: AllGather = all_gather, tell: Tell = ignore_reason) -> None:
+    def __init__(self, gather: AllGather = all_gather, report: Report = ignore_reason) -> None:
         self._gather = gather
-        self._tell = tell
+        self._report = report
         self._lock = threading.Lock()
         self._given: dict[int, _Given] = {}
         self._present: Sequence[int] = ()
@@ -91,7 +87,6 @@ class Nccl:
 
     @property
     def works(self) -> bool:
-        """Whether NCCL has not failed yet."""
         return self._works
 
     def bring(self, seat: int, given: _Given, meet: Callable[[], None]) -> Sequence[int] | None:
@@ -113,11 +108,10 @@ class Nccl:
         return self._present if self._works else None
 
     def forget(self) -> None:
-        """Drop what an interrupted rank has brought."""
+        """Drop an interrupted rank's arguments."""
         self._given = {}
 
     def _call(self, both: Sequence[_Given]) -> None:
-        """Enqueue the all-gather in both ranks' streams."""
         values, outputs, queues, are_empty = zip(*both, strict=True)
         self._present = [seat for seat in range(N_RANKS) if not are_empty[seat]]
         try:
@@ -125,7 +119,7 @@ class Nccl:
         except RuntimeError as error:
             log.warning("NCCL failed; GPUs copy their values from now on: %s", error)
             self._works = False
-            self._tell(f"it has failed ({error})")
+            self._report(Sentence("it has failed ({problem})", problem=str(error)))
 
 
 class NcclSums:
@@ -136,10 +130,10 @@ class NcclSums:
         self._memory: Tensor | None = None
 
     def all_reduce(self, x: Tensor | None, out: Tensor) -> DeviceEvent | None:
-        """Sum both values in rank order, rounded to BF16 as in `engine.backends.gpu.comm.copies`.
+        """Sum both values in rank order, rounded to BF16 like `engine.backends.gpu.comm.copies`.
 
         Args:
-            x: this rank's value, F32, without gaps; None if it has none.
+            x: this rank's value, contiguous F32; None if it has none.
             out: see `CopyCollectives.all_reduce`.
 
         Returns:
@@ -149,7 +143,7 @@ class NcclSums:
             return None
         self._queues.sums.wait(self._queues.compute.record())
         given, total = None if x is None else x.view(-1), out.view(-1)
-        n = len(self._places()[0])
+        n = len(self._buffers()[0])
         for start in range(0, len(total), n):
             part = slice(start, start + n)
             if not self._round(None if given is None else given[part], total[part]):
@@ -159,7 +153,7 @@ class NcclSums:
     def _round(self, given: Tensor | None, total: Tensor) -> bool:
         """Sum a part of a value that fits the buffers; return whether NCCL worked."""
         sums, n = self._queues.sums, len(total)
-        own, both = self._places()
+        own, both = self._buffers()
         value, found = own[:n], both[: N_RANKS * n].view(N_RANKS, n)
         if given is not None:
             sums.run(lambda: value.copy_(given))
@@ -171,7 +165,7 @@ class NcclSums:
         sums.run(lambda: add([found[seat] for seat in present], total))
         return True
 
-    def _places(self) -> tuple[Tensor, Tensor]:
+    def _buffers(self) -> tuple[Tensor, Tensor]:
         """Return BF16 memory for this rank's part of a value, and for both ranks' parts."""
         if self._memory is None:
             self._memory = self._queues.empty((1 + N_RANKS) * LINK_ROUND_BYTES)
@@ -181,27 +175,30 @@ class NcclSums:
 
 
 def prove(devices: Sequence[torch.device], fallbacks: Fallbacks) -> Nccl | None:
-    """Set up and try NCCL for two ranks, which takes seconds; report it, and None, if it fails."""
+    """Set up and test NCCL for two ranks, which takes seconds; on failure report why, return None.
+
+    The test is an all-gather of random values.
+    """
     names = [str(device) for device in devices]
     queues = [CudaQueue(device, new_stream(device)) for device in devices]
-    return tried(devices, queues, tell=lambda why: fallbacks.report("copies", names, why))
+    return tried(devices, queues, report=lambda why: fallbacks.report("copies", names, why))
 
 
 def tried(
     devices: Sequence[torch.device], queues: Sequence[Queue], gather: AllGather = all_gather,
-    tell: Tell = ignore_reason,
+    report: Report = ignore_reason,
 ) -> Nccl | None:  # fmt: skip
-    """Try an all-gather of random values on given queues, see `prove`."""
+    """Test NCCL on given queues, see `prove`."""
     why = _problem(devices, queues, gather)
     if not why:
-        return Nccl(gather, tell)
+        return Nccl(gather, report)
     log.warning("NCCL is not used: %s", why)
-    tell(why)
+    report(why)
     return None
 
 
 def _problem(devices: Sequence[torch.device], queues: Sequence[Queue], gather: AllGather) -> str:
-    """Return why an all-gather of random values fails, as the end of a sentence; "" if it works."""
+    """Return why an all-gather of random values fails, as the end of a sentence, or ""."""
     values = [
         torch.randn(N_TRIED, generator=torch.Generator().manual_seed(seat)).bfloat16()
         for seat in range(N_RANKS)
@@ -220,14 +217,13 @@ def _problem(devices: Sequence[torch.device], queues: Sequence[Queue], gather: A
         return str(error) or type(error).__name__
     if not is_over:
         _abandoned.append((sent, outputs))
-        return f"a value has not arrived within {TRIAL_S:.0f} s"
+        return Sentence("a value has not arrived within {seconds:.0f} s", seconds=TRIAL_S)
     if not all(torch.equal(output.cpu(), torch.cat(values)) for output in outputs):
-        return "it brings wrong numbers"
+        return Sentence("it returns wrong numbers")
     return ""
 
 
-_abandoned: list[object] = []
-"""Memory that devices may still write to."""
+_abandoned: list[object] = []  # memory that devices may still write to
 
 
 def _all_over(events: Sequence[DeviceEvent]) -> bool:
@@ -241,10 +237,9 @@ def _all_over(events: Sequence[DeviceEvent]) -> bool:
 
 
 class HostCollectives:
-    """A communicator whose collectives become host steps between the graphs of a captured token.
+    """Wrapper of a communicator that makes its collectives host steps in a captured token.
 
-    Args:
-        inner: makes the collectives; see `engine.backends.gpu.launch.graph.host_step`.
+    See `engine.backends.gpu.launch.graph.host_step`.
     """
 
     def __init__(self, inner: Communicator) -> None:

@@ -1,7 +1,7 @@
 """One-shot all-reduce: small values are summed over ranks inside a kernel, without any host.
 
-So a CUDA graph can hold it. Each rank's kernel writes its values for all others and waits for
-theirs (`gpu.kernels.one_shot`). Interpreted kernels run one at a time, so none could wait:
+A CUDA graph can therefore contain it. Each rank's kernel writes its values for all others and waits
+for theirs (`gpu.kernels.one_shot`). Interpreted kernels run one at a time, so none could wait:
 there one kernel writes, the ranks' threads meet, and a second kernel reads.
 """
 
@@ -34,7 +34,7 @@ from engine.backends.gpu.kernels import one_shot
 from engine.backends.gpu.launch.configs import target_of
 from engine.backends.gpu.launch.graph import host_step, refuse_capture
 from engine.backends.gpu.launch.kernel_launch import launch
-from engine.errors import CommError, EngineError
+from engine.errors import CommError, EngineError, Sentence
 from engine.hardware.fallbacks import Fallbacks
 from engine.model.forward.attention import is_checking
 from engine.model.forward.batch import MAX_IN_F32, MAX_ONE_SHOT
@@ -48,21 +48,16 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 TIMEOUT_S = 1.5 if sys.platform == "win32" else 4.0
-"""Seconds a kernel waits for a peer. Windows resets a GPU whose kernels take two seconds."""
-
-MAX_WORDS = 32 << 10
-"""Most words of a message: as many as a slot has packets."""
+"""Seconds a kernel waits for a peer. Windows resets a GPU if a kernel takes two seconds."""
 
 HEADER, RENEWED = one_shot.HEADER.value, one_shot.RENEWED.value
 MAX_MEMBERS = one_shot.MAX_MEMBERS.value
-
-SLOT = HEADER + MAX_WORDS
-"""Packets in each half of a slot: a header and the packets of the largest value."""
+MAX_WORDS = 32 << 10  # most words of a message: as many as a slot has packets
+SLOT = HEADER + MAX_WORDS  # packets in each half of a slot
 
 assert (SLOT - HEADER) % (2 * RENEWED) == 0, "rewriting old packets goes round evenly"
 
-BLOCK = 4096
-"""Elements that one program sums: few programs wait at a time."""
+BLOCK = 4096  # elements that one program sums: few programs wait at a time
 
 MAX_TOGETHER, FEW = 4, 2
 """Members a program waits for at once: all of a group up to MAX_TOGETHER, else FEW at a time."""
@@ -73,23 +68,18 @@ MAX_HELD = 4 << 10
 SMALLEST = 4 * RENEWED
 """Least elements of a program, so that it has as many pairs of packets as it rewrites per round."""
 
-THREADS = 32
-"""Threads of a warp. Several threads reading one pair would not see it arrive at the same time."""
-
-NOT_WAITING = 1
-"""Index in a rank's flags of the one that tells kernels not to wait."""
+THREADS = 32  # per warp: several threads reading one pair would not see it arrive together
+NOT_WAITING = 1  # index of the flag that keeps kernels from waiting
 
 
 class OneShotGroups:
     """The one-shot all-reduces of one model: one for each group of ranks that asks for it.
 
     Args:
-        devices: each rank's device.
         routes: routes between the devices, by names such as "cuda:0".
-        meet: given a rank and a group, returns once all of the group have called it; needed where
-            kernels are interpreted.
+        meet: given a rank and a group, returns once all of the group have called it; needed with
+            interpreted kernels.
         timeout_s: seconds a kernel waits for a peer.
-        fallbacks: list of what makes the model's GPUs slower.
     """
 
     def __init__(
@@ -118,7 +108,7 @@ class OneShotGroups:
         """
         ends = () if self._is_retired else self._made.get(group)
         if ends is None:
-            refuse_capture("ranks meet that have not met before")
+            refuse_capture(Sentence("ranks have not met before"))
             with self._lock:
                 ends = self._made.get(group)
                 if ends is None:
@@ -127,12 +117,12 @@ class OneShotGroups:
 
     @property
     def is_hasty(self) -> bool:
-        """Whether kernels do not wait at present, see `without_waiting`."""
+        """Whether kernels currently do not wait, see `without_waiting`."""
         return self._is_hasty
 
     @contextmanager
     def without_waiting(self) -> Iterator[None]:
-        """Let kernels not wait, so that ranks can run one by one; their results are meaningless.
+        """Keep kernels from waiting, so that ranks can run one by one; their results are garbage.
 
         All ranks must launch equally many of them.
         """
@@ -143,7 +133,7 @@ class OneShotGroups:
             self._hasten(is_hasty=False)
 
     def problem(self) -> CommError | None:
-        """Return an error if a kernel waited too long; it names a rank that did not itself wait."""
+        """Return an error if a kernel timed out, naming a rank that was not itself waiting."""
         blamed: dict[int, int] = {}
         for group, ends in list(self._made.items()):
             for end in ends:
@@ -154,7 +144,8 @@ class OneShotGroups:
             return None
         silent = [rank for rank in blamed.values() if rank not in blamed]
         rank = (silent or list(blamed.values()))[0]
-        return CommError(rank, "did not answer the other devices in time", str(self.devices[rank]))
+        problem = Sentence("did not answer the other devices in time")
+        return CommError(rank, problem, str(self.devices[rank]))
 
     def abort(self) -> None:
         """Make waiting kernels give up soon, and later ones not wait, until `reset`."""
@@ -163,7 +154,7 @@ class OneShotGroups:
             self._host.value.fill_(1)
 
     def reset(self) -> None:
-        """Empty all slots and begin anew; only while nothing runs on any of the devices."""
+        """Empty all slots and start over; only while nothing runs on any of the devices."""
         with self._lock:
             self._is_aborted = False
             for device in set(self.devices):
@@ -180,15 +171,15 @@ class OneShotGroups:
                 finish(device)
 
     def close(self) -> None:
-        """Free all memory; only once nothing runs any more. Safe to call twice."""
+        """Free all memory; only when nothing runs. Safe to call twice."""
         with self._lock:
             self._made.clear()
             self._flags.clear()
             self._host = None
 
     def retire(self, why: str) -> None:
-        """Return no more one-shot all-reduces from `one_shot`: ranks use other collectives."""
-        log.warning("one-shot all-reduces are not used any more: %s", why)
+        """Make `one_shot` return None from now on: ranks use other collectives."""
+        log.warning("one-shot all-reduces are no longer used: %s", why)
         self._is_retired = True
         ranks = sorted({rank for group in list(self._made) for rank in group})
         self._fallbacks.report("exchange", [str(self.devices[rank]) for rank in ranks], why)
@@ -216,7 +207,7 @@ class OneShotGroups:
         names = [str(self.devices[rank]) for rank in group]
         why = why_not_together(names, self._routes)
         if len(group) > MAX_MEMBERS:
-            why = f"there are more than {MAX_MEMBERS}"
+            why = Sentence("there are more than {n}", n=MAX_MEMBERS)
         if not why:
             try:
                 with torch.inference_mode(mode=False):
@@ -228,7 +219,6 @@ class OneShotGroups:
         return ()
 
     def _connected(self, group: Group) -> tuple[OneShot, ...]:
-        """Make slots between all pairs of members, and each member's table of addresses."""
         devices = [self.devices[rank] for rank in group]
         most = min(most_waiting(device, self.devices.count(device)) for device in devices)
         pairs = [(a, b) for a in range(len(group)) for b in range(len(group)) if a != b]
@@ -265,8 +255,8 @@ class OneShotGroups:
 class OneShot:
     """One rank's end of a group's one-shot all-reduce.
 
-    All members make the same calls in the same order. The host never waits, reads device memory or
-    allocates anything but results in them.
+    All members make the same calls in the same order. In these, the host never waits, reads device
+    memory or allocates anything except results.
 
     Attributes:
         group: ranks, in the order in which values are added.
@@ -282,7 +272,6 @@ class OneShot:
 
     @property
     def rank(self) -> int:
-        """Number of this rank."""
         return self.group[self.seat]
 
     @property
@@ -292,7 +281,6 @@ class OneShot:
 
     @property
     def n_bytes(self) -> int:
-        """Bytes taken on the device."""
         slots = sum(slot.device_bytes for slot in self._end.slots)
         return slots + self._end.table.nbytes + self._words.nbytes
 
@@ -316,7 +304,7 @@ class OneShot:
         """Return the sum of the members' values, with the same bits on all of them.
 
         Args:
-            x: this rank's value, F32; None if it has nothing to add.
+            x: this rank's value, F32; None if it has none.
             shape: shape of every member's value.
         """
         n = prod(shape)
@@ -336,7 +324,6 @@ class OneShot:
         return out
 
     def _in_parts(self, x: Tensor | None, shape: Sequence[int]) -> Tensor:
-        """All-reduce a value that has more elements than a slot has packets for F32."""
         n, flat = prod(shape), None if x is None else _plain(x).view(-1)
         parts = [slice(start, min(start + MAX_WORDS, n)) for start in range(0, n, MAX_WORDS)]
         found = [
@@ -355,7 +342,7 @@ class OneShot:
             x_bytes: see `engine.backends.gpu.elementwise.add_norm`.
 
         Returns:
-            None, on all members alike, where the kernel does not support the arguments.
+            None, for all members, where the kernel does not support the arguments.
         """
         own = None if addend.partial is None else _plain(addend.partial)
         n = x.shape[-1]
@@ -391,16 +378,14 @@ class OneShot:
 
     @property
     def _memory(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Address table, round counter and flags, as kernels are given them."""
         return self._end.table, self._words, self._end.flags
 
     def _run(
         self, kernel: Any, grid: tuple[int], n_word: int, *args: Any, **constants: Any
     ) -> None:
-        """Launch one kernel; or, where kernels are interpreted, two with a meeting between.
+        """Launch one kernel; interpreted kernels as two with a meeting in between.
 
-        Args:
-            n_word: words of each member that a program holds.
+        `n_word` counts the words of each member that a program holds.
         """
         n_warp = constants["num_warps"]
         assert n_word >= 2 * THREADS * n_warp, "each pair is read by one thread"
@@ -413,12 +398,11 @@ class OneShot:
             launch(kernel, grid, *args, PUSH=True, COLLECT=True, **constants)
             return
         meet, rank = self._end.meet, self.rank
-        assert meet is not None, "ranks whose kernels are interpreted have to meet"
+        assert meet is not None, "ranks with interpreted kernels have to meet"
         launch(kernel, grid, *args, PUSH=True, COLLECT=False, **constants)
         host_step(lambda: meet(rank, self.group))
         launch(kernel, grid, *args, PUSH=False, COLLECT=True, **constants)
 
 
 def _plain(x: Tensor) -> Tensor:
-    """Return x in F32 without gaps, as the kernels read it."""
     return x.to(torch.float32).contiguous()

@@ -1,6 +1,6 @@
 """Packet slots: memory into which one rank's kernels write packets for another rank's kernels.
 
-Used by the one-shot all-reduce (`engine.backends.gpu.comm.one_shot`) and by the trials of links.
+For the one-shot all-reduce (`engine.backends.gpu.comm.one_shot`) and for the trials of links.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from engine.backends.gpu.launch.configs import target_of
-from engine.errors import EngineError
+from engine.errors import EngineError, Sentence
 from engine.hardware.cuda_api import CudaApi
 from engine.hardware.environment import launches_block, loads_kernels_lazily
 from engine.hardware.faults import call_all
@@ -28,20 +28,11 @@ if TYPE_CHECKING:
     from engine.model.forward.communicator import Group
 
 
-FIRST_ROUND = 1
-"""Number of the first round; packets that were never written have 0."""
-
-MARGIN = 1 << 16
-"""Number of rounds, with much to spare, within which all packets of a slot are rewritten."""
-
-INTERPRETED_POLLS = 100
-"""Polls of an interpreted kernel before it gives up: it begins when all is there already."""
-
-POLLS_PER_S = 500_000
-"""Polls per second of kernels without a clock: one of host memory takes 1 to 2 us."""
-
-TICKS_PER_S = 1e9 / 1024
-"""Ticks per second of the kernels' clock."""
+FIRST_ROUND = 1  # packets that were never written have round 0
+MARGIN = 1 << 16  # rounds, with a wide margin, within which all packets of a slot are rewritten
+INTERPRETED_POLLS = 100  # until an interpreted kernel gives up: its data is there when it starts
+POLLS_PER_S = 500_000  # without a clock: polling host memory takes 1 to 2 us
+TICKS_PER_S = 1e9 / 1024  # of the kernels' clock
 
 
 class PacketSlot(ABC):
@@ -61,15 +52,11 @@ class PacketSlot(ABC):
 
     @abstractmethod
     def clear(self) -> None:
-        """Set all packets to zero before returning; only while no kernel uses the slot."""
+        """Zero all packets before returning; only while no kernel uses the slot."""
 
 
 def new_slot(place: Place, n_packet: int, source: torch.device, goal: torch.device) -> PacketSlot:
-    """Make a slot of n_packet packets, all zeros.
-
-    Args:
-        place: where the slot lies.
-        source, goal: devices that write and read it.
+    """Make a zeroed slot of n_packet packets that `source` writes and `goal` reads.
 
     Raises:
         EngineError: the memory cannot be allocated.
@@ -105,17 +92,14 @@ class End:
 def fresh_round(rounds: Sequence[int]) -> int:
     """Return the round number to continue with in emptied slots, a signed 32-bit number.
 
-    No packet of an earlier round has it, even if a link delivers one late: so it is not simply
-    `FIRST_ROUND`.
-
-    Args:
-        rounds: number of each member's next round.
+    No packet of an earlier round has it, even if a link delivers one late, so it is not simply
+    `FIRST_ROUND`. `rounds` are the numbers of each member's next round.
     """
     if not rounds:
         return FIRST_ROUND
     most = max(_wrapped(number - rounds[0]) for number in rounds)
     fresh = _wrapped(rounds[0] + most + 1)  # a member may have written for the round before it
-    return FIRST_ROUND if -MARGIN < fresh < FIRST_ROUND else fresh  # 0 would come too soon
+    return FIRST_ROUND if -MARGIN < fresh < FIRST_ROUND else fresh  # would soon reach 0
 
 
 def _wrapped(number: int) -> int:
@@ -169,7 +153,7 @@ def host_words(n: int, device: torch.device) -> HostTensor:
     """Return zeros in host memory, int64 (n,), that kernels of all GPUs can read and write.
 
     Raises:
-        EngineError: the system pins no memory.
+        EngineError: the system cannot pin memory.
     """
     held = HostTensor((n,), torch.int64, device)
     if device.type == "cuda" and not held.is_pinned:
@@ -188,9 +172,9 @@ def patience_of(device: torch.device, timeout_s: float) -> int:
 def most_waiting(device: torch.device, n_rank: int) -> int:
     """Return how many programs of one kernel may wait at once on a device with n_rank ranks.
 
-    The ranks' programs must all be resident at once, each on its own multiprocessor at worst, and
-    leave room for those they wait for. A single rank needs no limit: programs start in the same
-    order on every device.
+    The ranks' programs must all be resident together, at worst each on its own multiprocessor, and
+    leave room for the programs they wait for. A single rank needs no limit: programs start in the
+    same order on every device.
     """
     if device.type != "cuda" or n_rank == 1:
         return sys.maxsize
@@ -198,19 +182,14 @@ def most_waiting(device: torch.device, n_rank: int) -> int:
 
 
 def why_not_together(names: Sequence[str], routes: Routes) -> str:
-    """Return why kernels of ranks on these devices cannot wait for each other; "" if they can.
-
-    Args:
-        names: each rank's device.
-        routes: routes between the devices.
-    """
+    """Return why kernels of ranks on these devices cannot wait for each other, or ""."""
     if not routes.have_stores(names):
-        return "kernels of one cannot write to the other's memory, as a test has shown"
+        return Sentence("kernels of one cannot write to the other's memory, as a test has shown")
     gpus = [name for name in names if name.startswith("cuda")]
     if gpus and launches_block():
-        return "kernel launches are blocking"
+        return Sentence("kernel launches are blocking")
     if len(set(gpus)) < len(gpus) and loads_kernels_lazily():
-        return "some share a GPU, where loading a kernel waits for those that run"
+        return Sentence("some share a GPU, where loading a kernel waits for running ones")
     return ""
 
 

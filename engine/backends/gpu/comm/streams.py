@@ -1,7 +1,7 @@
-"""Queues of device work, CUDA streams and events: what copies between GPUs are written with.
+"""Queues of device work, CUDA streams and events, with which copies between GPUs are written.
 
-A queue is a CUDA stream: its operations happen in order, and only events order operations of
-different queues. Where kernels are interpreted, everything happens at once.
+A queue is a CUDA stream: its operations run in order, and only events order operations of different
+queues. With interpreted kernels, everything runs immediately.
 """
 
 from __future__ import annotations
@@ -15,22 +15,19 @@ from contextlib import ExitStack
 import torch
 from torch import Tensor
 
-from engine.errors import CommError
+from engine.errors import CommError, Sentence
 from engine.hardware.host_memory import HostTensor
 
 STALL_S = 4.0
 """Seconds without progress of any rank, while the host waits, after which a rank counts as hung:
 between two all-reduces of a pass there is only half a block's work."""
 
-WAKING_S = 0.5
-"""Seconds until waiting kernels have ended once they were told to: they poll all the time."""
-
-POLL_S = 50e-6
-"""Seconds between polls of an event, in which other threads run."""
+WAKING_S = 0.5  # seconds until waiting kernels have ended after an abort: they poll all the time
+POLL_S = 50e-6  # seconds between polls of an event, in which other threads run
 
 
 class DoneEvent:
-    """An event of a queue whose operations happen at once."""
+    """Event of a queue that runs operations immediately."""
 
     def query(self) -> bool:
         """Return whether all work in the queue before the event is done."""
@@ -38,30 +35,29 @@ class DoneEvent:
 
 
 DeviceEvent = torch.cuda.Event | DoneEvent
-"""A point in a queue."""
 
 
 class HostQueue:
-    """Operations of one device, in order; here they happen at once, on the host."""
+    """Operations of one device, in order; here they run immediately, on the host."""
 
     def run(self, step: Callable[[], object]) -> None:
-        """Compute with torch on the device, in memory that stays until it is done."""
+        """Compute with torch on the device, in memory that is kept until it is done."""
         step()
 
     def copy(self, goal: Tensor, source: Tensor) -> None:
-        """Copy from or to the memory of the host or of another GPU; both tensors without gaps."""
+        """Copy from or to the memory of the host or of another GPU; both tensors are contiguous."""
         goal.copy_(source)
 
     def record(self) -> DeviceEvent:
-        """Return an event at the present end of the queue."""
+        """Return an event at the current end of the queue."""
         return DoneEvent()
 
     def wait(self, event: DeviceEvent) -> None:
-        """Let all later operations wait for a recorded event, whose work is done here."""
+        """Make all later operations wait for a recorded event, which is done already here."""
 
 
 class HostQueues:
-    """The queues of a rank, and memory for them; here of one whose kernels are interpreted.
+    """Queues of a rank, and memory for them; here with interpreted kernels.
 
     Attributes:
         compute: queue in which the model computes.
@@ -82,25 +78,20 @@ class HostQueues:
         return torch.empty(n_bytes, dtype=torch.uint8)
 
     def pinned(self, n_bytes: int) -> HostTensor:
-        """Return pinned host memory, uint8, which GPUs read and write by themselves."""
+        """Return pinned host memory, uint8, which GPUs access directly."""
         return HostTensor((n_bytes,), torch.uint8, torch.device("cpu"))
 
 
 class CudaQueue:
-    """A queue that is a CUDA stream, with the methods of `HostQueue`.
-
-    Args:
-        stream: None for the calling thread's current stream at each call.
-    """
+    """A queue that is a CUDA stream; None for the calling thread's current stream at each call."""
 
     def __init__(self, device: torch.device, stream: torch.cuda.Stream | None) -> None:
         self._device = device
         self._own = stream
-        self._beside: dict[torch.device, torch.cuda.Stream] = {}
+        self._sources: dict[torch.device, torch.cuda.Stream] = {}
 
     @property
     def stream(self) -> torch.cuda.Stream:
-        """The queue's stream, or the calling thread's current one."""
         return self._own or torch.cuda.current_stream(self._device)
 
     def run(self, step: Callable[[], object]) -> None:
@@ -111,11 +102,11 @@ class CudaQueue:
         """See `HostQueue.copy`.
 
         Torch copies between GPUs in the current stream of the source device, which must not be the
-        one that a rank computes in; both streams wait for each other before and after.
+        stream in which a rank computes; both streams wait for each other before and after.
         """
         with ExitStack() as stack:
             if source.is_cuda and source.device != self._device:
-                stack.enter_context(torch.cuda.stream(self._beside_on(source.device)))
+                stack.enter_context(torch.cuda.stream(self._stream_on(source.device)))
             stack.enter_context(torch.cuda.stream(self.stream))
             goal.copy_(source, non_blocking=True)
 
@@ -127,14 +118,14 @@ class CudaQueue:
         assert isinstance(event, torch.cuda.Event)
         self.stream.wait_event(event)
 
-    def _beside_on(self, device: torch.device) -> torch.cuda.Stream:
-        if device not in self._beside:
-            self._beside[device] = new_stream(device)
-        return self._beside[device]
+    def _stream_on(self, device: torch.device) -> torch.cuda.Stream:
+        if device not in self._sources:
+            self._sources[device] = new_stream(device)
+        return self._sources[device]
 
 
 class CudaQueues:
-    """The queues of a rank on a GPU: the stream it computes in, and three beside it."""
+    """Queues of a rank on a GPU: the stream it computes in, and three others."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -159,13 +150,11 @@ Queues = HostQueues | CudaQueues
 
 
 def new_stream(device: torch.device) -> torch.cuda.Stream:
-    """Return a new stream of a GPU."""
     make: Callable[[torch.device], torch.cuda.Stream] = torch.cuda.Stream
     return make(device)
 
 
 def queues_of(device: torch.device) -> Queues:
-    """Return the queues of a rank on a device."""
     return CudaQueues(device) if device.type == "cuda" else HostQueues()
 
 
@@ -185,16 +174,13 @@ class Marks:
         self._problem: CommError | None = None
 
     def leave(self, rank: int, event: DeviceEvent) -> None:
-        """Record an event at the present end of a rank's work."""
+        """Record an event at the current end of a rank's work."""
         with self._lock:
             self._pass_over(rank)
             self._marks[rank].append((time.perf_counter(), event))
 
     def has_moved(self, rank: int) -> bool | None:
-        """Return whether a device has finished a mark since the last call.
-
-        None if it has no unfinished mark.
-        """
+        """Return whether a device has passed a mark since the last call; None if none is left."""
         with self._lock:
             self._pass_over(rank)
             has_moved = self._n_over[rank] != self._seen[rank]
@@ -205,11 +191,11 @@ class Marks:
         """Wait for events.
 
         Args:
-            grace_s: least seconds to wait even if a rank is known to hang: it may wake up.
+            grace_s: least seconds to wait even if a rank is known to hang: it may recover.
 
         Raises:
-            CommError: no rank has finished anything for `STALL_S`. It names the rank with the
-                oldest unfinished mark, which the others wait for. Later calls do not wait again.
+            CommError: no rank has made progress for `STALL_S`. It names the rank with the oldest
+                unfinished mark, which the others wait for. Later calls do not wait again.
         """
         seen, deadline, patient_until = (-1, -1), 0.0, time.monotonic() + grace_s
         while n_left := sum(not event.query() for event in events):
@@ -230,23 +216,20 @@ class Marks:
                 marks.clear()
 
     def _pass_over(self, rank: int) -> None:
-        """Drop and count the marks that a rank's device has finished."""
         marks = self._marks[rank]
         while marks and marks[0][1].query():
             marks.popleft()
             self._n_over[rank] += 1
 
     def _total(self) -> int:
-        """Return how many marks all ranks together have finished."""
         with self._lock:
             for rank in range(len(self._marks)):
                 self._pass_over(rank)
             return sum(self._n_over)
 
     def _stalled(self) -> CommError:
-        """Return an error that names the rank with the oldest unfinished mark."""
         with self._lock:
             oldest = [(m[0][0], rank) for rank, m in enumerate(self._marks) if m]
         rank = min(oldest)[1] if oldest else 0
-        problem = f"has made no progress for {STALL_S:.0f} seconds"
+        problem = Sentence("has made no progress for {seconds:.0f} seconds", seconds=STALL_S)
         return CommError(rank, problem, self._devices[rank])

@@ -1,10 +1,10 @@
 """Captures one token's work on all ranks of a model, and proves that a replay gives the same bits.
 
-Where kernels of several devices wait for each other, all ranks must have captured before one is
-started, and nothing may be left to load. So there are five steps, each taken by all ranks before
-the next: compute a token without waiting for each other, whose numbers are dropped; compute it;
-capture it; start all captures once without waiting for each other; replay them as they will be
-used, which must give the bits of the second step.
+If kernels of several devices wait for each other, all ranks must have captured before one launches,
+and nothing may be left to load. So there are five steps, each taken by all ranks before the next:
+compute a token without waiting for each other, and drop the results; compute it; capture it; launch
+all captures once without waiting for each other; replay them as they will be used, which must give
+the bits of the second step.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from engine.backends.executor import RankOutOfMemory
 from engine.backends.gpu.launch.graph import NotRepeatable
-from engine.errors import CommError
+from engine.errors import CommError, Sentence
 from engine.model.forward.recording import Captured
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Unproven(NotRepeatable):
-    """A capture whose replay is wrong, perhaps because kernels of several ranks meet in it."""
+    """A capture that replays wrongly, perhaps because kernels of several ranks interact in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class CaptureTask:
     """One rank's work for a token, to be captured.
 
     Args:
-        begin: writes what differs from token to token.
+        begin: writes the inputs that differ from token to token.
         compute: computes the token; its result always has the same size, or is always None.
         capture: captures `compute` for replays.
         states: tensors that `compute` changes.
@@ -49,7 +49,7 @@ class CaptureTask:
 
 
 class Recomputed(Captured[Tensor | None]):
-    """Stand-in for the capture of a rank that captures nothing: a replay computes anew.
+    """Stand-in for the capture of a rank that captures nothing: a replay computes the token again.
 
     Args:
         is_idle: whether the rank has no work, so that any thread may replay it.
@@ -65,7 +65,7 @@ class Recomputed(Captured[Tensor | None]):
 
 
 class Replays:
-    """The captures of all ranks, which are replayed together."""
+    """Captures of all ranks, which are replayed together."""
 
     def __init__(self, executor: RankExecutor, parts: Sequence[Captured[Tensor | None]]) -> None:
         self.parts = parts
@@ -73,11 +73,11 @@ class Replays:
 
     @property
     def is_whole(self) -> bool:
-        """Whether one thread may start the replay on all devices."""
+        """Whether one thread may launch the replay on all devices."""
         return all(part.is_whole for part in self.parts)
 
     def replay(self) -> None:
-        """Start the replay on all ranks; for what it may not wait for see `call_inline`."""
+        """Launch the replay on all ranks; for what must not block, see `call_inline`."""
         each = self._executor.call_inline if self.is_whole else self._executor.run
         each(lambda rank: self.parts[rank].replay())
 
@@ -88,13 +88,12 @@ def capture_on_all(
 ) -> tuple[Replays, list[Tensor | None]]:  # fmt: skip
     """Compute a token on all ranks, and capture that for replays.
 
-    All machines whose ranks take part have to compute it equally often.
+    All machines with ranks have to compute it equally often.
 
     Args:
-        one_shots: one-shot all-reduces of the ranks.
-        waits: whether kernels of ranks wait for each other, also on other machines; None if
-            `one_shots` tells.
-        agreed: given what is wrong, "" if nothing is, returns what is on any machine.
+        waits: whether kernels of ranks wait for each other, also across machines; None to derive it
+            from `one_shots`.
+        agreed: given this machine's problem or "", returns the problem of any machine.
 
     Returns:
         The captures, and each rank's result of the token.
@@ -140,7 +139,7 @@ class _Capturing:
         """Copy the states, which plans do not count: passes of many answers change as many.
 
         Raises:
-            NotRepeatable: a device of any machine has no memory for them.
+            NotRepeatable: a device of any machine has no memory for the copies.
         """
         tasks, why = self._tasks, ""
         try:
@@ -152,12 +151,11 @@ class _Capturing:
             raise NotRepeatable(why)
 
     def restore(self, rank: int) -> None:
-        """Restore a rank's states from before the token."""
         for state, before in zip(self._tasks[rank].states, self._kept[rank], strict=True):
             state.copy_(before)
 
     def rehearse(self) -> None:
-        """Compute the token once while no kernel waits for another rank; restore the states.
+        """Compute the token while no kernel waits for another rank; restore the states.
 
         A device's first pass allocates memory and loads libraries, which waits for its kernels.
         """
@@ -170,21 +168,20 @@ class _Capturing:
         return nullcontext() if self._one_shots is None else self._one_shots.without_waiting()
 
     def computed(self, rank: int) -> Tensor | None:
-        """Compute the token on a rank; return its result in memory of its own."""
         self._begin(rank)
         found = self._tasks[rank].compute()
-        return None if found is None else found.clone()
+        return None if found is None else found.clone()  # the next pass reuses the memory
 
     def replays(self, expected: Sequence[Tensor | None], *, waits: bool) -> Replays:
-        """Capture on all ranks; return the captures once a replay has given the expected results.
+        """Capture on all ranks; return the captures once a replay gives the expected results.
 
         Raises:
             NotRepeatable, CommError: a capture or its proof failed.
         """
         executor = self._executor
-        executor.make_room()  # for graphs; later a device may wait for one that has not begun
+        executor.make_room()  # for graphs; later a device may wait for one that has not started
         found = Replays(executor, executor.run(self._captured))
-        is_tape = self._one_shots is not None and found.is_whole  # it has been started
+        is_tape = self._one_shots is not None and found.is_whole  # it has already run once
         if waits or is_tape:
             executor.run(self._begin)
             with self._without_waiting():
@@ -200,14 +197,14 @@ class _Capturing:
         """Check that a replay has given the expected results, on all machines.
 
         Raises:
-            CommError: a kernel has not met the others.
+            CommError: a kernel timed out waiting for the others.
             Unproven: results differ, or another machine has a problem.
         """
         parts = found.parts
         failure = None if self._one_shots is None else self._one_shots.problem()
         why = "" if failure is None else str(failure)
         if not all(self._executor.run(lambda rank: _same(expected[rank], parts[rank].result))):
-            why = why or "a replayed token gives something else"
+            why = why or Sentence("a replayed token gives other results")
         why = self._agreed(why)
         if failure is not None:
             raise failure
@@ -215,7 +212,6 @@ class _Capturing:
             raise Unproven(why)
 
     def _begin(self, rank: int) -> None:
-        """Prepare a rank for the token once more."""
         self.restore(rank)
         self._tasks[rank].begin()
 

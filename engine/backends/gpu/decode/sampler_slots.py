@@ -1,8 +1,8 @@
-"""Memory of samplers on a device, a slot for each, and the kernels that all samplers start.
+"""Memory of samplers on a device, one slot each, and the kernels that all samplers launch.
 
-A slot holds what one sampler needs from token to token: settings, history, counts of its tokens,
-and the results for the host. A start of the kernels samples one row of logits for each of some
-slots; see `engine.backends.gpu.kernels.sampling`.
+A slot holds a sampler's state between tokens: settings, history, counts of its tokens, and the
+results for the host. A launch of the kernels samples one row of logits for each of some slots; see
+`engine.backends.gpu.kernels.sampling`.
 """
 
 from __future__ import annotations
@@ -45,39 +45,29 @@ def settings_of(sampler: Sampler, n_vocab: int, n_rank: int = 1) -> Sequence[flo
     return [*penalties, n_last, n_wanted, p.top_k > 0, p.top_p, min_p, p.temperature, is_by_id]
 
 
-FEW = 128
-"""Number of candidates up to which a smaller sort is enough."""
-
-BLOCK = 1024
-"""Logits of one program."""
-
-STREAM_BLOCK = 2048
-"""Elements of a hidden state that are read at once."""
+FEW = 128  # candidates for which a smaller sort is enough
+BLOCK = 1024  # logits of one program
+STREAM_BLOCK = 2048  # elements of a hidden state to read at a time
+RING = 16  # steps that a slot's ring keeps for the host
+NEVER = -(1 << 30)  # count of a banned token: negative even if the token occurs
 
 MAX_GROUPS = 8192
 """Most groups of logits: one program holds their maxima. Large vocabularies have at least half."""
-
-RING = 16
-"""Number of steps whose results stay in a slot's ring for the host."""
-
-NEVER = -(1 << 30)
-"""Count of a token that must not be sampled: it stays below zero even if the token occurs."""
 
 FOR_HOST = kernels.FOR_HOST.value
 
 
 class SamplerSlots:
-    """The slots of a device; all tensors have those of one slot after the other.
+    """The slots of a device; all tensors are dense, with the slots first.
 
     Args:
         own: token ids of the logits.
-        n_slot: number of slots.
-        n_uniform: number of random numbers of each slot, a ring.
-        has_masks: whether there may be masks of the tokens that may come.
+        n_uniform: random numbers of each slot, a ring.
+        has_masks: whether there may be masks of allowed tokens.
 
     Attributes:
-        n_program: number of programs of each row.
-        ring: (n_slot * RING,), int64: results of each slot's last steps.
+        n_program: programs per row.
+        ring: results of each slot's last steps, int64 (n_slot * RING,).
     """
 
     def __init__(
@@ -113,29 +103,27 @@ class SamplerSlots:
         self._rows = zeros(3, i32)
         self._rows[2::3] = -1
         greedy = settings_of(Sampler(SamplingParams(temperature=0)), max(1, n_own))
-        assert greedy is not None, "devices know the most likely token"
+        assert greedy is not None, "devices sample greedily"
         for slot in range(n_slot):
             self._part(self.settings, slot).copy_(torch.tensor(greedy, dtype=f64))
 
     @property
     def n_bytes(self) -> int:
-        """Bytes taken on the device."""
         return sum(x.nbytes for x in vars(self).values() if isinstance(x, Tensor))
 
     @property
     def n_slot(self) -> int:
-        """Number of slots."""
         return len(self._rows) // 3
 
     def begin(
         self, settings: Sequence[float], sampler: Sampler, never: Sequence[int], n_step: int,
         slot: int = 0,
     ) -> None:  # fmt: skip
-        """Write what a sampler knows to a slot, in which no step may be under way.
+        """Write a sampler's state to a slot that has no step in flight.
 
         Args:
             settings: its settings, see `settings_of`.
-            never: tokens that must not be sampled.
+            never: banned tokens.
             n_step: number of the slot's steps so far; the next step's number is one more.
         """
         self._part(self.settings, slot).copy_(torch.tensor(settings, dtype=torch.float64))
@@ -145,7 +133,7 @@ class SamplerSlots:
         counts.zero_()
         if tokens:
             there = torch.tensor(tokens[:N_HISTORY], dtype=torch.int32)
-            # without effect where nothing is forgotten
+            # unused if no token leaves the penalty window
             self._part(self.history, slot)[: len(there)].copy_(there)
             ids, numbers = sampler.history.counts()
             is_own = (ids >= self.own.start) & (ids < self.own.stop)
@@ -158,21 +146,21 @@ class SamplerSlots:
             counts.index_fill_(0, torch.tensor(own_never).to(self._device), NEVER)
 
     def pause(self, n_step: int, slot: int = 0) -> None:
-        """Let a slot's next steps sample nothing; for `n_step` see `begin`."""
+        """Make a slot's next steps sample nothing; for `n_step` see `begin`."""
         self._part(self.state, slot).copy_(torch.tensor([n_step, 0, 0, FOR_HOST]))
 
     def choose_rows(
         self, rows: Sequence[tuple[int, int]], masks: Mapping[int, NDArray[np.bool_]]
     ) -> None:
-        """Write which rows of logits the next step samples; without this it is row 0 in slot 0.
+        """Write which rows of logits the next step samples; the default is row 0 in slot 0.
 
         Args:
             rows: pairs of row and slot.
-            masks: tokens that may come, (at most n_vocab,), by slot.
+            masks: allowed tokens, (at most n_vocab,), by slot.
         """
         numbers = {slot: number for number, slot in enumerate(masks)}
         found = [(row, slot, numbers.get(slot, -1)) for row, slot in rows]
-        # from memory that is not pinned: it is read before the call returns
+        # source not pinned: it is read before the call returns
         self._rows[: 3 * len(found)].copy_(
             torch.tensor(found, dtype=torch.int32).view(-1), non_blocking=True
         )
@@ -188,9 +176,9 @@ class SamplerSlots:
         """Apply penalties, and find each row's largest logit and a bound of its candidates.
 
         Args:
-            logits: F32 (rows, n) or (n,), dense; None without any.
-            hidden: hidden state (n_embd,), F32, to make a checksum of; None for none.
-            n_row: number of rows that are sampled.
+            logits: F32 (rows, n) or (n,), dense; None if there are none.
+            hidden: hidden state (n_embd,), F32, for a checksum; or None.
+            n_row: number of rows to sample.
         """
         n_own = len(self.own)
         launch(
@@ -208,10 +196,9 @@ class SamplerSlots:
         )  # fmt: skip
 
     def draw(self, token: Tensor, position: Tensor, n_row: int = 1) -> None:
-        """Sample a token of each row that was surveyed; see `kernels.sampling.draw`.
+        """Sample a token of each surveyed row; see `kernels.sampling.draw`.
 
-        Args:
-            token, position: (n_slot,), int64 and integers: written for the next step.
+        `token` and `position`, int64 and integers (n_slot,), are written for the next step.
         """
         n_own = len(self.own)
         launch(

@@ -1,21 +1,21 @@
 """Sampling on the device, with the results of `engine.decoding.sampling.sampler.Sampler`.
 
 The random numbers are the host's, uploaded before they are used, so a seed gives the same text.
-Probabilities are F64 as on the host; results differ only where sums in another order round to
-another side of a limit.
+Probabilities are F64 as on the host; results differ only where sums in another order round to the
+other side of a limit.
 
-Where each of several ranks has a slice of the vocabulary, they exchange the top tokens of their
-slices and little else, `message_bytes` each, and all sample the same token from these:
+If each of several ranks has a slice of the vocabulary, they exchange little more than the top
+tokens of their slices, `message_bytes` each, and all sample the same token from these:
 
-- greedy, and any top-k up to `most_sent`: exactly as the host and as one rank alone;
+- greedy, and any top-k up to `most_sent`: exactly as the host and as a single rank;
 - min-p without top-p and top-k: as the host, if all tokens that pass are among those sent;
 - top-p without top-k: as well, but the total probability is the sum of the ranks' sums, each
   relative to the largest logit of its slice. It may differ from the host's in its last bits, and
-  so may the token where the probability of the first tokens lies within these bits of top-p;
-- otherwise, and where too many tokens are equally likely, the host samples.
+  so may the token if the probability of the first tokens is within these bits of top-p;
+- otherwise, and if too many tokens are equally likely, the host samples.
 
 All ranks sample the same token only with the same arithmetic, which GPUs of one maker have. The
-next step names a rank that went on with another token.
+next step names a rank that continued with another token.
 """
 
 from __future__ import annotations
@@ -38,11 +38,8 @@ from engine.decoding.sampling.sampler import ROOM, Sampler, most_sent
 from engine.hardware.devices.topology import Routes
 from engine.hardware.host_memory import HostTensor
 
-FEW_SENT = 64
-"""Number of candidates per rank up to which a smaller sort is enough."""
-
-N_UNIFORM = 256
-"""Random numbers on the device: one half is written while the other is used."""
+FEW_SENT = 64  # candidates per rank for which a smaller sort is enough
+N_UNIFORM = 256  # random numbers on the device: one half is written while the other is used
 
 WORD_BITS, ENTRY_BITS = sampling.WORD_BITS.value, sampling.ENTRY_BITS.value
 DRAWN, WRONG = sampling.DRAWN.value, sampling.WRONG.value
@@ -57,7 +54,7 @@ class RingEntry(NamedTuple):
         is_sampled: whether the device sampled a token; else the host must, if `wrong` is empty.
         token: the sampled token.
         wrong: seats of ranks that computed with other numbers than most, or of both if two differ.
-            What was computed since the last token cannot be trusted.
+            Results since the last token cannot be trusted.
     """
 
     number: int
@@ -77,7 +74,7 @@ class RingEntry(NamedTuple):
 
 
 def message_bytes(n_rank: int) -> int:
-    """Return the bytes that a rank sends to each other one per token, without packet flags."""
+    """Return the bytes that a rank sends to each other rank per token, without packet flags."""
     return 0 if n_rank == 1 else 8 * (N_HEAD + most_sent(n_rank))
 
 
@@ -87,9 +84,9 @@ class DeviceSampler:
     Args:
         n_vocab: number of logits of a token, on all ranks together.
         own: token ids of this rank's logits; None for all.
-        one_shot: message exchange with the other ranks that sample the same token; None if there
-            are none. The ranks' slices cover every id once. Counts of tokens in the history lie on
-            the rank with the logit, 4 bytes each; the window itself (`N_HISTORY`) on every rank.
+        one_shot: message exchange with the other ranks that sample the same token, or None. The
+            ranks' slices cover every id once. Counts of tokens in the history are on the rank with
+            the logit, 4 bytes each; the window itself (`N_HISTORY`) on every rank.
 
     Attributes:
         n_rank: number of ranks that sample together.
@@ -97,12 +94,9 @@ class DeviceSampler:
     """
 
     def __init__(
-        self,
-        device: torch.device,
-        n_vocab: int,
-        own: range | None = None,
+        self, device: torch.device, n_vocab: int, own: range | None = None,
         one_shot: OneShot | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.n_vocab = n_vocab
         self.n_rank = 1 if one_shot is None else len(one_shot.group)
         self._one_shot = one_shot if self.n_rank > 1 else None
@@ -120,26 +114,21 @@ class DeviceSampler:
         """Results of the last steps, (RING,), int64; see `RingEntry`."""
         return self.slots.ring
 
-    def settings_of(self, sampler: Sampler) -> Sequence[float] | None:
-        """Return a sampler's settings as the kernels read them; None where the host must sample."""
-        return settings_of(sampler, self.n_vocab, self.n_rank)
-
     @property
     def n_bytes(self) -> int:
-        """Bytes taken on the device."""
         return self.slots.n_bytes + self._message.nbytes
 
     def begin(self, sampler: Sampler, never: Sequence[int], n_step: int) -> bool:
-        """Sample as `sampler` would from the next step on; return False if the host must sample.
+        """Sample like `sampler` from the next step on; return False if the host must sample.
 
-        No step may be under way.
+        No step may be in flight.
 
         Args:
             sampler: the host's sampler, with its history and random numbers.
-            never: tokens that must not be sampled.
+            never: banned tokens.
             n_step: number of steps so far; the next step's number is one more.
         """
-        settings = self.settings_of(sampler)
+        settings = settings_of(sampler, self.n_vocab, self.n_rank)
         if settings is None:
             return False
         self._sampler = sampler
@@ -149,14 +138,13 @@ class DeviceSampler:
         return True
 
     def pause(self, n_step: int) -> None:
-        """Let the next steps sample nothing; for `n_step` see `begin`."""
+        """Make the next steps sample nothing; for `n_step` see `begin`."""
         self.slots.pause(n_step)
 
     def advance(self, *, is_first: bool = True) -> None:
-        """Note that the host has read a sampled token, and consume its random number.
+        """Consume the random number of a sampled token that the host has read.
 
-        Args:
-            is_first: True for one of the ranks that share the sampler, False for the others.
+        `is_first` is True for one of the ranks that share the sampler, False for the others.
         """
         assert self._sampler is not None, "nothing was begun"
         if not self._sampler.is_greedy:
@@ -186,9 +174,9 @@ class DeviceSampler:
         Args:
             logits: this rank's logits (n_own,), F32; None if it has none.
             token: (1,), int64, set to the sampled token.
-            position: (1,), increased by one.
-            hidden: hidden state (n_embd,), F32, that the logits were computed from; ranks compare
-                theirs. None for a rank that samples alone.
+            position: (1,), incremented.
+            hidden: hidden state (n_embd,), F32, of the logits, for ranks to compare; None for a
+                rank that samples alone.
         """
         if self._one_shot is None:
             self.slots.survey(logits)
@@ -196,11 +184,10 @@ class DeviceSampler:
         else:
             self.slots.survey(logits, hidden)
             self._offer(token, hidden is not None)
-            told = self._one_shot.words(self._message.view(torch.int32))
-            self._decide(told.view(torch.int64), self._one_shot, token, position)
+            messages = self._one_shot.words(self._message.view(torch.int32))
+            self._decide(messages.view(torch.int64), self._one_shot, token, position)
 
     def _offer(self, token: Tensor, is_checked: bool) -> None:
-        """Write this rank's top candidates, and facts about its logits, to its message."""
         slots, n_sum, n_own = self.slots, self.slots.n_program, len(self._own)
         launch(
             sharded_sampling.offer, (n_sum,), slots.penalised, slots.settings, slots.limits,
@@ -209,11 +196,10 @@ class DeviceSampler:
             FEW=FEW, ROOM=ROOM, SENT=most_sent(self.n_rank), SUMS=power_of_two(n_sum),
         )  # fmt: skip
 
-    def _decide(self, told: Tensor, one_shot: OneShot, token: Tensor, position: Tensor) -> None:
-        """Sample a token from the messages of all ranks, `told`."""
+    def _decide(self, messages: Tensor, one_shot: OneShot, token: Tensor, position: Tensor) -> None:
         slots = self.slots
         launch(
-            sharded_sampling.decide, (1,), told, self._message, slots.settings, slots.uniforms,
+            sharded_sampling.decide, (1,), messages, self._message, slots.settings, slots.uniforms,
             slots.state, slots.counts, slots.history, token, position, slots.ring, one_shot.seat,
             self.n_rank, len(self._own), self._own.start, self.n_vocab,
             SEATS=power_of_two(self.n_rank), FEW=min(FEW_SENT, most_sent(self.n_rank)),
@@ -224,10 +210,9 @@ class DeviceSampler:
 def sampling_starts(
     n_vocab: int, own: range | None = None, n_rank: int = 1, n_embd: int | None = None
 ) -> list[KernelLaunch]:
-    """Return the kernel launches of a step, to compile them for the target in use.
+    """Return the kernel launches of a step, for compiling them for the current target.
 
     Args:
-        n_vocab: number of logits of a token, on all ranks together.
         own: token ids of the rank's logits; None for all.
         n_rank: number of ranks that sample together.
         n_embd: size of the hidden state that ranks compare, if they do.
@@ -253,10 +238,10 @@ class SampledRow(NamedTuple):
 
     Attributes:
         row: index of the row.
-        token: token that was computed there.
-        sampler: samples the next one; it has accepted `token`.
-        never: tokens that must not come; always the same for one sampler.
-        mask: tokens that may come this time, (at most n_vocab,); None for all.
+        token: the row's input token.
+        sampler: samples the next token; it has accepted `token`.
+        never: banned tokens; always the same for one sampler.
+        mask: allowed tokens, (at most n_vocab,); None for all.
     """
 
     row: int
@@ -268,14 +253,14 @@ class SampledRow(NamedTuple):
 
 @dataclass(slots=True)
 class _Slot:
-    """What the host knows of a slot.
+    """Host state of a slot.
 
     Attributes:
-        sampler: the sampler that the slot serves; None if what it holds is of no use.
-        revision: the sampler's revision when the slot sampled last.
-        token: token that was sampled then, -1 before.
+        sampler: the sampler that the slot serves; None if the slot's memory is stale.
+        revision: the sampler's revision when the slot last sampled.
+        token: the token sampled then, -1 before.
         n_step: number of steps so far.
-        used: number of the pass in which it was used last.
+        used: number of the pass in which it was last used.
     """
 
     sampler: Sampler | None = None
@@ -285,45 +270,40 @@ class _Slot:
     used: int = 0
 
     def follows(self, row: SampledRow) -> bool:
-        """Return whether the slot knows all that a row's sampler does."""
+        """Return whether the slot is up to date with a row's sampler."""
         is_next = row.sampler.revision == self.revision + 1 and row.token == self.token
         return row.sampler is self.sampler and is_next
 
 
 class RowSampler:
-    """Samples rows of logits on a device.
-
-    Args:
-        n_vocab: number of logits of a row.
-        n_slot: most rows that are sampled at once.
-    """
+    """Samples rows of logits on a device, up to `n_slot` at once."""
 
     def __init__(self, device: torch.device, n_vocab: int, n_slot: int) -> None:
         self._n_vocab, self.n_slot = n_vocab, n_slot
         self._memory = SamplerSlots(device, range(n_vocab), n_slot, 1, has_masks=True)
-        self._next = torch.zeros(2, n_slot, dtype=torch.int64, device=device)  # nobody reads it
+        self._next = torch.zeros(2, n_slot, dtype=torch.int64, device=device)  # unused output
         self._slots = [_Slot() for _ in range(n_slot)]
         self._n_pass = 0
 
     def sample(self, logits: Tensor, rows: Sequence[SampledRow]) -> list[int | None]:
         """Sample the next token of each row; None where the host has to.
 
-        This takes a random number of the samplers, which are still to accept their tokens.
+        This takes a random number from the samplers, which have yet to accept their tokens.
 
         Args:
             logits: F32 (n, n_vocab) on the device.
-            rows: at most `n_slot`, each with another sampler.
+            rows: at most `n_slot`, each with a different sampler.
         """
         self._n_pass += 1
-        slots = self._placed(rows)
+        slots = self._slots_for(rows)
         served = [(row, slot) for row, slot in zip(rows, slots, strict=True) if slot is not None]
         if served:
             self._start(logits, served)
         words = self._memory.ring.tolist() if served else []
         return [None if n is None else self._result(n, words) for n in slots]
 
-    def _placed(self, rows: Sequence[SampledRow]) -> list[int | None]:
-        """Return the slot of each row, which holds what its sampler knows; None without one."""
+    def _slots_for(self, rows: Sequence[SampledRow]) -> list[int | None]:
+        """Return the slot of each row, up to date with its sampler; None without one."""
         known = {id(slot.sampler): n for n, slot in enumerate(self._slots) if slot.sampler}
         found = [known.get(id(row.sampler)) for row in rows]
         for n in found:
@@ -337,7 +317,7 @@ class RowSampler:
         return found
 
     def _begin(self, n: int, row: SampledRow) -> bool:
-        """Write what a sampler knows to a slot; return False if its settings are unknown there."""
+        """Write a sampler's state to a slot; return False if the kernels lack its settings."""
         settings = settings_of(row.sampler, self._n_vocab)
         if settings is None:
             return False
@@ -361,11 +341,10 @@ class RowSampler:
         memory.draw(self._next[0], self._next[1], n_row)
 
     def _result(self, n: int, words: Sequence[int]) -> int | None:
-        """Return the token that a slot has sampled; None if it could not."""
         slot = self._slots[n]
         entry = RingEntry.of(words[n * RING + (slot.n_step - 1) % RING])
         sampler = slot.sampler
-        assert sampler is not None, "it was placed here"
+        assert sampler is not None, "the slot was assigned"
         assert entry.number == slot.n_step, "the device has taken the step"
         if not entry.is_sampled:
             slot.sampler = None

@@ -1,13 +1,13 @@
-"""Decode loop on the devices: they feed themselves with tokens, and the host reads a little behind.
+"""Decode loop on the devices: they feed tokens to themselves, and the host reads with a delay.
 
-A step computes the token that stands in the device's memory, samples the next one and writes it
-there. It is captured once and then only replayed. The host enqueues a few steps beyond the token
-that it has read, so the device never waits for it; tokens behind the end of an answer are
-discarded. Several ranks take a step together, and each samples the same token from the same
-numbers; the host reads what one of them wrote.
+A step computes the token in device memory, samples the next one and writes it there. It is captured
+once and then only replayed. The host enqueues a few steps beyond the token that it has read, so
+the device never waits for it; tokens after the end of an answer are discarded. Several ranks take a
+step together, and each samples the same token from the same numbers; the host reads the ring of one
+of them.
 
-Where a step cannot sample (see `gpu.kernels.sampling`), it and those behind it change
-nothing, and the host samples from the logits, which are still there.
+If a step cannot sample (see `gpu.kernels.sampling`), it and the steps after it change nothing, and
+the host samples from the logits, which are still there.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from engine.backends.gpu.decode.rank_capture import CaptureTask, Recomputed, Rep
 from engine.backends.gpu.decode.sampler_slots import RING
 from engine.backends.gpu.decode.sampling import DeviceSampler, RingEntry
 from engine.backends.gpu.launch.graph import capture
-from engine.errors import CommError, EngineError
+from engine.decoding.sampling.sampler import Sampler, why_on_host
+from engine.errors import CommError, EngineError, Sentence
 from engine.hardware.fallbacks import Fallbacks
 from engine.hardware.host_memory import HostTensor
 from engine.model.forward.batch import FIRST_TOKEN, Piece, Tables
@@ -36,43 +37,39 @@ if TYPE_CHECKING:
     from engine.backends.executor import RankExecutor
     from engine.backends.gpu.comm.one_shot import OneShot, OneShotGroups
     from engine.decoding.sampling.sampler import Logits
-    from engine.model.forward.batch import Tables
     from engine.sampling_params import SamplingParams
-from engine.decoding.sampling.sampler import Sampler, why_on_host
 
 AHEAD = 3
-"""Steps enqueued beyond the token that the host waits for, where states can be rewound: while a
-window is painted, the host may not read for some tokens."""
+"""Steps enqueued beyond the token that the host waits for, if states can be rewound: while a window
+is painted, the host may not read for some tokens."""
 
 CALM = 32
-"""Number of tokens sampled by the device after which steps run ahead again, once the host had to
-sample."""
+"""Tokens sampled by the device before steps run ahead again, after the host had to sample."""
 
-OTHER_SETTINGS = "Other settings of sampling are faster."
-"""Sentence on what helps where an answer's settings keep the device from sampling."""
+OTHER_SETTINGS = Sentence("Other settings of sampling are faster.")
+"""Help where an answer's settings keep the device from sampling."""
 
-POLL_S = 50e-6
-"""Seconds between polls of the ring; each pause lets the threads of the window run."""
+POLL_S = 50e-6  # seconds between polls of the ring; each pause lets the window's threads run
 
 
 @dataclass(frozen=True, slots=True)
 class TokenStep:
-    """Steps in which one rank computes a token, in fixed memory.
+    """Steps in which one rank computes a token, at fixed addresses.
 
     Args:
         device: the rank's device.
         n_vocab: number of logits of a token, on all ranks together.
         token: (1,), int64: the token to compute.
         position: (1,), integers: number of tokens cached before it.
-        begin: writes both, and where the sequence's pages are; given the token and its place.
-        forward: computes, from the device's memory only, this rank's logits (n,) or (1, n), None if
-            it has none; and the hidden state (n_embd,) behind them, None if that is not known.
-        can_rewind: whether computing a token again, or another instead, does no harm.
+        begin: writes both, and the sequence's page tables; given the token and its place.
+        forward: computes, from device memory only, this rank's logits (n,) or (1, n), None if it
+            has none; and their hidden state (n_embd,), None if unknown.
+        can_rewind: whether a token may be computed again, or replaced by another.
         own: token ids of this rank's logits; None for all.
-        one_shot: message exchange with the other ranks that sample; None if there are none.
+        one_shot: message exchange with the other ranks that sample, or None.
         states: returns the tensors that computing a token at a place changes, even for a token
             computed before.
-        extend: notes that the sequence has got more pages, while steps are under way.
+        extend: notes that the sequence has got more pages, while steps are in flight.
     """
 
     device: torch.device
@@ -94,11 +91,8 @@ class _RankDecoder:
     Args:
         is_read: whether the host reads this rank's ring.
 
-    Attributes:
-        ring: host copy of the sampler's ring; None if the host does not read it.
-
     Raises:
-        EngineError: the device cannot write host memory by itself.
+        EngineError: the device cannot write host memory directly.
     """
 
     def __init__(self, step: TokenStep, *, is_read: bool) -> None:
@@ -109,7 +103,7 @@ class _RankDecoder:
             raise EngineError("The system allows no pinned memory that a GPU can write.")
 
     def capture_task(self, token: int, piece: Piece, n_step: int) -> CaptureTask:
-        """Return a step that samples nothing, as the work to be captured."""
+        """Return a step that samples nothing, as the work to capture."""
 
         def begin() -> None:
             self.sampler.pause(n_step)
@@ -132,22 +126,20 @@ class _RankDecoder:
 
 
 class TokenStream:
-    """The tokens of one model, sampled on the devices of its ranks.
+    """Tokens of one model, sampled on the devices of its ranks.
 
     Args:
         steps: each rank's step; None for ranks that have no part of the model.
-        executor: executor of the ranks.
-        one_shots: the one-shot all-reduces in which kernels of the ranks meet, if they do.
+        one_shots: the ranks' one-shot all-reduces, if kernels use them.
         on_failure: called with an error before it is raised, after which the stream is unusable;
             may raise another one.
         ahead: steps enqueued beyond the token that the host waits for.
-        fallbacks: list of what makes the GPUs slower.
 
     Attributes:
         waited_s: see `TokenSource`.
 
     Raises:
-        EngineError: a device cannot write host memory by itself.
+        EngineError: a device cannot write host memory directly.
     """
 
     def __init__(
@@ -179,11 +171,11 @@ class TokenStream:
         return None if step is None else _RankDecoder(step, is_read=rank == self._read)
 
     def prepare(self, token: int = 0, piece: Piece = FIRST_TOKEN) -> None:
-        """Capture the step now, by computing a token that is then forgotten.
+        """Capture the step now, by computing a token that is then dropped.
 
         Args:
             token: the token to compute.
-            piece: its place, where its keys and values are then cached; states are kept.
+            piece: its place, where its keys and values are then cached; states are restored.
 
         Raises:
             NotRepeatable: the step cannot be captured.
@@ -201,14 +193,12 @@ class TokenStream:
                 state.copy_(before)
 
         self._executor.run(restore)
-        self._n_read = self._n_enqueued = self._n_enqueued + RING  # old entries do not count
+        self._n_read = self._n_enqueued = self._n_enqueued + RING  # skips old entries
 
     def serve(self, sampler: Sampler, never: Sequence[int]) -> bool:
-        """Sample as `sampler` would from now on; return False if the host must sample.
+        """Sample like `sampler` from now on; return False if the host must sample.
 
-        Args:
-            sampler: the host's sampler.
-            never: tokens that must not be sampled; always the same for one sampler.
+        `never` are banned tokens, always the same for one sampler.
         """
         if sampler is not self._sampler:
             self.stop()
@@ -218,7 +208,7 @@ class TokenStream:
         return self._is_served
 
     def _note_service(self, sampler: Sampler) -> bool:
-        """Return whether the devices sample as `sampler` would; report it if they cannot."""
+        """Return whether the devices can sample like `sampler`; report it if not."""
         self._fallbacks.withdraw("sampling")
         why = why_on_host(sampler, self._step.n_vocab, self._device_sampler.n_rank)
         if why:
@@ -229,10 +219,10 @@ class TokenStream:
     def _steps_ahead(self, params: SamplingParams) -> int:
         """Return how many steps run ahead.
 
-        Where states cannot be rewound it is at most one, and only if the device is sure to sample:
-        then the states hold at most the last token read in excess. Mostly that is the token that
-        ended the answer, which the chat template continues with; else states are restored to where
-        they were saved.
+        If states cannot be rewound it is at most one, and only if the device is sure to sample:
+        then the states include at most the last token read in excess. Mostly that is the token that
+        ended the answer, and the chat template continues with it; else states are restored to a
+        checkpoint.
         """
         if self._step.can_rewind:
             return self._wanted
@@ -242,16 +232,16 @@ class TokenStream:
     def next(self, token: int, piece: Piece, n_left: int) -> int | Logits | None:
         """Compute a token, and sample the next one.
 
-        This consumes the sampler's random numbers; the caller lets it accept the token.
+        This consumes the sampler's random numbers; the caller makes it accept the token.
 
         Args:
             token: the token to compute.
             piece: its place, see `PagedTokenSource`.
-            n_left: number of tokens that may still be sampled, with this one.
+            n_left: number of tokens that may still be sampled, including this one.
 
         Returns:
-            The sampled token; or the logits (n_vocab,), from which the host must sample; or None
-            if the states have gone past these logits and cannot be rewound.
+            The sampled token; or the logits (n_vocab,), from which the host must sample; or None if
+            the states are past these logits and cannot be rewound.
 
         Raises:
             EngineError: the devices' work is lost.
@@ -278,22 +268,22 @@ class TokenStream:
 
     @property
     def is_beyond(self) -> bool:
-        """Whether states hold the token read last, see `TokenSource`."""
+        """Whether states include the token read last, see `TokenSource`."""
         return self._n_read < self._n_enqueued and not self._step.can_rewind
 
     def hold(self, n: int) -> bool:
-        """Run no steps ahead for the next n tokens; return whether none is, see `TokenSource`."""
+        """Run no steps ahead for the next n tokens; return whether none is in flight."""
         self._ahead, self._n_calm = 0, CALM - n
         if self._n_read < self._n_enqueued:
             return False
-        self._next = None  # others may write to the memory of the token
+        self._next = None  # the token's memory may be overwritten
         return True
 
     def stop(self) -> Sequence[int]:
-        """Wait for all enqueued steps and discard them; called before anything else uses the cache.
+        """Wait for all enqueued steps and discard them; called before other uses of the cache.
 
         Returns:
-            The token read last, if the states hold it already and cannot be rewound.
+            The token read last, if the states include it already and cannot be rewound.
 
         Raises:
             EngineError, RuntimeError: see `next`.
@@ -303,23 +293,21 @@ class TokenStream:
             return ()
         with self._failing():
             self._wait(self._n_enqueued)
-            self._executor.wait()  # the host's next use of other ranks' memory waits for no stream
+            self._executor.wait()  # the host's next use of other ranks' memory syncs no stream
         self._n_read = self._n_enqueued
         return () if following is None or self._step.can_rewind else following[:1]
 
     @contextmanager
     def _failing(self) -> Iterator[None]:
-        """Call `on_failure` once, at the first failure inside."""
         try:
             yield
         except Exception as error:
-            self._n_read = self._n_enqueued  # no step is waited for any more
+            self._n_read = self._n_enqueued  # stop waiting for steps
             on_failure, self._on_failure = self._on_failure, lambda error: None
             on_failure(error)
             raise
 
     def _begin(self, token: int, piece: Piece) -> None:
-        """Prepare all ranks to compute `token` next."""
         assert self._sampler is not None, "no sampler was set by `serve`"
         if self._replays is None:
             self.prepare(token, piece)
@@ -333,7 +321,6 @@ class TokenStream:
         self._each(begin)
 
     def _each(self, do: Callable[[_RankDecoder], None]) -> None:
-        """Call a function for each rank that has a part of the model, on this thread."""
         decoders = self._all
         self._executor.call_inline(
             lambda rank: None if (decoder := decoders[rank]) is None else do(decoder)
@@ -350,13 +337,12 @@ class TokenStream:
         """Wait for a step's entry in the ring, and return it.
 
         Raises:
-            CommError: a kernel waited for another rank in vain, ranks have computed different
-                numbers, or a device makes no progress.
+            CommError: see `_check`, or a device makes no progress.
             EngineError: the step has ended without an entry.
         """
         begun = time.perf_counter()
         while True:
-            is_idle = self._is_idle()  # asked first: an entry missing after that never comes
+            is_idle = self._is_idle()  # before reading: an entry missing after that never comes
             entry = RingEntry.of(int(self._seen[(number - 1) % RING]))
             if entry.number == number:
                 self.waited_s += time.perf_counter() - begun
@@ -371,30 +357,25 @@ class TokenStream:
             time.sleep(POLL_S)
 
     def _is_idle(self) -> bool:
-        """Return whether all work is done; asking also submits work that Windows has batched."""
+        """Return whether all work is done; the query also submits work that Windows batches."""
         return self._executor.is_idle(self._read)
 
     def _check(self, entry: RingEntry | None) -> None:
-        """Check that ranks agree.
-
-        Raises:
-            CommError: a kernel waited in vain, or ranks have computed different numbers.
-        """
+        """Raise a CommError if a kernel timed out waiting for a rank, or ranks disagree."""
         problem = None if self._one_shots is None else self._one_shots.problem()
         if entry is not None and entry.wrong and self._step.one_shot is not None:
             ranks = [self._step.one_shot.group[seat] for seat in entry.wrong]
             device = str(self._executor.devices[ranks[0]])
-            problem = problem or CommError(
-                ranks[0], "has computed other numbers than the others", device
-            )
+            what = Sentence("has computed other numbers than the others")
+            problem = problem or CommError(ranks[0], what, device)
         if problem is not None:
             raise problem
 
     def _logits(self) -> Logits | None:
-        """Return the logits of the step that could not sample; later steps pause running ahead.
+        """Return the logits of the step that could not sample, and stop running ahead for a while.
 
-        The steps behind it have computed the same token again, with other results where states
-        changed: then the logits are lost, and the result is None.
+        Later steps have computed the same token again, with other results where states changed:
+        then the logits are lost, and the result is None.
         """
         is_lost = self.is_beyond
         self.stop()
@@ -416,7 +397,6 @@ class TokenStream:
 
 
 def _nothing() -> CaptureTask:
-    """Return the work of a rank that has no part of the model."""
 
     def captured() -> Captured[Tensor | None]:
         return Recomputed(lambda: None, is_idle=True)

@@ -1,1 +1,1 @@
-"""Kernels in Triton's language, compiled for NVIDIA's and AMD's cards, or interpreted."""
+"""Kernels in Triton's language, compiled for NVIDIA and AMD GPUs, or interpreted."""

@@ -1,22 +1,21 @@
 """Inline PTX, element by element; `ASM` says whether the target has it.
 
 Functions without a branch for other targets may only be used where ASM is set. Loads are marked as
-impure, so that the compiler does not move them: a load that is written early shall start early.
+impure, so that the compiler does not delay a load that was issued early.
 """
 
 import triton
 import triton.language as tl
 from triton.language.target_info import current_target
 
-THREADS = tl.constexpr(1024)
-"""Most threads of a program."""
+THREADS = tl.constexpr(1024)  # most threads of a program
 
 
 @triton.constexpr_function
 def is_before_volta():
-    """Return whether kernels are compiled for one of NVIDIA's GPUs before Volta.
+    """Return whether kernels are compiled for an NVIDIA GPU before Volta.
 
-    These know neither memory orders nor hints on the L1 cache.
+    These have neither memory orders nor hints for the L1 cache.
     """
     target = None if triton.knobs.runtime.interpret else current_target()
     return target is not None and target.backend == "cuda" and target.arch < 70
@@ -24,7 +23,7 @@ def is_before_volta():
 
 @triton.constexpr_function
 def load_once():
-    """Return the instruction that loads four words past the L1 cache, where that can be said."""
+    """Return the instruction that loads four words, past the L1 cache if the target supports it."""
     hint = "" if is_before_volta() else ".L1::no_allocate"
     return f"ld.global.nc{hint}.v4.b32 {{$0, $1, $2, $3}}, [$4];"
 
@@ -43,7 +42,7 @@ def store_pair():
 def ordered_add(is_ordered):
     """Return code that adds $2 to [$1] where $3 is set, for GPUs before Volta.
 
-    Their atomics order nothing; a fence before releases, and one behind acquires.
+    Their atomics order nothing: a fence goes before a release and after an acquire.
     """
     fence = "@p membar.gl; " if is_ordered else ""
     return (
@@ -54,7 +53,7 @@ def ordered_add(is_ordered):
 
 @triton.jit
 def atomic_add(address, n, SEM: tl.constexpr):
-    """Add n to the int32 at one address, and return what was there.
+    """Add n to the int32 at one address and return the old value.
 
     Args:
         SEM: "relaxed" or "acq_rel", see `tl.atomic_add`.
@@ -72,9 +71,9 @@ def atomic_add(address, n, SEM: tl.constexpr):
 
 @triton.jit
 def four_words(address, ASM: tl.constexpr):
-    """Return the four 32-bit words from each address on, a multiple of 16 bytes.
+    """Return the four 32-bit words at each address, a multiple of 16 bytes.
 
-    For data that is read once, like weights: it is not kept in the L1 cache.
+    For data that is read once, such as weights: it is not kept in the L1 cache.
     """
     if ASM:
         a, b, c, d = tl.inline_asm_elementwise(
@@ -89,7 +88,7 @@ def four_words(address, ASM: tl.constexpr):
 
 @triton.jit
 def two_words(address, ASM: tl.constexpr):
-    """Return the two 32-bit words from each address on, a multiple of 8 bytes."""
+    """Return the two 32-bit words at each address, a multiple of 8 bytes."""
     if ASM:
         a, b = tl.inline_asm_elementwise(
             "ld.global.nc.v2.b32 {$0, $1}, [$2];", "=r,=r,l",
@@ -103,7 +102,7 @@ def two_words(address, ASM: tl.constexpr):
 
 @triton.jit
 def four_shared_words(address, ASM: tl.constexpr):
-    """Return `four_words` of data that many programs read, like activations."""
+    """Return `four_words` of data that many programs read, such as activations."""
     if ASM:
         a, b, c, d = tl.inline_asm_elementwise(
             "ld.global.nc.v4.b32 {$0, $1, $2, $3}, [$4];", "=r,=r,=r,=r,l",
@@ -116,12 +115,9 @@ def four_shared_words(address, ASM: tl.constexpr):
 
 @triton.jit
 def dot_of_bytes(weights, x, total, IS_SIGNED: tl.constexpr):
-    """Return `total` plus the dot product of four bytes each (`dp4a`); the bytes of x are signed.
+    """Return `total` plus the dot product of four bytes each (`dp4a`); only where ASM is set.
 
-    Only for use where ASM is set.
-
-    Args:
-        IS_SIGNED: whether the bytes of the weights are signed.
+    The bytes of x are signed; IS_SIGNED says whether the weights are, too.
     """
     if IS_SIGNED:
         return tl.inline_asm_elementwise(
@@ -139,8 +135,7 @@ def dot_of_bytes(weights, x, total, IS_SIGNED: tl.constexpr):
 def chosen_bytes(low, high, selector):
     """Return four of the eight bytes of `low` and `high`, selected by four bits each (`prmt`).
 
-    The highest of the four bits replaces the byte by copies of its sign. Only for use where ASM is
-    set.
+    The highest of the four bits replaces the byte by copies of its sign. Only where ASM is set.
     """
     return tl.inline_asm_elementwise(
         "prmt.b32 $0, $1, $2, $3;", "=r,r,r,r", [low, high, selector],

@@ -5,9 +5,9 @@ of UNIT elements, so that the compiler knows a factor of them and uses wide load
 the last dimension, also fused with the addition to the residual stream. RoPE (arXiv 2104.09864)
 turns a pair (a, b) into (a cos - b sin, a sin + b cos).
 
-Quantised activations have blocks of 32 columns, those of a matrix' extent; columns before or behind
-those of the matrix are zeros. Bytes are rounded as in `cpu.kernels.products.panels`; 16 columns
-share a scale.
+Quantised activations have blocks of 32 columns, aligned with the matrix' extent; columns outside
+the matrix are zeros. Bytes are rounded as in `cpu.kernels.products.panels`; 16 columns share a
+scale.
 """
 
 import triton
@@ -29,10 +29,7 @@ def sigmoid(x):
 
 @triton.jit
 def activated(x, KIND: tl.constexpr):
-    """Return the activation of x, see `forward.operands.Activation`; "none" changes nothing.
-
-    "oai" needs `gate`.
-    """
+    """Return the activation of x except "oai", see `forward.operands.Activation` and `gate`."""
     if KIND == "silu":
         return x * sigmoid(x)
     elif KIND == "gelu":
@@ -74,7 +71,7 @@ def log1p(x):
 
 @triton.jit
 def softplus(x):
-    """Return `ln(1 + e^x)`; above 20 that is x, as in torch."""
+    """Return `ln(1 + e^x)`; x if above 20, as in torch."""
     return tl.where(x > 20.0, x, log1p(tl.exp(tl.minimum(x, 20.0))))
 
 
@@ -98,7 +95,7 @@ def place(n, BLOCK: tl.constexpr):
 def gated(x, up, y, n_head, n, x_stride, x_head, up_stride, up_head, limit, KIND: tl.constexpr,
           HAS_UP: tl.constexpr, HAS_LIMIT: tl.constexpr, UNIT: tl.constexpr,
           BLOCK: tl.constexpr):  # fmt: skip
-    """Compute `act(x) * up`, or `act(x)` without `up`; BLOCK elements of a row for each program.
+    """Compute `act(x) * up`, or `act(x)` without `up`; BLOCK elements of a row per program.
 
     Args:
         x, up: F32 (n_token, n_head, n) with any strides between tokens and between heads.
@@ -148,7 +145,7 @@ def softplus_rows(x, bias, y, n, x_stride, HAS_BIAS: tl.constexpr, UNIT: tl.cons
 @triton.jit(do_not_specialize=["n_in", "n", "x_stride", "y_stride", "other_stride"])
 def opened(x, door, y, other, out, n_in, n, x_stride, y_stride, other_stride,
            HAS_OTHER: tl.constexpr, UNIT: tl.constexpr, SIZE: tl.constexpr):  # fmt: skip
-    """Compute `other + sigmoid(x · door) * y`, one token for each program.
+    """Compute `other + sigmoid(x · door) * y`, one token per program.
 
     Args:
         x: F32 (n_token, n_in) with any stride between tokens, like y and other.
@@ -173,17 +170,13 @@ TINY = tl.constexpr(2.0**-100)
 """Least magnitude of 16 columns that is not rounded to zeros; 127 over less might be infinite."""
 
 ROUNDER, ROUNDER_BITS = tl.constexpr(1.5 * 2.0**23), tl.constexpr(0x4B400000)
-"""Number whose addition rounds to the nearest integer, ties to even, and leaves it in the low bits;
-its bits."""
+"""Number that, if added, rounds to the nearest integer, ties to even, and leaves it in the low
+bits; and its bits."""
 
 
 @triton.jit
 def halves_of(x, row, lead, n_columns, n_blocks, BLOCKS: tl.constexpr):
-    """Load a row's elements (2 * BLOCKS, 16).
-
-    Returns:
-        The elements, the index of each half block, and whether there is one.
-    """
+    """Load a row's elements (2 * BLOCKS, 16); return them, the half blocks' indices and a mask."""
     half = tl.program_id(1) * (2 * BLOCKS) + tl.arange(0, 2 * BLOCKS)
     column = half[:, None] * 16 + tl.arange(0, 16)[None, :] - lead
     inside = (column >= 0) & (column < n_columns)
@@ -193,7 +186,7 @@ def halves_of(x, row, lead, n_columns, n_blocks, BLOCKS: tl.constexpr):
 
 @triton.jit
 def clear(counters, N_COUNTERS: tl.constexpr):
-    """Set the counters to zero, by one program, for the products of these rows."""
+    """Set the counters to zero, in one program, for the products of these rows."""
     if (tl.program_id(0) == 0) & (tl.program_id(1) == 0):
         tl.store(counters + tl.arange(0, N_COUNTERS), tl.zeros((N_COUNTERS,), tl.int32))
 
@@ -204,13 +197,13 @@ def rounded(values, LARGEST: tl.constexpr):
     size = tl.max(tl.abs(values), axis=1)
     inverse = tl.where(size < TINY, 0.0, tl.div_rn(1.0 * LARGEST, tl.maximum(size, TINY)))
     whole = tl.fma(values, inverse[:, None], ROUNDER).to(tl.int32, bitcast=True) - ROUNDER_BITS
-    unfit = tl.sum(values * 0.0, axis=1)  # NaN where a number is NaN or infinite
-    return whole, size * (1.0 / LARGEST) + unfit
+    invalid = tl.sum(values * 0.0, axis=1)  # NaN where a number is NaN or infinite
+    return whole, size * (1.0 / LARGEST) + invalid
 
 
 @triton.jit
 def write_bytes(values, row, half, exists, n_blocks, numbers, facts, X_BYTES: tl.constexpr):
-    """Write half blocks of a row, see `halves_of`, in the form of `as_bytes`."""
+    """Write half blocks of a row, see `halves_of`, in the format of `as_bytes`."""
     block = row.to(tl.int64) * n_blocks + half // 2
     at = numbers + block[:, None] * (32 * X_BYTES) + (half[:, None] % 2 * 16 + tl.arange(0, 16))
     mask = exists[:, None]
@@ -230,7 +223,7 @@ def write_bytes(values, row, half, exists, n_blocks, numbers, facts, X_BYTES: tl
 
 @triton.jit
 def write_numbers(values, row, half, exists, n_blocks, numbers, facts):
-    """Write half blocks of a row, see `halves_of`, in the form of `as_numbers`."""
+    """Write half blocks of a row, see `halves_of`, in the format of `as_numbers`."""
     place = row.to(tl.int64) * n_blocks * 2 + half
     at = numbers + place[:, None] * 16 + tl.arange(0, 16)[None, :]
     tl.store(at, values, mask=exists[:, None])
@@ -240,10 +233,10 @@ def write_numbers(values, row, half, exists, n_blocks, numbers, facts):
 @triton.jit(do_not_specialize=["lead", "n_columns", "n_blocks"])
 def as_bytes(x, lead, n_columns, n_blocks, numbers, facts, counters, X_BYTES: tl.constexpr,
              BLOCKS: tl.constexpr, N_COUNTERS: tl.constexpr):  # fmt: skip
-    """Quantise rows to bytes; BLOCKS blocks of a row for each program.
+    """Quantise rows to bytes; BLOCKS blocks of a row per program.
 
     Args:
-        x: rows (rows, n_columns), contiguous F32.
+        x: contiguous F32 (rows, n_columns).
         lead, n_columns, n_blocks: see `Extent`.
         numbers: output, bytes (rows, n_blocks, X_BYTES, 32); of two bytes the one of weight 255 is
             first.
@@ -276,7 +269,7 @@ def as_numbers(x, lead, n_columns, n_blocks, numbers, facts, counters, BLOCKS: t
 def squares_factor(squares, n, eps, KIND: tl.constexpr):
     """Return the factor of a row from the sum of its squares.
 
-    It is correctly rounded: ranks on different GPUs must have bit-equal residual streams, and the
+    It is correctly rounded: ranks on different GPUs need bit-equal residual streams, and the
     results of approximate instructions differ between GPUs.
     """
     if KIND == "l2":
@@ -286,7 +279,7 @@ def squares_factor(squares, n, eps, KIND: tl.constexpr):
 
 @triton.jit
 def normed(value, inside, n, eps, KIND: tl.constexpr):
-    """Normalise a row: KIND is "rms", "layer" (less its mean) or "l2"."""
+    """Normalise a row: KIND is "rms", "layer" (minus its mean) or "l2"."""
     if KIND == "layer":
         mean = tl.div_rn(tl.sum(value), n.to(tl.float32))
         value = tl.where(inside, value - mean, 0.0)
@@ -414,14 +407,13 @@ def add_norm(x, delta, delta_bias, inner_weight, inner_bias, weight, bias, sum_s
              HAS_SUM_SCALE: tl.constexpr):  # fmt: skip
     """Compute `total = (x + inner(delta + delta_bias) * scale) * sum_scale; y = norm(total)`.
 
-    A row for each program.
+    A program computes a row.
 
     Args:
         x, delta, total, y: contiguous F32 (rows, n); y may be any pointer if KIND is "none".
-        delta_bias, weight, bias, inner_weight, inner_bias: F32 (n,); any pointer where there is
-            none.
+        delta_bias, weight, bias, inner_weight, inner_bias: F32 (n,), or any pointer.
         sum_scale: F32 (1,), or any pointer.
-        numbers, facts, counters: outputs, y quantised as by `quantise`; n is a multiple of 32.
+        numbers, facts, counters: outputs, y quantised as by `as_bytes`; n is a multiple of 32.
         INNER: kind of the norm of delta, or "none".
         KIND: kind of the norm of the sum, or "none".
         X_BYTES: bytes of each quantised number, 0 for F32; -1 to write none.
@@ -439,13 +431,12 @@ def add_norm(x, delta, delta_bias, inner_weight, inner_bias, weight, bias, sum_s
     )  # fmt: skip
 
 
-TURN = tl.constexpr(6.283185307179586)
-"""A whole turn, 2 π."""
+TURN = tl.constexpr(6.283185307179586)  # 2 π
 
 
 @triton.jit(do_not_specialize=["n_pairs"])
 def angles(turns, positions, cos, sin, n_pairs, magnitude, SIZE: tl.constexpr):
-    """Compute cosines and sines, times `magnitude`; a token for each program.
+    """Compute cosines and sines, times `magnitude`; a token per program.
 
     Whole turns are removed in F64, of which consumer GPUs have little; the rest is F32.
 
@@ -473,7 +464,6 @@ def _turn(
     HAS_NORM: tl.constexpr, IS_NEOX: tl.constexpr, HEADS: tl.constexpr, PAIRS: tl.constexpr,
     REST: tl.constexpr,
 ):  # fmt: skip
-    """Rotate HEADS heads of a token, from head `first` on; see `rotate`."""
     token = tl.program_id(0).to(tl.int64)
     head = first + tl.arange(0, HEADS)
     there = (head < n_head)[:, None]
@@ -515,7 +505,7 @@ def rotate(
     k_eps, cos, sin, n_pairs, dim, n_block_q, HAS_NORM: tl.constexpr, IS_NEOX: tl.constexpr,
     HEADS: tl.constexpr, PAIRS: tl.constexpr, REST: tl.constexpr,
 ):  # fmt: skip
-    """Rotate queries and keys; programs: (tokens, blocks of HEADS heads, first those of q).
+    """Rotate queries and keys; programs: (tokens, blocks of HEADS heads of q, then of k).
 
     Args:
         q, k: F32 (tokens, n_q or n_k, dim), heads contiguous; strides in elements.

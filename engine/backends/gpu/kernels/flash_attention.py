@@ -1,10 +1,10 @@
 """Flash attention over a KV cache: tiles of keys (arXiv 2205.14135), online softmax (1805.02867).
 
-Rows of a program are query heads of tokens that share a head of keys and values, so that these are
-read once for all of them. F32 operands are split into sums of two shorter numbers, for which there
-are tensor cores: OPERAND is "f16" or "bf16", whichever holds the cache's numbers exactly, or "f32";
-keys and values may have different ones, as they may have different types.
-Blocks are multiplied without their scales, as F16. Weights are 2 to the power of scores.
+Rows of a program are query heads of tokens that share a KV head, so that keys and values are read
+once for all of them. F32 operands are split into sums of two shorter numbers, for which there are
+tensor cores: OPERAND is "f16" or "bf16", whichever holds the cache's numbers exactly, or "f32"; it
+may differ between keys and values, like their types. Blocks are multiplied without their scales, as
+F16. Weights are 2 to the power of scores.
 """
 
 import triton
@@ -28,12 +28,11 @@ LOWEST = tl.constexpr(-1e30)
 """Running maximum before the first key; -inf would give NaN where a row sees no key of a tile."""
 
 HEADROOM = tl.constexpr(15.0)
-"""Exponent of a row's largest weight, 2^15, which F16 can hold; so it also holds weights that are a
+"""Exponent of a row's largest weight: 2^15 fits F16, which then also holds weights that are a
 billion times smaller."""
 
 HEADROOM_OF_BLOCKS = tl.constexpr(7.0)
-"""Exponent of a row's largest weight where weights are multiplied with scales: their product is in
-F16's range for values that are."""
+"""The same if weights are multiplied by scales: their product fits F16 wherever values do."""
 
 
 @triton.jit
@@ -56,9 +55,8 @@ def times(high, low, cells, total, OPERAND: tl.constexpr, PRECISION: tl.constexp
           IN_F32: tl.constexpr):  # fmt: skip
     """Return `total + (high + low) @ cells`, where cells are numbers of the cache.
 
-    Args:
-        PRECISION: `input_precision` for "f32".
-        IN_F32: whether to multiply as F32 in any case (the interpreter has no BF16).
+    PRECISION is the `input_precision` for "f32"; IN_F32 multiplies as F32 in any case (the
+    interpreter has no BF16).
     """
     if OPERAND == "f32" or IN_F32:
         cells = cells.to(tl.float32)
@@ -129,7 +127,7 @@ def powers(rows, there, OPERAND: tl.constexpr, DIM: tl.constexpr, SIZE: tl.const
 @triton.jit
 def held_queries(rows, there, power, TYPE: tl.constexpr, OPERAND: tl.constexpr, DIM: tl.constexpr,
                  SIZE: tl.constexpr, HOLDS_Q: tl.constexpr):  # fmt: skip
-    """Return all parts of queries as `queries` gives them; empty tuples without HOLDS_Q."""
+    """Return all parts of queries from `queries`; empty tuples without HOLDS_Q."""
     highs = ()
     lows = ()
     if HOLDS_Q:
@@ -164,7 +162,6 @@ def _more(
     s, high, low, k, inside, part, TYPE: tl.constexpr, OPERAND: tl.constexpr,
     PRECISION: tl.constexpr, IN_F32: tl.constexpr, DIM: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
-    """Return scores s plus the products of one part of queries and keys."""
     keys = tl.trans(read(k, inside, part, TYPE, SIZE, DIM))
     if has_blocks(TYPE):
         none = tl.zeros(s.shape, tl.float32)
@@ -179,7 +176,7 @@ def means(
     s, kept, sums, v, inside, TYPE: tl.constexpr, OPERAND: tl.constexpr, PRECISION: tl.constexpr,
     IN_F32: tl.constexpr, DIM: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
-    """Return `sums * kept` plus values weighted with s (ROWS, KEYS); v (KEYS,) points to rows."""
+    """Return `sums * kept` plus values weighted by s (ROWS, KEYS); v (KEYS,) points to rows."""
     high, low = split(s, OPERAND)
     more = ()
     for part in tl.static_range((DIM + SIZE - 1) // SIZE):
@@ -199,7 +196,7 @@ def attended(
     WIDTH_V: tl.constexpr, SIZE_K: tl.constexpr, SIZE_V: tl.constexpr, KEYS: tl.constexpr,
     HOLDS_Q: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HAS_SLOPES: tl.constexpr,
 ):  # fmt: skip
-    """Compute attention of rows of queries over those keys from start to stop that they see.
+    """Compute attention of query rows over the keys from start to stop that they can see.
 
     Args:
         q: pointers to the rows, (ROWS,).
@@ -208,12 +205,12 @@ def attended(
         first: first key that the row sees, (ROWS,).
         slope: ALiBi slope of the row's head, (ROWS,).
         row: head of k and v, int64.
-        table: pages of the sequence; a tile of keys lies in one.
+        table: pages of the sequence; a tile of keys is within one page.
         start: a multiple of KEYS.
 
     Returns:
-        The greatest score less headroom (ROWS,), the sum of all weights relative to it (ROWS,), and
-        for each part of a value the sum of values so weighted, (ROWS, SIZE_V).
+        The greatest score minus headroom (ROWS,), the sum of all weights relative to it (ROWS,),
+        and for each part of a value the weighted sum of values, (ROWS, SIZE_V).
     """
     headroom: tl.constexpr = HEADROOM_OF_BLOCKS if has_blocks(TYPE_V) else HEADROOM
     k, v = units(k, TYPE_K), units(v, TYPE_V)
@@ -230,7 +227,7 @@ def attended(
         key = tile + at
         inside = key < stop
         page = tile // PAGE
-        moved = tl.load(table + page).to(tl.int64) - page  # pages from the tile's place in order
+        moved = tl.load(table + page).to(tl.int64) - page  # by how many pages the tile was moved
         cell = row * n_slots + moved * PAGE + tile
         k_rows = k + cell * n_units(TYPE_K, DIM_K) + at * n_units(TYPE_K, DIM_K)
         s = products(q, there, power, highs, lows, k_rows, inside, TYPE_K, OPERAND_K, PRECISION,
@@ -273,38 +270,38 @@ def attend(
 ):  # fmt: skip
     """Compute causal attention of some rows over a whole sequence, or over every n_split-th piece.
 
-    Programs: (n_head / group, n_split, sequences * blocks of ROWS rows). A sequence's rows are
-    n_tokens * group, those of a token side by side. Pieces begin at places that depend only on
-    their index, so a row's result does not depend on which tokens are computed with it.
+    Programs: (n_head / group, n_split, sequences * blocks of ROWS rows). A sequence has n_tokens *
+    group rows; rows of a token are neighbours. Pieces start at places that depend only on their
+    index, so a row's result does not depend on which tokens are computed with it.
 
     Args:
         q: F32 (tokens, n_head, DIM_K), heads contiguous; strides in elements.
         new_k, new_v: F32 (tokens, heads, DIM_K or DIM_V), likewise: keys, and values if HAS_NEW_V,
-            of these tokens, if they are not in the cache yet. A program first writes those of the
-            pieces that it reads; other programs may write the same.
+            of these tokens, if they are not in the cache yet. A program first writes the new cells
+            of the pieces that it reads; other programs may write the same.
         k: cached keys, (heads, n_slots, DIM_K elements of TYPE_K); blocks as bytes.
         v: cached values, (heads, n_slots, DIM_V elements of TYPE_V), rows WIDTH_V elements apart.
         positions: position of each token in its sequence, (tokens,), in device memory.
         tables: pages of each sequence, int32 (sequences, n_pages), in device memory.
         head_map: the head of k and v that each query head uses, (n_head,), if IS_MAPPED; then
-            group is 1. Else `group` neighbours use the same.
+            group is 1. Else `group` neighbours share one.
         slopes, sinks: ALiBi slopes and attention sinks, F32 (n_head,), if there are some.
-        out: output, F32 (tokens, n_head, DIM_V), if n_slot is 0: then all is one piece.
+        out: output, F32 (tokens, n_head, DIM_V), if n_slot is 0: then there is one piece.
         tops, sums: outputs of pieces for `combine`, if n_slot is not 0, at a piece's index modulo
             n_slot: F32 (rows of the launch, n_head, n_slot), greatest scores and then weights, and
             (rows of the launch, n_head, n_slot, DIM_V).
         first_row, first_sequence: first token and first sequence of the launch.
-        n_tokens: number of tokens of each of its sequences.
+        n_tokens: tokens of each of its sequences.
         least: see `Scores.first`; in the first piece.
         window, chunk: sizes in tokens; 0 for none.
         small, n_small, large: see `piece_of`; multiples of KEYS.
         SIZE_K, SIZE_V: elements of keys and values that are multiplied at once; 32 for blocks.
-        HOLDS_Q: whether registers hold queries throughout; else they are loaded for each tile.
-        TOKENS: largest number of new tokens of a sequence; 0 if all are in the cache.
+        HOLDS_Q: whether registers hold the queries throughout; else they are loaded for each tile.
+        TOKENS: most new tokens of a sequence; 0 if all are in the cache.
         NEW: a power of two, at least both dimensions.
     """
     n_blocks = (n_tokens * group + ROWS - 1) // ROWS
-    block = n_blocks - 1 - tl.program_id(2) % n_blocks  # blocks with most keys start first
+    block = n_blocks - 1 - tl.program_id(2) % n_blocks  # blocks with the most keys start first
     sequence = tl.program_id(2) // n_blocks
     before = sequence.to(tl.int64) * n_tokens  # rows of the launch
     table = tables + (first_sequence + sequence).to(tl.int64) * n_pages
@@ -368,8 +365,7 @@ def _write(x, x_token, x_head, cells, first, n_past, stop, row, table, n_pages, 
            WIDTH: tl.constexpr, TOKENS: tl.constexpr, NEW: tl.constexpr):  # fmt: skip
     """Write new keys or values of one head into the cache, in pieces that the program reads.
 
-    Args:
-        first: the sequence's first row in x, int64.
+    `first` is the sequence's first row in x, int64.
     """
     per_row: tl.constexpr = (NEW + BLOCK - 1) // BLOCK if has_blocks(TYPE) else 1
     at = tl.arange(0, TOKENS * per_row)
@@ -386,7 +382,6 @@ def _write(x, x_token, x_head, cells, first, n_past, stop, row, table, n_pages, 
 
 @triton.jit
 def _put(rows, there, sums, factor, TYPE: tl.constexpr, DIM: tl.constexpr, SIZE: tl.constexpr):
-    """Write the parts of rows, times their factors, to the rows' pointers."""
     for part in tl.static_range((DIM + SIZE - 1) // SIZE):
         at = part * SIZE + element(tl.arange(0, SIZE), TYPE)
         inside = there[:, None] & (at < DIM)[None, :]
@@ -407,7 +402,7 @@ def combine(positions, sinks, tops, sums, out, first_row, n_head, n_lines, windo
     Pieces are added in groups that depend only on their indices.
 
     Args:
-        n_lines: number of rows * n_head.
+        n_lines: rows * n_head.
         out: output, F32 (tokens, n_head, DIM), from token `first_row` on; for the other arguments
             see `attend`.
     """

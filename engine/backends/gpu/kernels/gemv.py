@@ -1,9 +1,9 @@
-"""Gemv kernels: few rows times quantised matrices; each weight is read once for all rows.
+"""Gemv kernels: a few rows times quantised matrices; each weight is read once for all rows.
 
-A program multiplies up to eight rows. Those of further rows follow right behind it, so that they
-find its weights in the cache. Large matrices have a program for each tile. The columns of small
-ones are split into parts (split K): each program stores its sums, and the last one of a tile adds
-them in order.
+A program multiplies up to eight rows. The programs of further rows follow it directly, so that they
+find its weights in the cache. Large matrices have a program for each tile. For small ones, the
+columns are split into parts (split K): each program stores its sums, and the last one of a tile
+adds them in order.
 """
 
 import triton
@@ -24,8 +24,8 @@ from engine.backends.gpu.kernels.planes import (
     table_bias,
 )
 
-BASE = tl.constexpr(255)
-"""Weight of the first of two bytes of a number, see `cpu.kernels.products.panels`."""
+BASE = tl.constexpr(255)  # weight of the first of two bytes, see `cpu.kernels.products.panels`
+FULL = tl.constexpr(8)  # most rows of a program: registers hold their sums
 
 
 @triton.jit
@@ -42,9 +42,9 @@ def tile_sums(tile, x, facts, rows, first, last, n_blocks, skip, ITEMS: tl.const
         first, last: range of blocks to multiply, within [0, n_blocks).
         n_blocks, skip: see `Extent`.
         ITEMS: number of threads of a program, which takes ITEMS / 4 blocks at a time.
-        UNROLL: number of blocks that each thread prefetches before it works on the first of them.
-            Loads of an earlier iteration are not delayed until their use, as compilers like to do.
-        X_BYTES: see above; other constants as in `engine.backends.gpu.quantised`.
+        UNROLL: blocks that each thread prefetches before it works on the first of them. Loads of an
+            earlier iteration are not delayed until their use, as compilers like to do.
+        X_BYTES: bytes of a number, 0 for F32; other constants as in `gpu.quantised`.
     """
     BLOCKS: tl.constexpr = ITEMS // 4
     item = tl.arange(0, ITEMS)
@@ -75,7 +75,6 @@ def tile_sums(tile, x, facts, rows, first, last, n_blocks, skip, ITEMS: tl.const
 
 @triton.jit
 def without_first(things):
-    """Return a tuple without its first entry."""
     found = ()
     for n in tl.static_range(len(things) - 1):
         found = found + (things[n + 1],)
@@ -132,7 +131,7 @@ def with_bytes(sums, stored, first, x, facts, rows, n_blocks, block, inside, X_B
     Args:
         sums: sums of each row of x with each of the four rows of the tile.
         stored: words of `block_words`.
-        first: `x_words` of the first row; those of a further row are loaded during the one before.
+        first: `x_words` of the first row; each further row is loaded during the one before.
         inside: whether the block exists.
     """
     low, high, scales, supers = stored
@@ -180,10 +179,8 @@ def with_bytes(sums, stored, first, x, facts, rows, n_blocks, block, inside, X_B
 
 @triton.jit
 def operand(quads, IS_SIGNED: tl.constexpr, ASM: tl.constexpr):
-    """Return eight quads or more as `half_product` takes them.
-
-    With ASM these are the quads themselves, else tensors of integers (threads, 16).
-    """
+    """Return eight quads or more as `half_product` takes them: as they are, or without ASM as
+    tensors of integers (threads, 16)."""
     if ASM:
         return quads
     else:
@@ -207,7 +204,7 @@ def half_product(quads, numbers, total, HALF: tl.constexpr, X_BYTES: tl.constexp
 
     Args:
         quads: weights, see `operand`.
-        numbers: numbers of x, see `operand`; of two bytes those of weight BASE come first.
+        numbers: numbers of x, see `operand`; of two bytes the ones with weight BASE come first.
     """
     LAST: tl.constexpr = 2 * (X_BYTES - 1) + HALF
     if ASM:
@@ -284,17 +281,10 @@ def with_quads(products, quads, x, rows, n_blocks, block, QUAD: tl.constexpr,
     return result
 
 
-FULL = tl.constexpr(8)
-"""Most rows of a program, whose sums registers hold."""
-
-
 @triton.jit
 def place_of(n_row, M: tl.constexpr):
-    """Return which work a program does: its number among those of the same rows, and the rows.
-
-    Returns:
-        That number; the group of M rows; its first row; and how many programs each group has.
-    """
+    """Return a program's place: its index among the programs of its rows, its group of M rows, the
+    first row, and the number of programs per group."""
     program = tl.program_id(0)
     if M < FULL:
         return program, 0, 0, 0
@@ -306,14 +296,14 @@ def place_of(n_row, M: tl.constexpr):
 
 @triton.jit
 def part_of(part, n_parts, n_blocks, ITEMS: tl.constexpr):
-    """Return the range of blocks of one of several parts; all but the last have whole steps."""
+    """Return the range of blocks of one of several parts; all but the last have full steps."""
     size = tl.cdiv(tl.cdiv(n_blocks, ITEMS // 4), n_parts) * (ITEMS // 4)
     return tl.minimum(part * size, n_blocks), tl.minimum((part + 1) * size, n_blocks)
 
 
 @triton.jit
 def distinct_rows(first, n_row, M: tl.constexpr):
-    """Return a tuple of M row numbers of x: those from `first` on, then the last one again."""
+    """Return a tuple of M row numbers of x: from `first` on, then the last one repeated."""
     rows = ()
     for m in tl.static_range(M):
         rows = rows + (tl.minimum(first + m, n_row - 1),)
@@ -327,7 +317,7 @@ def of_all_parts(sums, program, part, n_parts, scratch, counter):
     Args:
         sums: tuple of sums over this program's part, F32 (16,) each.
         program: index of this program's sums in `scratch`, F32 (programs, sums, 16).
-        counter: address of a zero that all parts of the tile share; it is zero again in the end.
+        counter: address of a counter that the tile's programs share; zero before and after.
     """
     is_last = n_parts == 1
     if n_parts > 1:
@@ -360,7 +350,7 @@ def added_parts(sums, scratch, n_parts):
 @triton.jit
 def write_row(value, tile, out, bias, residual, n_rows, m, n_row, HAS_BIAS: tl.constexpr,
               HAS_RESIDUAL: tl.constexpr):  # fmt: skip
-    """Write 16 results of row m plus bias and residual; nothing where there is no such row."""
+    """Write 16 results of row m plus bias and residual, if the row exists."""
     column = tile * 16 + tl.arange(0, 16)
     inside = (column < n_rows) & (m < n_row)
     if HAS_BIAS:
@@ -393,8 +383,7 @@ def products(planes0, planes1, planes2, out0, out1, out2, bias0, bias1, bias2, r
         residual: values to add, of the shape of `out0`, if HAS_RESIDUAL; then COUNT is 1.
         x, facts: n_row rows that `quantise` wrote.
         scratch: see `of_all_parts`; used by matrices in several parts.
-        counters: zeros, int32, one for each tile in several parts; for each group of M rows as many
-            as it has programs.
+        counters: zeros, int32, for each group of M rows one for each tile in several parts.
         rows, parts: rows of each matrix, and programs for each of its tiles.
         tile_bytes: a multiple of 64.
         COUNT: number of matrices.

@@ -1,6 +1,6 @@
 """Device functions that read the KV cache in pieces for `tl.dot`, and the kernel that writes it.
 
-TYPE is the type of keys or of values. Rows of "f32", "f16" and "bf16" are contiguous numbers. Those
+TYPE is the type of keys or of values. Rows of "f32", "f16" and "bf16" are contiguous numbers. Rows
 of "q8_0" and "q4_0" are GGML blocks of 32 elements: an F16 scale d, then integers q; in Q8_0 signed
 bytes, x = d q; in Q4_0 nibbles, x = d (q - 8), where byte j has element j (low) and j + 16 (high).
 Blocks have an even number of bytes, so they are read as 16-bit units.
@@ -11,20 +11,12 @@ import triton.language as tl
 
 from engine.model.forward import pages
 
-PAGE = tl.constexpr(pages.PAGE)
-"""Number of positions whose slots lie side by side."""
-
-BLOCK = tl.constexpr(32)
-"""Number of elements of a block."""
-
+PAGE = tl.constexpr(pages.PAGE)  # positions with neighbouring slots
+BLOCK = tl.constexpr(32)  # elements of a block
 SIGN, INFINITE = tl.constexpr(0x7FFFFFFF), tl.constexpr(0x7F800000)
-"""Mask of all bits of an F32 but the sign; bits of infinity."""
-
-THOUSAND, THOUSAND_128 = tl.constexpr(0x6400), tl.constexpr(0x6480)
-"""Bits of 1024 and 1152 as F16."""
-
-NO_NUMBER = tl.constexpr(0x7FC0)
-"""Bits of NaN as BF16."""
+"""Mask of all bits of an F32 except the sign; bits of infinity."""
+THOUSAND, THOUSAND_128 = tl.constexpr(0x6400), tl.constexpr(0x6480)  # 1024 and 1152 as F16
+NO_NUMBER = tl.constexpr(0x7FC0)  # NaN as BF16
 
 
 @triton.constexpr_function  # the form in which Triton 3.6 can decide an `if` at compile time
@@ -35,13 +27,13 @@ def has_blocks(TYPE):
 
 @triton.constexpr_function
 def n_units(TYPE, WIDTH):
-    """Return the number of units of a row of WIDTH elements: 16 bits of blocks, or elements."""
+    """Return the units of a row of WIDTH elements: 16 bits of blocks, or elements."""
     return {"q8_0": WIDTH // 32 * 17, "q4_0": WIDTH // 32 * 9}.get(TYPE, WIDTH)
 
 
 @triton.jit
 def units(cells, TYPE: tl.constexpr):
-    """Return a pointer to units, from one to the bytes of blocks or to numbers."""
+    """Return a pointer to units, from a pointer to the bytes of blocks or to numbers."""
     if has_blocks(TYPE):
         return cells.to(tl.pointer_type(tl.int16), bitcast=True)
     else:
@@ -69,8 +61,8 @@ def scales(rows, there, block, TYPE: tl.constexpr):
 def read(rows, there, part, TYPE: tl.constexpr, SIZE: tl.constexpr, WIDTH: tl.constexpr):
     """Load the elements (N, SIZE) of some rows from element part * SIZE on; 0 where there are none.
 
-    They have the cache's type; those of blocks are F16, without their scales. A byte becomes F16 in
-    few instructions: 0x6400 is 1024, whose last bit counts one.
+    They have the cache's type; blocks become F16, without their scales. A byte becomes F16 in few
+    instructions: 0x6400 is 1024, and its last bit counts one.
 
     Args:
         rows: pointers to units, (N,).
@@ -98,7 +90,7 @@ def read(rows, there, part, TYPE: tl.constexpr, SIZE: tl.constexpr, WIDTH: tl.co
 
 @triton.jit
 def _write_plain(x, cells, there, TYPE: tl.constexpr):
-    """Write numbers x, F32, to the pointers `cells`, rounded to the nearest."""
+    """Write numbers x, F32, to the pointers `cells`, rounded to nearest."""
     if TYPE == "bf16":
         bits = x.to(tl.int32, bitcast=True)
         held = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
@@ -110,7 +102,6 @@ def _write_plain(x, cells, there, TYPE: tl.constexpr):
 
 @triton.jit
 def _inverse(scale):
-    """Return 1 / scale, or 0 for 0."""
     return tl.where(scale == 0.0, 0.0, tl.math.div_rn(1.0, tl.where(scale == 0.0, 1.0, scale)))
 
 
@@ -118,7 +109,7 @@ def _inverse(scale):
 def _write_q8_0(x, cells, there):
     """Quantise blocks x (N, 32), F32, and write them at the pointers `cells` (N,).
 
-    The absolute value between product and sum keeps the compiler from fusing them into one
+    The absolute value between product and sum prevents the compiler from fusing them into one
     rounding, which would give other codes.
     """
     scale = tl.math.div_rn(tl.max(tl.abs(x), 1), tl.full((x.shape[0],), 127.0, tl.float32))
@@ -155,8 +146,8 @@ def _write_q4_0(low, high, cells, there):
 def _nibbles(scaled):
     """Return codes from 0 to 15 of numbers from -8 to 8.
 
-    The inner `minimum` changes nothing, but keeps the compiler from fusing product and sum into one
-    rounding.
+    The inner `minimum` changes nothing, but prevents the compiler from fusing product and sum into
+    one rounding.
     """
     return tl.minimum((tl.minimum(scaled, 9.0) + 8.5).to(tl.int32), 15)
 
@@ -165,9 +156,7 @@ def _nibbles(scaled):
 def slot_of(table, n_pages, position, there):
     """Return the slots of positions (N,) of sequences, int64; -1 where there is none.
 
-    Args:
-        table: pointers to the sequences' tables, int32 (n_pages,) each.
-        there: whether to look it up, (N,).
+    `table` points to the sequences' tables, int32 (n_pages,) each.
     """
     page = position // PAGE
     inside = there & (position >= 0) & (page < n_pages)
@@ -183,7 +172,7 @@ def put(x, x_token, x_head, cells, token, head, block, slot, there, n_slots,
 
     Args:
         token, head, block: what to write of x, int64 (N,) or broadcast to it.
-        slot: where to write it, int64 likewise; slots outside of the cache are left out.
+        slot: where to write it, int64 likewise; slots outside the cache are skipped.
         there: whether to write it, likewise.
     """
     there = there & (slot >= 0) & (slot < n_slots)
@@ -210,7 +199,6 @@ def put(x, x_token, x_head, cells, token, head, block, slot, there, n_slots,
 def _store(x, x_token, x_head, cells, positions, tables, n_pages, n_first, n_rows, n_head, n_slots,
            TYPE: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr,
            SIZE: tl.constexpr):  # fmt: skip
-    """Write ROWS heads of tokens, or blocks of them, of keys or of values; see `store`."""
     per_row: tl.constexpr = DIM // BLOCK if has_blocks(TYPE) else 1
     at = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     row, block = at // per_row, (at % per_row).to(tl.int64)
@@ -235,8 +223,8 @@ def store(k, k_token, k_head, v, v_token, v_head, k_cells, v_cells, positions, t
           SIZE: tl.constexpr):  # fmt: skip
     """Write keys and values of tokens into the cache, at positions in device memory.
 
-    Programs with the second index 0 write keys, those with 1 values. Positions outside of the cache
-    are left out.
+    Programs with the second index 0 write keys, those with 1 values. Positions outside the cache
+    are skipped.
 
     Args:
         k, v: F32 (tokens, n_head, DIM_K or DIM_V), heads contiguous; strides in elements.
@@ -244,9 +232,9 @@ def store(k, k_token, k_head, v, v_token, v_head, k_cells, v_cells, positions, t
             TYPE_V); blocks as bytes.
         positions: position of each token in its sequence, (tokens,).
         tables: pages of each sequence, int32 (sequences, n_pages).
-        n_first: number of tokens of the first sequence; the others have one each.
+        n_first: tokens of the first sequence; the others have one each.
         n_rows: tokens * n_head.
-        ROWS_K, ROWS_V: number of heads, or of blocks, for each program.
+        ROWS_K, ROWS_V: heads, or blocks, of each program.
         SIZE: a power of two, at least both dimensions.
     """
     if tl.program_id(1) == 0:

@@ -1,8 +1,8 @@
-"""Kernels that test whether packets written by one GPU reach another one intact, and how soon.
+"""Kernels that test whether packets from one GPU reach another intact, and measure their latency.
 
 They write and read with the functions of `one_shot`. Rounds alternate between two halves of a slot:
-whoever writes round r has read all of round r - 1, so the other GPU has finished with the half of
-round r - 2.
+a device that writes round r has read all of round r - 1, so the other GPU has finished with the
+half of round r - 2.
 """
 
 import triton
@@ -10,8 +10,7 @@ import triton.language as tl
 
 from engine.backends.gpu.kernels.one_shot import read_pair, time_now, write_pair
 
-WAITING, TOO_LATE = tl.constexpr(1), tl.constexpr(2)
-"""States of a program: it waits for packets, or its time is over."""
+WAITING, TOO_LATE = tl.constexpr(1), tl.constexpr(2)  # states of a program
 
 
 @triton.jit
@@ -27,7 +26,7 @@ def write_packets(slot, words, n, flag, SIZE: tl.constexpr, ASM: tl.constexpr):
 
 @triton.jit
 def time_left(left, begun, limit, ASM: tl.constexpr):
-    """Return the remaining time, in units of 1024 ns; or in polls where there is no clock."""
+    """Return the remaining time, in units of 1024 ns; in polls where there is no clock."""
     if ASM:
         return limit - (time_now(begun, ASM) - begun)
     else:
@@ -36,14 +35,10 @@ def time_left(left, begun, limit, ASM: tl.constexpr):
 
 @triton.jit
 def read_packets(slot, words, n, flag, limit, SIZE: tl.constexpr, ASM: tl.constexpr):
-    """Wait for n pairs of packets and compare them.
+    """Wait for n pairs of packets and compare them with `words`, int32 (2 n,).
 
-    Args:
-        words: expected words, int32 (2 n,).
-        limit: longest wait for all of them, see `time_left`.
-
-    Returns:
-        The number of pairs that did not come, and of those with other words.
+    `limit` is the longest wait for all of them, see `time_left`. Return the number of pairs that
+    did not arrive, and of those with other words.
     """
     missing = limit * 0
     wrong = limit * 0
@@ -60,7 +55,7 @@ def read_packets(slot, words, n, flag, limit, SIZE: tl.constexpr, ASM: tl.conste
             first, flag_1, second, flag_2 = read_pair(address, inside, ASM)
             is_late = inside & ((flag_1 != flag) | (flag_2 != flag))
             left = time_left(left, begun, limit, ASM)
-            # clocks of threads differ, and all of them have to leave the loop at once
+            # clocks of threads differ, but all threads must leave the loop together
             state = tl.max(tl.where(is_late, tl.where(left > 0, WAITING, TOO_LATE), 0), axis=0)
         word_1 = tl.load(words + at * 2, mask=inside, other=0)
         word_2 = tl.load(words + at * 2 + 1, mask=inside, other=0)
@@ -86,7 +81,7 @@ def words_of(words, turn, n_rows, most):
 
 @triton.jit
 def note(status, n_rounds, missing, wrong):
-    """Add to status, int64 (n_programs, 3): rounds read, pairs that did not come, wrong pairs."""
+    """Add to status, int64 (n_programs, 3): rounds read, missing pairs, wrong pairs."""
     at = status + tl.program_id(0) * 3
     tl.store(at, tl.load(at) + n_rounds)
     tl.store(at + 1, tl.load(at + 1) + missing)
@@ -95,7 +90,7 @@ def note(status, n_rounds, missing, wrong):
 
 @triton.jit(do_not_specialize=["first", "n_rows", "n_mine", "most"])
 def write_round(mine, table, first, n_rows, n_mine, most, SIZE: tl.constexpr, ASM: tl.constexpr):
-    """Write one round; arguments as in `exchange`."""
+    """Write one round; for the arguments see `exchange`."""
     turn = first.to(tl.int32)
     to = slot_of(table, 0, turn, most)
     write_packets(to, words_of(mine, turn, n_rows, most), n_mine, turn + 1, SIZE, ASM)
@@ -104,7 +99,7 @@ def write_round(mine, table, first, n_rows, n_mine, most, SIZE: tl.constexpr, AS
 @triton.jit(do_not_specialize=["first", "n_rows", "n_theirs", "most", "limit"])
 def read_round(theirs, table, status, first, n_rows, n_theirs, most, limit, SIZE: tl.constexpr,
                ASM: tl.constexpr):  # fmt: skip
-    """Read one round; arguments as in `exchange`."""
+    """Read one round; for the arguments see `exchange`."""
     turn = first.to(tl.int32)
     slot = slot_of(table, 1, turn, most)
     words = words_of(theirs, turn, n_rows, most)
@@ -119,7 +114,7 @@ def exchange(mine, theirs, table, status, first, n_rounds, n_rows, n_mine, n_the
              SIZE: tl.constexpr, ASM: tl.constexpr):  # fmt: skip
     """Run rounds in which each of two devices writes its packets and then waits for the other's.
 
-    It ends with the first round that does not come.
+    Ends with the first round that does not arrive.
 
     Args:
         mine: words that this device writes, int32 (n_rows, n_programs, 2 most).
@@ -128,11 +123,11 @@ def exchange(mine, theirs, table, status, first, n_rounds, n_rows, n_mine, n_the
             (n_programs, 2, 2 most).
         status: see `note`.
         first: number of the first round; slots hold no flag of it or of later rounds.
-        n_mine, n_theirs: number of pairs of packets that a program writes and reads.
+        n_mine, n_theirs: pairs of packets that a program writes and reads.
         most: the larger of both.
         limit: see `read_packets`; the first round may take five times as long, since the other
             device may start later.
-        SIZE: number of pairs at a time, at least the number of threads of a program.
+        SIZE: pairs at a time, at least the number of threads of a program.
     """
     turn = first.to(tl.int32)
     patience = limit.to(tl.int64) * 5

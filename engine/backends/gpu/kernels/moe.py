@@ -5,7 +5,7 @@ distinct experts, too; of equal ones the first wins, as in
 `engine.backends.cpu.kernels.small.routing`.
 
 Grouped GEMM runs on the tensor cores: a program multiplies the rows of one block (see
-`gpu.moe.DeviceGroups.table`) with COLUMNS rows of its expert's matrix, and returns at once where
+`gpu.moe.DeviceGroups.table`) by COLUMNS rows of its expert's matrix, and returns immediately where
 the table has no block. Programs are (parts of n_rows, blocks, matrices): up to two matrices of each
 expert are multiplied in one launch. Weights are dequantised to F16 or BF16; sums are F32.
 """
@@ -38,8 +38,7 @@ def finished(total, expert, column, inside, scale, bias, n_rows, HAS_SCALE: tl.c
 
     Args:
         total: products with rows `column` of the expert's matrix, where `inside`; of any shape.
-        scale: F32 (n_expert,).
-        bias: F32 (n_expert, n_rows).
+        scale, bias: F32 (n_expert,) and (n_expert, n_rows).
     """
     if HAS_SCALE:
         total = total * tl.load(scale + expert)
@@ -55,7 +54,7 @@ def planes_rows(planes0, planes1, scale0, scale1, bias0, bias1, out, expert_of, 
                 X_BYTES: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, ZERO: tl.constexpr,
                 TABLE: tl.constexpr, SCALE: tl.constexpr, SUB: tl.constexpr, SIGNED: tl.constexpr,
                 ASM: tl.constexpr):  # fmt: skip
-    """Compute `x Wᵀ` of one row and one tile in each program, with up to two matrices per expert.
+    """Compute `x Wᵀ` of one row and one tile per program, with up to two matrices per expert.
 
     Programs are (n_tile, n_row, matrices).
 
@@ -65,8 +64,8 @@ def planes_rows(planes0, planes1, scale0, scale1, bias0, bias1, out, expert_of, 
         out: output, F32 (matrices, n_row, n_rows).
         expert_of: expert of each row, (n_row,).
         x, facts: rows that `quantise` wrote.
-        per_row: number of rows of the output that share a row of x.
-        n_rows: number of rows of each matrix.
+        per_row: rows of the output that share a row of x.
+        n_rows: rows of each matrix.
         ITEMS: see `tile_sums`, as for the other constants.
     """
     tile, row, which = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -93,8 +92,8 @@ def plain_rows(data0, data1, scale0, scale1, bias0, bias1, out, expert_of, x, n_
     Args:
         data: contiguous matrices (n_expert, n_rows, n_columns).
         x: contiguous F32 (rows, n_columns).
-        STEP: number of columns at a time.
-        n_units: number of columns in units of UNIT; the known factor allows wide loads.
+        STEP: columns at a time.
+        n_units: columns in units of UNIT; the known factor allows wide loads.
     """
     row, which = tl.program_id(1), tl.program_id(2)
     expert = tl.load(expert_of + row).to(tl.int64)
@@ -122,7 +121,7 @@ def plain_rows(data0, data1, scale0, scale1, bias0, bias1, out, expert_of, x, n_
 @triton.jit
 def inner_halves(gate, up, stride, lead, n_columns, n_blocks, limit, KIND: tl.constexpr,
                  HAS_UP: tl.constexpr, HAS_LIMIT: tl.constexpr, BLOCKS: tl.constexpr):  # fmt: skip
-    """Return `act(gate) * up` in half blocks, like `quantise.halves_of`."""
+    """Return `act(gate) * up` in half blocks, like `elementwise.halves_of`."""
     row = tl.program_id(0).to(tl.int64)
     half = tl.program_id(1) * (2 * BLOCKS) + tl.arange(0, 2 * BLOCKS)
     column = half[:, None] * 16 + tl.arange(0, 16)[None, :] - lead
@@ -145,7 +144,7 @@ def quantise_inner(gate, up, stride, lead, n_columns, n_blocks, limit, numbers, 
     Args:
         gate, up: F32, rows of n_columns, `stride` elements apart; without HAS_UP the result is
             `act(gate)`.
-        numbers, facts: outputs as in `quantise.as_bytes`, or where X_BYTES is 0 as in `as_numbers`.
+        numbers, facts: outputs as in `elementwise.as_bytes`, or `as_numbers` where X_BYTES is 0.
         limit, KIND, HAS_LIMIT: see `elementwise.gate`.
     """
     values, half, exists = inner_halves(gate, up, stride, lead, n_columns, n_blocks, limit, KIND,
@@ -158,11 +157,9 @@ def quantise_inner(gate, up, stride, lead, n_columns, n_blocks, limit, numbers, 
 
 @triton.jit
 def block_rows(table, pair_of, ROWS: tl.constexpr, N_USED: tl.constexpr):
-    """Return this program's expert, its ROWS rows of y and of x, and a mask of those that exist.
+    """Return this program's expert, its ROWS rows of y and of x, and a mask of existing ones.
 
-    Args:
-        N_USED: number of experts per token where x has one row per token; 0 where x has the rows
-            of y.
+    N_USED is the number of experts per token if x has one row per token; 0 if x has the rows of y.
     """
     entry = table + tl.program_id(1) * 3
     expert, first, n = tl.load(entry).to(tl.int64), tl.load(entry + 1), tl.load(entry + 2)
@@ -189,8 +186,7 @@ def store_products(out, total, x_scale, scale, bias, expert, row, source, is_row
                    HAS_BIAS: tl.constexpr):  # fmt: skip
     """Write products (rows, columns) to out (matrices, n_row, n_rows) after `finished`.
 
-    Args:
-        x_scale: factor on rows of x, (rows of x,), where HAS_X_SCALE.
+    Where HAS_X_SCALE, `x_scale` are factors on rows of x, (rows of x,).
     """
     if HAS_X_SCALE:
         total = total * tl.load(x_scale + source)[:, None]
@@ -210,7 +206,7 @@ def stored_step(tile, block, row, n_blocks, skip, LOW: tl.constexpr, HIGH: tl.co
     Args:
         tile: pointers to the tile of each row, (rows, 1).
         row: index of each row in its tile, (rows, 1).
-        block: block indices (1, blocks); beyond the last block, that is read again.
+        block: block indices (1, blocks); beyond the last block, it is read again.
     """
     block = tl.minimum(block, n_blocks - 1)
     mask = block >= 0
@@ -272,9 +268,9 @@ def planes_product(planes0, planes1, scale0, scale1, bias0, bias1, out, table, p
         x: contiguous F16 or BF16 (rows, 32 * n_blocks); one row per token, or per row of out.
         x_scale: see `store_products`.
         n_blocks, skip: see `Extent`.
-        ROWS: number of rows of a block.
-        COLUMNS: number of rows of W, a multiple of 16.
-        BLOCKS: number of blocks of 32 columns of W at a time.
+        ROWS: rows of a block.
+        COLUMNS: rows of W, a multiple of 16.
+        BLOCKS: blocks of 32 columns of W at a time.
         N_USED: see `block_rows`.
     """
     if tl.load(table + tl.program_id(1) * 3 + 2) == 0:
@@ -285,13 +281,13 @@ def planes_product(planes0, planes1, scale0, scale1, bias0, bias1, out, table, p
         planes, scale, bias = planes1, scale1, bias1
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     near = tl.minimum(column, n_rows - 1)
-    # with this `where` the compiler gives each thread whole rows, as tensor cores need them
+    # this `where` makes the compiler give each thread whole rows, as tensor cores need them
     lane = tl.where(column < n_rows, near % 16, 0)[:, None]
     tile = (planes + (expert * n_tile + near // 16) * tl.multiple_of(tile_bytes, 64))[:, None]
     number, at = tl.arange(0, BLOCKS)[None, :], tl.arange(0, BLOCKS * 32)
     width = n_blocks * 32
     total = tl.zeros((ROWS, COLUMNS), tl.float32)
-    # software pipeline: the next step is decoded while tensor cores work, the one after is loading
+    # software pipeline: decode the next step and load the one after while tensor cores work
     stored = stored_step(tile, number, lane, n_blocks, skip, LOW, HIGH, SCALE, SUB, SIGNED)
     w = decoded(stored, LOW, HIGH, ZERO, TABLE, SCALE, SUB).to(x.dtype.element_ty)
     stored = stored_step(tile, BLOCKS + number, lane, n_blocks, skip, LOW, HIGH, SCALE, SUB, SIGNED)
@@ -318,7 +314,7 @@ def plain_product(data0, data1, scale0, scale1, bias0, bias1, out, table, pair_o
     Args:
         data: contiguous matrices (n_expert, n_rows, n_columns), converted to x's type.
         x: contiguous F16, BF16 or F32 (rows, n_columns).
-        STEP: number of columns of W at a time.
+        STEP: columns of W at a time.
         n_units: see `plain_rows`.
         PRECISION: `input_precision` of `tl.dot` for F32.
     """
@@ -346,13 +342,13 @@ def plain_product(data0, data1, scale0, scale1, bias0, bias1, out, table, pair_o
 @triton.jit(do_not_specialize=["lead", "n_columns", "width"])
 def shorten(x, scale, out, lead, n_columns, width, HAS_SCALE: tl.constexpr, UNIT: tl.constexpr,
             SIZE: tl.constexpr):  # fmt: skip
-    """Round rows of x to F16 or BF16, as the products read them; SIZE columns for each program.
+    """Round rows of x to F16 or BF16, as the products read them; SIZE columns per program.
 
     Args:
         x: contiguous F32 (rows, n_columns).
         scale: divisors of rows, (rows,), where HAS_SCALE.
-        out: output (rows, width); columns before `lead` and behind those of x become zeros.
-        lead, n_columns, width: in units of UNIT columns.
+        out: output (rows, width); columns outside x become zeros.
+        lead, n_columns, width: in units of UNIT columns; `lead` is the first column of x in out.
     """
     lead, n_columns, width = lead * UNIT, n_columns * UNIT, width * UNIT
     row = tl.program_id(0).to(tl.int64)
@@ -364,11 +360,8 @@ def shorten(x, scale, out, lead, n_columns, width, HAS_SCALE: tl.constexpr, UNIT
     tl.store(out + (row * width + at), value.to(out.dtype.element_ty), mask=at < width)
 
 
-TAKEN = tl.constexpr(-(1 << 60))
-"""Mark of an entry that is taken, below all keys with indices."""
-
-MIN_KEY = tl.constexpr(2 - (1 << 31))
-"""Least key of a number; experts of groups that were not chosen have one less."""
+TAKEN = tl.constexpr(-(1 << 60))  # mark of a taken entry, below all keys with indices
+MIN_KEY = tl.constexpr(2 - (1 << 31))  # of numbers; experts of unchosen groups have one less
 
 
 @triton.jit
@@ -392,7 +385,7 @@ def highest(x):
 
 @triton.jit
 def largest(key, at, inside, N: tl.constexpr):
-    """Return a mask of the N largest keys, the first ones of equal; `at` holds their indices."""
+    """Return a mask of the N largest keys, the first of equal ones; `at` holds their indices."""
     order = tl.where(inside, key.to(tl.int64) * 65536 + (65535 - at), TAKEN)
     for _ in range(N):
         order = tl.where(order == tl.max(order), TAKEN, order)
@@ -402,7 +395,7 @@ def largest(key, at, inside, N: tl.constexpr):
 @triton.jit
 def within_best_groups(key, N_GROUP: tl.constexpr, N_GROUP_USED: tl.constexpr,
                        GROUPS: tl.constexpr, MEMBERS: tl.constexpr):  # fmt: skip
-    """Return keys (GROUPS * MEMBERS,), lowered outside the groups whose two best sum highest."""
+    """Return keys (GROUPS * MEMBERS,), lowered outside the groups with the highest top-two sums."""
     groups = tl.reshape(key, (GROUPS, MEMBERS))
     member = tl.arange(0, MEMBERS)[None, :]
     first = tl.max(groups, axis=1)
@@ -472,7 +465,7 @@ def sort(chosen, n_pair, expert_of, pair_of, row_of, table, n_block, N_EXPERT: t
          SIZE: tl.constexpr, STEP: tl.constexpr, BLOCK_ROWS: tl.constexpr):  # fmt: skip
     """Collect the rows of one expert in each program; pairs of an expert keep their order.
 
-    Every program counts all pairs by itself, so that one launch does everything.
+    Every program counts all pairs, so that one launch is enough.
 
     Args:
         chosen: expert of each pair of token and expert, (n_pair,).

@@ -1,30 +1,30 @@
 """One-shot all-reduce kernels: each rank writes its values into the slots of all others.
 
 A value travels in packets of 64 bits: a word of 32 bits (one number in F32, or two in BF16), and
-the number of the round as a flag. Both are written at once, so whoever sees the flag has the word
-(NCCL's LL protocol). Two packets are written side by side; each is atomic by itself.
+the number of the round as a flag. Both are written together, so a reader that sees the flag has the
+word (NCCL's LL protocol). Two packets are written side by side; each is atomic by itself.
 
 Why no packet is overwritten before it was read: rounds alternate between two halves of each slot.
 Let A write round r into B's slot: A's kernel of round r - 1 has ended by then, so it had received a
-packet of that round from B. B's kernel of round r - 1 only begins after that of round r - 2 has
-ended, so B has read all that A wrote in round r - 2, which is what lies in this half. This only
-requires that every member writes something for every other one in each round, and that the kernels
-of a rank run one after the other. A member without values writes only its header.
+packet of that round from B. B's kernel of round r - 1 only starts after its kernel of round r - 2
+has ended, so B has read all that A wrote in round r - 2, the previous content of this half. This
+only requires that every member writes something for every other one in each round, and that the
+kernels of a rank run one after the other. A member without values writes only its header.
 
 Why no old packet is taken for a new one after the 32 bits of a round's number wrap around: in each
-round a member also rewrites some further packets of its slots, so that none is more than a few
-thousand rounds old. Nobody reads those, and only this member writes them.
+round a member also rewrites some unused packets of its slots, which only it writes and no one
+reads, so that none is more than a few thousand rounds old.
 
-Why all threads of a program leave a loop together: what they read there (flags, clocks, words of
-the host) may differ between them, so conditions only use values reduced over all threads. A pair of
-packets is read by one thread alone, since a program has no more threads than pairs: else one thread
-could go on with data that another has not seen yet.
+Why all threads of a program leave a loop together: the values they read there (flags, clocks, words
+of the host) may differ between them, so conditions only use values reduced over all threads. A pair
+of packets is read by a single thread, since a program has at least as many pairs as threads: else
+one thread could continue with data that another has not seen yet.
 
-No program waits for another one of its own kernel, which may not have begun.
+No program waits for another one of its kernel, which may not have started.
 
-Slots in host memory are read over the link. Threads that all poll there fill it with requests,
-which delay the very packets they wait for. So a program first polls one pair of packets per warp,
-and reads all pairs once these have come.
+Slots in host memory are read over the link. If all threads polled there, they would fill it with
+requests and delay the very packets they wait for. So a program first polls one pair of packets per
+warp, and reads all pairs once these have arrived.
 """
 
 import triton
@@ -33,24 +33,16 @@ import triton.language as tl
 from engine.backends.gpu.kernels.asm import atomic_add, store_pair
 from engine.backends.gpu.kernels.elementwise import add_norm_of
 
-HEADER = tl.constexpr(2)
-"""Number of packets in the header of a slot's half: one says whether there are values."""
-
-HAS_VALUES, IS_EMPTY = tl.constexpr(1), tl.constexpr(2)
-"""Words of a header: values follow, or none."""
-
-RENEWED = tl.constexpr(32)
-"""Number of pairs of packets of each slot that are rewritten in a round."""
-
-LOOK = tl.constexpr(64)
-"""Number of polls between two checks of the host's word."""
+HEADER = tl.constexpr(2)  # packets in the header of a slot's half: one says if there are values
+HAS_VALUES, IS_EMPTY = tl.constexpr(1), tl.constexpr(2)  # words of a header
+RENEWED = tl.constexpr(32)  # pairs of packets of each slot that are rewritten in a round
+LOOK = tl.constexpr(64)  # polls between two checks of the host's word
 
 MAX_MEMBERS = tl.constexpr(8)
-"""Largest number of members of a group: kernels are unrolled over them, and a seat plus one must be
-below 16, see `received`."""
+"""Most members of a group: kernels are unrolled over them, and `received` needs seat + 1 < 16."""
 
 UNREAD = tl.constexpr(1 << 16)
-"""Added to the state of a pair that was read and is not there: the largest state of all pairs."""
+"""Added to the state of a pair that was read and is missing: the largest state of all pairs."""
 
 GIVEN_UP, ABORTED, LATE = tl.constexpr(1), tl.constexpr(2), tl.constexpr(3)
 """Reasons to stop waiting: an earlier kernel gave up, the host aborted, or the time is over."""
@@ -133,8 +125,7 @@ def as_bf16(value):
 def words_of(x, at, n, HALVES: tl.constexpr):
     """Return the two words of each pair of packets `at` of n numbers x.
 
-    Args:
-        HALVES: whether numbers are rounded to BF16, four in a pair; else two of 32 bits.
+    With HALVES, numbers are rounded to BF16, four in a pair; else there are two of 32 bits.
     """
     if HALVES:
         at *= 4
@@ -160,11 +151,7 @@ def numbers_of(first, second, HALVES: tl.constexpr):
 
 @triton.jit
 def half_of(table, member, epoch, SLOT: tl.constexpr):
-    """Return the address of the half of a slot that a round uses.
-
-    Args:
-        SLOT: number of packets in a half.
-    """
+    """Return the address of the half of a slot that a round uses; it has SLOT packets."""
     return tl.load(table + member) + (epoch & 1).to(tl.int64) * (SLOT * 8)
 
 
@@ -173,8 +160,7 @@ def push(table, seat, epoch, at, first, second, inside, n_pairs, N: tl.constexpr
          HAS_OWN: tl.constexpr, SLOT: tl.constexpr, ASM: tl.constexpr):  # fmt: skip
     """Write this program's packets, pairs `at`, for all other members; the first also the header.
 
-    Args:
-        n_pairs: number of pairs of all programs.
+    `n_pairs` counts the pairs of all programs.
     """
     lane = tl.arange(0, at.shape[0]).to(tl.int64)
     header = at * 0 + (HAS_VALUES if HAS_OWN else IS_EMPTY)
@@ -203,12 +189,12 @@ def received(table, seat, begin, epoch, at, inside, stop, begun, turn, patience,
     Args:
         stop: whether not to wait.
         begun, turn: time at which this program began to wait, and its number of polls since then.
-        probe: distance of the pairs that are polled until all of them are there; 1 for all pairs.
+        probe: distance of the pairs that are polled until all of them have arrived; 1 for all.
         nothing: word in place of missing packets: of members without values, and of this rank.
 
     Returns:
-        Both words of each pair, for each member; the number of polls; and 0, or 16 times the reason
-        why it stopped waiting plus one plus the seat it waited for.
+        Both words of each pair, for each member; the number of polls; and 0, or 16 * the reason to
+        stop waiting + 1 + the seat it waited for.
     """
     M: tl.constexpr = N - begin if N - begin < TOGETHER else TOGETHER
     addresses, headers, firsts, seconds = (), (), (), ()
@@ -255,7 +241,7 @@ def received(table, seat, begin, epoch, at, inside, stop, begun, turn, patience,
 
 @triton.jit
 def note(table, flags, epoch, state, N: tl.constexpr):
-    """Tell later kernels not to wait if this one gave up, and the host which member is late."""
+    """Make later kernels not wait if this one gave up, and report a late member to the host."""
     if state >= 16 * ABORTED:
         tl.store(flags, 1)
         if state >= 16 * LATE:
@@ -270,7 +256,7 @@ def collect(table, flags, seat, epoch, at, own, own_2, inside, patience, probe, 
     """Return the sum of all members' numbers, in the order of seats: (pairs * their numbers,)."""
     stop = tl.load(flags) | tl.load(flags + 1)
     begun, turn = time_now(epoch, ASM), epoch * 0
-    nothing = -0x7FFF8000 if HALVES else -0x80000000  # -0.0, which changes no number it is added to
+    nothing = -0x7FFF8000 if HALVES else -0x80000000  # -0.0, which changes no sum
     total = numbers_of(at * 0 + nothing, at * 0 + nothing, HALVES)
     for begin in tl.static_range(0, N, TOGETHER):
         firsts, seconds, turn, state = received(
@@ -307,7 +293,7 @@ def all_reduce(x, out, table, words, flags, seat, n, patience, probe, N: tl.cons
                TOGETHER: tl.constexpr, HALVES: tl.constexpr, HAS_OWN: tl.constexpr,
                PUSH: tl.constexpr, COLLECT: tl.constexpr, SLOT: tl.constexpr, PAIRS: tl.constexpr,
                ASM: tl.constexpr):  # fmt: skip
-    """Sum n numbers over all members; PAIRS pairs of packets for each program.
+    """Sum n numbers over all members; PAIRS pairs of packets per program.
 
     Args:
         x: contiguous F32 (n,); any pointer if not HAS_OWN.
@@ -315,15 +301,15 @@ def all_reduce(x, out, table, words, flags, seat, n, patience, probe, N: tl.cons
         table: addresses, int64 (2 * N + 2,): of the slots to write for each member, of the slots
             that each member writes, of the status and of the host's word (both int64).
         words: int32 (2,): the round's number, and the number of programs that are done with it.
-        flags: the rank's flags, int32 (2,): a kernel gave up; no kernel shall wait.
+        flags: the rank's flags, int32 (2,): a kernel gave up; kernels must not wait.
         seat: this rank's index in its group of N.
-        patience: longest wait, in units of 1024 ns; or in polls where there is no clock.
+        patience: longest wait, in units of 1024 ns; in polls where there is no clock.
         probe: see `received`.
-        TOGETHER: number of members that are awaited at once.
+        TOGETHER: members to wait for at once.
         HALVES: whether packets hold BF16, see `words_of`.
         HAS_OWN: whether this rank has values.
         PUSH, COLLECT: which of the two steps to do.
-        SLOT: number of packets in a half of a slot.
+        SLOT: packets in a half of a slot.
     """
     PER: tl.constexpr = 4 if HALVES else 2
     n_pairs = (n + PER - 1) // PER
@@ -346,7 +332,7 @@ def all_reduce(x, out, table, words, flags, seat, n, patience, probe, N: tl.cons
 def all_words(x, out, table, words, flags, seat, n, patience, probe, N: tl.constexpr,
               TOGETHER: tl.constexpr, PUSH: tl.constexpr, COLLECT: tl.constexpr,
               SLOT: tl.constexpr, PAIRS: tl.constexpr, ASM: tl.constexpr):  # fmt: skip
-    """Gather n words (int32) of each member in `out` (N, n), -1 where they did not come.
+    """Gather n words (int32) of each member in `out` (N, n), -1 where they did not arrive.
 
     Other arguments are as in `all_reduce`.
     """
@@ -386,11 +372,11 @@ def add_norm(x, own, own_bias, inner_weight, inner_bias, weight, bias, sum_scale
              HAS_DELTA_BIAS: tl.constexpr, HAS_INNER_WEIGHT: tl.constexpr,
              HAS_INNER_BIAS: tl.constexpr, HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr,
              HAS_SCALE: tl.constexpr, HAS_SUM_SCALE: tl.constexpr):  # fmt: skip
-    """Compute `norm.add_norm` of the sum of all members' rows; a row for each program.
+    """Compute `elementwise.add_norm` of the sum of all members' rows; a row per program.
 
     Args:
         own: this rank's rows, F32 (rows, n); any pointer if not HAS_OWN. Other arguments are as in
-            `norm.add_norm` and `all_reduce`.
+            `elementwise.add_norm` and `all_reduce`.
     """
     PER: tl.constexpr = 4 if HALVES else 2
     n *= UNIT

@@ -3,11 +3,11 @@
 All functions work element by element on tensors of any shape, with one element for each pair of a
 block of 32 columns and a row of a tile: `block` and `row` are broadcast against each other, `tile`
 is the address of the tile (a pointer to bytes, or one for each element), and `mask` says which
-elements exist; others are read as 0. The constants are those of
+elements exist; others are read as 0. The constants come from
 `engine.backends.gpu.quantised.constants_of`.
 
 A *quad* is a 32-bit word with four neighbouring columns of a row, the first one in the lowest byte:
-quad i of a block has columns 4i … 4i+3. Its bytes are unsigned codes; or signed numbers, where the
+quad i of a block has columns 4i … 4i+3. Its bytes are unsigned codes, or signed numbers if the
 layout has a table or eight bits.
 """
 
@@ -23,14 +23,14 @@ SUPER = tl.constexpr(8)
 
 @triton.constexpr_function
 def scale_bytes(SCALE, SUB):
-    """Return the size of the scales of a block of 16 rows, in bytes."""
+    """Return the bytes of the scales of a block of 16 rows."""
     size = {"f16": 2, "f16_min": 4, "f32": 4, "super_min": 2}.get(SCALE, 1)
     return 16 * (32 // SUB) * size
 
 
 @triton.constexpr_function
 def super_bytes(SCALE):
-    """Return the size of the factors of 256 columns and 16 rows, in bytes."""
+    """Return the bytes of the factors of 256 columns and 16 rows."""
     return {"super": 32, "super_min": 64, "super_nibbles": 64}.get(SCALE, 0)
 
 
@@ -70,7 +70,7 @@ def halves(address, mask):
 
 @triton.jit
 def low_words(tile, block, row, mask, LINE: tl.constexpr, LOW: tl.constexpr):
-    """Load line LINE < LOW of the plane `low`, which has the bits of 8 / LOW quads."""
+    """Load line LINE < LOW of the plane `low`; it has bits of 8 / LOW quads."""
     return words(tile + (block * (64 * LOW) + row * 4 + 64 * LINE), mask)
 
 
@@ -93,8 +93,7 @@ def low_part(low, PART: tl.constexpr, LOW: tl.constexpr):
 def high_part(high, QUAD: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr):
     """Return the upper bits of quad QUAD, in their place in its bytes.
 
-    Args:
-        high: stored line with the bits of that quad, number QUAD * HIGH // 8.
+    `high` is the stored line with these bits, number QUAD * HIGH // 8.
     """
     SHIFT: tl.constexpr = LOW - QUAD * HIGH % 8
     MASK: tl.constexpr = splat(((1 << HIGH) - 1) << LOW)
@@ -127,11 +126,7 @@ def low_line(QUAD, LOW):
 @triton.jit
 def quads(tile, high, block, row, mask, LOW: tl.constexpr, HIGH: tl.constexpr,
           TABLE: tl.constexpr):  # fmt: skip
-    """Return all eight quads of a block, in order; each stored word is read once.
-
-    Args:
-        high: offset of that plane, see `starts`.
-    """
+    """Return all eight quads of a block, in order; each stored word is read once."""
     lows = ()
     for line in tl.static_range(LOW):
         lows = lows + (low_words(tile, block, row, mask, line, LOW),)
@@ -150,13 +145,10 @@ def quads(tile, high, block, row, mask, LOW: tl.constexpr, HIGH: tl.constexpr,
 
 @triton.jit
 def looked_up(code, TABLE: tl.constexpr, BITS: tl.constexpr):
-    """Return the table's numbers for codes, four in a word; the codes where there is no table.
+    """Return the table's numbers for codes of BITS bits, four in a word; without table the codes.
 
-    Each bit chooses between two halves of the table, for four bytes at once, in plain arithmetic,
-    so that it works on all targets.
-
-    Args:
-        BITS: number of bits of a code.
+    Each bit chooses between two halves of the table, for four bytes at once, in plain arithmetic
+    that works on all targets.
     """
     found = (code,)
     if len(TABLE) > 0:
@@ -187,9 +179,6 @@ def scale_numbers(tile, scales, block, row, mask, SCALE: tl.constexpr, SUB: tl.c
     """Load the plane `scales`: a tuple with the scale of each sub-block, and one of minima.
 
     They are F32; of types with factors for 256 columns, 32-bit integers that these multiply.
-
-    Args:
-        scales: offset of the plane, see `starts`.
     """
     at = tile + (scales + block * scale_bytes(SCALE, SUB))
     numbers, minima = (), ()
@@ -226,9 +215,7 @@ def half_power(code):
 def factors(tile, supers, block, row, mask, skip, SCALE: tl.constexpr):
     """Load a block's factors of scales and of minima, F32, for types that have them.
 
-    Args:
-        supers: offset of the plane, see `starts`.
-        skip: number of blocks of the first 256 columns that are not held (`Extent.skip`).
+    `skip` is the number of blocks of the first 256 columns that are not held (`Extent.skip`).
     """
     at = tile + (supers + (block + skip) // 8 * super_bytes(SCALE) + row * 2)
     of_scales = halves(at, mask)
@@ -241,11 +228,10 @@ def factors(tile, supers, block, row, mask, skip, SCALE: tl.constexpr):
 @triton.jit
 def scales_of(tile, scales, supers, block, row, mask, skip, SCALE: tl.constexpr, SUB: tl.constexpr,
               SIGNED: tl.constexpr):  # fmt: skip
-    """Return the scales of codes and the minima added then, with the roundings of `formats.quants`.
+    """Return the scales of codes and the minima to add, with the roundings of `formats.quants`.
 
-    Returns:
-        A tuple of F32 scales, one for each sub-block of the block, and a tuple of as many minima,
-        or an empty one.
+    These are a tuple of F32 scales, one for each sub-block, and a tuple of as many minima, or an
+    empty one.
     """
     numbers, minima = scale_numbers(tile, scales, block, row, mask, SCALE, SUB, SIGNED)
     if super_bytes(SCALE) > 0:
@@ -262,7 +248,7 @@ def scales_of(tile, scales, supers, block, row, mask, skip, SCALE: tl.constexpr,
 
 @triton.jit
 def joined(parts):
-    """Join 2, 4 or 8 tensors in new last dimensions of 2, which in order index the tensors."""
+    """Join 2, 4 or 8 tensors in new last dimensions of 2, which index the tensors in order."""
     for _ in tl.static_range(len(parts).bit_length() - 1):
         pairs = ()
         for n in tl.static_range(len(parts) // 2):
@@ -291,8 +277,8 @@ def weights(tile, n_blocks, block, row, mask, skip, LOW: tl.constexpr, HIGH: tl.
     """Dequantise blocks of rows to F32 (a, b, 32), bit-equal to the dequantised file.
 
     Args:
-        tile: address of the tile; or that of each element.
-        n_blocks: number of blocks of a row in the planes.
+        tile: address of the tile; or of each element's tile.
+        n_blocks: blocks of a row in the planes.
         block, row, mask: tensors of shape (a, b), or that broadcast to it.
     """
     high, scales, supers = starts(n_blocks, LOW, HIGH, SCALE, SUB)
@@ -317,13 +303,13 @@ def sub_blocks(parts):
 
 @triton.constexpr_function
 def is_narrow(TABLE, LOW):
-    """Return whether 16 numbers are so close that, counted from the least, all fit into 7 bits."""
+    """Return whether 16 numbers, counted from the least, all fit into 7 bits."""
     return LOW == 4 and len(TABLE) > 0 and max(TABLE) - min(TABLE) < 128
 
 
 @triton.constexpr_function
 def table_bias(TABLE, LOW, ASM):
-    """Return the number that is added to a table's numbers before they are looked up."""
+    """Return the number to add to a table's numbers before look-ups."""
     return -min(TABLE) if ASM and is_narrow(TABLE, LOW) else 0
 
 
@@ -352,10 +338,7 @@ def block_words(tile, block, row, n_blocks, skip, LOW: tl.constexpr, HIGH: tl.co
                 SCALE: tl.constexpr, SUB: tl.constexpr, ASM: tl.constexpr):  # fmt: skip
     """Load the stored words of a block: `low`, `high`, `scales`, `supers`, each a tuple.
 
-    Args:
-        tile: address of the tile.
-        block: number of the block.
-        row: first of the four rows, a multiple of four.
+    `row` is the first of four rows, a multiple of four.
     """
     high_at, scales_at, supers_at = starts(n_blocks, LOW, HIGH, SCALE, SUB)
     at = tile + (block * (64 * LOW) + row * 4)
@@ -378,7 +361,7 @@ def block_words(tile, block, row, n_blocks, skip, LOW: tl.constexpr, HIGH: tl.co
 
 @triton.jit
 def scale_words(at, row, SCALE: tl.constexpr, SUB: tl.constexpr, ASM: tl.constexpr):
-    """Load the words of the plane `scales` of a block whose scales begin at `at`."""
+    """Load the words of a block's scales, from address `at` on."""
     words = ()
     for sub in tl.static_range(32 // SUB):
         if SCALE == "f16" or SCALE == "f16_min":
@@ -397,15 +380,12 @@ def scale_words(at, row, SCALE: tl.constexpr, SUB: tl.constexpr, ASM: tl.constex
 @triton.jit
 def row_quads(low, high, ROW: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr,
               TABLE: tl.constexpr, IS_HIGH: tl.constexpr, ASM: tl.constexpr):  # fmt: skip
-    """Return the eight quads of one of the four rows, see `has_signed_quads`.
+    """Return the eight quads of one of the four rows: codes, or numbers plus `table_bias`.
 
     Args:
         low, high: words that `block_words` returned.
         IS_HIGH: whether quads 4 to 7 stay in the upper halves of their bytes, see
             `has_high_halves`.
-
-    Returns:
-        Eight quads: codes; with a table, its numbers plus `table_bias`.
     """
     quads = ()
     if ASM and LOW == 4 and len(TABLE) > 0:
@@ -436,7 +416,7 @@ def looked_up_halves(stored, TABLE: tl.constexpr):
     """Look up the lower and the upper halves of four bytes in a table, plus `table_bias`.
 
     Three bits of a selector of `chosen_bytes` select one of eight bytes; the fourth replaces the
-    byte by its sign. Where no number is negative, the wrong half of the table thus gives 0.
+    byte by its sign. If no number is negative, the wrong half of the table thus gives 0.
     """
     BIAS: tl.constexpr = table_bias(TABLE, 4, True)
     t0: tl.constexpr = table_word(TABLE, 0, BIAS)
@@ -476,8 +456,7 @@ def row_scales(scales, supers, ROW: tl.constexpr, SCALE: tl.constexpr, SUB: tl.c
                SIGNED: tl.constexpr):  # fmt: skip
     """Return the scales of a row's sub-blocks and its minima, two tuples of F32.
 
-    Args:
-        scales, supers: words that `block_words` returned.
+    `scales` and `supers` are words from `block_words`.
     """
     numbers, added = (), ()
     if SCALE == "f16_min":

@@ -1,13 +1,14 @@
-"""Kernels of recurrent layers: a program holds part of the state while it goes through the tokens.
+"""Kernels of recurrent layers: a program holds part of the state and walks through the tokens.
 
 States are read once. The parts of a state are independent, and one warp holds a part, so that
-nothing synchronises within a program. Where heads share keys, `key_of` has the key head of each
-head. Sizes of heads are constants; strides are those between tokens.
+nothing synchronises within a program. If heads share keys, `key_of` has the key head of each head.
+Sizes of heads are constants; strides are between tokens.
 
-The tokens go on from one state, which is written once, in place. If PLACED, they are rows of
-several sequences, with a program for the chain that begins at each row, see
-`gpu.state_chains`: `state` has `slot_size` elements for each place, a chain reads that of
-its first row once, and the state behind each row is written. Rows that repeat one get its result.
+Without PLACED, the tokens continue one state, which is written once, in place. With PLACED, they
+are rows of several sequences, with a program for the chain that starts at each row, see
+`gpu.page_tables.StateChains`: `state` has `slot_size` elements for each slot, a chain reads the
+state of its first row once, and the state after each row is written. Rows that repeat one get its
+result.
 """
 
 import triton
@@ -15,14 +16,12 @@ import triton.language as tl
 
 from engine.backends.gpu.kernels.elementwise import activated, sigmoid, softplus
 
-CHAIN_WORDS = tl.constexpr(4)
-"""Number of int64 words of each row: rows of the chain that begins there, place of the state before
-the row, place of the state behind it, and number of rows behind it that repeat it."""
+CHAIN_WORDS = tl.constexpr(4)  # int64 words of each row, see `gpu.page_tables.WORDS`
 
 
 @triton.jit
 def n_in_chain(chains, row):
-    """Return the number of rows of the chain that begins at a row; 0 or less if none does."""
+    """Return the number of rows of the chain that starts at a row; 0 or less if none does."""
     return tl.load(chains + row * CHAIN_WORDS).to(tl.int32)
 
 
@@ -33,18 +32,16 @@ def state_before(chains, row, slot_size):
 
 
 @triton.jit
-def state_behind(chains, row, slot_size):
-    """Return the offset of the state behind a row."""
+def state_after(chains, row, slot_size):
+    """Return the offset of the state after a row."""
     return tl.load(chains + row * CHAIN_WORDS + 2) * slot_size
 
 
 @triton.jit
 def store_repeats(chains, row, y, stride, at, result, mask):
-    """Store a row's result once more for each row behind it that repeats it.
+    """Store a row's result again for each row after it that repeats it.
 
-    Args:
-        y: place of the row's own result; those behind it are `stride` elements apart.
-        at: elements of a result.
+    `y` points to the row's own result; its repetitions are `stride` elements apart.
     """
     for n in range(tl.load(chains + row * CHAIN_WORDS + 3).to(tl.int32)):
         tl.store(y + (n + 1) * stride + at, result, mask=mask)
@@ -52,7 +49,7 @@ def store_repeats(chains, row, y, stride, at, result, mask):
 
 @triton.jit
 def unit(x, eps):
-    """Normalise a vector to length one, as `Ops.l2_norm` does."""
+    """Normalise a vector to length one, like `Ops.l2_norm`."""
     return x / tl.maximum(tl.sqrt(tl.sum(x * x)), eps)
 
 
@@ -63,7 +60,7 @@ def delta_net(q, k, v, step, beta, step_bias, rate, key_of, state, chains, y, n_
               PLACED: tl.constexpr, PER_CHANNEL: tl.constexpr, HAS_MAP: tl.constexpr,
               N_KEY: tl.constexpr, N_VALUE: tl.constexpr, SIZE: tl.constexpr,
               COLUMNS: tl.constexpr):  # fmt: skip
-    """Compute `Ops.delta_net`, COLUMNS columns of one head's state for each program.
+    """Compute `Ops.delta_net`, COLUMNS columns of one head's state per program.
 
     Args:
         q, k: F32 (n_token, key heads, N_KEY), of any length.
@@ -73,7 +70,7 @@ def delta_net(q, k, v, step, beta, step_bias, rate, key_of, state, chains, y, n_
         step_bias: F32 (n_head,), or (n_head, N_KEY) if PER_CHANNEL.
         rate: decay rates, F32 (n_head,), negative.
         key_of: int64 (n_head,) if HAS_MAP.
-        state: F32 (n_head, N_KEY, N_VALUE), updated; one for each place if PLACED.
+        state: F32 (n_head, N_KEY, N_VALUE), updated; one for each slot if PLACED.
         chains: int64 (n_token, CHAIN_WORDS) if PLACED.
         y: output, F32 (n_token, n_head, N_VALUE).
         scale: factor on the normalised queries.
@@ -118,8 +115,8 @@ def delta_net(q, k, v, step, beta, step_bias, rate, key_of, state, chains, y, n_
         result = tl.sum(matrix * query[:, None], 0)
         tl.store(y + column, result, mask=in_value)
         if PLACED:
-            behind = state + state_behind(chains, first + i, slot_size)
-            tl.store(behind + place, matrix, mask=inside)
+            after = state + state_after(chains, first + i, slot_size)
+            tl.store(after + place, matrix, mask=inside)
             store_repeats(chains, first + i, y, n_head * N_VALUE, column, result, in_value)
         q += q_stride
         k += k_stride
@@ -142,8 +139,8 @@ def selective_scan(x, step, a, b, c, d, gate, state, chains, y, n_token, slot_si
     Args:
         x: F32 (n_token, n_channel).
         step: F32 (n_token, n_channel), before the softplus.
-        gate: F32 (n_token, n_channel), whose SiLU is a factor on the output.
-        a, state: F32 (n_channel, N_STATE); the state is updated. One for each place if PLACED.
+        gate: F32 (n_token, n_channel); its SiLU is a factor on the output.
+        a, state: F32 (n_channel, N_STATE); the state is updated. One for each slot if PLACED.
         chains: int64 (n_token, CHAIN_WORDS) if PLACED.
         b, c: F32 (n_token, N_STATE).
         d: F32 (n_channel,).
@@ -179,8 +176,8 @@ def selective_scan(x, step, a, b, c, d, gate, state, chains, y, n_token, slot_si
         result = total * activated(door, "silu")
         tl.store(y + channel, result, mask=in_channel)
         if PLACED:
-            behind = state + state_behind(chains, first + i, slot_size)
-            tl.store(behind + place, held, mask=inside)
+            after = state + state_after(chains, first + i, slot_size)
+            tl.store(after + place, held, mask=inside)
             store_repeats(chains, first + i, y, n_channel, channel, result, in_channel)
         x += x_stride
         step += step_stride
@@ -199,16 +196,16 @@ def state_space_scan(x, step, step_bias, a, b, c, d, gate, key_of, state, chains
                      PLACED: tl.constexpr, HAS_MAP: tl.constexpr, N_ROW: tl.constexpr,
                      N_STATE: tl.constexpr, SIZE: tl.constexpr,
                      ROWS: tl.constexpr):  # fmt: skip
-    """Compute `Ops.state_space_scan`, ROWS rows of one head's state for each program.
+    """Compute `Ops.state_space_scan`, ROWS rows of one head's state per program.
 
     Args:
         x: F32 (n_token, n_head, N_ROW).
         step: F32 (n_token, n_head), before bias and softplus.
         step_bias, a, d: F32 (n_head,).
         b, c: F32 (n_token, groups, N_STATE).
-        gate: F32 (n_token, n_head * N_ROW), whose SiLU is a factor on the output.
+        gate: F32 (n_token, n_head * N_ROW); its SiLU is a factor on the output.
         key_of: group of each head, int64 (n_head,), if HAS_MAP.
-        state: F32 (n_head, N_ROW, N_STATE), updated; one for each place if PLACED.
+        state: F32 (n_head, N_ROW, N_STATE), updated; one for each slot if PLACED.
         chains: int64 (n_token, CHAIN_WORDS) if PLACED.
         y: contiguous output, F32 (n_token, n_head, N_ROW).
         SIZE: a power of two, at least N_STATE.
@@ -243,8 +240,8 @@ def state_space_scan(x, step, step_bias, a, b, c, d, gate, key_of, state, chains
         result = total * activated(door, "silu")
         tl.store(y + row, result, mask=in_row)
         if PLACED:
-            behind = state + state_behind(chains, first + i, slot_size)
-            tl.store(behind + place, held, mask=inside)
+            after = state + state_after(chains, first + i, slot_size)
+            tl.store(after + place, held, mask=inside)
             store_repeats(chains, first + i, y, n_head * N_ROW, row, result, in_row)
         gate += gate_stride
         x += x_stride
@@ -264,7 +261,7 @@ def scan_chunks(q, k, v, products, from_start, to_end, inverse, state, y, n_chun
                 PRECISION: tl.constexpr):  # fmt: skip
     """Compute `model.forward.recurrent.scan_chunks`, COLUMNS columns of a head's state per program.
 
-    They are held as PARTS matrices of ROWS rows, so that no operand takes all registers.
+    The columns are held as PARTS matrices of ROWS rows, so that no operand takes all registers.
 
     Args:
         q, k: F32 (n_chunk, n_head, CHUNK, N_KEY), contiguous like all others.
@@ -326,7 +323,7 @@ def scan_chunks(q, k, v, products, from_start, to_end, inverse, state, y, n_chun
 @triton.jit
 def part_of_state(part: tl.constexpr, column, IS_TRANSPOSED: tl.constexpr, N_KEY: tl.constexpr,
                   N_VALUE: tl.constexpr, ROWS: tl.constexpr):  # fmt: skip
-    """Return the offsets of some rows and columns of a head's state, and a mask of those within."""
+    """Return the offsets of some rows and columns of a head's state, and a mask of them."""
     row = part * ROWS + tl.arange(0, ROWS)
     inside = (row < N_KEY)[:, None] & (column < N_VALUE)[None, :]
     if IS_TRANSPOSED:
@@ -394,7 +391,7 @@ def causal_conv(x, before, after, state, weight, bias, y, n_token, n_channel, st
             last = n_token + i - (TAPS - 1)
             newest = input_at(x, before, state, last, channel, inside, stride, TAPS, HAS_GATES)
             kept = kept + (newest,)
-        tl.debug_barrier()  # all threads have read what is overwritten now
+        tl.debug_barrier()  # all threads have read the overwritten inputs
         for i in tl.static_range(TAPS - 1):
             tl.store(state + channel * (TAPS - 1) + i, kept[i], mask=inside)
 
@@ -403,13 +400,13 @@ def causal_conv(x, before, after, state, weight, bias, y, n_token, n_channel, st
 def causal_conv_of_chains(x, before, after, state, chains, weight, bias, y, slot_size, n_channel,
                           stride, TAPS: tl.constexpr, ACT: tl.constexpr, HAS_BIAS: tl.constexpr,
                           HAS_GATES: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
-    """Convolve BLOCK channels of the chain that begins at a row, see `gpu.state_chains`.
+    """Convolve BLOCK channels of the chain that starts at a row, see `gpu.page_tables.StateChains`.
 
     The last row comes first: the first row may overwrite the state before it, which others read.
-    Sums have the order of `causal_conv`. Rows that repeat one get its result.
+    Sums have the order of `causal_conv`.
 
     Args:
-        state: F32 (places, n_channel, TAPS - 1), with `slot_size` elements for each place.
+        state: F32 (slots, n_channel, TAPS - 1), with `slot_size` elements for each slot.
         chains: int64 (rows, CHAIN_WORDS).
     """
     stride = stride.to(tl.int64)
@@ -442,8 +439,8 @@ def causal_conv_of_chains(x, before, after, state, chains, weight, bias, y, slot
             place = row + 1 + tap - (TAPS - 1)
             newest = input_at(x, before, old, place, channel, inside, stride, TAPS, HAS_GATES)
             kept = kept + (newest,)
-        tl.debug_barrier()  # all threads have read what is overwritten now
-        new = state + state_behind(chains, first + row, slot_size)
+        tl.debug_barrier()  # all threads have read the overwritten inputs
+        new = state + state_after(chains, first + row, slot_size)
         for tap in tl.static_range(TAPS - 1):
             tl.store(new + channel * (TAPS - 1) + tap, kept[tap], mask=inside)
 
@@ -451,7 +448,7 @@ def causal_conv_of_chains(x, before, after, state, chains, weight, bias, y, slot
 @triton.jit
 def input_at(x, before, state, place, channel, wanted, stride, TAPS: tl.constexpr,
              HAS_GATES: tl.constexpr):  # fmt: skip
-    """Load the inputs of token `place`; those before the first token are in the state."""
+    """Load the inputs of token `place`; before the first token they are in the state."""
     is_new = wanted & (place >= 0)
     value = tl.load(x + place * stride + channel, mask=is_new, other=0.0)
     if HAS_GATES:

@@ -1,13 +1,13 @@
 """Four small kernels that sample a token from logits as `engine.decoding.sampling.sampler` does.
 
 `survey` reads all logits, applies the penalties and finds the largest of each group of neighbours.
-`bound` finds from those a threshold that enough tokens reach, `gather` the tokens that reach it, in
-any order, and `draw` sorts and filters these, samples one, and writes the next step's inputs.
+From those, `bound` finds a threshold that enough tokens reach; `gather` collects these tokens, in
+any order; `draw` sorts and filters them, samples one, and writes the next step's inputs.
 
-For `settings`, `state`, `limits` and `found` see `sample_token`. Where ranks have a slice of the
-logits each, `sharded_sampling` has other kernels for the last two.
+`settings`, `state`, `limits` and `found` are vectors with the indices below. Where ranks have a
+slice of the logits each, `sharded_sampling` replaces the last two kernels.
 
-The second dimension of the grids is that of rows that are sampled side by side. `rows`, int32
+The second dimension of the grids is the row: several rows are sampled in parallel. `rows`, int32
 (rows, 3), has each one's row of the logits; its slot, the index of its sampler in all other
 tensors, which are dense with the slots first; and the index of its mask, -1 without one.
 """
@@ -17,27 +17,23 @@ import triton.language as tl
 
 from engine.backends.gpu.kernels.asm import atomic_add
 
+# indices in `settings`
 REPEAT, FREQUENCY, PRESENCE = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 IS_PENALISED = tl.constexpr(3)
-N_LAST = tl.constexpr(4)
-"""Index of the number of tokens that count for the penalties; -1 for all, 0 for none."""
-N_WANTED = tl.constexpr(5)
-"""Index of the number of most likely tokens that are considered."""
-IS_TOP_K = tl.constexpr(6)
-"""Index of whether only those have a probability (top-k); else all tokens count for top-p."""
+N_LAST = tl.constexpr(4)  # number of tokens that count for the penalties; -1 for all, 0 for none
+N_WANTED = tl.constexpr(5)  # number of most likely tokens to consider
+IS_TOP_K = tl.constexpr(6)  # whether only those have a probability; else all count for top-p
 TOP_P = tl.constexpr(7)
-MIN_P = tl.constexpr(8)
-"""Index of min-p's logarithm, rounded to F32; -inf for none."""
+MIN_P = tl.constexpr(8)  # logarithm of min-p, rounded to F32; -inf for none
 TEMPERATURE = tl.constexpr(9)
-IS_BY_ID = tl.constexpr(10)
-"""Index of whether tokens are accumulated by rising id instead of by falling logit."""
+IS_BY_ID = tl.constexpr(10)  # whether tokens are accumulated by rising id, not by falling logit
 N_SETTING = tl.constexpr(11)
 
 N_STEP, N_UNIFORM, N_HISTORY, HALT = (
     tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.constexpr(3),
 )  # fmt: skip
 """Indices in `state`: steps so far; random numbers used; tokens added to the history; how sampling
-ended, DRAWN while it goes on."""
+ended, DRAWN as long as it has not."""
 N_STATE = tl.constexpr(4)
 
 BEST, BOUND = tl.constexpr(0), tl.constexpr(1)
@@ -54,25 +50,20 @@ DRAWN, UNUSABLE, FOR_HOST, WRONG = (
     tl.constexpr(0), tl.constexpr(1), tl.constexpr(2), tl.constexpr(3),
 )  # fmt: skip
 """Endings of a step: a token; logits that are NaN or infinite; the host has to sample; ranks have
-computed with different numbers, and instead of an id there is a bit for each seat to blame."""
+computed with different numbers, and the id is replaced by a bit for each seat to blame."""
 
-ENDING_BITS, ENDING_MASK = tl.constexpr(4), tl.constexpr((1 << 4) - 1)
-"""Number of the bits of the ending in `state` at HALT, below those of the id; their mask."""
-
+ENDING_BITS, ENDING_MASK = tl.constexpr(4), tl.constexpr((1 << 4) - 1)  # the ending's bits in HALT
 WORD_BITS, ENTRY_BITS = tl.constexpr(32), tl.constexpr(36)
 """Shifts in an entry of the ring: `(step number << ENTRY_BITS) | (ending << WORD_BITS) | id`."""
 
-LARGEST = tl.constexpr((1 << 31) - 1)
-LOWEST = tl.constexpr(-(1 << 63))
-"""Largest int32; lowest int64."""
-
-RANK_OF_NONE = tl.constexpr(0x007FFFFF)
-"""`rank_of` -inf, below that of all numbers."""
+LARGEST = tl.constexpr((1 << 31) - 1)  # int32
+LOWEST = tl.constexpr(-(1 << 63))  # int64
+RANK_OF_NONE = tl.constexpr(0x007FFFFF)  # `rank_of` -inf, below that of all numbers
 
 
 @triton.jit
 def rank_of(x):
-    """Return uint32 in the order of x (F32), equal for equal x, so also for both zeros."""
+    """Return uint32 in the order of x (F32), equal for equal x, including both zeros."""
     bits = tl.where(x == 0, 0.0, x).to(tl.uint32, bitcast=True)
     return tl.where((bits >> 31) != 0, bits ^ 0xFFFFFFFF, bits ^ 0x80000000)
 
@@ -86,7 +77,7 @@ def number_of(rank):
 
 @triton.jit
 def below(x, best):
-    """Return x (F32) less the largest logit, as F64."""
+    """Return x (F32) minus the largest logit, as F64."""
     return x.to(tl.float64) - best.to(tl.float64)
 
 
@@ -106,7 +97,7 @@ def _filtered(x, there, n, best, is_whole, total, settings):
         weight = tl.where(there, tl.exp(below(x, best)), 0.0)
         if tl.load(settings + IS_TOP_K) != 0:
             total = tl.sum(weight)
-        total = tl.where(total > 0, total, 1.0)  # of nothing that may come
+        total = tl.where(total > 0, total, 1.0)  # if no token is allowed
         n_less = tl.sum((there & (tl.cumsum(weight, axis=0) / total < top_p)).to(tl.int32))
         keep = there & (lane <= n_less)
         is_known = is_known | (n_less < n)
@@ -118,8 +109,8 @@ def sort(x, n, run, SIZE: tl.constexpr):
     """Sort x (SIZE,) by falling value: a bitonic sort, as a loop to keep the code short.
 
     Args:
-        n: number of entries before the rest, which are LOWEST.
-        run: 2, or twice the length of runs that are sorted already, falling and rising by turns.
+        n: number of entries; the rest are LOWEST.
+        run: 2, or twice the length of runs that are already sorted, alternately falling and rising.
     """
     lane = tl.arange(0, SIZE)
     run = tl.full((), 0, tl.int32) + run  # not a constant at compile time, so that loops stay loops
@@ -136,7 +127,7 @@ def sort(x, n, run, SIZE: tl.constexpr):
 
 @triton.jit
 def choose(packed, n_found, best, is_whole, total, settings, uniform, SIZE: tl.constexpr):
-    """Return the token of a uniform random number, and whether the candidates determine it.
+    """Return the token for a uniform random number, and whether the candidates determine it.
 
     Args:
         packed: n_found candidates in the order of accumulation, int64 (SIZE,).
@@ -174,7 +165,7 @@ def _count(counts, token, change, first, n_own, is_wanted):
 
 @triton.jit
 def _accept(token, is_drawn, settings, state, counts, history, first, n_own):
-    """Add a token to the history, and remove the one that leaves the penalties' window."""
+    """Add a token to the history, and remove the one that leaves the penalty window."""
     n_last = tl.load(settings + N_LAST).to(tl.int64)
     n = tl.load(state + N_HISTORY)
     place = tl.where(n_last > 0, n % tl.maximum(n_last, 1), 0)
@@ -193,7 +184,7 @@ def finish(token, now, settings, state, counts, history, ids, position, ring, fi
     """Write the next step's inputs, and the result for the host.
 
     If no token was sampled, this step and all later ones change only the ring: the same token at
-    the same position is then computed once more.
+    the same position is then computed again.
 
     Args:
         token: the sampled token, or what replaces its id.
@@ -204,41 +195,40 @@ def finish(token, now, settings, state, counts, history, ids, position, ring, fi
     is_new = halt == DRAWN
     is_drawn = is_new & (now == DRAWN)
     shown = tl.where((now == UNUSABLE) | (now == FOR_HOST), 0, token)
-    told = tl.where(is_new, now | (shown << ENDING_BITS), halt)
+    result = tl.where(is_new, now | (shown << ENDING_BITS), halt)
     token = tl.where(is_drawn, token, 0)
     _accept(token, is_drawn, settings, state, counts, history, first, n_own)
     tl.store(ids, token, mask=is_drawn)
     tl.store(position, tl.load(position) + 1, mask=is_drawn)
-    ending = told & ENDING_MASK
-    entry = ((n_step + 1) << ENTRY_BITS) | (ending << WORD_BITS) | (told >> ENDING_BITS)
+    ending = result & ENDING_MASK
+    entry = ((n_step + 1) << ENTRY_BITS) | (ending << WORD_BITS) | (result >> ENDING_BITS)
     tl.store(ring + n_step % RING, entry)
     n_uniform = tl.load(state + N_UNIFORM)
     tl.store(state + N_STEP, n_step + 1)
     tl.store(state + N_UNIFORM, n_uniform + 1, mask=is_drawn)
-    tl.store(state + HALT, told, mask=is_new & (now != DRAWN))
+    tl.store(state + HALT, result, mask=is_new & (now != DRAWN))
 
 
 @triton.jit
 def _slot(rows):
-    """Return the slot of this program's row."""
     return tl.load(rows + 3 * tl.program_id(1) + 1)
 
 
 @triton.jit(do_not_specialize=["n_vocab"])
 def survey(logits, rows, masks, counts, settings, penalised, maxima, n_vocab, FACTOR: tl.constexpr,
            BLOCK: tl.constexpr, GROUP: tl.constexpr):  # fmt: skip
-    """Compute logits after penalties and the largest of each GROUP; BLOCK logits for each program.
+    """Compute logits after penalties and the largest of each GROUP; BLOCK logits per program.
 
     NaN becomes +inf, and so shows in the maxima.
 
     Args:
         logits, penalised: input and output, F32 (n_vocab,) of each row and slot.
-        masks: a bit for each token that may come, int32 (ceil(n_vocab / 32),) of each mask.
-        counts: count of each token in the history, int32 (n_vocab,); below 0 it is forbidden.
+        masks: a bit for each allowed token, int32 (ceil(n_vocab / 32),) of each mask.
+        counts: count of each token in the history, int32 (n_vocab,); negative if it is banned.
         maxima: output, F32 (ceil(n_vocab / BLOCK) * BLOCK / GROUP,).
         FACTOR: a power of two that divides n_vocab, so that loads can be wide.
     """
-    slot, width = _slot(rows), n_vocab // FACTOR * FACTOR  # tells the compiler the factor
+    slot, width = _slot(rows), n_vocab // FACTOR * FACTOR  # shows the compiler the factor
     logits += tl.load(rows + 3 * tl.program_id(1)) * width
     mask = tl.load(rows + 3 * tl.program_id(1) + 2)
     counts += slot * width
@@ -268,10 +258,10 @@ def survey(logits, rows, masks, counts, settings, penalised, maxima, n_vocab, FA
 
 @triton.jit
 def _check_of(stream, n_embd, BLOCK: tl.constexpr):
-    """Return an int32 checksum of a residual stream, F32 (n_embd,).
+    """Return an int32 checksum of a residual stream, F32 (n_embd,); all NaNs count as equal.
 
     Each number is mixed with its index (Appleby's finaliser of MurmurHash3); sums of integers do
-    not depend on their order. All NaNs count alike.
+    not depend on their order.
     """
     total = tl.zeros((BLOCK,), tl.int64)
     for first in range(0, n_embd, BLOCK):
@@ -288,18 +278,18 @@ def _check_of(stream, n_embd, BLOCK: tl.constexpr):
 @triton.jit(do_not_specialize=["n_group", "n_maxima", "n_embd"])
 def bound(maxima, stream, rows, settings, limits, found, n_group, n_maxima, n_embd,
           SIZE: tl.constexpr, HAS_STREAM: tl.constexpr, STREAM_BLOCK: tl.constexpr):  # fmt: skip
-    """Find a threshold that the wanted tokens reach, and few others; one program for each row.
+    """Find a threshold that the wanted tokens reach, and few others; one program per row.
 
     As many maxima reach it as tokens are wanted, and each is a different token. It is found bit by
-    bit, from the highest, until exactly so many do. Without top-k, min-p may raise it, since tokens
-    below are certainly left out.
+    bit, from the highest, until the count is right. Without top-k, min-p may raise it, since it
+    certainly excludes all tokens below.
 
     Args:
         maxima: F32 (n_maxima,), of which the first n_group count.
-        stream: residual stream that the logits of the first row were computed from, F32 (n_embd,),
-            if HAS_STREAM, for ranks to compare.
+        stream: residual stream of the first row's logits, F32 (n_embd,), if HAS_STREAM; ranks
+            compare its checksum.
         SIZE: a power of two, at least n_group.
-        STREAM_BLOCK: number of elements of the stream that are read at a time.
+        STREAM_BLOCK: elements of the stream to read at a time.
     """
     slot, at = _slot(rows), tl.arange(0, SIZE)
     settings += slot * N_SETTING
@@ -337,14 +327,13 @@ def bound(maxima, stream, rows, settings, limits, found, n_group, n_maxima, n_em
 def candidates_of(penalised, settings, limits, found, candidates, sums, n_vocab, first,
                   IS_SPLIT: tl.constexpr, FACTOR: tl.constexpr, BLOCK: tl.constexpr,
                   ROOM: tl.constexpr):  # fmt: skip
-    """Do a program's part of `gather`.
+    """Do a program's part of `gather`; `first` is the id of the first logit.
 
     Args:
-        first: id of the first logit.
         IS_SPLIT: whether candidates are packed by falling logit, whatever order `choose` needs.
     """
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < n_vocab // FACTOR * FACTOR  # tells the compiler the factor
+    inside = at < n_vocab // FACTOR * FACTOR  # shows the compiler the factor
     x = tl.load(penalised + at, mask=inside, other=-float("inf"))
     best = tl.load(limits + BEST)
     x = tl.where(x == float("inf"), -float("inf"), x)
@@ -366,7 +355,7 @@ def candidates_of(penalised, settings, limits, found, candidates, sums, n_vocab,
 
 @triton.jit
 def total_of(sums, n_sum, settings, SUMS: tl.constexpr):
-    """Return the sum of all programs' `sums`, 0 where none are written; also of this kernel's."""
+    """Return the sum of all programs' `sums` (also this kernel's), 0 where none are written."""
     at = tl.arange(0, SUMS)
     n = tl.where(tl.load(settings + TOP_P) < 1, n_sum, 0)
     n = tl.where(tl.load(settings + IS_TOP_K) != 0, 0, n)
@@ -379,8 +368,8 @@ def gather(penalised, rows, settings, limits, found, candidates, sums, n_vocab,
     """Gather the tokens that reach the bound, packed so that `choose` takes them by falling value.
 
     Args:
-        candidates: output, int64 (ROOM,): rank of the logit and id counted from above, with the one
-            that is compared first in the upper half.
+        candidates: output, int64 (ROOM,): rank of the logit and id counted from above; the upper
+            half is compared first.
         sums: output, F64 (programs,): sums of the probabilities of all tokens, as multiples of the
             largest; written where top-p needs them.
     """
@@ -394,7 +383,6 @@ def gather(penalised, rows, settings, limits, found, candidates, sums, n_vocab,
 
 @triton.jit
 def _of_all(candidates, n_found, best, is_whole, total, settings, uniform, SIZE: tl.constexpr):
-    """Sort candidates and `choose` a token."""
     lane = tl.arange(0, SIZE)
     packed = tl.load(candidates + lane, mask=lane < n_found, other=LOWEST)
     packed = sort(packed, n_found, 2, SIZE)
@@ -405,15 +393,15 @@ def _of_all(candidates, n_found, best, is_whole, total, settings, uniform, SIZE:
 def draw(rows, candidates, sums, settings, limits, found, uniforms, state, counts, history, ids,
          position, ring, n_sum, n_vocab, n_uniform, n_history, FEW: tl.constexpr,
          ROOM: tl.constexpr, SUMS: tl.constexpr, RING: tl.constexpr):  # fmt: skip
-    """Sample a token and write the next step's inputs, see `finish`; one program for each row.
+    """Sample a token and write the next step's inputs, see `finish`; one program per row.
 
     Args:
         uniforms: ring of random numbers in [0, 1), F64 (n_uniform,).
-        state: int64 (N_STATE,), see `sample_token`.
+        state: int64 (N_STATE,).
         history: ring of the last tokens, int32 (n_history,).
         ids, position: token and position of the next step, (1,).
         ring: ring of results for the host, int64 (RING,), see ENTRY_BITS.
-        FEW: number of candidates up to which a smaller sort is enough.
+        FEW: candidates for which a smaller sort is enough.
         SUMS: a power of two, at least n_sum.
     """
     slot = _slot(rows)

@@ -2,7 +2,7 @@
 
 After `sampling.survey` and `sampling.bound` of its slice, a rank offers its candidates: `offer`
 gathers and packs them into a message, ranks exchange these, and `decide` merges them in the order
-of seats. It computes only with what all ranks have, so all sample the same token.
+of seats. It uses only data that all ranks have, so all sample the same token.
 
 A message is int64: MARK, CHECK_WORD, INFO and SUM, then SENT candidates by falling logit, packed as
 in `sampling.gather`.
@@ -37,22 +37,16 @@ from engine.backends.gpu.kernels.sampling import (
     total_of,
 )  # fmt: skip
 
-MARK = tl.constexpr(0)
-"""Index of the step's number and, in the lower half, the token before the sampled one."""
-CHECK_WORD = tl.constexpr(1)
-"""Index of the residual stream's checksum, in the lower half, and of whether there is one."""
-INFO = tl.constexpr(2)
-"""Index of the number of candidates, OVER_BIT, LACKS_BIT and, above, the largest logit."""
-SUM = tl.constexpr(3)
-"""Index of the sum of the slice's probabilities, as multiples of the largest there."""
-N_HEAD = tl.constexpr(4)
-"""Number of words before the candidates."""
+MARK = tl.constexpr(0)  # the step's number; in the lower half the token before the sampled one
+CHECK_WORD = tl.constexpr(1)  # in the lower half the hidden state's checksum; whether there is one
+INFO = tl.constexpr(2)  # number of candidates, OVER_BIT, LACKS_BIT; above, the largest logit
+SUM = tl.constexpr(3)  # sum of the slice's probabilities, as multiples of the largest there
+N_HEAD = tl.constexpr(4)  # words before the candidates
 
 OVER_BIT, LACKS_BIT = tl.constexpr(1 << 16), tl.constexpr(1 << 17)
 """Bits of INFO: there was no room for all candidates; other tokens could pass the filters."""
 
 LOWER_HALF = tl.constexpr((1 << 32) - 1)
-"""Mask of the lower 32 bits."""
 
 
 @triton.jit(do_not_specialize=["n_own", "first", "n_sum"])
@@ -66,7 +60,7 @@ def offer(penalised, settings, limits, found, candidates, sums, state, ids, mess
         message: output, int64 (N_HEAD + SENT,).
         n_own, first: number of logits, and id of the first.
         n_sum: number of programs.
-        SENT: number of candidates of a message, at least as many as are wanted.
+        SENT: most candidates of a message, at least as many as are wanted.
         SUMS: a power of two, at least n_sum.
     """
     candidates_of(penalised, settings, limits, found, candidates, sums, n_own, first, True, FACTOR,
@@ -95,7 +89,6 @@ def offer(penalised, settings, limits, found, candidates, sums, state, ids, mess
 
 @triton.jit
 def _send(candidates, n, n_sent, message, SIZE: tl.constexpr):
-    """Write the n_sent largest of n candidates to the message, by falling logit."""
     lane = tl.arange(0, SIZE)
     packed = tl.load(candidates + lane, mask=lane < n, other=LOWEST, cache_modifier=".cg")
     packed = sort(packed, n, 2, SIZE)
@@ -123,20 +116,20 @@ def _agree(mark, check, other_mark, other_check):
 
 
 @triton.jit
-def _wrong(told, own, seat, n_rank, SEATS: tl.constexpr, STRIDE: tl.constexpr):
-    """Return a bit for each seat that is to blame where ranks have computed with different numbers.
+def _wrong(msgs, own, seat, n_rank, SEATS: tl.constexpr, STRIDE: tl.constexpr):
+    """Return a bit for each seat that computed with other numbers than the rest.
 
     These are the seats that no majority agrees with. If there are none, because not all ranks can
-    be compared, they are those with which fewer agree than with another. If this rank's message
-    differs from the one that it reads back, messages were not exchanged; only this seat is named.
+    be compared, they are the seats with less agreement than another. If this rank's message differs
+    from the one that it reads back, messages were not exchanged; only this seat is named.
     """
     mine, other = tl.arange(0, SEATS)[:, None], tl.arange(0, SEATS)[None, :]
     is_mine, is_other = mine < n_rank, other < n_rank
     agree = _agree(
-        tl.load(told + mine * STRIDE + MARK, mask=is_mine, other=0),
-        tl.load(told + mine * STRIDE + CHECK_WORD, mask=is_mine, other=0),
-        tl.load(told + other * STRIDE + MARK, mask=is_other, other=0),
-        tl.load(told + other * STRIDE + CHECK_WORD, mask=is_other, other=0),
+        tl.load(msgs + mine * STRIDE + MARK, mask=is_mine, other=0),
+        tl.load(msgs + mine * STRIDE + CHECK_WORD, mask=is_mine, other=0),
+        tl.load(msgs + other * STRIDE + MARK, mask=is_other, other=0),
+        tl.load(msgs + other * STRIDE + CHECK_WORD, mask=is_other, other=0),
     )
     n_agree = tl.sum((agree & is_mine & is_other).to(tl.int32), axis=1)
     at = tl.arange(0, SEATS)
@@ -144,35 +137,34 @@ def _wrong(told, own, seat, n_rank, SEATS: tl.constexpr, STRIDE: tl.constexpr):
     is_less = (at < n_rank) & (n_agree < tl.max(n_agree))
     is_named = tl.where(tl.max(is_alone.to(tl.int32)) != 0, is_alone, is_less)
     seats = tl.sum(tl.where(is_named, 1, 0).to(tl.int64) << at.to(tl.int64))
-    is_read = tl.load(told + seat * STRIDE + MARK) == tl.load(own + MARK)
-    is_read = is_read & (tl.load(told + seat * STRIDE + CHECK_WORD) == tl.load(own + CHECK_WORD))
+    is_read = tl.load(msgs + seat * STRIDE + MARK) == tl.load(own + MARK)
+    is_read = is_read & (tl.load(msgs + seat * STRIDE + CHECK_WORD) == tl.load(own + CHECK_WORD))
     return tl.where(is_read, seats, tl.full((), 1, tl.int64) << seat)
 
 
 @triton.jit
 def _logit_of(packed):
-    """Return the logit of a candidate that is packed by falling logit."""
     return number_of(((packed >> 32) + 0x80000000).to(tl.uint32))
 
 
 @triton.jit
-def _merged(told, n_rank, settings, limit, best, total, n_each, uniform, SIZE: tl.constexpr,
+def _merged(msgs, n_rank, settings, limit, best, total, n_each, uniform, SIZE: tl.constexpr,
             STRIDE: tl.constexpr):  # fmt: skip
     """Merge the candidates of all ranks that are not below a limit, and `choose` a token.
 
     Args:
-        limit: packed candidate, below which there may be tokens that no rank has sent.
+        limit: packed candidate; below it there may be tokens that no rank has sent.
         n_each: a power of two, at least every rank's number of candidates.
         SIZE: at least n_each for each rank.
     """
     lane = tl.arange(0, SIZE)
     rank, place = lane // n_each, lane % n_each
     is_rank = rank < n_rank
-    info = tl.load(told + rank * STRIDE + INFO, mask=is_rank, other=0)
-    # falling and rising by turns, as a bitonic sort has runs of this length
+    info = tl.load(msgs + rank * STRIDE + INFO, mask=is_rank, other=0)
+    # alternately falling and rising: a bitonic sort has runs of this length
     place = tl.where(rank % 2 != 0, n_each - 1 - place, place)
     there = is_rank & (place < _n_sent(info, STRIDE))
-    packed = tl.load(told + rank * STRIDE + N_HEAD + place, mask=there, other=LOWEST)
+    packed = tl.load(msgs + rank * STRIDE + N_HEAD + place, mask=there, other=LOWEST)
     there = there & (packed >= limit)
     least = best + tl.load(settings + MIN_P).to(tl.float32)
     is_by_id = tl.load(settings + IS_BY_ID) != 0
@@ -187,35 +179,35 @@ def _merged(told, n_rank, settings, limit, best, total, n_each, uniform, SIZE: t
 
 
 @triton.jit(do_not_specialize=["seat", "n_rank", "n_own", "first", "n_vocab"])
-def decide(told, own, settings, uniforms, state, counts, history, ids, position, ring, seat, n_rank,
+def decide(msgs, own, settings, uniforms, state, counts, history, ids, position, ring, seat, n_rank,
            n_own, first, n_vocab, SEATS: tl.constexpr, FEW: tl.constexpr, SENT: tl.constexpr,
            UNIFORMS: tl.constexpr, RING: tl.constexpr):  # fmt: skip
     """Sample a token from the messages of all ranks and write the next step's inputs; one program.
 
     Args:
-        told: messages of all ranks, int64 (n_rank, N_HEAD + SENT).
+        msgs: messages of all ranks, int64 (n_rank, N_HEAD + SENT).
         own: message that this rank sent, (N_HEAD + SENT,).
-        uniforms: see `sampling.draw`, as for the following arguments.
+        uniforms: see `sampling.draw`, also for the following arguments.
         counts: counts in the history of the n_own tokens from `first` on.
         SEATS: a power of two, at least n_rank.
-        FEW: number of candidates per rank up to which a smaller sort is enough.
+        FEW: candidates per rank for which a smaller sort is enough.
     """
     STRIDE: tl.constexpr = N_HEAD + SENT
     at = tl.arange(0, SEATS)
     there = at < n_rank
-    info = tl.load(told + at * STRIDE + INFO, mask=there, other=0)
+    info = tl.load(msgs + at * STRIDE + INFO, mask=there, other=0)
     bests = tl.where(there, _best_of(info), -float("inf"))
     best = tl.max(bests)
     is_usable = (best > -float("inf")) & (best < float("inf"))
     best = tl.where(is_usable, best, 0.0)
-    sums = tl.load(told + at * STRIDE + SUM, mask=there, other=0).to(tl.float64, bitcast=True)
+    sums = tl.load(msgs + at * STRIDE + SUM, mask=there, other=0).to(tl.float64, bitcast=True)
     is_finite = (bests > -float("inf")) & (bests < float("inf"))
     factors = tl.exp(tl.where(is_finite, below(bests, best), 0.0))
     total = tl.sum(tl.where(is_finite, sums * factors, 0.0))
     n_sent = _n_sent(info, STRIDE)
     lacks = there & ((info & LACKS_BIT) != 0)
     last = tl.maximum(n_sent - 1, 0)
-    limits = tl.load(told + at * STRIDE + N_HEAD + last, mask=lacks & (n_sent > 0), other=LOWEST)
+    limits = tl.load(msgs + at * STRIDE + N_HEAD + last, mask=lacks & (n_sent > 0), other=LOWEST)
     limit = tl.max(limits)
     is_over = tl.max((there & ((info & OVER_BIT) != 0)).to(tl.int32))
     uniform = tl.load(uniforms + tl.load(state + N_UNIFORM) % UNIFORMS)
@@ -224,16 +216,16 @@ def decide(told, own, settings, uniforms, state, counts, history, ids, position,
         n_each = n_each * 2
     if n_each <= FEW:
         token, is_known = _merged(
-            told, n_rank, settings, limit, best, total, n_each, uniform, SEATS * FEW, STRIDE
+            msgs, n_rank, settings, limit, best, total, n_each, uniform, SEATS * FEW, STRIDE
         )
     else:
         token, is_known = _merged(
-            told, n_rank, settings, limit, best, total, n_each, uniform, SEATS * SENT, STRIDE
+            msgs, n_rank, settings, limit, best, total, n_each, uniform, SEATS * SENT, STRIDE
         )
     is_known = is_known & (is_over == 0) & (token < n_vocab)  # a link may have corrupted the id
     now = tl.where(is_known, DRAWN, FOR_HOST)
     now = tl.where(is_usable, now, UNUSABLE).to(tl.int64)
-    seats = _wrong(told, own, seat, n_rank, SEATS, STRIDE)
+    seats = _wrong(msgs, own, seat, n_rank, SEATS, STRIDE)
     now = tl.where(seats != 0, WRONG, now).to(tl.int64)
     token = tl.where(seats != 0, seats, token)
     finish(token, now, settings, state, counts, history, ids, position, ring, first, n_own, RING)

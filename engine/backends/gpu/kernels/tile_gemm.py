@@ -1,9 +1,9 @@
 """Tile GEMM of up to some hundred rows with weights in planes, on the tensor cores.
 
 Weights are dequantised to F16 or BF16 where they are multiplied. A 32-bit word of the plane `low`
-has four neighbouring columns of each of several quads (see `gpu.kernels.planes`). So byte c
-of part p of all words in a step is one matrix (rows, words), and the activations that it is
-multiplied with are stored together, too (`shorten`). Only stored words move between threads.
+has four neighbouring columns of each of several quads (see `gpu.kernels.planes`). So byte c of part
+p of all words in a step is one matrix (rows, words), and the activations that multiply it are
+stored together, too (`shorten`). Only stored words move between threads.
 """
 
 import triton
@@ -25,7 +25,7 @@ from engine.backends.gpu.kernels.planes import (
 
 @triton.constexpr_function
 def offset(LOW, ZERO, TABLE, ASM):
-    """Return the number that is subtracted from the bytes of `codes_of`."""
+    """Return the number to subtract from the bytes of `codes_of`."""
     if ASM and is_narrow(TABLE, LOW):
         return -min(TABLE)
     return 128 if LOW == 8 or len(TABLE) > 0 else ZERO
@@ -40,9 +40,9 @@ def shorten(x, row_stride, scale, out, n_blocks, lead, n_columns, LOW: tl.conste
         x: F32 (T, n_columns), rows `row_stride` elements apart.
         scale: divisors of rows, (T,), where HAS_SCALE.
         out: output, F16 or BF16 (T, n_step, 32 / LOW, BLOCKS * LOW): for each step and position in
-            words, the columns of all words. Columns outside of the matrix are 0.
-        lead: number of columns of the first block that are not in x.
-        BLOCKS: number of blocks of 32 columns in a step.
+            words, the columns of all words. Columns outside the matrix are 0.
+        lead: columns of the first block that are not in x.
+        BLOCKS: blocks of 32 columns in a step.
     """
     row, step = tl.program_id(0).to(tl.int64), tl.program_id(1)
     SIZE: tl.constexpr = 32 * BLOCKS
@@ -65,7 +65,7 @@ def shorten(x, row_stride, scale, out, n_blocks, lead, n_columns, LOW: tl.conste
 
 @triton.jit
 def numbers(code, magic, COLUMN: tl.constexpr, BIAS: tl.constexpr, ASM: tl.constexpr):
-    """Return byte COLUMN of words, unsigned, less BIAS, as F32: by the bits of 2^23 + byte."""
+    """Return byte COLUMN of words, unsigned, minus BIAS, as F32: by the bits of 2^23 + byte."""
     if ASM:  # one instruction instead of three: the byte, two zero bytes, the top byte of `magic`
         bits = chosen_bytes(code, magic, 0x7440 + COLUMN)
     else:
@@ -80,12 +80,12 @@ def plain_scales(start, at, block, inside, SCALE: tl.constexpr, SUBS: tl.constex
 
     Args:
         start: pointer to the plane `scales` of the first tile.
-        at: pair of the bytes from there to each row's tile, and of the index in the plane of the
-            row and first sub-block, see `stored_words`.
+        at: offset in bytes from there to each row's tile, and index in the plane of the row and
+            first sub-block, see `stored_words`.
         block: block of each word, (1, words).
         inside: mask of the blocks and rows that exist, (rows, words).
-        SUBS: number of sub-blocks in a tuple.
-        STEP: number of sub-blocks in a block.
+        SUBS: sub-blocks in a tuple.
+        STEP: sub-blocks in a block.
     """
     tile, lane = at
     factors, added = (), ()
@@ -177,7 +177,6 @@ def codes_of(low, highs, shift, LOW: tl.constexpr, HIGH: tl.constexpr, TABLE: tl
 
 @triton.jit
 def multiplied(weights, numbers, total, IS_INTERPRETED: tl.constexpr):
-    """Return `total + weights numbers`."""
     if IS_INTERPRETED:  # numpy has no BF16
         weights = weights.to(numbers.dtype).to(tl.float32)
         return tl.dot(weights, numbers.to(tl.float32), total)
@@ -193,13 +192,13 @@ def stored_words(tile, at, lane, is_row, block, line, shift, n_blocks, skip, ASM
 
     Args:
         tile: pointer to the bytes of the first tile.
-        at: bytes from there to each row's tile, (rows, 1).
+        at: offset in bytes from there to each row's tile, (rows, 1).
         lane: index of the row in its tile, (rows, 1).
         is_row: mask of the rows that exist, (rows, 1).
         block, line: block, and line in it, of each word, (1, words).
         shift: equal to line, but possibly loaded from memory, see `product`.
     """
-    # with two quads in a word each has a sub-block of its own; with four all are in one sub-block
+    # of two quads in a word, each has its own sub-block; four quads share one
     IN_WORD: tl.constexpr = 32 // SUB if LOW == 4 else 1
     sub_at = at, lane + line * 16 if LOW == 2 and SUB == 16 else lane
     high, scales, supers = starts(n_blocks, LOW, HIGH, SCALE, SUB)
@@ -247,8 +246,8 @@ def step_product(total, x, stored, magic, WORDS: tl.constexpr, IS_INTERPRETED: t
 
     Args:
         total: sums, F32 (rows, tokens).
-        x: pointers to the activations of the first position in words, (WORDS, tokens); those of the
-            next position are WORDS elements further.
+        x: pointers to the activations of the first position in words, (WORDS, tokens); the next
+            position is WORDS elements further.
         stored, magic: see `weights_at`.
     """
     for part in tl.static_range(8 // LOW):
@@ -272,13 +271,12 @@ def product(x, planes, tile_bytes, n_tile, n_blocks, skip, n_token, n_rows, n_st
         planes: bytes (n_tile, tile_bytes); tile_bytes is a multiple of 64.
         n_blocks, skip: see `Extent`.
         ramp: 32-bit words 0, 1, … 7, then eight times the bits of 2^23 as F32. They are loaded
-            because Triton converts stored words to the operand's layout before it decodes them only
-            if all inputs of the decoding are loaded or constant; and loaded words are not written
-            to registers again and again, as constants are.
+            because Triton converts stored words to the operand's layout before decoding them only
+            if all inputs of the decoding are loaded or constant; and unlike constants, loaded words
+            are not written to registers again and again.
         y: output, F32 (parts, n_token, n_rows): sums over parts of the columns.
         ROWS, TOKENS: powers of two, at least 16.
-        BLOCKS: number of blocks of 32 columns in a step; BLOCKS * LOW is a power of two, at least
-            16.
+        BLOCKS: blocks of 32 columns in a step; BLOCKS * LOW is a power of two, at least 16.
     """
     WORDS: tl.constexpr = BLOCKS * LOW
     tile_bytes = tl.multiple_of(tile_bytes, 64)

@@ -1,8 +1,7 @@
 """Gemv kernels for matrices in F16, BF16 or F32, and for one matrix of each head (`x Wᵀ`, `x W`).
 
 Programs of the latter are (heads, parts of a matrix, rows of x): each row is multiplied separately,
-in F32, so that it has the same bits alone and among others. Matrices are small and stay in the
-cache meanwhile.
+in F32, so that it has the same bits in any batch. Matrices are small and stay in the cache.
 """
 
 import triton
@@ -16,10 +15,10 @@ from engine.backends.gpu.kernels.tile_gemm import stored_words, weights_at
 @triton.jit(do_not_specialize=["n_row", "n_rows", "x_stride", "n_columns"])
 def product(x, data, y, n_row, n_rows, x_stride, n_columns, M: tl.constexpr, ROWS: tl.constexpr,
             STEP: tl.constexpr, ALIGNED: tl.constexpr):  # fmt: skip
-    """Compute `y = x Wᵀ`: ROWS rows of W for each program, all columns.
+    """Compute `y = x Wᵀ`: ROWS rows of W per program, all columns.
 
     Sums are F32, and their order is the same for any number of rows of x and of W. Each row of W is
-    a tensor of its own, of the shape of a row of x: so Triton gives both the same layout, and no
+    a separate tensor with the shape of a row of x: so Triton gives both the same layout, and no
     number moves between threads before the sums.
 
     Args:
@@ -27,7 +26,7 @@ def product(x, data, y, n_row, n_rows, x_stride, n_columns, M: tl.constexpr, ROW
         data: contiguous W (n_rows, n_columns).
         y: output, F32 (n_row, n_rows).
         M: see `engine.backends.gpu.kernels.gemv.products`.
-        STEP: number of columns at a time.
+        STEP: columns at a time.
         x_stride, n_columns: divided by ALIGNED, so that the compiler knows a factor of them.
     """
     n_columns *= ALIGNED
@@ -71,8 +70,8 @@ def dequantise(planes, tile_bytes, n_blocks, skip, lead, n_columns, n_rows, firs
         planes: bytes (n_tile, tile_bytes).
         tile_bytes: a multiple of 64.
         n_blocks, skip, lead, n_columns: see `Extent`.
-        n_rows: number of rows to write, from row `first` on.
-        out: contiguous output (n_rows, n_columns) of any float type, rounded to the nearest.
+        n_rows: rows to write, from row `first` on.
+        out: contiguous output (n_rows, n_columns) of any float type, rounded to nearest.
         BLOCKS: a power of two.
         IS_EXACT: see `Extent`; then rows of `out` are aligned and stored with wide accesses.
     """
@@ -101,10 +100,10 @@ def look_up(planes, tile_bytes, n_blocks, skip, lead, n_columns, n_rows, ids, ou
             BLOCKS: tl.constexpr, LOW: tl.constexpr, HIGH: tl.constexpr, ZERO: tl.constexpr,
             TABLE: tl.constexpr, SCALE: tl.constexpr, SUB: tl.constexpr,
             SIGNED: tl.constexpr):  # fmt: skip
-    """Dequantise BLOCKS blocks of one row in each program; zeros where there is no such row.
+    """Dequantise BLOCKS blocks of one row in each program; zeros if the row does not exist.
 
     Args:
-        n_rows: number of rows of the matrix.
+        n_rows: rows of the matrix.
         ids: row numbers, integers (n,), of any value.
         out: output, F32 (n, n_columns); other arguments as in `dequantise`.
     """
@@ -146,7 +145,7 @@ def planes_product(x, planes, y, tile_bytes, n_tile, n_blocks, skip, lead, n_col
         x_row, x_head: elements between rows and between heads of x.
         planes: bytes (n_head, n_tile, tile_bytes); tile_bytes is a multiple of 64.
         y: contiguous output, F32 (n_row, n_head, n_out).
-        BLOCKS: number of blocks of 32 columns at a time.
+        BLOCKS: blocks of 32 columns at a time.
         ROWS: a multiple of 16.
     """
     WORDS: tl.constexpr = BLOCKS * LOW
@@ -188,7 +187,7 @@ def planes_transposed(x, planes, y, tile_bytes, n_tile, n_blocks, skip, lead, n_
     Args:
         x: F32 (n_row, n_head, n_in).
         y: contiguous output, F32 (n_row, n_head, n_columns).
-        ROWS: number of rows at a time; other arguments as in `planes_product`.
+        ROWS: rows at a time; other arguments as in `planes_product`.
     """
     WORDS: tl.constexpr = BLOCKS * LOW
     head, m = tl.program_id(0).to(tl.int64), tl.program_id(2).to(tl.int64)
@@ -225,7 +224,7 @@ def planes_transposed(x, planes, y, tile_bytes, n_tile, n_blocks, skip, lead, n_
 @triton.jit
 def plain_part(data, n_rows, n_columns, first_row, first_column, ROWS: tl.constexpr,
                COLUMNS: tl.constexpr):  # fmt: skip
-    """Load rows and columns of this program's head, F32 (ROWS, COLUMNS); 0 where there are none."""
+    """Load rows and columns of this program's head, F32 (ROWS, COLUMNS); 0 outside the matrix."""
     row = first_row + tl.arange(0, ROWS)[:, None]
     column = first_column + tl.arange(0, COLUMNS)[None, :]
     start = data + tl.program_id(0).to(tl.int64) * n_rows * n_columns
@@ -244,7 +243,7 @@ def plain_product(x, data, y, n_rows, n_columns, first, n_out, x_row, x_head, RO
         data: contiguous matrices (n_head, n_rows, n_columns).
         n_columns: divided by ALIGNED, so that the compiler knows a factor of it.
         y: contiguous output, F32 (n_row, n_head, n_out).
-        COLUMNS: number of columns at a time.
+        COLUMNS: columns at a time.
     """
     n_columns *= ALIGNED
     head, m = tl.program_id(0).to(tl.int64), tl.program_id(2).to(tl.int64)
@@ -268,7 +267,7 @@ def plain_transposed(x, data, y, n_rows, n_columns, first, n_in, x_row, x_head, 
     Args:
         x: F32 (n_row, n_head, n_in).
         y: contiguous output, F32 (n_row, n_head, n_columns).
-        ROWS: number of rows at a time; other arguments as in `plain_product`.
+        ROWS: rows at a time; other arguments as in `plain_product`.
     """
     n_columns *= ALIGNED
     head, m = tl.program_id(0).to(tl.int64), tl.program_id(2).to(tl.int64)

@@ -1,4 +1,1 @@
-"""Kernels' compilation, configuration, launch and capture.
-
-Imports no kernel and nothing that uses one.
-"""
+"""Compilation, configuration, launch and capture of kernels; imports no kernel or user of one."""

@@ -1,14 +1,12 @@
 """Launch configurations of kernels, and which kernels may be used on a kind of GPU.
 
-Configurations follow fixed rules, replaced where a search found better ones.
+Configurations follow fixed rules, replaced where a search found better ones. Nothing is tried out
+while a model runs. A rule depends only on sizes that are known when a model is loaded, so that the
+same product is always computed by the same kernel.
 
-Nothing is tried out while a model runs. A rule depends only on sizes that are known when a model is
-loaded, so that the same product is always computed by the same kernel.
-
-A kernel whose results were found wrong on a kind of GPU (`gpu.checks`) is refused there. Where a
-function decides whether its kernel serves, it asks `allows` or is `refusable`; its callers have
-another way already. The choice is one for all cards of a kind, so that they go on computing the
-same bits.
+A kernel with wrong results on a kind of GPU (`gpu.checks`) is refused there. A function that
+decides whether its kernel serves calls `allows` or is `refusable`; its callers have a fallback. The
+choice is the same for all cards of a kind, so that they continue to compute the same bits.
 """
 
 from __future__ import annotations
@@ -37,7 +35,7 @@ class KernelTarget:
     """Properties of a device that kernels are compiled for.
 
     Attributes:
-        maker: maker of the device; "interpreter" for Triton's interpreter on the CPU.
+        maker: "interpreter" for Triton's interpreter on the CPU.
         capability: NVIDIA's compute capability times ten, such as 90; 0 elsewhere.
         n_sm: number of multiprocessors.
     """
@@ -75,7 +73,7 @@ _cards: dict[torch.device, KernelTarget] = {}
 
 
 def target_of(device: torch.device) -> KernelTarget:
-    """Return the target of kernels for tensors on `device`; for "meta", that of `use_target`."""
+    """Return the target for tensors on `device`; for "meta", the one of `use_target`."""
     found = _cards.get(device)
     if found is None and device.type == "cuda":
         found = _cards[device] = _card(device)
@@ -86,7 +84,7 @@ def target_of(device: torch.device) -> KernelTarget:
 
 @contextmanager
 def use_target(target: KernelTarget) -> Iterator[None]:
-    """Treat the device "meta" as this target, on this thread."""
+    """Use this target for the device "meta", on this thread."""
     before = getattr(_aim, "target", None)
     _aim.target = target
     try:
@@ -106,20 +104,18 @@ Config = Mapping[str, int]
 Rule = Callable[..., Config]
 Key = tuple[str, int, int, str, tuple[tuple[str, Any], ...]]
 
-WARP = 32
-"""Number of threads in a warp."""
-
-MAX_WARPS = 4
-"""Largest number of warps of a gemv program: small, so that some programs load while others end."""
-
-PROGRAMS_PER_SM = 2
-"""Number of gemv programs per multiprocessor below which columns are split into parts."""
+WARP = 32  # threads per warp
+MAX_WARPS = 4  # most warps of a gemv program: few, so that some programs load while others end
+PROGRAMS_PER_SM = 2  # gemv programs per multiprocessor below which columns are split
+PLAIN_PER_THREAD = 8  # columns that a thread loads at once: 16 bytes of F16 or BF16
+PLAIN_PROGRAMS_PER_SM = 4  # unquantised gemv programs before each takes more rows
 
 
 def gemv_config(target: KernelTarget, *, n_blocks: int) -> Config:
     """Return the warps of a gemv program and the blocks that each thread prefetches.
 
-    Each warp has at least a second block, so that there is one to prefetch.
+    Each warp has at least a second block, so that there is one to prefetch. Used for experts, too:
+    they are small and many programs start together, so a program loads all it needs at once.
     """
     n_warps = 1
     while n_warps < MAX_WARPS and 2 * n_warps * WARP // 4 < n_blocks:
@@ -132,7 +128,7 @@ def gemv_parts_config(
 ) -> Config:
     """Return the number of programs that share a tile of a small matrix (split K).
 
-    Each has at least one step of its own.
+    Each has at least one step.
     """
     wanted = PROGRAMS_PER_SM * target.n_sm * TILE // max(TILE, n_rows)
     n_step = -(-n_blocks // (num_warps * WARP // 4))
@@ -145,8 +141,8 @@ def tile_gemm_config(target: KernelTarget, *, n_token: int, low: int) -> Config:
 
     A tile has as many rows of x as registers and shared memory allow, so that weights are decoded
     once. Few sizes are used, since each is compiled for each type. Hopper's tensor cores read x
-    from shared memory and have more of it. More stages hide more of the memory's latency where a
-    program has little else to do.
+    from shared memory and have more of it. If a program has little else to do, more stages hide
+    more of the memory's latency.
     """
     is_hopper = target.maker == "nvidia" and 90 <= target.capability < 100
     has_cores = target.maker != "nvidia" or target.capability >= 80
@@ -179,24 +175,6 @@ def unquantised_config(
     return {"rows": rows, "step": n_warps * WARP * PLAIN_PER_THREAD, "num_warps": n_warps}
 
 
-PLAIN_PER_THREAD = 8
-"""Number of columns that a thread loads at once: 16 bytes of F16 or BF16."""
-
-PLAIN_PROGRAMS_PER_SM = 4
-"""Number of programs per multiprocessor, with unquantised weights, before each takes more rows."""
-
-
-def expert_gemv_config(target: KernelTarget, *, n_blocks: int) -> Config:
-    """Return the warps and prefetched blocks of a gemv program of one row and its expert's tile.
-
-    Experts are small and many programs start together, so a program loads all it needs at once.
-    """
-    n_warps = 1
-    while n_warps < MAX_WARPS and 2 * n_warps * WARP // 4 < n_blocks:
-        n_warps *= 2
-    return {"num_warps": n_warps, "unroll": 1}
-
-
 def expert_gemm_config(target: KernelTarget, *, rows: int) -> Config:
     """Return the tile sizes of a GEMM of a block of `rows` rows with their expert's matrix."""
     if target.maker == "nvidia" and target.capability < 80:  # Triton cannot use their cores
@@ -211,52 +189,45 @@ RULES: dict[str, Rule] = {
     "few_parts": gemv_parts_config,
     "many": tile_gemm_config,
     "plain": unquantised_config,
-    "expert_rows": expert_gemv_config,
+    "expert_rows": gemv_config,
     "expert_blocks": expert_gemm_config,
 }
-"""Rules by the name of their kernel, as configuration files have it."""
+"""Rules by the name of their kernel in configuration files."""
 
 _found: dict[Key, Config] = {}
 
 
 def config_of(target: KernelTarget, kernel: str, **facts: Any) -> Config:
-    """Return the configuration of a kernel: one that a search found, else that of its rule.
-
-    Args:
-        kernel: a key of `RULES`.
-        facts: keyword arguments of the rule: sizes of the product.
-    """
+    """Return a kernel's configuration: the result of a search, else of its rule for `facts`."""
     found = _found.get(key_of(target, kernel, facts))
     return RULES[kernel](target, **facts) if found is None else found
 
 
 def key_of(target: KernelTarget, kernel: str, facts: Mapping[str, Any]) -> Key:
-    """Return the key of a found configuration; `n_token` is rounded up to a power of two."""
+    """Return the key of a saved configuration; `n_token` is rounded up to a power of two."""
     if "n_token" in facts:
         facts = {**facts, "n_token": 1 << (facts["n_token"] - 1).bit_length()}
     return (target.maker, target.capability, target.n_sm, kernel, tuple(sorted(facts.items())))
 
 
 def use_found(found: Mapping[Key, Config]) -> None:
-    """Replace the found configurations of all devices."""
+    """Replace the search results of all devices."""
     _found.clear()
     _found.update(found)
 
 
 FILE_NAME = "kernels.json"
-
-LARGEST = 1 << 20
-"""Largest number that a configuration may hold."""
+LARGEST = 1 << 20  # largest number in a configuration
 
 
 def configs_file() -> Path | None:
-    """Return the path in the user's cache folder; None on a system without such a folder."""
+    """Return the path in the user's cache folder; None if the system has none."""
     folder = cache_folder()
     return folder / FILE_NAME if folder else None
 
 
 def read_configs(path: Path | None) -> dict[Key, Config]:
-    """Return all valid entries that this version of Tandem wrote."""
+    """Return all valid entries written by this version of Tandem."""
     document = read_json(path)
     if not isinstance(document, dict) or document.get("version") != package_version():
         return {}
@@ -300,7 +271,7 @@ def _made(entry: Any) -> tuple[Key, Config] | None:
 
 
 KernelKey = tuple[str | int, ...]
-"""Name of a kernel, and what its variants differ by: type of the weights, number of rows."""
+"""Name of a kernel, and properties of its variants: type of the weights, number of rows."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -309,8 +280,7 @@ _lock = threading.Lock()
 _thread = threading.local()
 _refused: dict[KernelTarget, frozenset[KernelKey]] = {}
 _n_watching = 0
-_is_asked = False
-"""Whether any kernel is refused or watched: if not, nothing else is looked at."""
+_is_asked = False  # whether any kernel is refused or watched; if not, nothing else is checked
 
 
 def allows(device: torch.device, *key: str | int) -> bool:
@@ -326,7 +296,7 @@ def allows(device: torch.device, *key: str | int) -> bool:
 
 
 def refusable(function: Callable[P, T | None]) -> Callable[P, T | None]:
-    """Decorate a function whose kernel is refused by the function's name: it then returns None."""
+    """Decorate a function to return None if its kernel, of the same name, is refused."""
 
     @wraps(function)
     def guarded(*args: P.args, **kwargs: P.kwargs) -> T | None:
@@ -338,7 +308,7 @@ def refusable(function: Callable[P, T | None]) -> Callable[P, T | None]:
 
 
 def refuse(device: torch.device, keys: Collection[KernelKey]) -> None:
-    """Refuse kernels on all devices of a kind, for the rest of this process."""
+    """Refuse kernels on all devices of a kind for the rest of this process."""
     if keys:
         target = target_of(device)
         with _lock:
@@ -352,7 +322,7 @@ def refused(device: torch.device) -> frozenset[KernelKey]:
 
 
 def allow_all() -> None:
-    """Forget all refusals."""
+    """Lift all refusals."""
     with _lock:
         _refused.clear()
         _note()
@@ -360,7 +330,7 @@ def allow_all() -> None:
 
 @contextmanager
 def watched(on_trial: Collection[KernelKey] = ()) -> Iterator[dict[KernelKey, None]]:
-    """Collect the kernels that this thread asks for; refuse it those on trial meanwhile."""
+    """Collect the kernels that this thread asks for, with those on trial refused."""
     global _n_watching
     asked: dict[KernelKey, None] = {}
     with _lock:
@@ -382,7 +352,6 @@ def _note() -> None:
 
 
 def _device_of(args: Collection[object]) -> torch.device:
-    """Return the device of the first tensor among arguments, or inside one that is a tuple."""
     for value in args:
         if isinstance(value, Tensor):
             return value.device

@@ -1,8 +1,8 @@
-"""Capture of a whole computation, such as one token, and its replay without the host's work.
+"""Capture of a whole computation, such as one token, and its replay without host work.
 
-On NVIDIA's and AMD's cards this is a CUDA graph, or several graphs where the host has steps in
-between. Where kernels are interpreted it is a `Tape`, which repeats the operations on the same
-memory; it thereby also shows that nothing which differs from token to token was captured.
+On NVIDIA and AMD GPUs this is a CUDA graph, or several graphs with host steps between them. For
+interpreted kernels it is a `Tape`, which repeats the operations on the same memory; that also
+proves that nothing was captured which differs from token to token.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from engine.backends.reference.dispatch import (
     is_fit,
     is_view,
 )
+from engine.errors import Sentence
 from engine.hardware.garbage import hold_garbage
 from engine.hardware.torch_devices import stream_of_rank
 from engine.model.forward.recording import Captured
@@ -32,21 +33,23 @@ from engine.model.forward.recording import Captured
 T = TypeVar("T")
 
 Step = Callable[[], object]
-"""One part of a replay: a graph, a step of the host, or an operation on a tape."""
+"""One part of a replay: a graph, a host step, or an operation on a tape."""
 
 
 class NotRepeatable(Exception):
-    """Error of a computation that cannot be captured; the message says why."""
+    """Error of a computation that cannot be captured; its only argument says why."""
+
+    def __str__(self) -> str:
+        reason: str = self.args[0]  # a `Sentence` keeps its template
+        return reason
 
 
 _thread = threading.local()
-
-_capturing = threading.Lock()
-"""Lock held while a graph is captured: PyTorch captures one at a time."""
+_capturing = threading.Lock()  # PyTorch captures one graph at a time
 
 
 def refuse_capture(reason: str) -> None:
-    """Declare that the following computation is valid for this token only.
+    """Declare that the current computation is valid for this token only.
 
     Raises:
         NotRepeatable: this thread is capturing.
@@ -56,9 +59,9 @@ def refuse_capture(reason: str) -> None:
 
 
 def host_step(step: Step) -> None:
-    """Run a step of the host between kernels, such as meeting other ranks; replays repeat it.
+    """Run a host step between kernels, such as a barrier of the ranks; replays repeat it.
 
-    The device's earlier work is not waited for.
+    It does not wait for earlier work of the device.
     """
     record: Callable[[Step], None] | None = getattr(_thread, "record_step", None)
     if record is None:
@@ -70,8 +73,8 @@ def host_step(step: Step) -> None:
 def host_step_value(step: Callable[[], Tensor | None]) -> Tensor | None:
     """Return the tensor of a host step, such as an all-reduce on the host.
 
-    While this thread captures, the tensor is in memory that each replay writes anew. A step returns
-    a tensor of one shape always, or never.
+    While this thread captures, the tensor is in memory that each replay overwrites. A step returns
+    tensors of one shape always, or never.
     """
     if getattr(_thread, "record_step", None) is None:
         return step()
@@ -82,7 +85,7 @@ def host_step_value(step: Callable[[], Tensor | None]) -> Tensor | None:
         if not places:
             places.append(None if found is None else found.clone())
         elif places[0] is not None:
-            assert found is not None, "a step gives a tensor always or never"
+            assert found is not None, "a step returns a tensor always or never"
             places[0].copy_(found)
 
     host_step(again)
@@ -92,9 +95,8 @@ def host_step_value(step: Callable[[], Tensor | None]) -> Tensor | None:
 def capture(device: torch.device, compute: Callable[[], T]) -> Captured[T]:
     """Capture what `compute` does on a device.
 
-    `compute` must have run before, so that what is created once exists (compiled kernels, memory
-    that stays). Capturing does not compute anything, except where there are host steps, and on a
-    tape.
+    `compute` must have run before, so that one-time work is done (compiled kernels, memory that
+    stays). Capturing does not compute anything, except with host steps, and on a tape.
 
     Raises:
         NotRepeatable: `compute` reads results back, or does something else that cannot be repeated.
@@ -107,7 +109,6 @@ def capture(device: torch.device, compute: Callable[[], T]) -> Captured[T]:
 
 @contextlib.contextmanager
 def _capturing_with(record_step: Callable[[Step], None]) -> Iterator[None]:
-    """Mark this thread as capturing, with a function that records the host's steps."""
     _thread.is_capturing, _thread.record_step = True, record_step
     try:
         yield
@@ -117,7 +118,7 @@ def _capturing_with(record_step: Callable[[Step], None]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _not_capturing() -> Iterator[None]:
-    """Suspend capturing for a host step: a replay runs the step, not the parts of it."""
+    """Suspend capturing for a host step: a replay runs the step, not its parts."""
     record, _thread.record_step, _thread.is_capturing = _thread.record_step, None, False
     try:
         with intercept_launches(lambda start: True), _disable_current_modes():
@@ -151,7 +152,7 @@ class CudaGraphRecorder:
         _capturing.acquire()
         try:
             self._graph = torch.cuda.CUDAGraph()
-            # other threads may use other GPUs meanwhile
+            # thread_local: other threads may use other GPUs
             self._graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
         except BaseException:
             self._leave_pool()
@@ -198,7 +199,7 @@ class CudaGraphRecorder:
 class CudaGraph(Captured[T]):
     """A captured computation as one CUDA graph, or as several with host steps between them.
 
-    Each of several is launched as soon as it is captured: the host's next step may need its values.
+    Each of several is launched as soon as it is captured: the next host step may need its values.
     """
 
     def __init__(self, parts: CudaGraphRecorder, compute: Callable[[], T]) -> None:
@@ -223,7 +224,7 @@ class CudaGraph(Captured[T]):
             result = compute()
         except BaseException:
             if self._is_open:
-                with contextlib.suppress(RuntimeError):  # the capture has failed already
+                with contextlib.suppress(RuntimeError):  # the capture has already failed
                     self._end()
             raise
         self._end()
@@ -274,7 +275,7 @@ class Tape(DispatchMode, Captured[T]):
         result = func(*args, **kwargs)
         self._kept.append(result)
         if not is_fit(func, args, result):
-            raise NotRepeatable(f"{func} depends on what it computes with")
+            raise NotRepeatable(Sentence("{operation} depends on its values", operation=str(func)))
         if func._schema.is_mutable:
             self._steps.append(lambda: func(*args, **kwargs))
         elif not is_allocation(func) and not is_view(result, args):

@@ -1,4 +1,4 @@
-"""Triton's interpreter, which runs kernels on the CPU with numpy: made faster, and mended."""
+"""Speed-ups and fixes for Triton's interpreter, which runs kernels on the CPU with numpy."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-MAX_CONSTANTS = 4096
-"""Number of remembered constants at which all are forgotten."""
+MAX_CONSTANTS = 4096  # remembered constants at which all are dropped
 
 
 def share_shapes() -> None:
-    """Make block types of one shape share the objects that describe it, and tensors theirs."""
+    """Make block types of one shape share the objects that describe it, also with tensors."""
     from triton.language import core
 
     block, tensor = core.block_type, core.tensor
@@ -23,7 +22,7 @@ def share_shapes() -> None:
 
 
 def _with_known_shapes(make: Callable[..., None], core: Any) -> Callable[..., None]:
-    """Return the initialiser of block types, with a memory of shapes that it has checked."""
+    """Return the initialiser of block types, with a cache of checked shapes."""
     constexpr, known = core.constexpr, dict[tuple[int, ...], tuple[Any, Any]]()
 
     def init(self: Any, element_ty: Any, shape: Any) -> None:
@@ -41,7 +40,7 @@ def _with_known_shapes(make: Callable[..., None], core: Any) -> Callable[..., No
 
 
 def _of_known_shape(make: Callable[..., None], core: Any) -> Callable[..., None]:
-    """Return the initialiser of tensors, which takes what its type knows of the shape."""
+    """Return the initialiser of tensors, which takes the shape's objects from the type."""
     scalar = core.tuple([]), core.constexpr(1)
 
     def init(self: Any, handle: Any, kind: Any) -> None:
@@ -59,7 +58,7 @@ def _of_known_shape(make: Callable[..., None], core: Any) -> Callable[..., None]
 
 
 def shorten_checks() -> None:
-    """Make operations on tensors of one type and shape go without conversions."""
+    """Skip conversions for operations on tensors of one type and shape."""
     from triton.language import core
     from triton.language.semantic import TritonSemantic as Semantic
 
@@ -90,10 +89,10 @@ def _unless_same_shape(broadcast: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _with_known_operands(convert: Callable[..., Any], tensor: type[Any]) -> Callable[..., Any]:
-    """Return `convert`, which makes two operands alike, with a memory of constant ones.
+    """Return `convert`, which gives two operands one type and shape, with a cache for constants.
 
-    Operands of one type are alike but for the shape, unless they are floats to divide, of which
-    Triton widens some. Zeros are not remembered, for there are two that are equal.
+    Operands of one type differ at most in shape, except floats to divide, of which Triton widens
+    some. Zeros are not cached: there are two that are equal.
     """
     known: dict[tuple[object, ...], Any] = {}
 
@@ -102,7 +101,8 @@ def _with_known_operands(convert: Callable[..., Any], tensor: type[Any]) -> Call
         if kind is None or kind.is_ptr():
             return convert(self, left, right, *rest, **named)
         if type(right) is tensor and right.dtype is kind:
-            if not kind.is_floating() or not _divides(rest, named):
+            divides = named.get("div_or_mod") or (len(rest) > 3 and rest[3])
+            if not kind.is_floating() or not divides:
                 return self.broadcast_impl_value(left, right)
         elif type(right) in (int, float) and right:
             shape = left.type.shape if left.type.is_block() else None
@@ -113,22 +113,18 @@ def _with_known_operands(convert: Callable[..., Any], tensor: type[Any]) -> Call
             if found[0] is left:
                 if len(known) >= MAX_CONSTANTS:
                     known.clear()
-                known[key] = found[1], shape  # kept, so that its `id` stays its own
+                known[key] = found[1], shape  # kept, so that its `id` is not reused
             return found
         return convert(self, left, right, *rest, **named)
 
     return converted
 
 
-def _divides(rest: tuple[object, ...], named: dict[str, object]) -> bool:
-    return bool(named.get("div_or_mod") or (len(rest) > 3 and rest[3]))
-
-
 _lock = threading.RLock()
 
 
 def interpret(run: Callable[[], None]) -> None:
-    """Run an interpreted kernel, one at a time: Triton patches its own functions meanwhile."""
+    """Run an interpreted kernel, one at a time: Triton patches its own functions for that."""
     with _lock:
         _patch_interpreter()
         run()
@@ -136,11 +132,11 @@ def interpret(run: Callable[[], None]) -> None:
 
 @cache
 def _patch_interpreter() -> None:
-    """Disable the interpreter's slowest steps, and mend what its versions have wrong.
+    """Disable the interpreter's slowest steps, and fix bugs of its versions.
 
     The steps are checks for integer overflow, patching Triton's functions again for each function
-    that a kernel calls, building a table of types for each result, and what `interpreter_types`
-    does without. A Triton version that is built differently stays as it is.
+    that a kernel calls, building a table of types for each result, and the ones that `share_shapes`
+    and `shorten_checks` skip. A Triton version that is built differently is left alone.
     """
     from triton.language import standard
     from triton.runtime import interpreter
@@ -152,22 +148,22 @@ def _patch_interpreter() -> None:
         builder.options = replace(builder.options, sanitize_overflow=False)
     function = interpreter.InterpretedFunction
     if hasattr(function, "rewrite") and hasattr(interpreter, "_patch_lang"):
-        # functions of Triton's own standard library see another module than kernels do
+        # functions of Triton's standard library see another module than kernels do
         interpreter._patch_lang(standard.zeros.fn)
         function.__call__ = _call
     if hasattr(interpreter, "_get_np_dtype"):
-        interpreter._get_np_dtype = _remembered(interpreter._get_np_dtype)
+        interpreter._get_np_dtype = _cached(interpreter._get_np_dtype)
     share_shapes()
     shorten_checks()
     made = interpreter.InterpreterBuilder
-    made.binary_op = _with_truth(made.binary_op, interpreter.TensorHandle)
+    made.binary_op = _with_booleans(made.binary_op, interpreter.TensorHandle)
 
 
-def _with_truth(binary_op: Callable[..., Any], handle: type[Any]) -> Callable[..., Any]:
-    """Return `binary_op`, but with truth values for comparisons.
+def _with_booleans(binary_op: Callable[..., Any], handle: type[Any]) -> Callable[..., Any]:
+    """Return `binary_op` with boolean results of comparisons.
 
-    Triton calls them numbers of the type that was compared, so that a comparison of two scalars
-    becomes a block of such numbers; as a mask, Triton 3.8 and newer refuse it.
+    Triton gives them the type that was compared, so that a comparison of two scalars becomes a
+    block of such numbers; as a mask, Triton 3.8 and newer reject it.
     """
     from triton.language import int1
 
@@ -179,9 +175,9 @@ def _with_truth(binary_op: Callable[..., Any], handle: type[Any]) -> Callable[..
 
 
 def _with_index(patch: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
-    """Return `patch`, but with tensors that are valid in `range`.
+    """Return `patch` with tensors that are valid in `range`.
 
-    Triton 3.7 and older convert an array of one number, which numpy 2.5 and newer refuse.
+    Triton 3.7 and older convert an array of one number, which numpy 2.5 and newer reject.
     """
 
     def patch_tensor(tensor: Any, scope: Any) -> None:
@@ -195,14 +191,13 @@ def _call(function: Any, *args: Any, **kwargs: Any) -> Any:
     return function.rewrite()(*args, **kwargs)
 
 
-def _remembered(numpy_type: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Return `numpy_type` with a memory of its results, by the name of a type's elements."""
+def _cached(numpy_type: Callable[[Any], Any]) -> Callable[[Any], Any]:
     known: dict[str, Any] = {}
 
-    def remembered(triton_type: Any) -> Any:
+    def cached(triton_type: Any) -> Any:
         name = str(triton_type.scalar)
         if name not in known:
             known[name] = numpy_type(triton_type)
         return known[name]
 
-    return remembered
+    return cached

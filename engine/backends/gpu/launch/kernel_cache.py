@@ -1,8 +1,8 @@
-"""On-disk cache of compiled kernels for GPUs: a folder for each version, in Tandem's cache folder.
+"""On-disk cache of compiled kernels for GPUs: a folder per version, in Tandem's cache folder.
 
-Triton keys the kernels by their source and target. Tandem chooses the folder and deletes those of
-other versions some time after their last use. The user's variable TRITON_CACHE_DIR has precedence.
-Triton runs what it finds there, so that a folder into which other users can write is not used.
+Triton keys kernels by source and target. Tandem chooses the folder and deletes the ones of other
+versions some time after their last use. The user's variable TRITON_CACHE_DIR has precedence.
+Triton executes the files there, so a folder that other users can write to is not used.
 """
 
 from __future__ import annotations
@@ -19,24 +19,18 @@ import threading
 import time
 from pathlib import Path
 
-from engine.errors import EngineError
+from engine.errors import EngineError, Sentence
 from engine.hardware.fallbacks import OF_THIS_PROCESS
 from engine.util.files import cache_folder, exposure, make_private, temporary_folder
 from engine.util.sanitize import package_version
 
 log = logging.getLogger(__name__)
 
-VARIABLE = "TRITON_CACHE_DIR"
-"""Environment variable with the cache folder, which Triton reads at each look-up."""
+VARIABLE = "TRITON_CACHE_DIR"  # environment variable that Triton reads at each look-up
+KERNELS_VARIABLE = "TANDEM_KERNEL_CACHE"  # the folder of all kernels, also for the CPU
 
-KERNELS_VARIABLE = "TANDEM_KERNEL_CACHE"
-"""Environment variable with the folder of all compiled kernels, those for the CPU included."""
-
-UNUSED_S = 14 * 24 * 3600.0
-"""Time without use after which another version's folder is deleted, in seconds."""
-
-NEEDED_BYTES = 64 << 20
-"""Smallest free disk space for caching, in bytes; the kernels of a model take some MiB."""
+UNUSED_S = 14 * 24 * 3600.0  # without use, another version's folder is deleted
+NEEDED_BYTES = 64 << 20  # free disk space required; the kernels of a model take some MiB
 
 MAX_PATH = 110
 """Longest path of the folder on Windows, in characters. A whole path has at most 260, and Triton
@@ -57,8 +51,8 @@ def use_cache(target: str, triton_version: str) -> Path:
         target: name of the targets of all GPUs together, such as "sm90".
 
     Returns:
-        The folder: the user's choice, Tandem's, or a temporary one where nothing can be kept, or
-        where other users could have put kernels.
+        The folder: the user's choice, Tandem's, or a temporary one if nothing can be kept or other
+        users could have put kernels there.
 
     Raises:
         EngineError: no file can be written anywhere.
@@ -72,7 +66,7 @@ def use_cache(target: str, triton_version: str) -> Path:
         version = "-".join(filter(None, (package_version(), triton_version)))
         base = _base()
         folder = base and short_path(base / f"{version}-{target}")
-        problem = "there is no folder for it" if folder is None else writing_problem(folder)
+        problem = writing_problem(folder) if folder else Sentence("there is no folder for it")
         if folder is None or problem:
             return _without(problem)
         os.utime(folder)
@@ -82,34 +76,25 @@ def use_cache(target: str, triton_version: str) -> Path:
 
 
 def _without(problem: str) -> Path:
-    """Make Triton use a temporary folder, report why, and return the folder."""
-    _report(problem)
+    log.warning("kernels for GPUs are compiled again at each start: %s", problem)
+    OF_THIS_PROCESS.report("compiling", (), problem)
     folder = _temporary_folder()
     os.environ[VARIABLE] = str(folder)
     return folder
 
 
-def _report(why: str) -> None:
-    """Report, in the log and to every model, that kernels are not kept."""
-    log.warning("kernels for GPUs are compiled anew each time: %s", why)
-    OF_THIS_PROCESS.report("compiling", (), why)
-
-
 def is_full(error: OSError) -> bool:
-    """Return whether the error means that a folder takes no more files."""
+    """Return whether the error means that a folder cannot take more files."""
     return error.errno in FULL
 
 
 def cache_in_use() -> str:
-    """Return the folder that Triton uses now; "" for its default."""
+    """Return the folder that Triton currently uses; "" for its default."""
     return os.environ.get(VARIABLE, "")
 
 
 def leave_cache(folder: str, error: OSError) -> None:
-    """Switch from `folder` to a temporary folder, unless another thread already has.
-
-    Args:
-        folder: the folder that takes no more files.
+    """Switch from `folder`, which is full, to a temporary one; once for all threads.
 
     Raises:
         EngineError: `folder` is temporary already, or no other can be created.
@@ -119,25 +104,31 @@ def leave_cache(folder: str, error: OSError) -> None:
             return
         if folder in map(str, _temporary):
             raise _no_place(error) from error
-        _without(f"{folder} takes no more files ({error.strerror})")
+        why = Sentence(error.strerror or str(error))
+        _without(Sentence("{folder} takes no new files ({problem})", folder=folder, problem=why))
 
 
 def writing_problem(folder: Path) -> str:
-    """Create a folder; return why this user's kernels cannot be kept there, "" if they can."""
+    """Create a folder; return why this user's kernels cannot be kept there, or ""."""
     try:
         make_private(folder)
-        if why := exposure(folder):
-            return why
+        if problem := exposure(folder):
+            return problem
         with tempfile.TemporaryFile(dir=folder) as file:
             file.write(b"\0")
         n_free = shutil.disk_usage(folder).free
     except OSError as error:
-        return f"{folder} cannot be written ({error.strerror})"
-    return "" if n_free >= NEEDED_BYTES else f"the disk of {folder} is full"
+        problem = Sentence(error.strerror or str(error))
+        return Sentence(
+            "{folder} cannot be written ({problem})", folder=str(folder), problem=problem
+        )
+    if n_free < NEEDED_BYTES:
+        return Sentence("the disk of {folder} is full", folder=str(folder))
+    return ""
 
 
 def prune(folder: Path, version: str) -> None:
-    """Delete the neighbours of `folder` that belong to other versions and were not used lately."""
+    """Delete neighbours of `folder` that belong to other versions and were not used lately."""
     for other in folder.parent.iterdir():
         if other.name.startswith(f"{version}-") or not other.is_dir():
             continue
@@ -150,15 +141,15 @@ def prune(folder: Path, version: str) -> None:
 
 
 def short_path(folder: Path) -> Path:
-    """Return a folder's short ASCII path, where Windows has one and it is needed.
+    """Return a folder's short ASCII path, if Windows has one and it is needed.
 
-    The path is passed to compilers of other makers, some of which cannot read other paths.
+    The path is passed to other makers' compilers, some of which cannot read other paths.
     """
     if sys.platform == "win32" and not (str(folder).isascii() and len(str(folder)) <= MAX_PATH):
         import ctypes
 
         with contextlib.suppress(OSError):
-            folder.mkdir(parents=True, exist_ok=True)  # only what exists has a short name
+            folder.mkdir(parents=True, exist_ok=True)  # only existing paths have a short name
         buffer = ctypes.create_unicode_buffer(1024)
         found = ctypes.windll.kernel32.GetShortPathNameW(str(folder), buffer, len(buffer))
         if 0 < found < len(buffer):
@@ -174,7 +165,7 @@ def _base() -> Path | None:
 
 
 def _temporary_folder() -> Path:
-    """Return a new folder that is deleted with this process, or swept later if that is killed."""
+    """Return a new folder that is deleted at exit, or swept later if this process is killed."""
     try:
         folder = _at_exit.enter_context(temporary_folder(None))
     except OSError as error:
@@ -185,6 +176,7 @@ def _temporary_folder() -> Path:
 
 def _no_place(error: OSError) -> EngineError:
     return EngineError(
-        f"There is no place for compiled kernels, not even a temporary one ({error.strerror}).",
+        "There is no place for compiled kernels, not even a temporary one ({problem}).",
         "Free some space on the disk, or set TANDEM_BACKEND=reference.",
+        problem=Sentence(error.strerror or str(error)),
     )

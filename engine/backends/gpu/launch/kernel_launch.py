@@ -1,15 +1,14 @@
-"""The one function that launches kernels, and their compilation before the first launch.
+"""The function that launches kernels, and their compilation before the first launch.
 
-As all launches pass through `launch`, they can be collected, recorded and repeated. No argument of
-a launch differs from token to token: such values are in the device's memory. So the launches of one
-token serve for all tokens, in a CUDA graph, and few launches differ from all before them in more
-than addresses. Triton examines the arguments of each launch, to find what it compiled for such
-arguments; that takes longer than many kernels run. Here it is asked only once for equal launches.
+All launches pass through `launch`, so they can be collected, recorded and repeated. No argument of
+a launch differs from token to token: such values are in device memory. So the launches of one token
+serve for all tokens, in a CUDA graph, and few launches differ from earlier ones in more than
+addresses. Triton examines the arguments of each launch to find the compiled variant, which takes
+longer than many kernels run. Here it does that only once for equal launches.
 
-Kernels are compiled in the background. A pass over tensors on the device "meta", which have no
-memory, collects the kernels that a model will launch (`intercept_launches`). Each variant is
-compiled once, while weights load. The real launch then finds it in Triton's in-process cache, and
-the next process finds it on disk.
+Kernels are compiled in the background. A pass over meta tensors collects the kernels that a model
+will launch (`intercept_launches`). Each variant is compiled once, while weights load. The real
+launch then finds it in Triton's in-process cache, and the next process finds it on disk.
 """
 
 from __future__ import annotations
@@ -32,20 +31,25 @@ from engine.backends.gpu.launch.interpreter import interpret
 from engine.backends.gpu.launch.kernel_cache import cache_in_use, is_full, leave_cache
 from engine.backends.gpu.launch.own_launcher import OwnLauncher, Start, prepare
 from engine.backends.reference.backend import Compilation
-from engine.errors import Cancelled, EngineError
+from engine.errors import Cancelled, EngineError, Sentence
 from engine.hardware.devices.host import usable_cores
 from engine.hardware.torch_devices import is_out_of_memory
 
 Grid = tuple[int, ...]
 Argument = Tensor | int | float
 
-ALIGNMENT = 16
-"""Divisor of addresses (in bytes) and integers for which Triton compiles a variant of its own."""
+log = logging.getLogger(__name__)
 
+ALIGNMENT = 16  # divisor of addresses and integers that get their own variant from Triton
 MAX_INT32 = (1 << 31) - 1
+MAX_INT64 = (1 << 63) - 1
+MAX_KNOWN = 1 << 14  # remembered kinds of launches at which all are dropped
+MAX_THREADS = 4  # most compiling threads; more gain little, since part of the work is in Python
+POLL_S = 0.05  # seconds between two checks whether a wait was cancelled
+COMPILING = Sentence("Compiling kernels")  # what `Cancelled` names
 
-MAX_KNOWN = 1 << 14
-"""Number of remembered kinds of launches at which all are forgotten."""
+CompileProgress = Callable[[int, int], None]
+"""Callback: number of compiled variants, number of all; from several threads, one at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +71,7 @@ class KernelLaunch:
     num_stages: int
 
     def run(self) -> None:
-        """Let Triton launch the kernel, or compute it at once where it is interpreted."""
+        """Make Triton launch the kernel, or interpret it."""
         run = self.kernel[self.grid]
         if not is_interpreted(self.kernel):
             run(*self.args, **self.constants, num_warps=self.num_warps, num_stages=self.num_stages)
@@ -75,7 +79,7 @@ class KernelLaunch:
         interpret(lambda: run(*self.args, **self.constants))
 
     def compiled(self) -> Any:
-        """Return what Triton compiles for such arguments, compiled now if it has not been yet."""
+        """Return the compiled kernel for such arguments; compile it if necessary."""
         return self.kernel.warmup(
             *self.args, grid=self.grid, **self.constants, num_warps=self.num_warps,
             num_stages=self.num_stages,
@@ -84,9 +88,9 @@ class KernelLaunch:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FixedConstants:
-    """Values of `tl.constexpr` parameters that are known as one thing, by identity.
+    """Values of `tl.constexpr` parameters, compared by identity.
 
-    A launch with them passes and compares no names and values; for kernels that launch most often.
+    A launch with them passes and compares no names and values; for the most frequent kernels.
     """
 
     values: Mapping[str, Any]
@@ -95,12 +99,10 @@ class FixedConstants:
 NO_CONSTANTS = FixedConstants({})
 
 LaunchHook = Callable[[KernelLaunch], bool]
-"""Callback before each launch of a thread; returns whether the launch shall happen."""
+"""Callback before each launch of a thread; returns whether to launch."""
 
 
 class _Thread(threading.local):
-    """State of a thread: its hook, if it has one."""
-
     hook: LaunchHook | None = None
 
 
@@ -109,34 +111,26 @@ _known: dict[tuple[object, ...], Start] = {}
 
 _torch: Any = torch._C
 current_device: Callable[[], int] = getattr(_torch, "_cuda_getDevice", torch.cuda.current_device)
-"""Function that returns the number of torch's current device."""
-
 current_stream: Callable[[int], int] = getattr(_torch, "_cuda_getCurrentRawStream", lambda n: 0)
 """Function that returns the handle of torch's current stream on a device."""
 
 
 def launch(
-    kernel: Any,
-    grid: Sequence[int],
-    *args: Argument,
-    num_warps: int = 4,
-    num_stages: int = 2,
-    fixed: FixedConstants = NO_CONSTANTS,
-    **constants: Any,
-) -> None:
+    kernel: Any, grid: Sequence[int], *args: Argument, num_warps: int = 4, num_stages: int = 2,
+    fixed: FixedConstants = NO_CONSTANTS, **constants: Any,
+) -> None:  # fmt: skip
     """Launch a kernel on the device of its tensors, on torch's current stream.
 
-    With tensors on the device "meta", which have no memory, the kernel is not launched, only
-    passed to the thread's hook.
+    With meta tensors, the kernel is not launched, only passed to the thread's hook.
 
     Args:
         grid: number of programs in each of up to three dimensions; nothing happens if one is 0.
-        args: run-time arguments, in the order of the kernel's parameters; one at least is a tensor.
+        args: run-time arguments, in the order of the kernel's parameters; at least one is a tensor.
         fixed: values of some `tl.constexpr` parameters; one object for equal values.
         constants: all others by name.
 
     Raises:
-        EngineError: kernels cannot be launched on this machine, see `launcher_choice.prepare`.
+        EngineError: kernels cannot be launched on this machine, see `own_launcher.prepare`.
     """
     if 0 in grid:
         return
@@ -168,12 +162,12 @@ def launch(
 
 
 def _examined(args: Sequence[Any]) -> tuple[list[float], list[object], Any]:
-    """Examine the arguments of a launch, in one loop, since this is done for each.
+    """Examine the arguments of a launch, in one loop, since this runs for each launch.
 
     Returns:
-        Their values, those of tensors being addresses; their kinds, which determine what Triton
-        compiles: integers by value, which is more than it looks at, tensors by type and alignment,
-        other numbers by type; and one of the tensors.
+        Their values, with addresses for tensors; their kinds, which determine what Triton compiles
+        (integers by value, which is stricter than Triton, tensors by type and alignment, other
+        numbers by type); and one of the tensors.
     """
     values: list[float] = []
     kinds: list[object] = []
@@ -195,13 +189,13 @@ def _examined(args: Sequence[Any]) -> tuple[list[float], list[object], Any]:
             addresses |= address
     if addresses % ALIGNMENT:
         kinds += [value % ALIGNMENT == 0 for value in values]
-    if torch.version.hip:  # there offsets have 32 bits where memory is small
+    if torch.version.hip:  # there offsets have 32 bits if memory is small
         kinds += [isinstance(x, Tensor) and is_far(x) for x in args]
     return values, kinds, tensor
 
 
 def _remember(key: tuple[object, ...], request: KernelLaunch, device: int) -> Start:
-    """Return what starts launches like this one, from now on without asking Triton again."""
+    """Return the function that starts launches like this one, and remember it."""
     prepare()
     with torch.cuda.device(device):
         compiled = request.compiled()
@@ -218,11 +212,10 @@ def _remember(key: tuple[object, ...], request: KernelLaunch, device: int) -> St
 
 
 def _by_triton(compiled: Any, places: Sequence[int], n_param: int) -> Start:
-    """Return what starts a compiled kernel by Triton's launcher.
+    """Return a function that starts a compiled kernel by Triton's launcher.
 
-    Args:
-        places: positions of the run-time arguments among all `n_param` parameters; the launcher
-            wants the others, too, but does not look at them.
+    `places` are the positions of the run-time arguments among all `n_param` parameters; the
+    launcher takes the others, too, but ignores them.
     """
     run, about = compiled.run, (compiled.function, compiled.packed_metadata, None, None, None)
     others: list[float | None] = [None] * n_param
@@ -257,28 +250,14 @@ def is_interpreted(kernel: Any) -> bool:
     return type(kernel).__name__ == "InterpretedFunction"
 
 
-log = logging.getLogger(__name__)
-
-CompileProgress = Callable[[int, int], None]
-"""Callback: number of compiled variants, number of all; from several threads, one at a time."""
-
-MAX_THREADS = 4
-"""Largest number of compiling threads; more gain little, since part of the work is in Python."""
-
-MAX_INT64 = (1 << 63) - 1
-
-POLL_S = 0.05
-"""Time between two checks whether a wait was cancelled, in seconds."""
-
-
 class Compiling(Compilation):
-    """Compilation of kernel variants for one GPU, in threads that start at once.
+    """Compilation of kernel variants for one GPU, in threads that start immediately.
 
     Args:
-        launches: launches of the kernels, with tensors on "meta" or on the real device; several of
-            one variant do no harm.
+        launches: launches of the kernels, with meta or real tensors; duplicates of a variant do no
+            harm.
         on_progress: callback, called first with nothing compiled.
-        n_threads: number of threads; None for a number that suits this machine.
+        n_threads: number of threads; None for the default of this machine.
 
     Attributes:
         n_total: number of variants.
@@ -288,12 +267,9 @@ class Compiling(Compilation):
     """
 
     def __init__(
-        self,
-        device: torch.device,
-        launches: Iterable[KernelLaunch],
-        on_progress: CompileProgress = lambda n_done, n_total: None,
-        n_threads: int | None = None,
-    ) -> None:
+        self, device: torch.device, launches: Iterable[KernelLaunch],
+        on_progress: CompileProgress = lambda n_done, n_total: None, n_threads: int | None = None,
+    ) -> None:  # fmt: skip
         if device.type == "cuda":
             prepare()
         wanted = variants(launches)
@@ -312,11 +288,10 @@ class Compiling(Compilation):
 
     @property
     def n_done(self) -> int:
-        """Number of compiled variants."""
         return self._n_done
 
     def cancel(self) -> None:
-        """Cancel the variants whose compilation has not begun."""
+        """Cancel variants that have not started to compile."""
         for future in self._futures:
             future.cancel()
 
@@ -327,7 +302,7 @@ class Compiling(Compilation):
             is_cancelled: cancellation check, polled.
 
         Raises:
-            EngineError: a variant cannot be compiled; those that have not begun are cancelled.
+            EngineError: a variant cannot be compiled; those not started are cancelled.
             Cancelled: `is_cancelled` or `cancel` ended the wait.
         """
         for future in self._futures:
@@ -337,19 +312,19 @@ class Compiling(Compilation):
         while True:
             if is_cancelled():
                 self.cancel()
-                raise Cancelled("Compiling kernels")
+                raise Cancelled(COMPILING)
             try:
                 with contextlib.suppress(TimeoutError):
                     future.result(POLL_S)
                     return
             except CancelledError:
-                raise Cancelled("Compiling kernels") from None
+                raise Cancelled(COMPILING) from None
             except BaseException:
                 self.cancel()
                 raise
 
     def _compile(self, launch: KernelLaunch, device: torch.device) -> None:
-        if self._has_failed:  # an earlier variant, whose error `wait` raises first
+        if self._has_failed:  # an earlier variant has; `wait` raises its error first
             return
         try:
             compile_launch(launch, device)
@@ -364,8 +339,8 @@ class Compiling(Compilation):
 def _create_kernel_caches(launches: Iterable[KernelLaunch], device: torch.device) -> None:
     """Create each kernel's table of compiled variants for this device.
 
-    Triton creates it on first use, keyed by the device number of its driver; if two threads did
-    that at once, one would lose its variant.
+    Triton creates it on first use, keyed by the device index of its driver; if two threads did that
+    simultaneously, one would lose its variant.
     """
     driver = import_module("triton.runtime").driver
     with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
@@ -376,10 +351,7 @@ def _create_kernel_caches(launches: Iterable[KernelLaunch], device: torch.device
 
 
 def compile_launch(launch: KernelLaunch, device: torch.device) -> Any:
-    """Compile the variant that a launch needs and load it on the device.
-
-    Returns:
-        Triton's compiled kernel.
+    """Compile the variant that a launch needs, load it on the device, and return it.
 
     Raises:
         EngineError: the kernel cannot be compiled.
@@ -414,16 +386,15 @@ def _compile_error(launch: KernelLaunch, error: BaseException) -> EngineError:
     log.error("%s cannot be compiled", launch.kernel.__name__, exc_info=error)
     line = (str(error).strip().splitlines() or [type(error).__name__])[-1][:200]
     return EngineError(
-        f"The kernel {launch.kernel.__name__} cannot be compiled for this GPU ({line}).",
+        "The kernel {name} cannot be compiled for this GPU ({problem}).",
         "Set TANDEM_BACKEND=reference to do without kernels of Tandem's own.",
+        name=launch.kernel.__name__,
+        problem=line,
     )
 
 
 def variants(launches: Iterable[KernelLaunch]) -> list[KernelLaunch]:
-    """Return the first launch of each variant that Triton would compile, in order.
-
-    Interpreted kernels are left out.
-    """
+    """Return the first launch of each variant that Triton compiles, in order; none interpreted."""
     found: dict[Hashable, KernelLaunch] = {}
     for launch in launches:
         if not is_interpreted(launch.kernel):
@@ -446,8 +417,7 @@ def variant_key(launch: KernelLaunch) -> Hashable:
 def _specialisation(arg: Argument, *, is_plain: bool) -> Hashable:
     """Return the properties of an argument that Triton compiles variants for.
 
-    Args:
-        is_plain: whether the kernel is not specialised for values of this argument.
+    `is_plain` says that the kernel is not specialised for this argument's values.
     """
     if isinstance(arg, Tensor):  # on "meta" an address is the offset from an aligned one
         is_aligned = not is_plain and arg.data_ptr() % ALIGNMENT == 0

@@ -1,8 +1,8 @@
 """Launcher of Triton's kernels that needs neither a C compiler nor Python.h.
 
 Triton has a driver object that describes the device, loads compiled kernels and launches them.
-`OwnDriver` is one for NVIDIA's GPUs, written with ctypes. Triton itself still compiles kernels and
-chooses the variant for the arguments, once for launches that are alike (`kernel_launch`).
+`OwnDriver` is one for NVIDIA GPUs, written with ctypes. Triton still compiles kernels and chooses
+the variant for the arguments, once for equal launches (`kernel_launch`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import torch
 from engine.backends.gpu.launch import configs
 from engine.backends.gpu.launch.configs import configs_file, read_configs
 from engine.backends.gpu.launch.kernel_cache import use_cache
-from engine.errors import EngineError
+from engine.errors import EngineError, Sentence
 from engine.hardware.backend_choice import LAUNCHER_VARIABLE, launcher_problem, triton_version
 from engine.hardware.cuda_api import (
     DEVICE_BUS_WIDTH,
@@ -41,7 +41,12 @@ from engine.hardware.fallbacks import OF_THIS_PROCESS
 WARP = 32
 
 Start = Callable[[Sequence[int], int, Sequence[float]], None]
-"""Function that starts one compiled kernel; parameters as in `OwnLauncher.start`."""
+"""Function that launches one compiled kernel; parameters as in `OwnLauncher.start`."""
+
+Launcher = Literal["triton", "own"]
+"""Launcher of kernels: Triton's, which needs a C compiler once, or Tandem's own."""
+
+log = logging.getLogger(__name__)
 
 SIZES: Mapping[str, int] = {
     "i1": 1, "u1": 1, "i8": 1, "u8": 1, "i16": 2, "u16": 2, "i32": 4, "u32": 4, "i64": 8, "u64": 8,
@@ -49,31 +54,25 @@ SIZES: Mapping[str, int] = {
 }  # fmt: skip
 """Bytes of a parameter of each of Triton's types; "*" is an address."""
 
-N_SCRATCH = 2
-"""Number of addresses of scratch memory that follow a kernel's own arguments."""
-
-SLOT_BYTES = 8
-"""Bytes of memory for each argument; CUDA reads as many of them as the parameter has."""
-
-MAX_ARGUMENTS = 128
-"""Largest number of arguments of a kernel, scratch memory included."""
+N_SCRATCH = 2  # addresses of scratch memory that follow a kernel's own arguments
+SLOT_BYTES = 8  # bytes of each argument's slot; CUDA reads as many of them as the parameter has
+MAX_ARGUMENTS = 128  # most arguments of a kernel, including scratch memory
 
 PACKED = {"f32": "f4x", "fp32": "f4x", "fp64": "d", "u64": "Q", "*": "Q"}
-"""Format of `struct` that fills an argument's slot, by Triton's type; "q" for other integers.
+"""Format of `struct` for an argument's slot, by Triton's type; "q" for other integers.
 
-The low bytes come first, as on all processors that CUDA runs on.
+Little-endian, as on all processors that CUDA runs on.
 """
 
-NO_SCRATCH = "8x"
-"""Format of the address of scratch memory for kernels that need none: zeros."""
+NO_SCRATCH = "8x"  # format of the address of scratch memory for kernels that need none: zeros
 
 
 def parameter_types(signature: Mapping[str, str]) -> list[tuple[int, str]]:
     """Return the position and Triton's type of each argument that a compiled kernel reads.
 
     Args:
-        signature: Triton's type of each argument, in order; constants that the kernel was compiled
-            for are "constexpr" and are not read.
+        signature: Triton's type of each argument, in order; "constexpr" for compiled-in constants,
+            which are not read.
 
     Raises:
         ValueError: an argument's type cannot be passed.
@@ -90,19 +89,15 @@ def parameter_types(signature: Mapping[str, str]) -> list[tuple[int, str]]:
 
 
 def parameter_bytes(signature: Mapping[str, str]) -> list[int]:
-    """Return the bytes of each parameter of a compiled kernel, scratch memory's included."""
+    """Return the bytes of each parameter of a compiled kernel, including scratch memory."""
     return [SIZES[kind] for _, kind in parameter_types(signature)] + [SLOT_BYTES] * N_SCRATCH
 
 
 class _Arguments(threading.local):
-    """Memory of a thread for the arguments of the launch that it makes.
+    """A thread's memory for the arguments of the current launch, and the address of each slot.
 
-    The driver copies the arguments before it returns. Other threads launch meanwhile, since a call
-    through ctypes releases Python's lock.
-
-    Attributes:
-        memory: slots of the arguments.
-        addresses: address of each slot, as the driver wants them.
+    The driver copies the arguments before it returns. Other threads launch in parallel, since a
+    call through ctypes releases the GIL.
     """
 
     def __init__(self) -> None:
@@ -121,7 +116,7 @@ class OwnLauncher:
     Args:
         source: Triton's source of the kernel, with its signature.
         metadata: the compiler's metadata of the kernel.
-        current_device: returns the number of the device to launch on.
+        current_device: returns the index of the device to launch on.
 
     Raises:
         ValueError: the kernel needs a kind of launch that is not implemented here.
@@ -147,12 +142,12 @@ class OwnLauncher:
         self._function: ctypes.c_void_p | None = None
 
     def loaded(self, function: int, places: Sequence[int]) -> Start:
-        """Return the function that starts the loaded kernel; see `start`.
+        """Return the function that launches the loaded kernel; see `start`.
 
         Args:
             function: handle of the loaded kernel.
-            places: positions of the function's values among the kernel's parameters. A one may have
-                been compiled in, so the kernel need not read all of them.
+            places: positions of the function's values among the kernel's parameters; the kernel
+                need not read all of them, since a 1 may be compiled in.
 
         Raises:
             ValueError: the compiled kernel's parameters differ from its signature.
@@ -165,7 +160,6 @@ class OwnLauncher:
         return lambda grid, stream, values: start(grid, stream, [values[n] for n in read])
 
     def _load(self, function: int) -> None:
-        """Set the handle of the loaded kernel; raise `ValueError` as `loaded` does."""
         sizes = self._api.parameter_bytes(function)
         if sizes is not None and list(sizes) != self._sizes[: len(sizes)]:
             raise ValueError(
@@ -176,8 +170,8 @@ class OwnLauncher:
     def start(self, grid: Sequence[int], stream: int, values: Sequence[float]) -> None:
         """Launch the loaded kernel.
 
-        This is the path of each launch, so it does as little as it can: fill the slots, call the
-        driver. Numbers go to it as C ints, all that is longer as `c_void_p`.
+        This runs for each launch, so it does as little as possible: fill the slots, call the
+        driver. Numbers are passed as C ints, anything longer as `c_void_p`.
 
         Args:
             grid: number of programs in x, y and z; none is 0.
@@ -217,13 +211,9 @@ class OwnLauncher:
         self, x: int, y: int, z: int, stream: int, function: int, packed: object, about: object,
         on_enter: object, on_exit: object, *args: Any,
     ) -> None:  # fmt: skip
-        """Launch the kernel as Triton asks for it; the parameters are those of its own launcher.
+        """Launch the kernel; called by Triton, with the parameters of Triton's launcher.
 
-        Args:
-            x, y, z: number of programs in each dimension.
-            stream, function: handles of the CUDA stream and of the loaded kernel.
-            packed, about, on_enter, on_exit: further parameters of Triton's launcher, unused.
-            args: all arguments in order, constants included.
+        `args` are all arguments in order, constants included.
         """
         if 0 in (x, y, z):
             return
@@ -232,7 +222,6 @@ class OwnLauncher:
 
 
 def _value(argument: Any) -> Any:
-    """Return a number as it is, or a tensor's address."""
     return argument.data_ptr() if hasattr(argument, "data_ptr") else argument
 
 
@@ -245,15 +234,12 @@ class OwnUtils:
     def load_binary(
         self, name: str, code: bytes, shared_bytes: int, device: int
     ) -> tuple[int, int, int, int, int]:
-        """Load a compiled kernel, see `CudaApi.load`."""
         return self._api.load(name, code, shared_bytes, device)
 
     def unload_module(self, module: int) -> None:
-        """Unload a kernel's module, see `CudaApi.unload`."""
         self._api.unload(module)
 
     def get_device_properties(self, device: int) -> dict[str, int]:
-        """Return the device's properties, named as by Triton's own driver."""
         plain = self._api.device_attribute(DEVICE_SHARED_BYTES, device)
         numbers = {
             "max_num_regs": DEVICE_REGISTERS, "multiprocessor_count": DEVICE_PROCESSORS,
@@ -268,44 +254,36 @@ class OwnUtils:
 
 
 class OwnDriver:
-    """Triton's active driver object, with the method names of Triton's own."""
+    """Triton's active driver object; its methods mirror Triton's own driver."""
 
     def __init__(self, api: CudaApi) -> None:
         self._api = api
         self.utils = OwnUtils(api)
 
     def launcher_cls(self, source: Any, metadata: Any) -> OwnLauncher:
-        """Return the launcher of a compiled kernel."""
         return OwnLauncher(self._api, source, metadata, self.get_current_device)
 
     def get_current_target(self) -> Any:
-        """Return Triton's target of torch's current device."""
         make_target = import_module("triton.backends.compiler").GPUTarget
         major, minor = self.get_device_capability()
         return make_target("cuda", 10 * major + minor, WARP)
 
     def get_device_capability(self, device: int | None = None) -> tuple[int, int]:
-        """Return the compute capability, as torch has it."""
         return torch.cuda.get_device_capability(device)
 
     def get_current_device(self) -> int:
-        """Return the number of torch's current device."""
         return torch.cuda.current_device()
 
     def set_current_device(self, device: int) -> None:
-        """Make `device` torch's current one."""
         torch.cuda.set_device(device)
 
     def get_current_stream(self, device: int) -> int:
-        """Return the handle of torch's current stream."""
         return int(torch.cuda.current_stream(device).cuda_stream)
 
     def get_active_torch_device(self) -> torch.device:
-        """Return torch's current device."""
         return torch.device("cuda", self.get_current_device())
 
     def get_device_interface(self) -> Any:
-        """Return torch's module for the kind of device."""
         return torch.cuda
 
     def assemble_tensormap_to_arg(self, about: object, args: Sequence[Any]) -> Sequence[Any]:
@@ -313,19 +291,12 @@ class OwnDriver:
         return args
 
 
-__all__ = ["Launcher", "launcher_problem", "prepare"]
-
-log = logging.getLogger(__name__)
-
-Launcher = Literal["triton", "own"]
-"""Launcher of kernels: Triton's, which needs a C compiler once, or Tandem's own."""
-
 _lock = threading.Lock()
 _found: dict[str, Launcher | EngineError] = {}
 
 
 def prepare() -> Launcher:
-    """Choose the launcher and set up the kernel cache; later calls return the first one's choice.
+    """Choose the launcher and set up the kernel cache; later calls return the same choice.
 
     Raises:
         EngineError: kernels cannot be launched on this machine; torch can compute without them.
@@ -363,13 +334,15 @@ def _choose() -> Launcher:
             return "triton"
     if torch.version.hip:
         raise EngineError(
-            f"Kernels for AMD's GPUs cannot be started because {why}.",
+            "Kernels for AMD's GPUs cannot be started because {why}.",
             "Install gcc and Python's headers (python3-dev).",
+            why=why,
         )
     _triton_driver().set_active(OwnDriver(CudaApi.open()))
     log.info("kernels are started by Tandem's own launcher%s", why and f": {why}")
-    helps = "" if why else f"Unset the environment variable {LAUNCHER_VARIABLE}."
-    OF_THIS_PROCESS.report("launcher", (), why or f"{LAUNCHER_VARIABLE} is set to own", helps)
+    helps = Sentence("Unset the environment variable {name}.", name=LAUNCHER_VARIABLE)
+    chosen = Sentence("{name} is set to own", name=LAUNCHER_VARIABLE)
+    OF_THIS_PROCESS.report("launcher", (), why or chosen, "" if why else helps)
     return "own"
 
 
@@ -384,11 +357,11 @@ def targets() -> str:
 
 
 def _build_launcher() -> str:
-    """Let Triton build its launcher or load it from its cache; return why that fails, or ""."""
+    """Make Triton build its launcher or load it from its cache; return why that fails, or ""."""
     try:
         _ = _triton_driver().active.utils
     except Exception as error:  # noqa: BLE001 compilers fail in all ways
-        return f"Triton's own launcher fails ({_first_line(error)})"
+        return Sentence("Triton's own launcher fails ({problem})", problem=_first_line(error))
     return ""
 
 

@@ -1,10 +1,10 @@
-"""Dry run: a forward pass on tensors without memory, which collects the kernels it would launch.
+"""Dry run: a forward pass on meta tensors, which collects the kernels it would launch.
 
-So they are known before weights are read. It also fails where a layer reads a number back from the
+So they are known before weights are read. It also fails if a layer reads a number back from the
 device, which a CUDA graph could not do either.
 
-`OpCallLog` notes the first operation that starts each compiled kernel: only these need a check on
-the device (`gpu.checks`). Operations that others are composed of belong to the outermost one.
+`OpCallLog` records the first operation that launches each compiled kernel: only these need a check
+on the device (`gpu.checks`). Nested operations count as part of the outermost one.
 """
 
 from __future__ import annotations
@@ -57,21 +57,20 @@ LOGGED = (
     "selective_scan", "state_space_scan", "assign", "experts", "sum_of_experts", "rope_angles",
     "ropes", "write_cache", "attention", "new_attention",
 )  # fmt: skip
-"""Operations of `Ops` that start kernels."""
+"""Operations of `Ops` that launch kernels."""
 
 OF_WEIGHTS = ("matmul", "lookup", "per_head")
-"""Methods of weights that layers call by themselves."""
+"""Methods of weights that layers call directly."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpCall:
-    """An operation that starts kernels which none before it has started.
+    """An operation that launches kernels for the first time.
 
     Attributes:
-        name: name of the operation, or of a weight's method, whose first argument is the weight.
-        args: arguments, with tensors that have no memory.
-        named: arguments by name.
-        mark: text that tells the compiled variants, types and cuts of weights from others.
+        name: name of the operation, or of a weight's method, with the weight as first argument.
+        args, named: arguments, with meta tensors.
+        mark: text that distinguishes compiled variants, types and cuts of weights.
     """
 
     name: str
@@ -86,9 +85,8 @@ class OpCallLog:
     Attributes:
         calls: the operations to check, in order.
         routings: arguments of the routing that made each group of rows, by its id; with the group,
-            so that no other one gets its id.
-        asked: kernels that the dry run asked for, refused ones included.
-        context: context of the dry run.
+            so that its id is not reused.
+        asked: kernels that the dry run asked for, including refused ones.
     """
 
     context: Context
@@ -98,17 +96,13 @@ class OpCallLog:
         self.asked: dict[KernelKey, None] = {}
         self.routings: dict[int, tuple[Groups, tuple[Any, ...]]] = {}
         self._known: set[Hashable] = set()
-        self._alike: set[Hashable] = set()
+        self._seen: set[Hashable] = set()
         self._begun: list[KernelLaunch] | None = None
 
     def note(self, launch: KernelLaunch) -> None:
-        """Note a launch of the operation that is computed."""
+        """Record a launch of the current operation."""
         if self._begun is not None:
             self._begun.append(launch)
-
-    def logged_ops(self, ops: Ops) -> Ops:
-        """Return operations that are logged here."""
-        return cast("Ops", _LoggedOps(ops, self))
 
     def log_weight(self, weight: object) -> None:
         """Log a weight's methods here from now on."""
@@ -119,7 +113,7 @@ class OpCallLog:
                     setattr(part, name, partial(self.call, name, method, part))
 
     def call(self, name: str, function: Callable[..., Any], *args: Any, **named: Any) -> Any:
-        """Compute an operation; note it if it starts a kernel for the first time."""
+        """Compute an operation; log it if it launches a kernel for the first time."""
         if self._begun is not None:
             return function(*args, **named)
         self._begun = []
@@ -139,10 +133,10 @@ class OpCallLog:
         begun: Sequence[KernelLaunch],
     ) -> None:  # fmt: skip
         weights = tuple(fact for value in (*args, *named.values()) for fact in _facts(value))
-        alike = name, weights, tuple(map(_quick_key, begun))
-        if alike in self._alike:  # most calls: those of other layers
+        quick = name, weights, tuple(map(_quick_key, begun))
+        if quick in self._seen:  # most calls: the same operation of another layer
             return
-        self._alike.add(alike)
+        self._seen.add(quick)
         key = name, weights, frozenset(map(variant_of, begun))
         if key not in self._known:
             self._known.add(key)
@@ -153,7 +147,7 @@ class OpCallLog:
 
 
 class _LoggedOps:
-    """Operations that are noted in a log; everything else is passed on."""
+    """Operations that are logged; all other attributes are passed through."""
 
     def __init__(self, ops: Ops, log: OpCallLog) -> None:
         self._ops, self._log = ops, log
@@ -164,7 +158,7 @@ class _LoggedOps:
 
 
 def _quick_key(launch: KernelLaunch) -> Hashable:
-    """Return a key that launches share only if they start the same variant, quickly made."""
+    """Return a cheap key that launches share only if they launch the same variant."""
     numbers = [
         (arg.dtype, arg.storage_offset() % ALIGNMENT) if isinstance(arg, Tensor) else arg
         for arg in launch.args
@@ -173,7 +167,7 @@ def _quick_key(launch: KernelLaunch) -> Hashable:
 
 
 def variant_of(launch: KernelLaunch) -> Hashable:
-    """Return a key of the variant that a launch starts; interpreted kernels are told apart too."""
+    """Return a key of the variant that a launch starts, also for interpreted kernels."""
     if hasattr(launch.kernel, "params"):
         return variant_key(launch)
     constants = tuple(sorted((name, str(value)) for name, value in launch.constants.items()))
@@ -181,12 +175,12 @@ def variant_of(launch: KernelLaunch) -> Hashable:
 
 
 def _is_shared(args: Sequence[Any]) -> bool:
-    """Return whether other ranks take part in a call, with kernels that are proven with them."""
+    """Return whether other ranks take part in a call; such kernels are proven with them."""
     return any(hasattr(value, "all_reduce") for value in args)
 
 
 def _facts(value: Any) -> list[str]:
-    """Return type and cut of the weights of an argument: code that packs and unpacks differs."""
+    """Return type and cut of an argument's weights: code that packs and unpacks depends on both."""
     weight = getattr(value, "weight", value)
     parts = weight.parts if isinstance(weight, JoinedColumns) else [weight]
     return [fact for part in parts if (fact := _fact(part))]
@@ -213,12 +207,8 @@ def collect_launches(
     """Return the launches of forward passes over `row_counts` rows each, after one cached token.
 
     Args:
-        declaration: declared model with modules of its own, which are unusable afterwards.
-        rank: the rank whose part of the model runs.
-        params: load parameters.
-        target: target to compile for.
-        row_counts: number of tokens of each pass.
-        log: log of the operations, to check them later; it keeps their arguments.
+        declaration: a separately declared model, which is unusable afterwards.
+        log: log for checking the operations later; it keeps their arguments.
     """
     context, comm = dry_run_context(declaration, rank, params, log)
     launches: list[KernelLaunch] = []
@@ -244,10 +234,10 @@ def collect_launches(
 
 
 def _passes(row_counts: Sequence[int]) -> Sequence[tuple[int, int]]:
-    """Return the passes to run: numbers of rows, and of those that go on to the end.
+    """Return the passes to run: numbers of rows, and of rows that reach the last layer.
 
-    That number is 0 where all go on, so that no block is left out. At the end of a prompt few do:
-    one row and two start different variants of kernels, and more rows those of two.
+    The second is 0 where all do, so that no block is left out. At the end of a prompt few do: one
+    row and two rows launch different variants of kernels, and more rows the variants of two.
     """
     most = max(row_counts)
     endings = [(most, 1), (most, 2)] if most > SMALL_BATCH else []
@@ -257,11 +247,7 @@ def _passes(row_counts: Sequence[int]) -> Sequence[tuple[int, int]]:
 def dry_run_context(
     declaration: Declaration, rank: int, params: LoadParams, log: OpCallLog | None = None
 ) -> tuple[Context, LoneRank]:
-    """Give a rank's modules tensors without memory; return its context and communicator.
-
-    Args:
-        log: log of the operations; None for none.
-    """
+    """Give a rank's modules meta tensors; return its context and communicator."""
     n_bytes = x_bytes(declaration.hp)
     size = CacheSize.asked(params, declaration.hp.n_ctx)
     ops: Ops = GpuOps(META, n_bytes, n_ctx=size.n_ctx)
@@ -275,7 +261,7 @@ def dry_run_context(
     cache = Cache(declaration.states, rank, size, META)
     comm = LoneRank(rank, declaration.hp.n_embd, _one_shots(declaration))
     if log is not None:
-        ops = log.logged_ops(ops)
+        ops = cast("Ops", _LoggedOps(ops, log))
     context = Context(comm, ops, cache, META, ["cuda"] * len(declaration.devices))
     if any(rank in block.group for block in declaration.split.blocks[declaration.hp.n_trunk :]):
         context.keep_hidden_states(declaration.hp.n_embd, declaration.hp.n_mtp)
@@ -285,7 +271,6 @@ def dry_run_context(
 
 
 def _record(launches: list[KernelLaunch], launch: KernelLaunch, log: OpCallLog | None) -> bool:
-    """Record a launch, and prevent it."""
     launches.append(launch)
     if log is not None:
         log.note(launch)
@@ -293,7 +278,6 @@ def _record(launches: list[KernelLaunch], launch: KernelLaunch, log: OpCallLog |
 
 
 def _held(slot: Slot, pieces: Sequence[Slices], n_bytes: int) -> Weight | Tensor:
-    """Return a slot's weight as the loader would create it, without memory."""
     dim = slot.placement.dim if isinstance(slot.placement, Shard) else 0
     shape = [part.stop - part.start for part in pieces[0]]
     shape[dim] = sum(piece[dim].stop - piece[dim].start for piece in pieces)
@@ -306,7 +290,8 @@ def _held(slot: Slot, pieces: Sequence[Slices], n_bytes: int) -> Weight | Tensor
             _planes(number, n_matrix, n_rows, columns, len(shape), n_bytes)
             for n_matrix, n_rows, columns in plane_parts(slot, pieces)
         ]
-        return parts[0] if len(parts) == 1 else JoinedColumns(parts, _widths(pieces))
+        widths = [piece[-1].stop - piece[-1].start for piece in pieces]
+        return parts[0] if len(parts) == 1 else JoinedColumns(parts, widths)
     if kind == "plain":
         return GpuPlain(torch.empty(shape, dtype=PLAIN[slot.tensor.type.name], device=META))
     whole = torch.empty(shape, device=META)
@@ -323,10 +308,6 @@ def _planes(
     return GpuPlanes(planes, number, n_rows, extent, n_bytes)
 
 
-def _widths(pieces: Sequence[Slices]) -> list[int]:
-    return [piece[-1].stop - piece[-1].start for piece in pieces]
-
-
 def _one_shots(declaration: Declaration) -> OneShotGroups | None:
     """Return the one-shot all-reduces of the model's ranks; None unless all are on GPUs."""
     devices = declaration.devices
@@ -334,11 +315,7 @@ def _one_shots(declaration: Declaration) -> OneShotGroups | None:
 
 
 class LoneRank:
-    """Communicator of a rank without others: it adds nothing, and invents what others would send.
-
-    Attributes:
-        n_tokens: number of tokens of the pass.
-    """
+    """Communicator of a rank without peers: it adds nothing and makes up received values."""
 
     waited_s = 0.0
 

@@ -31,11 +31,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-N_FILLERS = 4
-"""Number of threads that read the file: one alone does not keep up with a fast link."""
+N_FILLERS = 4  # threads that read the file: one does not keep up with a fast link
 
 Take = Callable[[Tensor], None]
-"""Callback with bytes on the device; starts the work that uses them."""
+"""Callback with bytes on the device; launches the work that uses them."""
 
 
 @dataclass(slots=True)
@@ -43,8 +42,8 @@ class Buffer:
     """A host buffer and a device buffer of the same size.
 
     Attributes:
-        host: pinned memory of the host.
-        held: memory of the device; the host's on the CPU.
+        host: pinned host memory.
+        held: device memory; on the CPU the same as `host`.
         copied: event after the last copy to the device; None on the CPU.
         used: event after the last use on the device; None on the CPU.
     """
@@ -56,29 +55,28 @@ class Buffer:
 
 
 class CpuCopier:
-    """Copier of buffers to a device, in the order of calls; here the CPU, which needs no copy."""
+    """Copier of buffers to a device, in call order; here the CPU, which needs no copy."""
 
     def buffer(self, n_bytes: int) -> Buffer:
-        """Allocate a buffer."""
         host = HostTensor((n_bytes,), torch.uint8, torch.device("cpu"))
         return Buffer(host, host.value)
 
     def wait(self, buffer: Buffer) -> None:
-        """Wait until the host's side may be overwritten."""
+        """Wait until the host buffer may be overwritten."""
 
     def copy(self, buffer: Buffer, n_bytes: int) -> Tensor:
-        """Copy the first bytes; return them on the device, valid for work that is started later."""
+        """Copy the first bytes; return them on the device, valid for work launched later."""
         return buffer.held[:n_bytes]
 
     def release(self, buffer: Buffer) -> None:
-        """Note that the work that reads the device's side has been started."""
+        """Note that all work that reads the device buffer has been launched."""
 
     def finish(self) -> None:
         """Wait until all copies and the work that reads them have ended."""
 
 
 class CudaCopier:
-    """Copier for a GPU, with the methods of `CpuCopier` and a stream of its own."""
+    """Copier for a GPU, with its own stream."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -120,7 +118,6 @@ Copier = CpuCopier | CudaCopier
 
 
 def copier_for(device: torch.device) -> Copier:
-    """Return a copier for a device."""
     return CudaCopier(device) if device.type == "cuda" else CpuCopier()
 
 
@@ -137,17 +134,13 @@ class _Filling:
 class Staging:
     """Buffers between a file and a device; while one is copied, the next is filled.
 
-    Use as a context manager: at its end everything sent has arrived, and the buffers are freed. If
-    an error ends it, the part that waits in a buffer is not sent.
+    Use as a context manager: when it exits, everything sent has arrived, and the buffers are freed.
+    On an error, the part that is still in a buffer is not sent.
 
     Args:
         report: callback with the number of bytes sent; may raise to stop.
-        n_bytes: size of each buffer, allocated on first use.
-        copier: copies the buffers; None for that of the device.
-
-    Attributes:
-        device: the device that the bytes go to.
-        n_bytes: size of a buffer, the most that can be sent at once.
+        n_bytes: size of each buffer, allocated on first use, and the most to send at once.
+        copier: copies the buffers; None for the device's own.
     """
 
     def __init__(
@@ -164,38 +157,33 @@ class Staging:
         self._n_sent, self._begun = 0, 0.0
 
     def send(self, rows: TensorBytes, take: Take) -> None:
-        """Send bytes to the device, in the order of calls.
+        """Send bytes to the device, in call order.
 
         Args:
-            rows: 1 to `n_bytes` bytes, of three dimensions; other threads read them, also after
-                the return.
-            take: callback with the bytes on the device; they are overwritten after the work that
-                it starts.
+            rows: 1 to `n_bytes` bytes, of three dimensions; other threads read them, even after
+                this returns.
+            take: callback with the bytes on the device; they are overwritten after the work that it
+                launches.
 
         Raises:
             DeviceError: the device or the host refuses.
-            ModelFileError: the file has become shorter, or its drive fails.
+            ModelFileError: the file was truncated, or its drive fails.
         """
         assert rows.nbytes <= self.n_bytes, "that is too much at once"
-        with _told_as_device_error(self.device):
-            filling = self._filled(rows, take)
+        with _as_device_error(self.device):
+            filling = self._fill_next(rows, take)
             before, self._waiting = self._waiting, filling
             if before is not None:
                 self._deliver(before)
 
     def flush(self) -> None:
-        """Deliver everything sent so far to work that is started from now on.
-
-        Raises:
-            DeviceError: see `send`.
-        """
-        with _told_as_device_error(self.device):
+        """Deliver everything sent so far to work launched from now on; raises like `send`."""
+        with _as_device_error(self.device):
             before, self._waiting = self._waiting, None
             if before is not None:
                 self._deliver(before)
 
-    def _filled(self, rows: TensorBytes, take: Take) -> _Filling:
-        """Start threads that read the file into the least recently used buffer."""
+    def _fill_next(self, rows: TensorBytes, take: Take) -> _Filling:
         if self._fillers is None:
             self._begun = time.monotonic()
             self._copier = self._copier or copier_for(self.device)
@@ -213,7 +201,6 @@ class Staging:
         return _Filling(buffer, rows.shape, take, work)
 
     def _deliver(self, filling: _Filling) -> None:
-        """Copy a filled buffer to the device and start the work that uses it."""
         for part in filling.work:
             part.result()
         assert self._copier is not None
@@ -228,11 +215,9 @@ class Staging:
         return self
 
     def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
+        self, kind: type[BaseException] | None, error: BaseException | None,
         trace: TracebackType | None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         try:
             if error is None:
                 self._finish()
@@ -241,7 +226,7 @@ class Staging:
 
     def _finish(self) -> None:
         self.flush()
-        with _told_as_device_error(self.device):
+        with _as_device_error(self.device):
             if self._copier is not None:
                 self._copier.finish()
         if self._n_sent:
@@ -252,13 +237,12 @@ class Staging:
             )  # fmt: skip
 
     def _close(self) -> None:
-        """Wait until nothing reads or writes the buffers, and free them."""
         if self._fillers is not None:
             self._fillers.shutdown(cancel_futures=True)
         try:
             if self._copier is not None and self._buffers:
                 self._copier.finish()
-        except RuntimeError:  # the failure was reported before
+        except RuntimeError:  # already reported
             log.debug("copies to %s did not end", self.device, exc_info=True)
         self._waiting = self._fillers = self._copier = None
         self._buffers.clear()
@@ -277,7 +261,7 @@ def _fill(goal: Bytes, rows: TensorBytes) -> None:
 
 
 @contextmanager
-def _told_as_device_error(device: torch.device) -> Iterator[None]:
+def _as_device_error(device: torch.device) -> Iterator[None]:
     """Turn a device's error into a sentence, except out of memory, which callers report."""
     try:
         yield
@@ -286,6 +270,8 @@ def _told_as_device_error(device: torch.device) -> Iterator[None]:
             raise
         reason = str(error).strip().partition("\n")[0] or type(error).__name__
         raise DeviceError(
-            f"Weights could not be brought to {device}: {reason}",
+            "Weights could not be brought to {device}: {problem}",
             "Load the model again; if that fails too, the device needs a restart.",
+            device=str(device),
+            problem=reason,
         ) from error

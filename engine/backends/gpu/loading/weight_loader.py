@@ -1,9 +1,8 @@
 """Loads weights into a GPU: parts of the file are copied there and packed into planes there.
 
-The host never holds more of a model than a few buffers; see `engine.backends.gpu.loading.staging`.
-Packing puts the same bits in another order, as the CPU's packer does (`cpu.kernels.packing.pack`),
-but with torch, and so on every device. It takes some rows at a time: beside input and output it
-needs `PACK_BYTES` of memory.
+The host holds only a few buffers of a model at a time; see `engine.backends.gpu.loading.staging`.
+Packing reorders the same bits, like the CPU's packer (`cpu.kernels.packing.pack`), but with torch,
+and so on any device. It takes some rows at a time, so that it needs only `PACK_BYTES` of scratch.
 """
 
 from __future__ import annotations
@@ -47,11 +46,10 @@ if TYPE_CHECKING:
     from engine.model.layers.module import Slot
     from engine.model.sharding.placement import Slices
 
-WEIGHT_BYTES = 8
-"""Largest number of bytes that packing needs per weight, of any type."""
+WEIGHT_BYTES = 8  # most bytes that packing needs per weight, of any type
 
 PIECE_WEIGHTS = PACK_BYTES // WEIGHT_BYTES
-"""Number of weights that are packed at a time: so many that operations outlast their launches."""
+"""Weights to pack at a time: enough for operations to outlast their launches."""
 
 Read = Callable[[Tensor], Tensor]
 
@@ -61,8 +59,8 @@ class BlockFields:
     """Fields of a type's blocks, as functions of blocks uint8 (n, type_size).
 
     Attributes:
-        codes: returns the codes, uint8 (n, block_size), with the bits of both planes.
-        scales: returns the scales, in the order and width of their plane, 32 columns together.
+        codes: codes, uint8 (n, block_size), with the bits of both planes.
+        scales: scales, in the order and width of their plane, 32 columns together.
         supers: byte offsets of the F16 factors of a super-block.
     """
 
@@ -76,10 +74,9 @@ class PlaneParts:
     """Contents of the planes, for some rows of some matrices.
 
     Attributes:
-        low, high: words of codes (n, n_row, n_blocks, lines); None where there is no such plane.
+        low, high: words of codes (n, n_row, n_blocks, lines); None without such a plane.
         scales: scales (n, n_row, n_blocks, parts).
-        supers: factors of super-blocks, int16 (n, n_row, n_supers, parts); None where there are
-            none.
+        supers: factors of super-blocks, int16 (n, n_row, n_supers, parts), or None.
     """
 
     low: Tensor
@@ -145,8 +142,7 @@ def _supers(blocks: Tensor, offsets: tuple[int, ...], rows: torch.Size) -> Tenso
 def _lines(words: Tensor, n_bits: int) -> Tensor:
     """Return a plane's lines (…, n_bits) from the eight words of a block, (…, 8).
 
-    Args:
-        words: four codes in the bytes of each, of which the lowest n_bits are stored.
+    Each byte of the words is a code, of which the lowest n_bits are stored.
     """
     if n_bits == 8:
         return words
@@ -162,17 +158,16 @@ def _lines(words: Tensor, n_bits: int) -> Tensor:
 def _store(parts: PlaneParts, layout: Layout, extent: Extent, out: Tensor, out_row: int) -> None:
     high, scales, supers, tile_bytes = layout.offsets(extent.n_blocks, extent.skip)
     planes_of = ((parts.low, 0), (parts.high, high), (parts.scales, scales), (parts.supers, supers))
-    assert out.shape[-1] == tile_bytes, "the planes are those of another extent"
+    assert out.shape[-1] == tile_bytes, "the planes have another extent"
     for found, start in planes_of:
         if found is not None:
             _scatter(found, out, start, out_row)
 
 
 def _scatter(found: Tensor, out: Tensor, start: int, out_row: int) -> None:
-    """Write one plane's content (n, n_row, a, b) in the order of tiles, (n, tiles, a, b, 16).
+    """Write a plane's content (n, n_row, a, b) in the order of tiles, (n, tiles, a, b, 16).
 
-    Args:
-        start: offset of the plane in a tile, in bytes.
+    `start` is the offset of the plane in a tile, in bytes.
     """
     n, n_row, a, b = found.shape
     stop = start + a * b * TILE * found.itemsize
@@ -208,7 +203,7 @@ def _halves(*offsets: int) -> Read:
 
 
 def _five(start: int) -> Read:
-    """Return a reader of five-bit codes: four bytes of the fifth bits, then 16 of the others."""
+    """Return a reader of five-bit codes: four bytes of fifth bits, then 16 of the others."""
     return lambda blocks: five_bits(blocks[:, start : start + 4], blocks[:, start + 4 :])
 
 
@@ -235,19 +230,17 @@ BLOCK_FIELDS: Mapping[int, BlockFields] = {
     Kind.IQ4_XS: BlockFields(dequantise.iq4_xs_codes, dequantise.iq4_xs_scales, (0,)),
     Kind.MXFP4: BlockFields(_nibbles(1), _bytes(0, 1)),
 }
-"""Fields of all types that are packed as they stand in a file; offsets as in `ggml-common.h`."""
+"""Fields of all types that are packed as in the file; offsets as in `ggml-common.h`."""
 
 
-STORAGE = "kernels"
-"""Storage of the matrices, see `engine.planning.plan.DevicePlan`."""
+STORAGE = "kernels"  # storage of the matrices, see `engine.planning.plan.DevicePlan`
 
 
 class Arenas:
-    """Memory for a rank's parts of some tensors; a part of it is freed with all that share it.
+    """Memory for a rank's parts of tensors; it is freed once all tensors that share it are.
 
     Args:
         slots: tensors that will be loaded, each once.
-        rank: number of the rank.
     """
 
     def __init__(self, slots: Sequence[Slot], rank: int, device: torch.device) -> None:
@@ -261,7 +254,7 @@ class Arenas:
         self._open: dict[object, Tensor] = {}
 
     def zeros(self, slot: Slot, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """Return memory for a part of a tensor, filled with zeros."""
+        """Return zeroed memory for a part of a tensor."""
         key = arena_key(slot, STORAGE)
         if key not in self._left:
             return torch.zeros(tuple(shape), dtype=dtype, device=self._device)
@@ -271,12 +264,12 @@ class Arenas:
             free = torch.zeros(self._left[key], dtype=torch.uint8, device=self._device)
         found, rest = free[:n_bytes], free[aligned_bytes(n_bytes) :]
         if len(rest):
-            self._open[key] = rest  # else only the tensors hold the memory
+            self._open[key] = rest  # otherwise only the tensors hold the memory
         return found.view(dtype).view(*shape)
 
 
 Zeros = Callable[[Sequence[int], torch.dtype], Tensor]
-"""Function that returns memory of a shape and type on the device, filled with zeros."""
+"""Function that returns zeroed device memory of a shape and type."""
 
 Put = Callable[[slice, int, Tensor], None]
 """Callback: a slice of matrices, their first row, and their bytes (n, n_row, …) on the device."""
@@ -285,10 +278,9 @@ Put = Callable[[slice, int, Tensor], None]
 def staging_for(
     slots: Sequence[Slot], rank: int, device: torch.device, report: Callable[[int], None]
 ) -> Staging:
-    """Return the staging buffers for a rank's parts of some tensors, of a size that suits them.
+    """Return staging buffers of a suitable size for a rank's parts of some tensors.
 
-    Args:
-        report: callback with the number of bytes of the file that were read; may raise to stop.
+    `report` gets the number of bytes read from the file; it may raise to stop.
     """
     total = sum(packed_bytes(slot, piece) for slot in slots for piece in slot_pieces(slot, rank))
     longest = max((slot.tensor.row_bytes for slot in slots), default=0)
@@ -305,7 +297,6 @@ def load_for_gpu(
 
     Args:
         pieces: slices of the file's tensor that the rank holds.
-        arenas: memory for the weights.
         x_bytes: bytes of a quantised activation, see `engine.planning.footprint.x_bytes`.
     """
     zeros = partial(arenas.zeros, slot)
@@ -367,11 +358,10 @@ def send_rows(
     """Send matrices to the device, several at a time, or some rows of one.
 
     Args:
-        source: stacks of matrices, see `cpu.packing.stacks`; a later stack of the same
-            matrix holds more of its rows.
+        source: stacks of matrices, see `cpu.packing.stacks`; a later stack of the same matrix holds
+            more of its rows.
         n_matrix: number of all matrices.
         columns: range of bytes of each row to send.
-        put: callback for the bytes on the device.
     """
     begun = [0] * n_matrix
     for offset, stack in source:
@@ -400,7 +390,6 @@ def _chunks(shape: tuple[int, ...], n_bytes: int) -> Iterator[tuple[slice, slice
 
 
 def _byte_columns(tensor: TensorInfo, first: int, stop: int) -> slice:
-    """Return the range of bytes of blocks `first` to `stop` of a row."""
     return slice(first * tensor.type.type_size, stop * tensor.type.type_size)
 
 

@@ -2,8 +2,8 @@
 
 Each search starts from the rule's configuration (`configs.RULES`). Then one number after the other
 is doubled, halved, or changed by one, as long as that is faster. A configuration that cannot be
-compiled or computes something else is rejected. Matrices are random, with the sizes and types of a
-model's.
+compiled or computes something else is rejected. Matrices are random, with a model's sizes and
+types.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from engine.backends.gpu.launch.own_launcher import prepare
 from engine.backends.gpu.matmul import gemv, tile_gemm
 from engine.backends.gpu.matmul.weights import GpuPlanes
 from engine.backends.gpu.moe import DeviceGroups, assign
-from engine.errors import Cancelled, EngineError
+from engine.errors import Cancelled, EngineError, Sentence
 from engine.formats.gguf.reader import GGUFFile
 from engine.formats.quants.layout import LAYOUTS, Extent, n_tiles
 from engine.hardware.faults import fault_of
@@ -59,10 +59,9 @@ class KernelTuning:
         device: name of the GPU, such as "cuda:0".
         kernel: name of the kernel's rule, a key of `engine.backends.gpu.launch.configs.RULES`.
         facts: sizes of the product that the configuration is for, by name.
-        rule_s: time of one product with the rule's configuration, in seconds.
-        best_s: time of one product with the best configuration, in seconds.
-        config: the best configuration.
-        n_tried: number of configurations that were measured.
+        rule_s: seconds for one product with the rule's configuration.
+        best_s: seconds for one product with the best configuration.
+        n_tried: number of configurations measured.
     """
 
     device: str
@@ -81,44 +80,25 @@ BOUNDS: Mapping[str, tuple[int, int]] = {
     "rows": (1, 256), "columns": (32, 256), "step": (64, 4096), "programs_per_sm": (1, 8),
     "least_steps": (1, 16), "num_stages": (1, 5),
 }  # fmt: skip
-"""Range of each number of a configuration that is searched."""
+"""Range of each number of a configuration."""
 
-BY_ONE = ("num_stages",)
-"""Numbers that are changed by one instead of by a factor of two."""
-
-WORTH = 0.98
-"""Largest time, relative to the best one so far, with which a configuration replaces the best."""
-
-TOKEN_COUNTS = (16, 32, 64, 128, 256)
-"""Numbers of rows x for which tile GEMMs are searched."""
-
-EXPERT_ROWS = (16, 32, 64, 128)
-"""Numbers of rows per expert for which grouped GEMMs are searched."""
-
-MAX_USED = 8
-"""Largest number of experts per token that is assumed."""
-
-CODE_BITS = 0x3F
-"""Bits that bytes of random planes may have; without the others no scale is infinite or NaN."""
-
-DISTINCT_BYTES = 256 << 20
-"""Size of all copies of a matrix together, in bytes: more than any GPU's cache holds."""
-
-MAX_COPIES = 32
-"""Largest number of copies of a matrix."""
-
-N_REPLAYS = 8
-"""Number of timed replays, of which the fastest counts."""
-
-TOLERANCE = 1e-3
-"""Largest allowed difference of results, relative to the largest result."""
+BY_ONE = ("num_stages",)  # numbers that change by one instead of by a factor of two
+WORTH = 0.98  # a configuration replaces the best one if it takes at most this part of its time
+TOKEN_COUNTS = (16, 32, 64, 128, 256)  # rows x of tile GEMMs to search
+EXPERT_ROWS = (16, 32, 64, 128)  # rows per expert of grouped GEMMs to search
+MAX_USED = 8  # assumed largest number of experts per token
+CODE_BITS = 0x3F  # bits that bytes of random planes may have, so that scales are finite
+DISTINCT_BYTES = 256 << 20  # size of all copies of a matrix: more than any GPU's cache holds
+MAX_COPIES = 32  # most copies of a matrix
+N_REPLAYS = 8  # timed replays; the fastest counts
+TOLERANCE = 1e-3  # allowed difference of results, relative to the largest
 
 
 class MatrixKind(NamedTuple):
     """Type and size of a model's matrices.
 
     Attributes:
-        type_number: number of the GGML type; not in `LAYOUTS` for unquantised matrices.
+        type_number: GGML type; not in `LAYOUTS` for unquantised matrices.
         dtype: type of an unquantised matrix' elements; None for quantised ones.
         n_expert: number of experts, each with such a matrix; 0 for a matrix that all tokens use.
     """
@@ -131,19 +111,11 @@ class MatrixKind(NamedTuple):
 
     @property
     def n_used(self) -> int:
-        """Number of experts per token."""
         return min(MAX_USED, -(-self.n_expert // 2))
 
 
 class SearchCase(NamedTuple):
-    """A product whose configuration is searched.
-
-    Attributes:
-        kernel: a key of `RULES`.
-        facts: keyword arguments of the kernel's rule.
-        matrix: type and size of the matrix.
-        n_token: number of rows x.
-    """
+    """A product to find the configuration for; `facts` are arguments of the rule of `kernel`."""
 
     kernel: str
     facts: Mapping[str, Any]
@@ -156,10 +128,7 @@ Timer = Callable[[torch.device, Callable[[], object], int], float]
 
 
 def graph_seconds(device: torch.device, compute: Callable[[], object], n: int) -> float:
-    """Return the time of one of the `n` products that `compute` computes, in seconds.
-
-    A CUDA graph of the products is replayed between two events.
-    """
+    """Return the seconds per product of a CUDA graph of the `n` products of `compute`."""
     graph = capture(device, compute)
     make_event: Callable[..., Any] = torch.cuda.Event
     begin, end = (make_event(enable_timing=True) for _ in range(2))
@@ -177,7 +146,7 @@ def graph_seconds(device: torch.device, compute: Callable[[], object], n: int) -
 def tune(
     path: str | Path, devices: Sequence[str], on_progress: TuningProgress, is_cancelled: IsCancelled
 ) -> list[KernelTuning]:
-    """Tune kernels as `measuring.kernel_tuning.tune_kernels` says; the devices are GPUs."""
+    """Tune kernels, see `measuring.kernel_tuning.tune_kernels`; the devices are GPUs."""
     prepare()
     with GGUFFile.open(path) as file:
         matrices = matrices_of(file)
@@ -210,12 +179,7 @@ def matrices_of(file: GGUFFile) -> list[MatrixKind]:
 
 
 class ConfigSearch:
-    """Search for configurations on one device.
-
-    Args:
-        timer: measures the products.
-        is_cancelled: cancellation check, called before each measurement.
-    """
+    """Search for configurations on one device; `is_cancelled` is called before measurements."""
 
     def __init__(self, device: torch.device, timer: Timer, is_cancelled: IsCancelled) -> None:
         self._device, self._timer, self._is_cancelled = device, timer, is_cancelled
@@ -224,7 +188,7 @@ class ConfigSearch:
     def run(
         self, matrices: Sequence[MatrixKind], on_progress: TuningProgress
     ) -> list[KernelTuning]:
-        """Run all searches; put what they find into `configs` and into the file."""
+        """Run all searches; save the results in `configs` and in the file."""
         known = read_configs(configs_file())
         results: list[KernelTuning] = []
         done: set[Key] = set()
@@ -254,7 +218,7 @@ class ConfigSearch:
 
         def seconds_of(config: Config) -> float:
             if self._is_cancelled():
-                raise Cancelled("Tuning kernels")
+                raise Cancelled(Sentence("Tuning kernels"))
             configs.use_found({**known, key: config})
             try:
                 (result,) = product.compute_first(1)
@@ -317,11 +281,10 @@ def _frozen(config: Config) -> tuple[tuple[str, int], ...]:
 
 
 def search_cases(matrices: Iterable[MatrixKind]) -> list[tuple[str, MatrixKind, int]]:
-    """Return the products to search for a model, large matrices first where several have one key.
+    """Return kernels, matrices and numbers of rows x to search for a model.
 
-    Returns:
-        Kernels, matrices and numbers of rows x; gemv's parts ("few_parts") come after its other
-        numbers, on which they depend.
+    Large matrices come first where several have one key, and gemv's parts ("few_parts") after its
+    other numbers, on which they depend.
     """
     ordered = sorted(matrices, key=lambda matrix: -matrix.n_rows * matrix.n_columns)
     planes = [matrix for matrix in ordered if matrix.dtype is None and not matrix.n_expert]
@@ -354,11 +317,11 @@ def facts_of(kernel: str, target: KernelTarget, matrix: MatrixKind, n_token: int
 
 
 class ProductCopies:
-    """Products with copies of a random matrix, so many that no cache holds them all.
+    """Products with copies of a random matrix, too many for any cache.
 
     Attributes:
-        n_copies: number of copies of the matrix; of a matrix with experts, number of groups of
-            tokens that use different experts.
+        n_copies: number of copies; of a matrix with experts, number of groups of tokens that use
+            different experts.
     """
 
     def __init__(self, case: SearchCase, device: torch.device) -> None:
@@ -379,15 +342,10 @@ class ProductCopies:
                 self._products.append(partial(_multiply, case.kernel, x, weight))
 
     def compute(self) -> list[Tensor]:
-        """Compute one product with each copy."""
         return self.compute_first(self.n_copies)
 
     def compute_first(self, n: int) -> list[Tensor]:
-        """Compute products with the first n copies.
-
-        Raises:
-            ValueError: no kernel serves the product.
-        """
+        """Compute products with the first n copies; ValueError if no kernel serves."""
         results = [product() for product in self._products[:n]]
         found = [result for result in results if result is not None]
         if len(found) < n:
@@ -402,7 +360,6 @@ def _multiply(kernel: str, x: Tensor, weight: GpuPlanes | Tensor) -> Tensor | No
 
 
 def _groups(matrix: MatrixKind, n_token: int, device: torch.device) -> DeviceGroups:
-    """Assign random experts to tokens."""
     logits = torch.randn(n_token, matrix.n_expert, device=device)
     found = assign(Routing(matrix.n_expert, matrix.n_used), logits, None)
     if found is None:
@@ -423,7 +380,7 @@ def _random_weight(matrix: MatrixKind, device: torch.device) -> GpuPlanes | Tens
 
 
 def is_same(a: Tensor, b: Tensor) -> bool:
-    """Return whether two results agree up to the order of their sums; reads them back."""
+    """Return whether two results agree up to the order of their sums; waits for the device."""
     return bool((a - b).abs().max() <= TOLERANCE * b.abs().max())
 
 

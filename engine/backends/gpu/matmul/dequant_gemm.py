@@ -1,7 +1,7 @@
 """GEMM of many rows by the vendor's library, on weights dequantised to F16 or BF16.
 
-Sums are F32. Some rows of weights are dequantised at a time, into a scratch buffer that is reused:
-as many as keep the whole card busy (`engine.model.forward.batch.chunk_rows`).
+Sums are F32. Rows of weights are dequantised into a scratch buffer that is reused, as many at a
+time as keep the whole card busy (`engine.model.forward.batch.chunk_rows`).
 """
 
 from __future__ import annotations
@@ -24,11 +24,9 @@ if TYPE_CHECKING:
     from engine.backends.gpu.quantised import QuantisedMatrix
     from engine.formats.quants.layout import Extent
 
-BLOCKS = 8
-"""Number of blocks of 32 columns that a program dequantises, of 16 rows each."""
-
-BLOCKS_OF_ROW = 32
-"""Number of blocks of 32 columns that a program of a look-up dequantises, of one row."""
+BLOCKS = 8  # blocks of 32 columns that a program dequantises, of 16 rows each
+BLOCKS_OF_ROW = 32  # blocks of 32 columns that a program of a look-up dequantises, of one row
+SMALLEST = 2.0**-100  # least row divisor, for rows of zeros; its inverse is finite
 
 
 def dequantise_rows(
@@ -40,7 +38,7 @@ def dequantise_rows(
     Args:
         planes: planes of one matrix, uint8 (n_tile, tile_bytes).
         n_rows: number of rows of the matrix.
-        dtype: F32, F16 or BF16; the latter are rounded to the nearest.
+        dtype: F32, F16 or BF16; the latter are rounded to nearest.
         out: contiguous output (n, extent.n_columns) of `dtype`; None to allocate one.
     """
     assert 0 <= first <= first + n <= n_rows, "there are no such rows"
@@ -57,7 +55,6 @@ def dequantise_rows(
 
 @cache
 def _constants(type_number: int, is_exact: bool) -> FixedConstants:
-    """Return the constants of the kernel that dequantises; it starts most often in a prompt."""
     return FixedConstants({"BLOCKS": BLOCKS, "IS_EXACT": is_exact, **constants_of(type_number)})
 
 
@@ -81,7 +78,7 @@ def look_up(planes: Tensor, type_number: int, extent: Extent, n_rows: int, ids: 
 
 
 def _searched(planes: Tensor, type_number: int, extent: Extent, n_rows: int, ids: Tensor) -> Tensor:
-    """Compute `look_up` from all rows, dequantised some at a time: the host does not know ids."""
+    """Compute `look_up` by dequantising all rows: the host does not know ids."""
     out = torch.zeros(len(ids), extent.n_columns, device=planes.device)
     step = max(TILE, DEVICE_CHUNK // extent.n_columns // TILE * TILE)
     for first in range(0, n_rows, step):
@@ -99,18 +96,16 @@ def product(x: Tensor, weight: QuantisedMatrix | Tensor) -> Tensor:
 
 
 def products(x: Tensor, weights: Sequence[QuantisedMatrix | Tensor]) -> list[Tensor]:
-    """Multiply x (T, n_in) in F32 by several matrices, rounding x once for all of them.
+    """Return `x Wᵀ` (T, n_out) in F32 for each of several matrices, rounding x once for all.
 
     Args:
+        x: F32 (T, n_in).
         weights: matrices in planes, or (n_out, n_in) in F32, F16 or BF16.
-
-    Returns:
-        `x Wᵀ` (T, n_out) of each matrix, in F32.
     """
     rounded: dict[torch.dtype, tuple[Tensor, Tensor | None]] = {}
     found, half = [], half_dtype(x.device)
     for weight in weights:
-        dtype = half  # in which the library multiplies
+        dtype = half
         if isinstance(weight, Tensor) and weight.dtype != torch.bfloat16:
             dtype = weight.dtype
         if isinstance(weight, Tensor) and dtype == torch.float32:
@@ -125,7 +120,7 @@ def products(x: Tensor, weights: Sequence[QuantisedMatrix | Tensor]) -> list[Ten
 
 
 def serves(x: Tensor, weights: Sequence[QuantisedMatrix | Tensor]) -> bool:
-    """Return whether the kernel that dequantises is not refused for any of the matrices."""
+    """Return whether the dequantising kernel is allowed for all matrices."""
     return all(
         isinstance(weight, Tensor) or allows(x.device, "dequant_gemm", weight.type_number)
         for weight in weights
@@ -133,7 +128,6 @@ def serves(x: Tensor, weights: Sequence[QuantisedMatrix | Tensor]) -> bool:
 
 
 def _in_chunks(numbers: Tensor, weight: QuantisedMatrix | Tensor) -> Tensor:
-    """Return the products of rows in F16 or BF16 with a matrix, converted some rows at a time."""
     n_rows = weight.shape[0] if isinstance(weight, Tensor) else weight.n_rows
     y = torch.empty(numbers.shape[0], n_rows, device=numbers.device)
     if isinstance(weight, Tensor) and weight.dtype == numbers.dtype:
@@ -156,17 +150,16 @@ def _in_chunks(numbers: Tensor, weight: QuantisedMatrix | Tensor) -> Tensor:
 
 
 def half_dtype(device: torch.device) -> torch.dtype:
-    """Return the type of tensor-core operands: BF16 where the device has it, else F16."""
+    """Return the type of tensor-core operands: BF16 if the device has it, else F16."""
     target = target_of(device)
     is_old = target.maker == "nvidia" and target.capability < 80
     return torch.float16 if is_old else torch.bfloat16
 
 
 def to_half(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
-    """Round rows x (T, n) to F16 or BF16.
+    """Round rows x (T, n) to F16 or BF16; return also factors (T, 1) on their products.
 
-    Returns:
-        The rounded rows, and factors (T, 1) on their products; None for BF16, which needs none.
+    These are None for BF16, which needs none.
     """
     if dtype != torch.float16:
         return x.to(dtype), None
@@ -181,10 +174,6 @@ def f16_row_scale(x: Tensor) -> Tensor:
     """
     largest = x.abs().amax(-1, keepdim=True).clamp(min=SMALLEST)
     return largest.log2().ceil().exp2()
-
-
-SMALLEST = 2.0**-100
-"""Least divisor, for rows of zeros; its inverse is finite."""
 
 
 def multiply(a: Tensor, b: Tensor, out: Tensor) -> None:

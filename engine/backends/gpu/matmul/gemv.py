@@ -1,6 +1,6 @@
-"""Gemv: products of few rows with matrices in planes, F16, BF16 or F32, as decode needs them.
+"""Gemv: products of a few rows with matrices in planes, F16, BF16 or F32, for decode.
 
-A row's result has the same bits alone and among others, and in whatever launch it is computed.
+A row's result has the same bits in any batch and any launch.
 """
 
 from __future__ import annotations
@@ -34,8 +34,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-MAX_TOGETHER = 3
-"""Largest number of matrices in one launch."""
+MAX_TOGETHER = 3  # most matrices in one launch
 
 
 def product(
@@ -45,8 +44,8 @@ def product(
 
     Args:
         x: rows (n, extent.n_columns), F32.
-        bias: value to add to each row's products, (n_rows,), F32.
-        residual: values to add to the products, (n, n_rows), F32.
+        bias: F32 (n_rows,).
+        residual: F32 (n, n_rows).
     """
     if not serves(x, [weight]) or not all(is_plain(t) for t in (bias, residual) if t is not None):
         return None
@@ -57,13 +56,12 @@ def product(
 def products(
     x: Tensor, weights: Sequence[QuantisedMatrix], biases: Sequence[Tensor | None] = ()
 ) -> list[Tensor] | None:
-    """Multiply x by several matrices, quantising x once for each distinct extent.
+    """Return `x Wᵀ + bias` of each matrix; None where the kernel does not serve.
+
+    x is quantised once per distinct extent.
 
     Args:
-        biases: one bias or None for each matrix; or empty.
-
-    Returns:
-        `x Wᵀ + bias` of each matrix; None where the kernel does not serve.
+        biases: a bias or None for each matrix; or empty.
     """
     if not serves(x, weights) or not all(bias is None or is_plain(bias) for bias in biases):
         return None
@@ -89,15 +87,12 @@ def products(
 
 
 def gated(x: Tensor, gate: QuantisedMatrix, up: QuantisedMatrix, act: Activation) -> Tensor | None:
-    """Return `act(x gateᵀ) * (x upᵀ)`, see `Ops.gated`.
+    """Return `act(x gateᵀ) * (x upᵀ)`, see `Ops.gated`; None where the kernel does not serve.
 
-    The kernel also quantises results that fill whole blocks, for the next product. None where it
-    does not serve.
+    Results that fill whole blocks are also quantised for the next product.
     """
-    is_alike = (gate.type_number, gate.extent, gate.n_rows) == (
-        up.type_number, up.extent, up.n_rows
-    )  # fmt: skip
-    if not is_alike or not serves(x, [gate, up], "gated"):
+    same = (gate.type_number, gate.extent, gate.n_rows) == (up.type_number, up.extent, up.n_rows)
+    if not same or not serves(x, [gate, up], "gated"):
         return None
     rows = quantise(x, gate.extent, gate.x_bytes)
     m, config, (n_parts,) = _launch_shape(rows, [gate])
@@ -117,10 +112,9 @@ def gated(x: Tensor, gate: QuantisedMatrix, up: QuantisedMatrix, act: Activation
 
 
 def serves(x: Tensor, weights: Sequence[QuantisedMatrix], kernel: str = "gemv") -> bool:
-    """Return whether the kernels can multiply rows x with all of these matrices.
+    """Return whether the kernels can multiply rows x by all of these matrices.
 
-    Args:
-        kernel: name by which the kernel may be refused.
+    `kernel` is the name by which the kernel may be refused.
     """
     n = rows_at_once(x.shape[0])
     return (
@@ -140,11 +134,9 @@ def serves(x: Tensor, weights: Sequence[QuantisedMatrix], kernel: str = "gemv") 
 
 
 def _launch_products(
-    rows: QuantisedRows,
-    weights: Sequence[QuantisedMatrix],
-    biases: Sequence[Tensor | None],
+    rows: QuantisedRows, weights: Sequence[QuantisedMatrix], biases: Sequence[Tensor | None],
     residual: Tensor | None,
-) -> list[Tensor]:
+) -> list[Tensor]:  # fmt: skip
     """Multiply rows by up to three matrices of one type and extent, all with a bias or none."""
     first = weights[0]
     m, config, parts = _launch_shape(rows, weights)
@@ -169,7 +161,7 @@ def _launch_products(
 def _launch_shape(
     rows: QuantisedRows, weights: Sequence[QuantisedMatrix]
 ) -> tuple[int, Config, list[int]]:
-    """Return the rows of a program, the configuration, and each matrix' parts per tile.
+    """Return the rows of a program, the configuration, and the parts per tile of each matrix.
 
     Warps and parts, on which a result's bits depend, follow from each matrix alone.
     """
@@ -191,20 +183,17 @@ def _launch_shape(
 
 
 def _constants(rows: QuantisedRows, weight: QuantisedMatrix, config: Config) -> dict[str, Any]:
+    num_warps, has_asm = config["num_warps"], target_of(weight.planes.device).has_asm
     return {
-        "ITEMS": config["num_warps"] * WARP,
-        "UNROLL": config["unroll"],
-        "num_warps": config["num_warps"],
-        "X_BYTES": rows.x_bytes,
-        "ASM": target_of(weight.planes.device).has_asm,
-        **constants_of(weight.type_number),
-    }
+        "ITEMS": num_warps * WARP, "UNROLL": config["unroll"], "num_warps": num_warps,
+        "X_BYTES": rows.x_bytes, "ASM": has_asm, **constants_of(weight.type_number),
+    }  # fmt: skip
 
 
 def _shared(rows: QuantisedRows, n_program: int, n_sums: int) -> tuple[Tensor, Tensor]:
     """Return memory for partial sums and counters of programs that share a tile.
 
-    Any tensors serve where none do. More than one group of rows needs more counters than rows have.
+    If none do, any tensors will do. Several groups of rows need more counters than rows have.
     """
     if not n_program:
         return rows.facts.view(torch.float32), rows.counters
@@ -214,17 +203,14 @@ def _shared(rows: QuantisedRows, n_program: int, n_sums: int) -> tuple[Tensor, T
 
 
 def _padded(things: Sequence[T]) -> list[T]:
-    """Return `MAX_TOGETHER` things, the last one repeated, for the kernel's parameters."""
+    """Return `MAX_TOGETHER` things for the kernel's parameters, the last one repeated."""
     return [*things, *[things[-1]] * (MAX_TOGETHER - len(things))]
 
 
 def plain_product(x: Tensor, data: Tensor) -> Tensor | None:
     """Return `x Wᵀ` (T, n_out) in F32 for x (T, n_in) in F32; None where the kernel does not serve.
 
-    A row's result has the same bits alone and among others.
-
-    Args:
-        data: the matrix W (n_out, n_in), in F16, BF16 or F32.
+    `data` is the matrix W (n_out, n_in) in F16, BF16 or F32.
     """
     n_row, (n_rows, n_columns) = x.shape[0], data.shape
     if not 0 < n_row <= most_few_rows() or x.dtype != torch.float32 or not data.is_contiguous():
@@ -235,10 +221,8 @@ def plain_product(x: Tensor, data: Tensor) -> Tensor | None:
     if not allows(x.device, "plain", str(data.dtype), m):
         return None
     y = torch.empty(n_row, n_rows, device=x.device)
-    config = config_of(
-        target_of(x.device), "plain",
-        n_token=m, n_rows=n_rows, n_columns=n_columns,
-    )  # fmt: skip
+    target = target_of(x.device)
+    config = config_of(target, "plain", n_token=m, n_rows=n_rows, n_columns=n_columns)
     aligned = 16 if n_columns % 16 == 0 and x.stride(0) % 16 == 0 else 1
     launch(
         unquantised.product, (-(-n_rows // config["rows"]) * -(-n_row // m),),
@@ -250,5 +234,5 @@ def plain_product(x: Tensor, data: Tensor) -> Tensor | None:
 
 
 def look_up(data: Tensor, ids: Tensor) -> Tensor:
-    """Return rows `ids` (T,) as F32 (T, n_in); zeros where there is no such row."""
+    """Return rows `ids` (T,) as F32 (T, n_in); zeros for rows that do not exist."""
     return gathered_rows(ids, len(data), lambda rows: data.index_select(0, rows).float())

@@ -1,7 +1,7 @@
 """GEMM of up to some hundred rows: one kernel dequantises weights and feeds the tensor cores.
 
 Gemv reads each weight once and computes in full precision; GEMM of long prompts dequantises to
-memory first. For numbers of rows in between, both would take longer.
+memory first. For row counts in between, both would take longer.
 """
 
 from __future__ import annotations
@@ -27,25 +27,13 @@ if TYPE_CHECKING:
     from engine.formats.quants.layout import Extent
 
 MAX_ROWS = 256
-"""Largest number of rows x."""
-
-MAX_ROWS_WITHOUT_CORES = 32
-"""Largest number of rows x where Triton cannot use tensor cores: NVIDIA's cards before Ampere."""
-
-MIN_TOKENS = 16
-"""Number of rows x below which configurations do not differ."""
-
-ONE = 0x4B000000
-"""Bits of 2^23 as F32; a byte put into the lowest bits is added to it."""
+MAX_ROWS_WITHOUT_CORES = 32  # where Triton cannot use tensor cores: NVIDIA before Ampere
+MIN_TOKENS = 16  # rows below which configurations do not differ
+ONE = 0x4B000000  # bits of 2^23 as F32; a byte put into the lowest bits is added to it
 
 
 class ShortRows(NamedTuple):
-    """Rows x in F16 or BF16, ordered as the kernel reads them.
-
-    Attributes:
-        numbers: see `engine.backends.gpu.kernels.tile_gemm.shorten`.
-        scale: factors on the products, (T, 1), or None.
-    """
+    """Rows x as `kernels.tile_gemm.shorten` writes them, and factors (T, 1) on the products."""
 
     numbers: Tensor
     scale: Tensor | None
@@ -53,15 +41,14 @@ class ShortRows(NamedTuple):
 
 def product(x: Tensor, weight: QuantisedMatrix) -> Tensor | None:
     """Return `x Wᵀ` (T, n_rows) for x (T, n_in) in F32; None where the kernel does not serve."""
-    found = products(x, [weight])
-    return None if found is None else found[0]
+    results = products(x, [weight])
+    return None if results is None else results[0]
 
 
 def products(x: Tensor, weights: Sequence[QuantisedMatrix]) -> list[Tensor] | None:
-    """Multiply x by several matrices, rounding x once for those that read it in the same order.
+    """Return `x Wᵀ` of each matrix; None where the kernel does not serve.
 
-    Returns:
-        `x Wᵀ` of each matrix; None where the kernel does not serve.
+    x is rounded once for all matrices that read it in the same order.
     """
     target = target_of(x.device)
     if x.shape[0] > most_rows(target):
@@ -82,7 +69,7 @@ def products(x: Tensor, weights: Sequence[QuantisedMatrix]) -> list[Tensor] | No
 
 
 def most_rows(target: KernelTarget) -> int:
-    """Return the largest number of rows x that the kernel serves on a target."""
+    """Return the most rows x that the kernel serves on a target."""
     is_old = target.maker == "nvidia" and target.capability < 80
     return MAX_ROWS_WITHOUT_CORES if is_old else MAX_ROWS
 
@@ -108,7 +95,7 @@ def _multiply(
     n_token, n_step, _ = short.numbers.shape
     n_row_block = -(-weight.n_rows // config["rows"])
     n_token_block = -(-n_token // config["tokens"])
-    # split K: columns are split into parts where there are too few programs to fill the device
+    # split K: if there are too few programs to fill the device, columns are split into parts
     n_program = max(1, n_row_block * n_token_block)
     wanted = config["programs_per_sm"] * target.n_sm // n_program
     n_part = max(1, min(wanted, n_step // config["least_steps"]))

@@ -1,10 +1,10 @@
-"""Weights of a GPU: quantised matrices in planes, others as in the file.
+"""Weights on a GPU: quantised matrices in planes, others as in the file.
 
-The number of rows x decides how they are multiplied: few by gemv, which reads each weight once for
-all rows (`reference.few_rows`); up to some hundred by a tile GEMM, which converts weights to
+The number of rows x decides how they are multiplied: a few by gemv, which reads each weight once
+for all rows (`reference.few_rows`); up to some hundred by a tile GEMM, which converts weights to
 F16 or BF16 on their way to the tensor cores; more by the vendor's library, from weights converted
-in memory. Multi-head latent attention has one matrix for each head: there, kernels multiply few
-rows, and the library more.
+in memory. Multi-head latent attention has one matrix per head: there, kernels multiply a few rows
+and the library multiplies more.
 """
 
 from __future__ import annotations
@@ -33,13 +33,7 @@ if TYPE_CHECKING:
 
 
 class GpuPlanes(QuantisedMatrix):
-    """A quantised matrix, or one per expert or head, in planes (`engine.formats.quants.layout`).
-
-    Args:
-        planes: uint8, (n_tile, tile_bytes) or (n, n_tile, tile_bytes).
-        x_bytes: see `engine.planning.footprint.x_bytes`.
-        type_number, n_rows, extent: see `QuantisedMatrix`.
-    """
+    """A quantised matrix in planes; or one per expert or head, with planes of three dimensions."""
 
     @property
     def n_bytes(self) -> int:
@@ -56,10 +50,10 @@ class GpuPlanes(QuantisedMatrix):
         return self._in_pieces(x) if y is None else y
 
     def _in_pieces(self, x: Tensor) -> Tensor:
-        """Multiply some rows at a time, where the way for many is refused.
+        """Multiply some rows at a time if the kernel for many is refused.
 
         Raises:
-            EngineError: all ways are refused.
+            EngineError: all kernels are refused.
         """
         most_rows = tile_gemm.most_rows(target_of(x.device))
         for product, most in ((tile_gemm.product, most_rows), (gemv.product, SMALL_BATCH)):
@@ -68,10 +62,10 @@ class GpuPlanes(QuantisedMatrix):
                 pieces = [y for y in found if y is not None]
                 if len(pieces) == len(found):
                     return torch.cat(pieces)
-        name = TYPES[self.type_number].name
         raise EngineError(
-            f"No kernel multiplies {name} weights correctly on this GPU.",
+            "No kernel multiplies {type} weights correctly on this GPU.",
             "Set TANDEM_BACKEND=reference to do without kernels of Tandem's own.",
+            type=TYPES[self.type_number].name,
         )
 
     def lookup(self, ids: Tensor) -> Tensor:
@@ -91,23 +85,19 @@ class GpuPlanes(QuantisedMatrix):
         )
 
     def per_head(self, x: Tensor, rows: slice = ALL, *, transposed: bool = False) -> Tensor:
-        held = HeadMatrices.of_planes(self, rows)
+        first, stop, _ = rows.indices(self.n_rows)
+        held = HeadMatrices(self.planes, self.type_number, self.extent, first, stop)
         return per_head_product(x, held, is_transposed=transposed)
 
 
 class GpuPlain:
-    """A matrix in F16, BF16 or F32 as in the file, or one per expert or head.
-
-    Args:
-        data: elements, (n_out, n_in) or (n, n_out, n_in).
-    """
+    """A matrix (n_out, n_in) in F16, BF16 or F32 as in the file, or one per expert or head."""
 
     def __init__(self, data: Tensor) -> None:
         self.data = data
 
     @property
     def n_rows(self) -> int:
-        """Number of rows of each matrix."""
         return self.data.shape[-2]
 
     @property
@@ -129,22 +119,19 @@ class GpuPlain:
         return y
 
     def per_head(self, x: Tensor, rows: slice = ALL, *, transposed: bool = False) -> Tensor:
-        held = HeadMatrices.of_plain(self.data, rows)
+        first, stop, _ = rows.indices(self.n_rows)
+        held = HeadMatrices(self.data, None, Extent.of(0, self.data.shape[-1]), first, stop)
         return per_head_product(x, held, is_transposed=transposed)
 
 
-WORDS = 64
-"""Number of words of the plane `low` that a program of `x Wᵀ` reads at a time, of each row."""
+WORDS = 64  # words of the plane `low` that a program of `x Wᵀ` reads at a time, of each row
 
 WORDS_TRANSPOSED, NUMBERS_TRANSPOSED = 16, 512
-"""Number of words of the plane `low` that a program of `x W` reads at a time, of each row, and of
-sums that it holds for each of them: there every weight of a word has a sum of its own."""
+"""Words of the plane `low` that a program of `x W` reads at a time, of each row, and sums that it
+holds for each of them: there every weight of a word has its own sum."""
 
-ROWS, COLUMNS = 4, 256
-"""Rows and columns of an unquantised matrix that a program of `x Wᵀ` reads at a time."""
-
-PLAIN_ROWS, PLAIN_COLUMNS = 16, 64
-"""Rows and columns of an unquantised matrix that a program of `x W` reads at a time."""
+ROWS, COLUMNS = 4, 256  # that a program of `x Wᵀ` reads of an unquantised matrix at a time
+PLAIN_ROWS, PLAIN_COLUMNS = 16, 64  # the same for `x W`
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +142,7 @@ class HeadMatrices:
         data: planes (n_head, n_tile, tile_bytes), or elements (n_head, n_rows, n_columns).
         type_number: number of the GGML type of planes; None for elements.
         extent: columns of the file's matrix that are held.
-        first, stop: first row of the range, and the row behind its last.
+        first, stop: first row of the range, and the one after its last.
     """
 
     data: Tensor
@@ -164,21 +151,8 @@ class HeadMatrices:
     first: int
     stop: int
 
-    @classmethod
-    def of_planes(cls, weight: QuantisedMatrix, part: slice) -> HeadMatrices:
-        """Return the rows `part` of matrices in planes."""
-        first, stop, _ = part.indices(weight.n_rows)
-        return cls(weight.planes, weight.type_number, weight.extent, first, stop)
-
-    @classmethod
-    def of_plain(cls, data: Tensor, part: slice) -> HeadMatrices:
-        """Return the rows `part` of unquantised matrices."""
-        first, stop, _ = part.indices(data.shape[-2])
-        return cls(data, None, Extent.of(0, data.shape[-1]), first, stop)
-
     @property
     def n_part(self) -> int:
-        """Number of rows in the range."""
         return self.stop - self.first
 
     def values(self, dtype: torch.dtype, start: int, stop: int) -> Tensor:
@@ -197,9 +171,7 @@ class HeadMatrices:
 def per_head_product(x: Tensor, held: HeadMatrices, *, is_transposed: bool) -> Tensor:
     """Return `x Wᵀ` of each head, or `x W`; see `engine.model.forward.ops.Weight.per_head`.
 
-    Args:
-        x: F32 (T, n_head, n); few rows have the bits of each alone.
-        is_transposed: whether to compute `x W`.
+    A few rows x (T, n_head, n), F32, have the same bits in any batch.
     """
     kind = str(held.data.dtype) if held.type_number is None else held.type_number
     is_few = 0 < x.shape[0] <= most_few_rows() and held.data.is_contiguous()
@@ -249,7 +221,6 @@ def _plain_gemv(x: Tensor, held: HeadMatrices, y: Tensor, is_transposed: bool) -
 
 
 def _gemm(x: Tensor, held: HeadMatrices, is_transposed: bool) -> Tensor:
-    """Multiply by torch, some heads at a time."""
     dtype = dequant_gemm.half_dtype(x.device)
     if held.type_number is None and held.data.dtype != torch.bfloat16:
         dtype = held.data.dtype  # F32 and F16 have more digits than BF16

@@ -1,6 +1,6 @@
-"""Compiling kernels for GPUs that are not here: Triton is given a fake driver.
+"""Compiling kernels for absent GPUs: Triton gets a fake driver.
 
-It needs a process of its own, as the tests' process interprets kernels: see `run_offline`.
+It needs a separate process, as the tests' process interprets kernels: see `run_offline`.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class OfflineDriver(OwnDriver):
 
 @contextlib.contextmanager
 def offline(target: Any, library: FakeCuda | None = None) -> Iterator[None]:
-    """Let Triton compile for `target`."""
+    """Make Triton compile for `target`."""
     from triton.runtime import driver
 
     driver.set_active(OfflineDriver(target, library))
@@ -73,7 +73,7 @@ def offline(target: Any, library: FakeCuda | None = None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def on_fake_gpu(target: Any, library: FakeCuda) -> Iterator[None]:
-    """Let `launch` start kernels on a fake driver, whatever device their tensors are on."""
+    """Make `launch` use a fake driver, whatever device the tensors are on."""
     with (
         patch.object(Tensor, "get_device", lambda tensor: 0),
         patch.object(torch.cuda, "_exchange_device", lambda device: 0),

@@ -47,7 +47,7 @@ CPU = torch.device("cpu")
 
 @triton.jit(do_not_specialize=["plain"])
 def of_all_kinds(a, b, n, plain, one, far, f, flag, SIZE: tl.constexpr):
-    """Take arguments of all kinds that there are."""
+    """Take arguments of all kinds."""
     at = tl.arange(0, SIZE)
     value = tl.load(a + at).to(tl.float32) * f + n + plain + one + far + tl.where(flag, 1.0, 2.0)
     tl.store(b + at, value.to(tl.int8))
@@ -96,7 +96,7 @@ def packing() -> object:
 
 
 class Placed:
-    """A tensor of which a launch sees no more than type and address."""
+    """A tensor that shows a launch only type and address."""
 
     def __init__(self, dtype: torch.dtype, address: int) -> None:
         self.dtype, self.address = dtype, address
@@ -122,7 +122,7 @@ def started(starts: Sequence[KernelLaunch]) -> object:
     """Start each kernel twice, each time followed by Triton's own way to the driver.
 
     Returns:
-        The kernels' names, and what was passed wrongly. The second start has other addresses.
+        The kernels' names, and the wrongly passed arguments. The second start has other addresses.
     """
     wrong: list[str] = []
     sizes: list[int] = []
@@ -170,7 +170,7 @@ def expected(start: KernelLaunch, sizes: Sequence[int]) -> bytes:
 
 
 def same_choice() -> object:
-    """Start one kernel with many arguments; return where Triton would have started another variant.
+    """Launch one kernel with many arguments; return where Triton would launch another variant.
 
     Each set of arguments comes twice: the second time, Tandem has a launch for it already.
     """
@@ -214,7 +214,7 @@ def signatures() -> object:
 
 
 def shared_memory() -> object:
-    """Return what is asked of the driver for a kernel that needs much shared memory."""
+    """Return the driver calls for a kernel that needs much shared memory."""
     fake = FakeCuda()
     x = torch.zeros(128, 128, dtype=torch.float16)
     with offline(GPUTarget("cuda", 90, 32), fake):
@@ -223,7 +223,7 @@ def shared_memory() -> object:
 
 
 def other_parameters() -> object:
-    """Return the error for a kernel whose code has unknown parameters."""
+    """Return the error for a kernel with unknown parameters in its code."""
     x = torch.zeros(64, 64, dtype=torch.float16)
     with offline(GPUTarget("cuda", 90, 32), FakeCuda(lambda name: [8, 8, 4])):
         try:
@@ -234,7 +234,7 @@ def other_parameters() -> object:
 
 
 def ahead() -> object:
-    """Check that variants compiled ahead, without memory, are those that launches find."""
+    """Check that launches find the variants that were compiled ahead, without memory."""
     starts: list[KernelLaunch] = []
     meta = torch.empty(4, 64, dtype=torch.float16, device="meta")
     real = torch.zeros(4, 64, dtype=torch.float16)

@@ -1,6 +1,6 @@
 """Kernel launches of real models: `engine.backends.gpu` is called on tensors without memory.
 
-Sizes are those of models of 3 to 30 billion weights, so that variants are those of real use.
+Sizes are from models of 3 to 30 billion weights, so that variants are realistic.
 """
 
 from __future__ import annotations
@@ -270,7 +270,7 @@ def of_sampling(is_brief: bool) -> None:
 
 
 def of_links(is_brief: bool) -> None:
-    """Try links."""
+    """Run the kernels of link trials."""
     exchange = Exchange(NoBench(), (NoSlot(), NoSlot()), (256, 256), 1)
     exchange.start(0, 1)
     exchange.step(0)

@@ -73,7 +73,7 @@ class Usage:
     Attributes:
         kernel: module and name.
         registers: registers of a thread.
-        spilled_bytes: bytes of a thread's registers that lie in memory.
+        spilled_bytes: bytes of a thread's registers that are spilled to memory.
         shared_bytes: bytes of a program's shared memory.
     """
 
@@ -113,7 +113,7 @@ def starts_for(name: str, *, is_brief: bool) -> list[KernelLaunch]:
 
 
 def half_of(starts: Sequence[KernelLaunch], half: int, target: int) -> Sequence[KernelLaunch]:
-    """Return some half of the launches, told by the kernels' names; `half` is 0 or 1.
+    """Return some half of the launches, by the kernels' names; `half` is 0 or 1.
 
     They alternate from one target to the next, too, so that either half has each kernel for
     every other target.
@@ -156,7 +156,7 @@ def compile_ahead(name: str, starts: Sequence[KernelLaunch], n_threads: int) -> 
             start.kernel.device_caches.clear()
         try:
             Compiling(CPU, starts, n_threads=n_threads).wait()
-        except Exception as error:  # noqa: BLE001 is told of each variant afterwards
+        except Exception as error:  # noqa: BLE001 reported for each variant afterwards
             sys.stderr.write(f"{name}: {error}\n")
 
 
@@ -215,7 +215,7 @@ def table(found: Sequence[Usage]) -> str:
 
 
 def main() -> int:
-    """Compile what the command line asks for; see the module."""
+    """Compile for the targets on the command line; see the module."""
     parser = argparse.ArgumentParser(prog="python -m tests.engine.backends.gpu.targets")
     parser.add_argument("targets", nargs="*", metavar="TARGET", help=", ".join(SWEEP))
     parser.add_argument("--all", action="store_true", help="all variants")

@@ -121,7 +121,7 @@ def test_what_tokens_see(scores: Scores, n_tokens: int, n_past: int, device: str
 @pytest.mark.parametrize(("n_tokens", "n_past"), [(2, 40), (20, 9)])
 @pytest.mark.usefixtures("small_tiles")
 def test_sinks_and_slopes(n_tokens: int, n_past: int, device: str) -> None:
-    """Both for few tokens and for many, whose keys are one piece."""
+    """Both for few tokens and for many, where keys are one piece."""
     held = layer("f32", 4, 2, 16, 16, 42, device=device)
     q = numbers(6, n_tokens, 4, 16).to(device)
     sinks, slopes = numbers(7, 4).to(device) * 30, numbers(8, 4).to(device).abs() / 20
@@ -170,7 +170,7 @@ def test_values_of_all_sizes(size: float, device: str) -> None:
 
 
 def test_scores_far_apart(device: str) -> None:
-    """The largest score may come late, so that all before it have no weight at all."""
+    """The largest score may come late, so that earlier ones have no weight."""
     held = layer("f32", 2, 1, 16, 16, 150, device=device)
     held.k *= 400
     check(held, numbers(13, 1, 2, 16).to(device).abs() * 10, 149, Scores(1.0))
@@ -236,9 +236,9 @@ def test_new_keys_that_are_values_too(device: str) -> None:
 @pytest.mark.parametrize("n_tokens", [1, 12, 20])
 @pytest.mark.usefixtures("small_tiles")
 def test_only_the_position_in_memory_counts(n_tokens: int, device: str) -> None:
-    """Launches serve after other tokens as well, as a graph replays them.
+    """Launches also work after other tokens, as a graph replays them.
 
-    The tokens are few, some, and so many that there is one piece.
+    The tokens are few, some, and enough for a single piece.
     """
     held, q = layer("f16", 2, 1, 16, 16, 80, device=device), numbers(16, n_tokens, 2, 16)
     q, place, starts = q.to(device), alone(held, 3, n_tokens, device), list[KernelLaunch]()
@@ -270,7 +270,7 @@ def test_only_the_position_in_memory_counts(n_tokens: int, device: str) -> None:
 
 @pytest.mark.parametrize("scores", [PLAIN, Scores(0.1, window=512)], ids=str)
 def test_memory_beside_inputs_is_what_is_said(scores: Scores) -> None:
-    """All tensors made count but the result; on a device without memory."""
+    """All new tensors count except the result; on a device without memory."""
     target = KernelTarget("nvidia", 86, 82)
     held = layer("f16", 32, 8, 128, 128, 1 << 15, device="meta")
     made = dict[int, int]()

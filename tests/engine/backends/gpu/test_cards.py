@@ -1,4 +1,4 @@
-"""Kernels serve cards of all capabilities and sizes, as far as these decide what is launched."""
+"""Kernels serve cards of all capabilities and sizes, as far as these decide on launches."""
 
 from collections.abc import Callable, Iterator
 from unittest import mock
@@ -23,7 +23,7 @@ N_SMS = (48, 68, 84, 108, 132, 148, 170, 304)
 
 @pytest.fixture
 def card(capability: int, n_sm: int) -> Iterator[None]:
-    """Make the CPU one of NVIDIA's cards, whose kernels are interpreted."""
+    """Make the CPU an NVIDIA card with interpreted kernels."""
     with (
         mock.patch.dict(target._cards, {CPU: KernelTarget("nvidia", capability, n_sm)}),
         mock.patch.object(KernelTarget, "is_interpreted", True),

@@ -40,7 +40,7 @@ def test_norms(name: str, n: int, device: str) -> None:
 
 @pytest.mark.parametrize("name", ["rms_norm", "layer_norm"])
 def test_heads_of_a_fused_projection(name: str, device: str) -> None:
-    """Their rows have gaps between tokens, and each head has a weight of its own."""
+    """Their rows have gaps between tokens, and each head has its own weight."""
     whole = randn(3, 5 * 20, device=device)
     for start, width in ((0, 60), (20, 80), (3, 60)):
         x = whole[:, start : start + width].view(3, -1, 20)
@@ -205,7 +205,7 @@ def test_softplus(device: str) -> None:
 
 
 def test_without_memory() -> None:
-    """Launches without memory are those with memory."""
+    """Launches without memory equal the ones with memory."""
     x, n = torch.empty(2, 3, 32, device="meta"), 32
     norm = RMSNorm(n, 1e-5, Replicate((0,)))
     norm.weight = torch.empty(n, device="meta")

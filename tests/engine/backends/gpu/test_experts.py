@@ -40,7 +40,7 @@ every_type = pytest.mark.parametrize(
 
 
 def some_choice(n_token: int, n_used: int = 2, seed: int = 0) -> Tensor:
-    """Return each token's experts, ascending; the last expert is nobody's."""
+    """Return each token's experts, ascending; the last expert is unused."""
     torch.manual_seed(seed)
     return torch.rand(n_token, N_EXPERT - 1).topk(n_used).indices.sort().values
 
@@ -239,7 +239,7 @@ def test_matrices_of_different_types(n_token: int, device: str) -> None:
 
 @pytest.mark.parametrize("n_token", [1, 12])
 def test_one_expert_of_each_token(n_token: int, device: str) -> None:
-    """There are then as many rows of tokens as of experts, but in another order."""
+    """Then there are as many rows of tokens as of experts, but in another order."""
     gate, up, down = (
         matrix(Kind.Q8_0, n_rows, 0, n_columns, n_matrix=N_EXPERT, seed=n, device=device)
         for n, (n_rows, n_columns) in enumerate([(32, 32), (32, 32), (16, 32)])

@@ -42,7 +42,7 @@ from tests.helpers.tiny_gguf import least_gguf
 NO_TEMPLATE = "This model has no chat template: plain text is used instead."
 META = torch.device("meta")
 OPEN = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, max_tokens=3, ignore_eos=True)
-"""Settings with which any token may come, which only the host can draw."""
+"""Settings that allow any token, which only the host can sample."""
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True)
 
@@ -126,7 +126,7 @@ def test_what_fails_after_the_load_is_told_as_well(
 def test_ranks_whose_kernels_meet_no_more_say_so(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    error = Unproven("a replayed token gives something else")
+    error = Unproven("a replayed token gives other results")
     monkeypatch.setattr(rank_capture, "capture_on_all", failing(error, 2))
     with load_model(path, ["cpu"] * 2, n_ctx=32) as model:
         exchange, sampling = model.fallbacks
@@ -173,7 +173,7 @@ def test_settings_that_only_the_host_knows_are_told_until_the_next_answer(path: 
 def test_ranks_that_need_their_hosts_for_a_token_say_so(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where kernels are interpreted the hosts always take part, so these count as a GPU's."""
+    """Interpreted kernels always involve the hosts, so these count as a GPU's."""
     with load_model(path, ["cpu"] * 2, n_ctx=32) as model:
         assert not model.runtime.runner.is_captured_whole
         assert kinds(model) == []
@@ -199,7 +199,7 @@ def test_kernels_that_cannot_meet_are_told(n: int, routes: Routes, why: str) -> 
     assert [(f.kind, f.devices) for f in found.current] == [("exchange", ("meta", "cuda:1"))]
     assert found.current[0].why.startswith(why)
     assert one_shots.one_shot(0, (0,)) is None
-    assert len(found.current) == 1, "a rank alone meets nobody"
+    assert len(found.current) == 1, "a single rank meets no other"
 
 
 def test_memory_that_no_kernel_can_reach_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,7 +222,7 @@ def test_a_host_tells_each_change_before_the_answer_ends(
     assert isinstance(events.get(timeout=60).event, EngineReady)
 
     def told(command: Command) -> tuple[list[tuple[Fallback, ...]], Event]:
-        """Return what a command tells of fallbacks, and its closing event."""
+        """Return a command's report of fallbacks, and its closing event."""
         number, found = host.submit(command), list[tuple[Fallback, ...]]()
         while True:
             event = events.get(timeout=60)
@@ -239,7 +239,7 @@ def test_a_host_tells_each_change_before_the_answer_ends(
     assert isinstance(loaded, ModelLoaded)
     assert changes == []
     assert [f.kind for f in loaded.fallbacks] == ["graph"]
-    assert loaded.warnings == (NO_TEMPLATE,), "each is told once"
+    assert loaded.warnings == (NO_TEMPLATE,), "each is reported once"
     assert told(AnswerRequest(prompt="a", sampling=GREEDY))[0] == []
     changes, done = told(Resplit(params))
     assert isinstance(done, ModelResplit)
@@ -282,8 +282,8 @@ def test_a_model_without_a_gpu_does_not_say_what_others_of_the_process_suffer_fr
 
 
 def test_nccl_that_fails_its_trial_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(devices: object, queues: object, *, tell: Callable[[str], None]) -> None:
-        tell("it brings wrong numbers")
+    def fail(devices: object, queues: object, *, report: Callable[[str], None]) -> None:
+        report("it returns wrong numbers")
 
     for name in ("CudaQueue", "new_stream"):
         monkeypatch.setattr(f"engine.backends.gpu.comm.nccl.{name}", lambda *_: None)
@@ -292,4 +292,4 @@ def test_nccl_that_fails_its_trial_is_told(monkeypatch: pytest.MonkeyPatch) -> N
     gpus = [torch.device("cuda", n) for n in range(2)]
     device_group(gpus, Routes(has_nccl=True), found)
     assert [f.title for f in found.current] == ["Between cuda:0 and cuda:1, NCCL is not used"]
-    assert found.current[0].why == "it brings wrong numbers"
+    assert found.current[0].why == "it returns wrong numbers"

@@ -1,4 +1,4 @@
-"""Guesses that GPUs check: answers are those of tokens that a device samples ahead, one by one."""
+"""Draft tokens that GPUs check: answers equal those sampled ahead by a device, one by one."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,7 +27,7 @@ def check(
     model: Model, n: int, most: int, prompts: Sequence[Sequence[int]] = PROMPTS[:1],
     **wished: object,
 ) -> None:  # fmt: skip
-    """Check answers with guesses that are wrong at another place each time, or not at all."""
+    """Check answers with draft tokens that are wrong at another place each time, or never."""
     model.scheduler.drafts = Drafts()
     expected, n_guessed, _ = guessed_answers(model, prompts, n, **wished)
     assert n_guessed == 0
@@ -40,7 +40,7 @@ def check(
 
 
 def test_guesses_are_checked_by_a_captured_pass(tmp_path: Path) -> None:
-    """Between tokens that the device samples ahead, which go on behind it."""
+    """Between tokens that the device samples ahead, and continues to afterwards."""
     path = least_gguf(tmp_path / "m.gguf")
     with load_model(path, n_ctx=256, draft="ngram") as model:
         assert model.runtime.token_source is not None
@@ -53,7 +53,7 @@ def test_guesses_are_checked_by_a_captured_pass(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("split", [(1,), (2, 1), (3, 1, 2)], ids=str)
 def test_guesses_at_any_place_alone_and_together(tmp_path: Path, split: tuple[int, ...]) -> None:
-    """Behind a change of the split, and with a grammar, whose tokens the host samples."""
+    """After a re-split, and with a grammar, with which the host samples."""
     path, devices = least_gguf(tmp_path / "m.gguf"), ["cpu"] * len(split)
     with load_model(path, devices, split, n_ctx=512, parallel=4, draft="ngram") as model:
         check(model, 24, 7)
@@ -90,7 +90,7 @@ def test_guesses_for_several_answers(tmp_path: Path, n: int) -> None:
 )
 @pytest.mark.timeout(1800)
 def test_guesses_of_further_models(name: str) -> None:
-    """Experts, latent attention, windows; minutes for each, as these are not the smallest."""
+    """Experts, latent attention, windows; each takes minutes, as these models are larger."""
     with load_model(golden_path(f"{name}.gguf"), n_ctx=256, draft="ngram") as model:
         check(model, 6, 1)
 
@@ -107,7 +107,7 @@ def test_guesses_of_further_models(name: str) -> None:
 def test_guesses_of_models_with_recurrent_states(
     tmp_path: Path, arch: str, split: tuple[int, ...]
 ) -> None:
-    """States behind each guess have places of their own, in captured passes."""
+    """States after each draft token have their own slots, in captured passes."""
     path, devices = least_recurrent_gguf(tmp_path / "m.gguf", arch), ["cpu"] * len(split)
     with load_model(path, devices, split, n_ctx=256, parallel=2, draft="ngram") as model:
         assert model.runtime.token_source is not None
@@ -126,7 +126,7 @@ def test_guesses_of_models_with_recurrent_states(
 def test_recurrent_states_change_once_in_padded_passes(
     tmp_path: Path, arch: str, split: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Three, five, six and seven answers, and guesses for three: tokens of passes not captured."""
+    """Three, five, six and seven answers, and drafts for three: pass sizes without captures."""
     path, devices = least_recurrent_gguf(tmp_path / "m.gguf", arch), ["cpu"] * len(split)
     prompts = [[5 + k, 9, 33 - k, 12][: 2 + k % 3] for k in range(7)]
     with load_model(path, devices, split, n_ctx=256, parallel=7, draft="ngram") as model:
@@ -142,6 +142,6 @@ def test_recurrent_states_change_once_in_padded_passes(
 
 
 def said_after(model: Model, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
-    """Return answers that begin one after the other, nothing of which is cached."""
+    """Return answers that begin one after the other, without cached tokens."""
     model.scheduler.forget()
     return guessed_answers(model, prompts, 8)[0]

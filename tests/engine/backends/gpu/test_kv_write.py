@@ -85,7 +85,7 @@ def test_hard_numbers_are_rounded_as_by_torch_and_gguf(kv_type: str, device: str
 
 
 def test_only_the_position_in_memory_counts(device: str) -> None:
-    """A launch serves at another position as well, as in a graph; it writes nothing else."""
+    """A launch also works at another position, as in a graph; it writes nothing else."""
     held, k = layer("f16", 2, 24, 24, 20, device), numbers(4, 2, 2, 24).to(device)
     place = alone(held, 3, 2, device)
     starts: list[KernelLaunch] = []

@@ -1,4 +1,4 @@
-"""Machines whose ranks use a GPU's kernels: captured tokens have steps between machines."""
+"""Machines with ranks that use a GPU's kernels: captured tokens have steps between machines."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,7 +30,7 @@ WISHES = (
 )
 
 BAR = 1e-3
-"""Largest NMSE where CPUs compute a part, whose activations have 8 bits in products."""
+"""Largest NMSE where CPUs compute a part, with activations of 8 bits in products."""
 
 
 @pytest.fixture(autouse=True)
@@ -39,7 +39,7 @@ def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def results(model: Model) -> tuple[np.ndarray, list[list[int]]]:
-    """Return logits, and the tokens of answers alone, which are replayed, and together."""
+    """Return logits, and the tokens of answers: alone, which are replayed, and together."""
     logits = model.logits([3, 4])
     alone = [[i for e in model.generate([7], w) for i in getattr(e, "ids", ())] for w in WISHES]
     streams = [model.generate([5, 6, 9], wish) for wish in WISHES]
@@ -81,7 +81,7 @@ def test_captured_tokens_have_the_bits_of_one_process(
 def test_mtp_blocks_guess_in_captured_passes(
     tmp_path: Path, sizes: Sequence[int], mode: str
 ) -> None:
-    """Guesses are those of the formulas, alone and for two; answers are those without."""
+    """Draft tokens equal the formulas', alone and for two; answers are as without them."""
     path = mtp_gguf(tmp_path / "m.gguf", n_vocab=N_VOCAB)
     groups = tuple(sizes) if mode == "groups" else None
     given = dict[str, Any](n_ctx=256, kv_type="f32", parallel=2, draft="mtp", groups=groups)
@@ -103,7 +103,7 @@ def test_mtp_blocks_guess_in_captured_passes(
 def test_a_machine_with_cpus_alone_takes_part_in_captures(
     tmp_path: Path, on_cpu: int, n_answers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It computes as many rows, as often; before, a load waited for it in vain."""
+    """It computes as many rows, as often; before, a load waited for it forever."""
     made = builder.RankBuilder._backend
 
     def backend(self: builder.RankBuilder, number: int, has_kernels: bool) -> object:
@@ -130,10 +130,10 @@ def test_a_machine_with_cpus_alone_takes_part_in_captures(
 def test_a_machine_whose_kernels_meet_nobody_computes_as_often(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n_failures: int
 ) -> None:
-    """On cards, kernels of two ranks wait for each other; those of a machine's only rank do not.
+    """On cards, kernels of two ranks wait for each other; a machine's only rank does not.
 
     The former compute a size twice more, and all of it again where they have not met; before, they
-    waited for the other machine in vain.
+    waited for the other machine forever.
     """
     proved, failures = _Capturing._prove, [CommError(0, "it snows")] * n_failures
 
@@ -160,7 +160,7 @@ def test_a_machine_whose_kernels_meet_nobody_computes_as_often(
 
 @pytest.mark.slow
 def test_machines_rehearse_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before kernels of several GPUs meet, as they do on cards alone."""
+    """Before kernels of several GPUs meet, which they do only on cards."""
 
     def rehearsed(self: ModelRunner, compute: Any) -> bool:
         self._read(compute, lambda logits: logits.cpu())

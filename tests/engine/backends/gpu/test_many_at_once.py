@@ -39,7 +39,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Sequences:
-    """Sequences that a model computes, each on pages and in a place of its own."""
+    """Sequences that a model computes, each on its own pages and in its own slot."""
 
     def __init__(self, model: Model) -> None:
         self._runner = model.runtime.runner
@@ -78,9 +78,9 @@ def check(model: Model, n_tokens: int = 5) -> None:
 
 @pytest.mark.parametrize("split", [[1], pytest.param([2, 1], marks=pytest.mark.slow)], ids=str)
 def test_sequences_side_by_side_are_as_alone(split: list[int], path: Path) -> None:
-    """Passes of as many single tokens are captured once, and replayed for whichever.
+    """Passes of as many single tokens are captured once, and replayed for any sequences.
 
-    Their rows are sampled on the device, and one beside them by the host.
+    Their rows are sampled on the device, and one of them by the host.
     """
     with load_model(path, ["cpu"] * len(split), split, **OPTIONS) as model:
         check(model)
@@ -132,7 +132,7 @@ def test_passes_of_a_size_that_cannot_be_captured_are_computed(
 
 
 def sampled(model: Model, one: int, n: int) -> Sequence[object]:
-    """Return what the device samples after a sequence's tokens, and what the host would."""
+    """Return the device's samples after a sequence's tokens, and the host's."""
     source, run = model.runtime.token_source, Sequences(model)
     assert source is not None
     run.step((one, 3))
@@ -155,7 +155,7 @@ def sampled(model: Model, one: int, n: int) -> Sequence[object]:
 
 @pytest.mark.slow
 def test_a_device_samples_ahead_on_pages(path: Path) -> None:
-    """The sequence gets another page meanwhile, and then another sequence is sampled."""
+    """Then the sequence gets another page, and another sequence is sampled."""
     with load_model(path, **OPTIONS) as model:
         for one in (1, 2):
             found, host = sampled(model, one, 4)
@@ -167,7 +167,7 @@ def test_a_device_samples_ahead_on_pages(path: Path) -> None:
 def test_answers_side_by_side_are_those_that_a_host_samples_alone(
     split: list[int], path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One of the four, and each first token, is sampled by the host."""
+    """The host samples one of the four, and each first token."""
     sampled = list[int]()
 
     def noted(self: RowSampler, *args: Any) -> list[int | None]:
@@ -180,7 +180,7 @@ def test_answers_side_by_side_are_those_that_a_host_samples_alone(
     options = {"n_ctx": 512, "n_batch": 32, "parallel": 4}
     with load_model(path, ["cpu"] * len(split), split, **options) as model:
         pair, four = said(model, 1, 3), said(model, 0, 1, 2, 3)
-        assert len(sampled) >= 4 + 6, "after prompts that are computed beside the first tokens"
+        assert len(sampled) >= 4 + 6, "after prompts in the passes of the first tokens"
         model.runtime.runner.token_source = None
         monkeypatch.setattr(RowSampling, "results", lambda _, logits, *__: list(logits.numpy()))
         alone = [said(model, one)[0] for one in range(4)]
@@ -189,7 +189,7 @@ def test_answers_side_by_side_are_those_that_a_host_samples_alone(
 
 
 def said(model: Model, *which: int) -> list[list[int]]:
-    """Return the tokens of some answers, which are computed side by side."""
+    """Return the tokens of some answers, computed together."""
     streams = [
         model.generate(
             IDS[one % 3][: 2 + one], replace(SETTINGS[one], max_tokens=4, ignore_eos=True)

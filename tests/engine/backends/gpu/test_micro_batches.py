@@ -20,13 +20,13 @@ IDS = [5, 9, 33, 12, 7, 40, 2]
 
 @pytest.fixture(autouse=True)
 def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let ranks meet as on GPUs, and never by one-shot all-reduces."""
+    """Make ranks meet as on GPUs, and never use one-shot all-reduces."""
     monkeypatch.setenv("TANDEM_BACKEND", "interpreter")
     monkeypatch.setattr("engine.runtime.micro_batches.MIN_MICRO_ROWS", 2)
     monkeypatch.setattr(OneShot, "serves", lambda one_shot, n: False)
     monkeypatch.setattr(
         "engine.runtime.model_runner.captures_tokens", lambda: False
-    )  # to capture them takes long
+    )  # capturing them takes long
 
 
 @pytest.fixture
@@ -139,7 +139,7 @@ def test_it_is_tried_at_load_where_kernels_were_compiled(
         assert model.runtime.runner.batches.in_micro_batches
         assert all(isinstance(rank.micro_batches, MicroBatches) for rank in model.runtime.ranks)
     with load_model(path, n_ctx=4) as model:
-        assert len(tried) == 1, "one rank has nobody to wait for"
+        assert len(tried) == 1, "a single rank waits for no other"
 
 
 class _nothing:  # noqa: N801 a context manager is a verb

@@ -29,7 +29,7 @@ BAR = 1e-3
 
 IDS = [5, 9, 33, 12]
 QUICK = ("qwen3next",)
-"""Family with what most lack: linear attention, experts, and a shared expert."""
+"""Family with rare features: linear attention, experts, and a shared expert."""
 
 
 @pytest.fixture(autouse=True)
@@ -92,7 +92,7 @@ def test_ranks_capture_and_sample_together(
 ) -> None:
     """They sample what the host samples from all ranks' logits, also of two sequences at once.
 
-    Embeddings change nothing; logits and memory are those expected.
+    Embeddings change nothing; logits and memory are as expected.
     """
     with load_model(path, ["cpu"] * len(split), split, n_ctx=32, parallel=2) as model:
         check_rows(model, 2)
@@ -132,7 +132,7 @@ def check_drawing(model: Model) -> None:
 def test_what_one_rank_cannot_capture_none_does(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They keep their one-shot all-reduces, which are not the reason."""
+    """They keep their one-shot all-reduces, which are not the cause."""
     asked: list[tuple[int, bool]] = []
     original = Rank.captured
 
@@ -151,7 +151,7 @@ def test_what_one_rank_cannot_capture_none_does(
         assert [rank.refusal for rank in ranks] == ["it is another kind of rank"] * 2
         assert not any(rank.recordings for rank in ranks)
         found = singly(model, IDS[:2])
-        assert len(asked) == 2, "nobody tries again"
+        assert len(asked) == 2, "there is no retry"
     monkeypatch.undo()
     monkeypatch.setenv("TANDEM_BACKEND", "reference")
     with load_model(path, n_ctx=32) as model:
@@ -191,7 +191,7 @@ def test_where_one_shot_sums_fail_at_first_hosts_add_up(
 def test_a_rank_on_the_cpu_meets_parts_of_graphs(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It computes anew each time, with its own kernels, while the other one replays."""
+    """It computes each time, with its own kernels, while the other one replays."""
     original = RankBuilder._backend
 
     def backend(self: RankBuilder, number: int, has_kernels: bool) -> object:
@@ -268,7 +268,7 @@ def test_all_families(name: str, tmp_path: Path) -> None:
     "splits", [[[1, 1]], pytest.param([[2, 0, 1], [1]], marks=pytest.mark.slow)], ids=str
 )
 def test_after_another_split_the_devices_sample_again(splits: list[list[int]], path: Path) -> None:
-    """Several ranks sample the tokens that one samples."""
+    """Several ranks sample the same tokens as one."""
     with load_model(path, n_ctx=32) as model:
         expected = answer(model, temperature=0)
         for parts in splits:
@@ -276,7 +276,7 @@ def test_after_another_split_the_devices_sample_again(splits: list[list[int]], p
             assert model.runtime.token_source is None
             assert answer(model, temperature=0) == expected
             assert model.runtime.token_source is not None, (
-                "the device samples behind the first token"
+                "the device samples after the first token"
             )
 
 

@@ -1,4 +1,4 @@
-"""Guesses of an MTP block on GPUs, behind tokens that a device samples ahead, too."""
+"""Draft tokens of an MTP block on GPUs, also after tokens that a device samples ahead."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -26,7 +26,7 @@ def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class LoggedSource(MTPSource):
-    """The guesses of a model's block, with the texts that they follow."""
+    """The draft tokens of a model's block, with the texts before them."""
 
     def __init__(self, model: Model) -> None:
         super().__init__(model.runtime.runner)
@@ -44,12 +44,12 @@ def said(
     model: Model, prompts: Sequence[Sequence[int]], n: int, later: Drafts | None = None,
     n_before: int = 0, temperature: float = 0.7,
 ) -> tuple[list[list[int]], int, int]:  # fmt: skip
-    """Return answers that are computed together, and the numbers of guesses and of right ones.
+    """Return answers computed together, and the numbers of draft tokens and of right ones.
 
-    Nothing cached is used: behind that, the block lacks the hidden state of the last token.
+    Nothing cached is used: after cached tokens, the block lacks the last one's hidden state.
 
     Args:
-        later: guesses behind the first `n_before` tokens of the first answer; none before.
+        later: draft tokens after the first `n_before` tokens of the first answer; none before.
     """
     model.scheduler.forget()
     model.scheduler.drafts = Drafts()
@@ -65,7 +65,7 @@ def check(
     model: Model, plain: PlainMTP, n: int, most: int, n_before: int,
     prompts: Sequence[Sequence[int]] = PROMPTS[:1],
 ) -> None:  # fmt: skip
-    """Check that an answer with guesses is that without, and the guesses those of the formulas."""
+    """Check that an answer is as without draft tokens, and that these equal the formulas'."""
     expected, n_guessed, _ = said(model, prompts, n)
     assert n_guessed == 0
     source = LoggedSource(model)
@@ -79,7 +79,7 @@ def check(
 
 @pytest.mark.slow
 def test_guesses_behind_tokens_sampled_ahead_are_those_of_the_formulas(tmp_path: Path) -> None:
-    """The block reads what a device has computed by itself, and goes on from its hidden states."""
+    """The block reads a device's own results, and continues from its hidden states."""
     path = mtp_gguf(tmp_path / "m.gguf", n_vocab=N_VOCAB)
     plain, expected = PlainMTP(path), PROMPTS[0][:]
     for _ in range(8):
@@ -94,7 +94,7 @@ def test_guesses_behind_tokens_sampled_ahead_are_those_of_the_formulas(tmp_path:
             for event in stream.ready():
                 found += getattr(event, "ids", ())
             for request in model.scheduler.sequences:
-                if len(found) >= 2 and not source.made:  # from then on until one can be made
+                if len(found) >= 2 and not source.made:  # from then on until a draft is possible
                     source.draft({request: request.tokens}, 2)
             model.step()
         sizes = set(model.runtime.ranks[0].draft_recordings)
@@ -112,7 +112,7 @@ def test_guesses_behind_tokens_sampled_ahead_are_those_of_the_formulas(tmp_path:
 def test_guesses_are_those_of_the_formulas(
     tmp_path: Path, arch: str, split: tuple[int, ...], mode: str
 ) -> None:
-    """Hidden states raw and normed, and a window; alone and together, behind another split."""
+    """Hidden states raw and normed, and a window; alone and together, after a re-split."""
     if mode == "layer" and len(split) == 1:
         pytest.skip("it is the other mode")
     path, devices = mtp_gguf(tmp_path / "m.gguf", arch, n_vocab=N_VOCAB), ["cpu"] * len(split)
@@ -140,7 +140,7 @@ def test_of_several_blocks_each_guesses_a_token(tmp_path: Path, split: tuple[int
 def test_hidden_states_are_read_before_they_are_lost(
     tmp_path: Path, split: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An answer pauses for that, where few are kept: as with many behind more than a hundred."""
+    """An answer pauses for that where few are kept: as with many after more than a hundred."""
     for module in ("engine.runtime.mtp_reading", "engine.model.forward.context"):
         monkeypatch.setattr(f"{module}.KEPT_STATES", 16)
     path, devices = mtp_gguf(tmp_path / "m.gguf", n_vocab=N_VOCAB), ["cpu"] * len(split)
@@ -172,7 +172,7 @@ RECURRENT = {
 def test_a_block_that_knows_what_comes_is_always_right(
     tmp_path: Path, split: tuple[int, ...], is_recurrent: bool
 ) -> None:
-    """Also where states have gone one token too far, and what is said next goes on from them."""
+    """Also where states are one token too far, and the next message continues from them."""
     more, devices = RECURRENT if is_recurrent else {}, ["cpu"] * len(split)
     path = certain(tmp_path / "m.gguf", "qwen35", reads_hidden=True, more=more)
     with load_model(path, devices, split, n_ctx=256, parallel=2, draft="mtp") as model:
@@ -192,7 +192,7 @@ def test_a_block_that_knows_what_comes_is_always_right(
 
 @pytest.mark.slow
 def test_logits_are_close_to_the_formulas(tmp_path: Path) -> None:
-    """A head that has some of the tokens alone gives the logits of these."""
+    """A head with only some of the tokens gives their logits."""
     path = mtp_gguf(tmp_path / "m.gguf")
     guesses = PlainMTP(path).guesses([*PROMPTS[0], 3])
     for n in (0, 256):

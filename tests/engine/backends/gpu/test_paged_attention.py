@@ -37,7 +37,7 @@ def layer(kv_type: str, device: str, group: int = 0, **sizes: bool) -> LayerCach
 
 
 def tables(seed: int, *lengths: int, first: tuple[int, ...] = ()) -> list[list[int]]:
-    """Return tables of sequences of some lengths, whose pages are anywhere in the cache.
+    """Return tables of sequences of some lengths, with pages anywhere in the cache.
 
     Args:
         first: the first position that each sequence sees; all by default.
@@ -86,7 +86,7 @@ CASES = [
      ("q8_0/q4_0", CASES[3])],
 )  # fmt: skip
 def test_pages_anywhere(kv_type: str, case: tuple[int, tuple[int, ...]], device: str) -> None:
-    """New keys and values get the reference's bytes, and rows see their own sequence alone."""
+    """New keys and values get the reference's bytes, and rows see only their own sequence."""
     n, lengths = case
     batch = batch_of(n, lengths, tables(3, *lengths))
     fast, plain = layer(kv_type, device), layer(kv_type, "cpu")
@@ -110,7 +110,7 @@ def test_pages_anywhere(kv_type: str, case: tuple[int, tuple[int, ...]], device:
 @pytest.mark.parametrize("scores", [Scores(0.2, window=70), Scores(0.2, chunk=512)], ids=str)
 @pytest.mark.parametrize("n", [1, 3, 20])
 def test_pages_behind_a_window_are_never_read(scores: Scores, n: int, device: str) -> None:
-    """In their place in the table there may be anything."""
+    """The table may hold anything in their place."""
     lengths = (1100, 1023, 515)
     starts = [length - (n if i == 0 else 1) for i, length in enumerate(lengths)]
     first = tuple(scores.first_visible(start) for start in starts)
@@ -175,7 +175,7 @@ def test_launches_serve_other_sequences_as_a_graph_replays_them(device: str) -> 
 
 
 def test_a_sequence_that_gets_pages_is_begun_anew(device: str) -> None:
-    """Only what has changed is written to the tables, wherever it stands."""
+    """Only changes are written to the tables, wherever they are."""
     ops = GpuOps(torch.device(device), n_ctx=N_CTX)
     place = torch.zeros(1, dtype=torch.int64, device=device)
     for pages in ([4], [4, 2], [7, 2, 1], [GONE, 2, 1, 5]):
@@ -199,7 +199,7 @@ def test_too_many_sequences_are_left_to_the_reference(device: str) -> None:
 
 @pytest.mark.parametrize("seats", [(0, 0), (0, 1)], ids=["one sequence", "two"])
 def test_keys_of_guesses_are_there_before_any_row_looks(seats: tuple[int, int]) -> None:
-    """Programs of a launch run in any order, and each row has one of its own."""
+    """Programs of a launch run in any order, and there is one per row."""
     pages = tables(3, 150)
     pieces = [
         Piece(148 + k, 1, (tuple(pages[0]),), batch_index=seat) for k, seat in enumerate(seats)

@@ -1,4 +1,4 @@
-"""Activations quantised to bytes, against those of `cpu.kernels.products.panels`."""
+"""Activations quantised to bytes, against `cpu.kernels.products.panels`."""
 
 from unittest import mock
 

@@ -31,7 +31,7 @@ def seed() -> None:
 
 
 def check(step: Step, expected: Step, state: Tensor, n_token: int) -> None:
-    """Check a layer against the reference: in one pass, and with the last token by itself."""
+    """Check a layer against the reference: in one pass, and with the last token alone."""
     wanted, kept = expected(slice(None), want := state.clone()), state.clone()
     got = step(slice(None), state)
     assert got is not None
@@ -150,15 +150,15 @@ PIECES = tuple(
     Piece(9, 1, state_slot=slot, source=source)
     for source, slot in ((3, 3), (3, 0), (0, 4), (2, 2), (1, 5), (5, 6))
 )
-"""Rows of a pass: the next token of a sequence and two guesses behind it; one that is alone; and
-one that leaves its state in another place, with a guess."""
+"""Rows of a pass: the next token of a sequence and two draft tokens after it; one that is alone;
+and one that leaves its state in another slot, with a draft token."""
 
 
 @pytest.mark.parametrize("has_kernels", [True, False])
 def test_rows_of_several_sequences_find_their_states(
     has_kernels: bool, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where torch computes them, which must read no number of the device."""
+    """Also where torch computes them, which must not read back from the device."""
     n, ops, batch = len(PIECES), GpuOps(torch.device(device)), Batch(PIECES, 0)
     x, step, gate = (randn(n, 8).to(device) for _ in range(3))
     b, c, matrix = randn(n, 4).to(device), randn(n, 4).to(device), -torch.rand(8, 4).to(device)
@@ -199,7 +199,7 @@ def test_rows_of_several_sequences_find_their_states(
 def test_rows_of_padding_repeat_the_last_one(
     has_kernels: bool, n: int, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They have its bits, and leave all states as they are without them: in place, or elsewhere."""
+    """They have its bits, and do not change any state: in place, or elsewhere."""
     n_rows, ops = n + 2, GpuOps(torch.device(device))
     x, step, gate, b, c = (randn(n_rows, 8).to(device) for _ in range(5))
     matrix, weight = -torch.rand(8, 8).to(device), randn(8, 4).to(device)
@@ -240,7 +240,7 @@ def test_rows_of_padding_repeat_the_last_one(
 
 @pytest.mark.parametrize("n_tap", [2, 3, 4])
 def test_a_guess_has_the_bits_of_a_token(n_tap: int, device: str) -> None:
-    """A chain leaves what its rows leave one by one, each in its place."""
+    """A chain leaves the same states as its rows one by one, each in its slot."""
     ops, x = GpuOps(torch.device(device)), randn(3, 300).to(device)
     weight, bias = randn(300, n_tap).to(device), randn(300).to(device)
     delta = delta_inputs(3, 2, 20, device, per_channel=True, is_shared=True)

@@ -39,7 +39,7 @@ def test_frequencies_are_made_once(device: str) -> None:
 @pytest.mark.parametrize("style", ["norm", "neox"])
 @pytest.mark.parametrize(("n_rot", "dim"), [(2, 2), (16, 16), (24, 40), (64, 96)])
 def test_heads_are_turned(style: str, n_rot: int, dim: int, device: str) -> None:
-    """Heads are rotated whole or in part, also where they lie in a wider row."""
+    """Heads are rotated whole or in part, also within wider rows."""
     q = torch.randn(3, 5, dim + 8, device=device)[..., :dim]
     k = torch.randn(3, 2, dim, device=device)
     angle = torch.randn(3, 1, n_rot // 2, device=device)

@@ -20,7 +20,7 @@ ASKED = [shown("hi", random_picture(20, 12))]
 def test_a_prompt_with_a_picture_and_a_token_behind_it(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two-way in all layers, in windows alone, rows and columns with deep features, and tiles."""
+    """Two-way in all layers or only in windows, rows and columns with deep features, and tiles."""
     next(family for family in SEEING if family.name == name).build(tmp_path)
     found = []
     for backend in ("reference", "interpreter"):

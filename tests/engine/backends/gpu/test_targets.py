@@ -46,7 +46,7 @@ def test_every_kernel_that_is_started_is_among_them(quick: dict[str, Any]) -> No
 
 
 def test_kernels_of_before_volta_have_no_memory_orders() -> None:
-    """Nor hints on the L1 cache: ptxas refuses them for sm_61."""
+    """Nor hints for the L1 cache: ptxas rejects them for sm_61."""
     kernels = "gemv.products|one_shot.all_reduce|sharded_sampling.offer"
     found = compiled("--json", "--only", kernels, "sm_61")
     assert found["wrong"] == []

@@ -1,4 +1,4 @@
-"""Several ranks on one real GPU, whose kernels wait for each other on streams of their own.
+"""Several ranks on one real GPU, with kernels that wait for each other on their own streams.
 
 TRITON_INTERPRET=0 pytest -m gpu tests/engine/backends/gpu/test_virtual_gpus.py
 """

@@ -67,7 +67,7 @@ def one_by_one(model: Model) -> np.ndarray:
 
 
 def test_right_kernels_pass(path: Path) -> None:
-    """Each variant that a pass or the sampling of a token starts has been started."""
+    """Every variant that a pass or sampling a token launches has been launched."""
     rank, started = CheckedRank(path), set[object]()
     with intercept_launches(lambda start: not started.add(variant_of(start))):  # type: ignore[func-returns-value]
         n = rank.check()
@@ -89,7 +89,7 @@ def test_right_experts_pass(moe_model: Path) -> None:
 @pytest.mark.usefixtures("no_drawing")
 @pytest.mark.parametrize("split", [(3, 1), (1, 3)])
 def test_a_slice_of_the_weights_passes(split: tuple[int, int], tmp_path: Path) -> None:
-    """Cuts inside a block and a super-block are found in the file."""
+    """The check reads cuts inside a block and a super-block from the file."""
     path = tiny_gguf(tmp_path / "m.gguf", n_layer=1, n_ff=128, quant="Q8_0")
     options = {"devices": ("cuda:0", "cuda:1"), "split": split}
     rank = CheckedRank(path, (1,), 1, **options).only("linears", "matmul", "gated_linears")
@@ -111,7 +111,7 @@ def spoil(
     monkeypatch: pytest.MonkeyPatch, owner: object, name: str,
     when: Callable[..., bool] = lambda *_: True,
 ) -> None:  # fmt: skip
-    """Make a function give a wrong result from now on."""
+    """Make a function return wrong results from now on."""
     original = getattr(owner, name)
 
     def wrong(*args: Any, **named: Any) -> Any:
@@ -167,7 +167,7 @@ def test_what_is_wrong_is_found_and_replaced(
 
 @pytest.mark.usefixtures("no_drawing")
 def test_a_wrong_cache_is_written_by_torch(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Many tokens are written by a kernel of its own."""
+    """Many tokens are written by a separate kernel."""
     original = attention.write
 
     def write(cache: Any, k: Tensor, v: Tensor | None, rows: PagedRows) -> bool:
@@ -214,7 +214,7 @@ def test_wrong_experts_are_not_chosen(moe_model: Path, monkeypatch: pytest.Monke
 def test_rows_that_a_norm_quantises_are_compared(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They go into the next product, whatever the norm's own result is."""
+    """The next product reads them, whatever the norm's own result is."""
     original = elementwise.add_norm
 
     def add_norm(*args: Any) -> Any:
@@ -260,7 +260,7 @@ def test_ranks_draw_together(path: Path) -> None:
 def test_wrong_planes_end_the_load_with_one_sentence(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No kernel can make up for weights that are wrong in memory."""
+    """No kernel can correct weights that are wrong in memory."""
     rank = CheckedRank(path, (1,)).only("linears")
     for slot in rank.slots:
         if slot.tensor.name == "blk.0.attn_k.weight":
@@ -271,7 +271,7 @@ def test_wrong_planes_end_the_load_with_one_sentence(
 
 @pytest.mark.usefixtures("no_drawing")
 def test_verdicts_are_kept(tmp_path: Path, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A later load compares nothing but reports the same; with another driver all begins anew."""
+    """A later load compares nothing but reports the same; another driver starts over."""
     spoil(monkeypatch, elementwise, "_norm")
     file = tmp_path / "cards.json"
 
@@ -341,7 +341,7 @@ def test_a_load_that_compiles_checks(path: Path, monkeypatch: pytest.MonkeyPatch
     spoil(monkeypatch, gemv, "_launch_products", one_row)
     with monkeypatch.context() as patch:
         patch.setattr("engine.runtime.model_runner.captures_tokens", lambda: False)
-        with load_model(path, n_ctx=4):  # to capture tokens takes long
+        with load_model(path, n_ctx=4):  # capturing tokens takes long
             assert not refused(CPU)
     monkeypatch.setattr(GpuBackend, "compiles", True)
     with load_model(path, n_ctx=4) as model:

@@ -89,7 +89,7 @@ def sass(cubin: bytes) -> str:
 def loops(lines: Sequence[str]) -> Iterator[range]:
     """Return the loops: lines between each backward branch and its target.
 
-    Behind the end of the program there are rare cases, from which it goes back without a loop.
+    After the end of the program there are rare cases, which jump back without a loop.
     """
     labels = {m[1]: at for at, line in enumerate(lines) if (m := LABEL.match(line))}
     ends = places(lines, END.pattern)
@@ -108,7 +108,7 @@ def facts_of(name: str) -> dict[str, Any]:
         n_pair: pairs of packets of each member that a thread reads.
         writes: stores of packets; `early` of them come before the first load.
         clocks: reads of the clock in a loop.
-        weak: 64-bit loads in a loop that a cache may answer, without those of address tables.
+        weak: 64-bit loads in a loop that a cache may answer, except loads of address tables.
         strong: PTX names of the accesses that bypass caches.
         whole: PTX stores of two packets, each made of a word and the same flag.
         stores: all such stores.

@@ -39,7 +39,7 @@ class Ranks:
     """An executor of ranks and their communicators.
 
     Args:
-        machine: fake devices; None for devices that do everything at once.
+        machine: fake devices; None for devices that run everything immediately.
     """
 
     def __init__(
@@ -210,7 +210,7 @@ def test_joins_of_many_rows_come_in_turns(
 def test_a_graph_writes_a_row_where_it_was_joined_before(
     ranks: Callable[..., Ranks], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody meets then: what is captured is a copy, which replays make without their hosts."""
+    """The ranks do not meet then: a copy is captured, which replays make without the hosts."""
     row, meet = torch.randn(1, 9), DeviceGroup.meet
     for is_pinned in (True, False):
         some = ranks(2)
@@ -249,7 +249,7 @@ def test_a_rank_that_computed_something_else_is_named(ranks: Callable[..., Ranks
         return comm.gather(torch.ones(1, 2), some.everyone, other if comm.rank == 1 else same)
 
     with some.group.one_shots.without_waiting():
-        some.run(show)  # nobody has the sums of all then
+        some.run(show)  # sums are incomplete then
     with pytest.raises(CommError, match=r"rank 1.*computed other numbers"):
         some.run(show)
     with pytest.raises(CommError, match=r"rank 2.*has given numbers"):
@@ -328,7 +328,7 @@ def test_a_device_that_goes_on_is_waited_for(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_repeated_token_meets_again(ranks: Callable[..., Ranks]) -> None:
-    """A capture gives the same sums, in memory that each replay writes again."""
+    """A capture gives the same sums, in memory that each replay overwrites."""
     some = ranks(2)
     values = [torch.randn(1, 12), torch.randn(1, 12)]
 

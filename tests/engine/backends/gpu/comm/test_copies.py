@@ -21,7 +21,7 @@ PLACES: tuple[Place, ...] = ("host", "peer", "device")
 
 Values = Sequence[Tensor | None]
 Map = list[list[Place]]
-"""Place of values from each rank (row) to each other one (column)."""
+"""Place of values from each rank (row) to each other rank (column)."""
 
 
 @pytest.fixture(autouse=True)
@@ -187,7 +187,7 @@ def is_missed(site: str) -> bool:
 
 
 def test_what_arrives_is_less_than_all_values() -> None:
-    """Each of n ranks receives 2 (n - 1) / n of a value, and no more goes to the host."""
+    """Each of n ranks receives 2 (n - 1) / n of a value, and sends only that to the host."""
     for n in (2, 3, 4, 8):
         machine = Machine(0)
         ranks = Ranks(machine, uniform(n, "host"))

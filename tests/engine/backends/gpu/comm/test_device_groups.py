@@ -36,7 +36,7 @@ def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def copied(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
-    """Let all-reduces go by copies, in several rounds; return a function that counts them."""
+    """Make all-reduces use copies, in several rounds; return a function that counts them."""
     assert LINK_ROUND_BYTES > 1 << 10
     counts = []
     monkeypatch.setattr(one_shot, "MAX_ONE_SHOT", 0)
@@ -78,7 +78,7 @@ def reference(path: Path, monkeypatch: pytest.MonkeyPatch) -> np.ndarray:
 def test_the_stream_goes_from_group_to_group(
     how: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if "groups" in how:  # to capture tokens takes long; the ranks with layers of their own do
+    if "groups" in how:  # capturing tokens takes long; only the ranks with their own layers do
         monkeypatch.setattr("engine.runtime.model_runner.captures_tokens", lambda: False)
     path = least_gguf(tmp_path / "m.gguf", n_layer=2)
     found = logits(path, 3 if "groups" in how else 2, **how)
@@ -116,10 +116,10 @@ def test_families_with_ranks_that_have_nothing(
 def test_what_ranks_met_by_is_freed_with_the_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is freed at once: another split needs the memory, and the gc runs only now and then."""
+    """It is freed immediately: another split needs the memory, and the gc runs only rarely."""
     monkeypatch.setattr(
         "engine.runtime.model_runner.captures_tokens", lambda: False
-    )  # to capture them takes long
+    )  # capturing them takes long
     monkeypatch.setattr(one_shot, "MAX_ONE_SHOT", 3 * 32)
     gc.collect()
     gc.disable()
@@ -139,7 +139,7 @@ def test_what_ranks_met_by_is_freed_with_the_model(
 
 
 def test_a_device_that_fails_leaves_no_second_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    """CUDA errors are sticky: every later call on the device fails, recovery too."""
+    """CUDA errors are sticky: every later call on the device fails, including recovery."""
     monkeypatch.setattr(comms, "_abandoned", kept := list[Any]())
 
     def record() -> None:

@@ -21,7 +21,7 @@ CPU = torch.device("cpu")
 def late_gather(
     values: Sequence[Tensor], outputs: Sequence[Tensor], queues: Sequence[FakeQueue]
 ) -> None:
-    """All-gather in which each queue waits for all others before and after it writes."""
+    """All-gather in which each queue waits for the others before and after it writes."""
     ready = [queue.record() for queue in queues]
     for queue, output in zip(queues, outputs, strict=True):
         for event in ready:
@@ -155,7 +155,7 @@ def test_it_is_tried_before_it_is_used(
     assert "wrong numbers" in caplog.text
     assert tried([CPU] * 2, queues, Failing(0), whys.append) is None
     assert "unhandled system error" in caplog.text
-    assert whys == ["it brings wrong numbers", "unhandled system error"]
+    assert whys == ["it returns wrong numbers", "unhandled system error"]
     assert tried([CPU] * 2, queues, nccl.all_gather) is None, "there are no GPUs"
     monkeypatch.setattr(nccl, "TRIAL_S", 0.01)
     monkeypatch.setattr(HostQueue, "record", lambda self: Never())

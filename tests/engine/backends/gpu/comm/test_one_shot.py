@@ -62,7 +62,7 @@ def test_all_members_have_the_same_bits(n: int, empty: Sequence[int]) -> None:
 
 
 def test_rows_that_check_guesses_are_added_as_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In F32, whatever their number, in several rounds where a slot has no room for all."""
+    """In F32, however many they are, in several rounds if a slot cannot hold all."""
     monkeypatch.setattr(one_shot_module, "MAX_IN_F32", 3)
     monkeypatch.setattr(one_shot_module, "MAX_WORDS", 20)
 
@@ -209,12 +209,12 @@ def test_numbers_of_rounds_begin_anew(start: int) -> None:
 
 
 def test_old_packets_are_written_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Old packets are rewritten anywhere, also where rounds of this size write none."""
+    """All old packets are rewritten, including ones beyond this size of rounds."""
     renewed = one_shot.RENEWED.value
     monkeypatch.setattr(one_shot_module, "SLOT", 2 + 2 * 3 * renewed)
     with ranks_of(2) as ranks:
         slot = ranks.one_shot(1)._end.slots[0]._packets  # type: ignore[attr-defined]
-        slot.fill_(77 << 32)  # as if of a round long ago
+        slot.fill_(77 << 32)  # as if from a round long ago
         for seat in ranks.group:
             ranks.one_shot(seat)._words[0] = 70
         for seed in range(6):
@@ -230,7 +230,7 @@ def soak(ranks: Ranks, n_replay: int, n_sum: int) -> None:
     """Replay tapes of all ranks with changing values; each bit must be right each time.
 
     Args:
-        n_sum: number of all-reduces in a tape, each of the previous one's result.
+        n_sum: number of all-reduces in a tape, each over the previous result.
     """
     xs = [randn(1, 8, seed=seat) for seat in ranks.group]
 

@@ -17,7 +17,7 @@ N_OTHER = 2
 
 
 def code(target: str) -> dict[str, Any]:
-    """Return facts of the code for a target; those of the quick ones come from one process."""
+    """Return facts of the code for a target; one process makes them for all quick ones."""
     return _compiled(QUICK if target in QUICK else (target,))[target]
 
 
@@ -45,13 +45,13 @@ def test_packets_on_nvidia(target: str) -> None:
 
 @pytest.mark.parametrize("target", [OLDEST, "sm_90"])
 def test_different_gpus_have_the_same_bits(target: str) -> None:
-    """The hidden state goes through a norm, and ranks compare its bits."""
+    """The hidden state passes through a norm, and ranks compare its bits."""
     assert code(target)["rough"] == []
 
 
 @pytest.mark.parametrize("target", [OLDEST, *QUICK])
 def test_ranks_with_nothing_norm_as_others_do(target: str) -> None:
-    """They add in the same order: the choice of experts depends on the last bit."""
+    """They add in the same order: expert routing depends on the last bit."""
     with_own, without = code(target)["norms"]
     assert with_own == without
     assert len(with_own) == 1

@@ -28,7 +28,7 @@ N = 1200
 """Elements of a value: 600 pairs of packets, in a program of 2048 elements."""
 
 N_PAIRS, N_PROBES = N // 2, -(-N // 2 // (1024 // warps_of(2048)))
-"""Pairs of packets of a member, and those that are polled."""
+"""Pairs of packets of a member, and how many of them are polled."""
 
 
 @pytest.fixture
@@ -107,7 +107,7 @@ def test_values_are_the_same_from_afar(
 
 
 def _check_norm(ranks: Ranks, values: Sequence[torch.Tensor | None], shape: Sequence[int]) -> None:
-    """Check a sum and what it is added to, in one kernel."""
+    """Check a sum together with the addition and norm in its kernel."""
     x = randn(*shape, seed=9)
     found = ranks.all(lambda one_shot: one_shot.add_norm(x, Addend(values[one_shot.seat]), None))
     wanted = elementwise.add_norm(x, Addend(expected(values)), None)
@@ -116,7 +116,7 @@ def _check_norm(ranks: Ranks, values: Sequence[torch.Tensor | None], shape: Sequ
 
 
 def test_where_slots_lie() -> None:
-    """Only host memory is far: a peer's slot lies on the device that reads it."""
+    """Only host memory is far: a peer's slot is on the device that reads it."""
     assert slots._OnHost.is_far
     assert not slots._OnPeer.is_far
     assert not slots._OnDevice.is_far

@@ -49,7 +49,7 @@ def starts_anew(ranks: Ranks) -> bool:
 
 
 def patient(one_shot: OneShot) -> OneShot:
-    """Let a rank's kernels wait for longer than the test may take."""
+    """Make a rank's kernels wait for longer than the test may take."""
     one_shot._end = replace(one_shot._end, patience=int(LONG_S * slots_module.POLLS_PER_S))
     return one_shot
 
@@ -80,7 +80,7 @@ def test_a_rank_that_does_not_come_is_named(exchange: Exchange) -> None:
 
 
 def write_late(ranks: Ranks, seats: Sequence[int], exchange: Exchange) -> None:
-    """Let some ranks write their packets, without reading any."""
+    """Make some ranks write their packets without reading any."""
     with pytest.MonkeyPatch.context() as patch:
         for module in (one_shot_module, slots_module):
             patch.setattr(module, "target_of", lambda device: INTERPRETER)
@@ -106,7 +106,7 @@ def test_after_a_reset_all_is_well() -> None:
 
 
 def test_rounds_after_a_reset_are_not_those_before() -> None:
-    """Packets that a link delivers late belong to no coming round."""
+    """Packets that a link delivers late belong to no future round."""
     with ranks_of(2, SHORT_S) as ranks:
         slot = ranks.one_shot(1)._end.slots[0]._packets  # type: ignore[attr-defined]
         with one_kernel():
@@ -135,7 +135,7 @@ def test_rounds_go_on_beyond_the_largest_number() -> None:
 
 
 def test_nobody_waits_while_all_are_started_once() -> None:
-    """Ranks launch their kernels one rank after another; later all-reduces work as ever."""
+    """Ranks launch their kernels one after the other; later all-reduces work as usual."""
     with ranks_of(2) as ranks:
         assert starts_anew(ranks)
         with one_kernel(), ranks.one_shots.without_waiting():
@@ -160,7 +160,7 @@ def test_waiting_ends_when_the_host_says_so() -> None:
         assert not thread.is_alive()
         for exchange in EXCHANGES.values():
             exchange(one_shot)
-        assert ranks.one_shots.problem() is None, "nobody is to blame"
+        assert ranks.one_shots.problem() is None, "no rank is to blame"
         ranks.one_shots.reset()
         assert one_shot._end.flags.tolist() == [0, 0]
 
@@ -258,7 +258,7 @@ def test_slots_in_the_memory_of_a_peer(driver: Peers) -> None:
     assert driver.allocated == {slot.source: 800}
     assert driver.owners == [1], "the one that gets it"
     assert slot.goal == slot.source
-    assert driver.context is None, "this thread has what it had"
+    assert driver.context is None, "this thread's context is unchanged"
     assert slot.device_bytes == 800
     driver.calls.clear()
     slot.clear()

@@ -1,4 +1,4 @@
-"""One-shot all-reduces on a real GPU: ranks on one device, each with a stream of its own.
+"""One-shot all-reduces on a real GPU: ranks on one device, each with its own stream.
 
 TRITON_INTERPRET=0 pytest -m gpu tests/engine/backends/gpu/comm/test_one_shot_gpu.py
 """

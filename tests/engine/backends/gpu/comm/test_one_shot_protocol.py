@@ -3,8 +3,8 @@
 The model states in a few steps what `engine.backends.gpu.kernels.one_shot` does: `push`, `received`
 and `end_round` do what the functions of these names do. All possible states are visited. A
 packet may become visible at any time until the kernel that wrote it has ended, and those at
-different addresses in any order. The model is only worth something if it finds what is wrong:
-so each rule of the protocol is left out once.
+different addresses in any order. The model is only worth something if it finds errors: so each
+rule of the protocol is left out once.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PLACES = 3
 
 
 class Packet(NamedTuple):
-    """A packet as read at once: its flag, and what its word stands for, which readers ignore."""
+    """A packet as read atomically: its flag, and the meaning of its word, which readers ignore."""
 
     flag: int
     kind: str = "nothing"
@@ -83,7 +83,7 @@ class Member(NamedTuple):
 
 
 Cell = tuple[Packet, ...]
-"""Packets that a reader may find at an address: the last to arrive, then those under way."""
+"""Packets that a reader may find at an address: the last to arrive, then the ones in flight."""
 
 Slots = tuple[tuple[Cell, ...], ...]
 """Slots by writer * n + reader: the cells of both halves, headers first."""
@@ -115,7 +115,7 @@ class Model:
 
         Raises:
             Violation: a wrong packet is taken, or one is overwritten too early, or members
-                wait for ever.
+                wait forever.
         """
         seen, todo, ends = {first}, [first], set()
         while todo:
@@ -144,14 +144,14 @@ class Model:
                     yield from self.collect(state, seat, program)
 
     def may_begin(self, state: State, member: Member) -> bool:
-        """Return whether a kernel may begin: waiting ones only after those that do not wait."""
+        """Return whether a kernel may begin: waiting ones only after ones that do not wait."""
         hasty = [turn for turn, one in enumerate(self.turns) if not one.waits]
         if not hasty or member.turn <= hasty[-1]:
             return True
         return all(other.turn > hasty[-1] for other in state.members)
 
     def push(self, state: State, seat: int, program: int) -> State:
-        """Let a program read the round's number and write its packets for all others."""
+        """Make a program read the round's number and write its packets for all others."""
         rules, member = self.rules, state.members[seat]
         turn, epoch = self.turns[member.turn], member.epoch
         has_own = seat not in turn.empty
@@ -192,7 +192,7 @@ class Model:
         else:
             is_read = reader.turn > packet.turn
         if not is_read:
-            raise Violation("a packet is overwritten that nobody has read")
+            raise Violation("an unread packet is overwritten")
 
     def collect(self, state: State, seat: int, program: int) -> Iterator[State]:
         """End a program that has the packets of all others, or does not wait for them."""
@@ -226,7 +226,7 @@ class Model:
         return bool(values or headers)
 
     def end_round(self, state: State, seat: int, program: int, epoch: int) -> State:
-        """Let the last program of a kernel count the round, so that the next kernel may begin."""
+        """Make the last program of a kernel count the round, so that the next kernel may begin."""
         rules, member = self.rules, state.members[seat]
         programs = put(member.programs, program, -1)
         following = (epoch + 1) % rules.n_flag
@@ -349,7 +349,7 @@ def test_each_rule_is_needed(rules: Rules) -> None:
 
 @pytest.mark.parametrize("is_fresh", [True, False])
 def test_packets_that_arrive_after_a_reset(*, is_fresh: bool) -> None:
-    """They are ignored, as round numbers go on; restarted numbers would let them pass."""
+    """They are ignored, as round numbers continue; restarted numbers would accept them."""
     before, after = turns_of(2, 4, 3), turns_of(2, 4, 4)
     first = Model(2, before, replace(SOUND, gives_up=True, is_flushed=False))
     second = Model(2, [*before, *after], SOUND)

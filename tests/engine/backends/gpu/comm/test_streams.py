@@ -63,7 +63,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
 
 
 def test_a_copy_from_another_gpu_keeps_out_of_the_stream_it_computes_in(cuda: Cuda) -> None:
-    """Torch copies in the current stream of the GPU that gives: a rank computes there."""
+    """Torch copies in the current stream of the source GPU, in which a rank computes."""
     own, computing = FakeStream(HERE), cuda.streams[THERE]
     queue = CudaQueue(HERE, own)  # type: ignore[arg-type]
     mine, other = FakeTensor(cuda, HERE), FakeTensor(cuda, THERE)
@@ -75,7 +75,7 @@ def test_a_copy_from_another_gpu_keeps_out_of_the_stream_it_computes_in(cuda: Cu
     assert [device for device, *_ in cuda.copies] == [HERE] * 4
     assert all(here is own for _, here, _ in cuda.copies)
     (_, _, first), (_, _, second), *with_host = cuda.copies
-    assert first is second is not computing, "one stream beside it, for all copies"
+    assert first is second is not computing, "one separate stream for all copies"
     assert first.device == THERE
     assert all(there is computing for _, _, there in with_host)
     assert cuda.streams[THERE] is computing

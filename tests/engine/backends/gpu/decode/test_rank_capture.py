@@ -33,7 +33,7 @@ CPU = torch.device("cpu")
 
 
 class Ranks:
-    """Ranks whose result is the sum of the token asked for and of all earlier ones."""
+    """Ranks with the sum of the requested token and all earlier ones as result."""
 
     def __init__(self, n: int) -> None:
         self.executor = RankExecutor([CPU] * n, ThreadGroup())
@@ -117,7 +117,7 @@ def test_a_token_is_computed_once_and_can_be_repeated(ranks: Ranks) -> None:
     assert replays.is_whole
     replays.replay()
     assert [float(part.result[0]) for part in replays.parts] == [x + 10 for x in expected]
-    assert [float(x[0]) for x in results] == expected, "in memory of their own"
+    assert [float(x[0]) for x in results] == expected, "results have their own memory"
 
 
 def test_all_capture_before_one_is_started(ranks: Ranks) -> None:
@@ -131,7 +131,7 @@ def test_all_capture_before_one_is_started(ranks: Ranks) -> None:
 
 
 def test_on_gpus_nobody_waits_at_first(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A device's first pass allocates and loads; kernels that wait meanwhile wait in vain."""
+    """A device's first pass allocates and loads; kernels that wait during that would time out."""
     monkeypatch.setattr(RankExecutor, "has_gpus", True)
     monkeypatch.setattr(RankExecutor, "make_room", RankExecutor.wait)
     tasks = [ranks.capture_task(rank) for rank in ranks.executor.ranks]
@@ -190,7 +190,7 @@ def test_what_gives_other_bits_is_not_repeated(
             self._inner.result[1] = -0.0
 
     monkeypatch.setattr(Noted, "replay", replay)
-    with pytest.raises(Unproven, match="something else"):
+    with pytest.raises(Unproven, match="other results"):
         ranks.captured()
     assert states(ranks) == list(range(len(ranks.x)))
 
@@ -204,7 +204,7 @@ def test_a_rank_that_does_not_come_is_a_reason_to_do_without(ranks: Ranks) -> No
 
 
 def test_a_device_that_does_not_end_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No other way of capturing is tried then: waiting for the device would not return."""
+    """No other kind of capture is tried then: waiting for the device would not return."""
     ranks = Ranks(3)
     monkeypatch.setattr("engine.backends.executor.STALL_S", 0.05)
     monkeypatch.setattr(RankExecutor, "is_idle", lambda self, rank: rank != 1)
@@ -240,7 +240,7 @@ def test_a_token_that_cannot_be_computed_is_an_error(ranks: Ranks) -> None:
 
 
 class Full(SimpleNamespace):
-    """A state of which there is no room for a copy."""
+    """A state too large to copy."""
 
     def clone(self) -> Tensor:
         raise torch.OutOfMemoryError("no room")
@@ -262,7 +262,7 @@ def test_states_that_cannot_be_copied_are_a_reason_not_to_capture(ranks: Ranks) 
 
 
 def test_ranks_without_graphs_compute_anew() -> None:
-    """Beside them, ranks with graphs are started on their own threads."""
+    """Ranks with graphs are started on their own threads, in parallel."""
     ranks = Ranks(2)
     idle = Recomputed(lambda: None, is_idle=True)
     tasks = [ranks.capture_task(0), ranks.capture_task(1)]
@@ -330,7 +330,7 @@ def test_where_a_rank_is_lost_all_is_closed() -> None:
 
 
 def test_all_devices_are_asked_while_one_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On Windows a query makes a device begin, and another device may wait for that one."""
+    """On Windows a query makes a device start, and another device may wait for it."""
     monkeypatch.setattr("engine.backends.executor.STALL_S", 0.2)
     executor = RankExecutor([CPU] * 2, ThreadGroup())
     begun: set[int] = set()
@@ -347,7 +347,7 @@ def test_all_devices_are_asked_while_one_is_waited_for(monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("n_ranks", [1, 2])
 def test_work_for_a_gpu_touches_no_other(n_ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leaving a stream makes the device from before torch's current one, and opens it if need be:
+    """Leaving a stream makes the previous device torch's current one, and opens it if necessary:
     so the rank's device has to be current around that.
     """
     asked: list[str] = []
@@ -384,7 +384,7 @@ def test_work_for_a_gpu_touches_no_other(n_ranks: int, monkeypatch: pytest.Monke
 
 
 class Warming(ModelRunner):
-    """Passes that only tell whether they compute with one-shot all-reduces."""
+    """Passes that only report whether they compute with one-shot all-reduces."""
 
     def __init__(self, one_shots: Any, fails: Callable[[int], bool]) -> None:
         super().__init__(
@@ -411,7 +411,7 @@ class Warming(ModelRunner):
 
 
 class Capturing(ModelRunner):
-    """Passes whose ranks compute tokens one by one, as they cannot capture."""
+    """Passes of ranks that compute tokens one by one, as they cannot capture."""
 
     def __init__(self, one_shots: Any) -> None:
         super().__init__(
@@ -480,7 +480,7 @@ def test_a_capture_is_tried_again_before_kernels_meet_no_more(
 
 
 def test_passes_are_rehearsed_while_nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So all is allocated and loaded before kernels wait for other ranks."""
+    """So everything is allocated and loaded before kernels wait for other ranks."""
     monkeypatch.setattr(RankExecutor, "has_gpus", True)
     told: list[str] = []
     one_shots = FakeOneShots(told)
@@ -518,7 +518,7 @@ def test_a_load_computes_few_tokens_and_one_large_batch(monkeypatch: pytest.Monk
 
 
 def test_a_model_is_loaded_without_kernels_that_wait_in_vain() -> None:
-    """Kernels wait in vain where a device allocates, or loads a kernel, only after another ends."""
+    """Kernels time out where a device allocates, or loads a kernel, only after another ends."""
     whys: list[str] = []
     one_shots = SimpleNamespace(retire=whys.append)
     passes = Warming(one_shots, lambda n: n == 2 and passes.one_shots is not None)

@@ -23,7 +23,7 @@ N_VOCAB = 300
 
 
 class Row:
-    """A sequence that the host samples, and its sampler that is to be followed."""
+    """A sequence that the host samples, and the sampler that the device must match."""
 
     def __init__(
         self, params: SamplingParams, prompt: Sequence[int] = (7,), never: Sequence[int] = ()
@@ -65,7 +65,7 @@ def batch(random: np.random.Generator, n: int) -> np.ndarray:
 
 
 def test_rows_are_sampled_as_each_would_be_by_the_host() -> None:
-    """Settings, histories, forbidden tokens and random numbers of the rows differ."""
+    """Settings, histories, banned tokens and random numbers of the rows differ."""
     random, n_sampled = np.random.default_rng(0), 0
     for _ in range(3):
         sampler = RowSampler(torch.device("cpu"), N_VOCAB, 4)
@@ -82,7 +82,7 @@ def test_rows_are_sampled_as_each_would_be_by_the_host() -> None:
 
 
 def test_each_row_has_a_history_of_its_own() -> None:
-    """Greedy from equal logits with a presence penalty, each row goes round its own window."""
+    """Greedy from equal logits with a presence penalty, each row cycles through its own window."""
     params = SamplingParams(temperature=0, presence_penalty=1)
     rows = [
         Row(dataclasses.replace(params, repeat_last_n=n), range(n_prompt))
@@ -99,7 +99,7 @@ def test_each_row_has_a_history_of_its_own() -> None:
 def test_sequences_come_and_go_and_are_sampled_elsewhere_meanwhile(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What a sampler knows is written only where the device has missed something."""
+    """A sampler's state is written only if the device has missed tokens."""
     begun = list[int]()
     begin = SamplerSlots.begin
     monkeypatch.setattr(SamplerSlots, "begin", lambda *args: (begun.append(1), begin(*args))[1])
@@ -116,7 +116,7 @@ def test_sequences_come_and_go_and_are_sampled_elsewhere_meanwhile(
     ):
         assert all(step(sampler, [rows[n] for n in chosen], batch(random, len(chosen))))
         assert len(begun) == n_begun
-    for row in rows:  # the host samples one, and takes another back
+    for row in rows:  # the host samples one, and rolls another back
         token = row.expected(logits := random_logits(random, N_VOCAB))
         assert row.followed.sample(logits) == token
         row.accept(token)
@@ -137,7 +137,7 @@ def test_rows_that_the_host_must_sample_do_not_keep_others_from_it(
     assert step(sampler, rows, batch(random, 3)) == [True, False, True]
     assert step(sampler, rows[::-1], batch(random, 3)) == [True, False, True]
     flat = batch(random, 3)
-    flat[0] = flat[2] = 0  # the device has no room for as many equal ones
+    flat[0] = flat[2] = 0  # the device has no room for that many equal ones
     monkeypatch.setattr("engine.backends.gpu.decode.sampler_slots.ROOM", 128)
     few = RowSampler(torch.device("cpu"), N_VOCAB, 4)
     assert step(few, rows, flat) == [False, False, False]
@@ -146,7 +146,7 @@ def test_rows_that_the_host_must_sample_do_not_keep_others_from_it(
 
 
 def test_a_mask_says_which_tokens_may_come() -> None:
-    """Rows with masks, one of them for fewer tokens, stand among others without."""
+    """Rows with masks, one of them shorter, are mixed with others without."""
     random = np.random.default_rng(3)
     sampler = RowSampler(torch.device("cpu"), N_VOCAB, 4)
     rows = [Row(SamplingParams(seed=n, temperature=3, top_k=40), [2], [0]) for n in range(4)]

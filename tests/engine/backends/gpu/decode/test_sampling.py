@@ -78,7 +78,7 @@ def test_of_equal_ones_the_lowest_is_taken(device: str) -> None:
 
 
 def test_a_window_of_penalties_moves(device: str) -> None:
-    """Greedy from equal logits with a presence penalty goes round a window."""
+    """Greedy from equal logits with a presence penalty cycles through a window."""
     params = SamplingParams(temperature=0, repeat_last_n=4, presence_penalty=1)
     pair = SamplerPair(device, params, 40, prompt=[0, 1, 2])
     assert [pair.sampled(np.zeros(40, np.float32)) for _ in range(8)] == [3, 4, 0, 1, 2, 3, 4, 0]
@@ -129,7 +129,7 @@ def test_what_the_host_must_do_changes_nothing(
     slots = device_sampler.slots
     before = [x.clone() for x in (slots.counts, slots.history)]
     for usable in (np.asarray(logits, np.float32), np.arange(len(logits), dtype=np.float32)):
-        assert not pair.step(usable).is_sampled, "also all steps behind it"
+        assert not pair.step(usable).is_sampled, "nor are later steps"
         assert (pair.token, pair.position) == (2, 0)
     for x, y in zip(before, (slots.counts, slots.history), strict=True):
         assert torch.equal(x, y)
@@ -171,7 +171,7 @@ def test_what_is_served(changes: dict[str, float], is_served: bool) -> None:
 def test_a_step_that_no_kernel_computes_is_left_to_the_host(
     params: SamplingParams, n_rank: int
 ) -> None:
-    """The host also takes steps derived from known ones, and known ones in another order."""
+    """Steps derived from known ones, and known ones in another order, are also left to the host."""
 
     class Reversed(TopK):
         """A made-up step."""
@@ -212,7 +212,7 @@ def test_no_setting_is_overlooked() -> None:
     ids=str,
 )  # fmt: skip
 def test_what_kernels_do_not_compute_is_left_to_the_host(changes: dict[str, Any]) -> None:
-    """Also with settings that would be served, had they no effect."""
+    """Also with settings that would be served if they had no effect."""
     sampler = Sampler(SamplingParams(**changes))
     assert settings_of(sampler, 5000) is None
     assert n_candidates(sampler, 5000) is None

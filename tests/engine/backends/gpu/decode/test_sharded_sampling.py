@@ -166,7 +166,7 @@ def test_what_the_host_must_do_changes_nothing(
     before = [(x.slots.counts.clone(), x.slots.history.clone()) for x in pair.samplers]
     for usable in (np.asarray(logits, np.float32), np.arange(n, dtype=np.float32)):
         entry = pair.step(usable)
-        assert not entry.is_sampled, "also all steps behind it"
+        assert not entry.is_sampled, "nor are later steps"
         assert entry.wrong == ()
         assert (pair.token, pair.position) == (2, 0)
     for (counts, history), device_sampler in zip(before, pair.samplers, strict=True):
@@ -191,7 +191,7 @@ def test_tokens_that_must_not_come_may_be_no_numbers(device: str) -> None:
 
 
 def damaged(pair: SamplerPair, *, seats: Sequence[int], lacking: Sequence[int] = ()) -> RingEntry:
-    """Return the entry of a step in which hidden states differ by a bit, so nothing is sampled."""
+    """Return the entry of a step with hidden states that differ by a bit, so nothing is sampled."""
     for seat, hidden in enumerate(equal_hidden_states(len(pair.slices))):
         assert hidden is not None
         if seat in seats:
@@ -280,7 +280,7 @@ def test_the_check_sees_each_number_and_its_place(n_embd: int, device: str) -> N
     assert len(found) == 1 + len({0, n_embd // 2, n_embd - 1}) + (n_embd > 1)
     assert check(hidden) in found
     ends = [torch.full((n_embd,), x) for x in (math.nan, -math.nan)]
-    assert check(ends[0]) == check(ends[1]), "the payload of what is no number means nothing"
+    assert check(ends[0]) == check(ends[1]), "the payload of a NaN means nothing"
 
 
 @pytest.mark.parametrize(

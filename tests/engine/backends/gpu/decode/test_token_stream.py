@@ -55,7 +55,7 @@ WAYS = [0, 1, 2, token_stream.AHEAD, "recurrent", "split"]
 
 @pytest.fixture(params=swept(WAYS, (1, token_stream.AHEAD, "recurrent", "split")))
 def both(request: pytest.FixtureRequest, device: str) -> tuple[ToyRuntime, ToyRuntime]:
-    """Return a toy model whose host samples, and one whose device runs `ahead` steps ahead."""
+    """Return a toy model that samples on the host, and one that runs `ahead` steps ahead."""
     if request.param == "recurrent":
         return toy(device, is_recurrent=True), toy(device, 2, is_recurrent=True)
     if request.param == "split":
@@ -96,7 +96,7 @@ def test_an_answer_is_the_same_whoever_samples_it(
 
 
 def test_what_is_sampled_behind_the_end_is_forgotten(both: tuple[ToyRuntime, ToyRuntime]) -> None:
-    """The next prompt continues from the tokens that were read, and no others."""
+    """The next prompt continues only from the tokens that were read."""
     params = SamplingParams(**RANDOM, max_tokens=8)
     sampled = ids_of(answer(both[0], params, tokenizer=Letters()))
     eog = next(token for token in sampled[2:] if token not in sampled[:2])
@@ -132,7 +132,7 @@ def test_a_stop_text_ends_an_answer(both: tuple[ToyRuntime, ToyRuntime]) -> None
 def test_an_answer_goes_back_from_a_banned_string(
     both: tuple[ToyRuntime, ToyRuntime], name: str
 ) -> None:
-    """The host samples the token that replaces it, the device those that follow."""
+    """The host samples the token that replaces it, the device the following ones."""
     letters, params = Letters(), SamplingParams(**{**SETTINGS[name], "max_tokens": 12})
     plain = "".join(map(letters.feed, ids_of(answer(both[0], params, tokenizer=letters))))
     params = replace(params, banned_strings=(plain[3:5], plain[7]))
@@ -197,7 +197,7 @@ def test_an_answer_goes_on_after_a_look_at_the_cache(is_recurrent: bool, device:
 
 
 def test_states_that_cannot_be_told_are_computed_again(device: str) -> None:
-    """More tokens have equal logits than the device can sort, which the host learns too late."""
+    """More tokens have equal logits than the device can sort, and the host learns that too late."""
     params = SamplingParams(**{**RANDOM, "repeat_penalty": 1}, max_tokens=4)
     host, ahead = (
         ToyRuntime(device, n_vocab=1500, sharpness=0, is_recurrent=True) for _ in range(2)
@@ -231,7 +231,7 @@ def test_where_no_rank_can_sample_the_host_joins_their_logits(device: str) -> No
 
 
 def test_ranks_that_compute_other_numbers_are_an_error(device: str) -> None:
-    """And the stream tells that before anyone hears of it, so that all is forgotten."""
+    """And the stream reports that before the error is raised, so that everything is dropped."""
     ahead = split_toy(3, device)
     runtime: Any = ahead
     stream, failed = ahead.token_source, []
@@ -309,7 +309,7 @@ def test_it_is_careful_for_a_while_after_the_host_had_to_sample(
 
 @pytest.mark.parametrize("is_recurrent", [False, True])
 def test_it_comes_to_a_stop_without_work_in_vain(device: str, is_recurrent: bool) -> None:
-    """Others compute then, in the memory of the token, too; and it goes on behind them."""
+    """Others then compute, also in the token's memory; and the answer continues after them."""
     runtime = toy(device, is_recurrent=is_recurrent)
     source, host = attach(runtime, 2), toy(device, is_recurrent=is_recurrent)
     assert source.serve(Sampler(SamplingParams(temperature=0)), [])
@@ -397,7 +397,7 @@ def test_the_host_waits_for_a_device_that_takes_its_time(monkeypatch: pytest.Mon
 
 
 def test_a_window_that_is_painted_does_not_stop_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Several tokens are under way when one is read; none beyond those asked for."""
+    """Several tokens are in flight when one is read, but only requested ones."""
     runtime = toy("cpu", token_stream.AHEAD)
     source = runtime.token_source
     assert isinstance(source, TokenStream)
@@ -427,7 +427,7 @@ def test_a_device_that_says_nothing_is_not_waited_for(monkeypatch: pytest.Monkey
 
 
 class Rerun:
-    """Stands for a capture: a replay computes again."""
+    """Stand-in for a capture: a replay computes again."""
 
     is_whole = True
 

@@ -29,7 +29,7 @@ CPU = torch.device("cpu")
 
 
 class Device:
-    """A device that runs work at once, or captures it to run later."""
+    """A device that runs work immediately, or captures it for later."""
 
     def __init__(self) -> None:
         self.done: list[str] = []
@@ -137,7 +137,7 @@ def test_what_a_device_refuses_is_not_repeatable(
         monkeypatch.setattr(device, place, fail)
     with pytest.raises(NotRepeatable, match=r"not permitted$"):
         CudaGraph(device, fail if place == "compute" else lambda: None)
-    refuse_capture("nobody captures any more")
+    refuse_capture("nothing is being captured")
 
 
 def test_a_tape_repeats_what_is_done_between() -> None:
@@ -166,12 +166,12 @@ def test_a_tape_repeats_what_is_done_between() -> None:
 
 
 def test_what_a_step_does_is_not_captured_itself() -> None:
-    """Its operations would be replayed twice; and it may read numbers back."""
+    """Its operations would be replayed twice, and it may read numbers back."""
     x = torch.zeros(1)
 
     def step() -> None:
         host_step(lambda: None)
-        refuse_capture("a step is no part of what is captured")
+        refuse_capture("a step is not part of the capture")
         x.add_(1 + int(x.item()))
 
     captured = capture(CPU, lambda: host_step(step))
@@ -237,7 +237,7 @@ class FakeCuda:
     def capture_begin(self, pool: object, capture_error_mode: str) -> None:
         assert graph._capturing.locked(), "PyTorch captures one graph at a time"
         assert self.current.name == "side"
-        assert not self.is_in_pool, "the allocator was told twice"
+        assert not self.is_in_pool, "the allocator was switched twice"
         self.is_in_pool = True
         self.ask("begin", pool, capture_error_mode)
 
@@ -246,7 +246,7 @@ class FakeCuda:
         self.is_in_pool = False
 
     def replay(self) -> None:
-        assert not graph._capturing.locked(), "others may capture meanwhile"
+        assert not graph._capturing.locked(), "others may capture during a step"
         self.ask("replay")
 
 
@@ -292,7 +292,7 @@ def test_a_capture_that_fails_lets_others_capture(
 def test_the_allocator_knows_that_a_capture_has_failed(
     place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It would not free cached memory when the device is full; torch does not end its mode."""
+    """Otherwise it frees no cached memory when the device is full; torch does not end the mode."""
     cuda = FakeCuda(monkeypatch)
     cuda.fails_at = place
     with pytest.raises(NotRepeatable, match="illegal"):
@@ -306,7 +306,7 @@ def test_the_allocator_knows_that_a_capture_has_failed(
 
 
 def test_one_rank_captures_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The others wait meanwhile, but not during host steps between graphs."""
+    """The others wait for it, but not during host steps between graphs."""
     FakeCuda(monkeypatch)
     monkeypatch.setattr(torch.cuda, "set_stream", lambda stream: None)
     monkeypatch.setattr(FakeCuda, "capture_begin", lambda self, pool, capture_error_mode: None)

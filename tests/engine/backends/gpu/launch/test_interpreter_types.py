@@ -1,5 +1,5 @@
 # ruff: noqa: N803 what a kernel is compiled for is written in capitals
-"""Interpreted operations whose operands are known already, against numpy."""
+"""Interpreted operations on operands of known types, against numpy."""
 
 import numpy as np
 import pytest
@@ -28,7 +28,7 @@ def mixed(numbers, halves, out, quotients, SIZE: tl.constexpr):
 @pytest.mark.skipif(not is_interpreted(mixed), reason="kernels are compiled")
 def test_known_operands_give_the_same_numbers() -> None:
     n, h = np.arange(16, dtype=np.int32), np.linspace(0.1, 3, 16).astype(np.float16)
-    for _ in range(2):  # first made, then known
+    for _ in range(2):  # first created, then cached
         out, quotients = torch.zeros(7, 16), torch.zeros(16)
         launch(mixed, (1,), torch.from_numpy(n), torch.from_numpy(h), out, quotients, SIZE=16)
         rows = out.numpy()

@@ -1,4 +1,4 @@
-"""Kernels that cannot be kept lie in a temporary folder, which outlives nobody for long."""
+"""Kernels that cannot be kept are in a temporary folder, which is deleted soon."""
 
 import os
 import subprocess
@@ -14,7 +14,7 @@ input()
 
 
 def compiling(temporary: Path, cache: Path) -> "subprocess.Popen[str]":
-    """Start a process that has a kernel in a temporary folder, as its cache cannot be written."""
+    """Start a process with a kernel in a temporary folder, as its cache is not writable."""
     process = subprocess.Popen(
         [sys.executable, "-c", COMPILER],
         env={

@@ -1,4 +1,4 @@
-"""Launches: Triton is asked once for those that are alike; devices, hooks, Triton's launcher."""
+"""Launches: Triton is asked once for equal ones; devices, hooks, Triton's launcher."""
 
 from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
@@ -14,7 +14,7 @@ from engine.backends.gpu.launch.kernel_launch import KernelLaunch, intercept_lau
 
 
 class FakeKernel:
-    """A kernel of Triton's, whose parameters are a, SIZE, n and f; it counts how often it is asked.
+    """A Triton kernel with parameters a, SIZE, n and f, which counts requests for its code.
 
     Attributes:
         asked: arguments of each request for compiled code.

@@ -194,14 +194,14 @@ def test_a_thread_without_a_context_gets_the_devices() -> None:
     start((1, 1, 1), 0, [0, 0, 0.0])
     assert fake.context == 0
     assert len(fake.started) == 2
-    assert fake.calls.count("cuLaunchKernel") == 3, "once in vain"
+    assert fake.calls.count("cuLaunchKernel") == 3, "one failed"
 
 
 def test_launches_of_several_threads_do_not_mix_their_arguments() -> None:
     together = threading.Barrier(2, timeout=60)
 
     class Slow(FakeCuda):
-        """A driver whose launches overlap."""
+        """A driver with overlapping launches."""
 
         def _cuLaunchKernel(self, *args: Any) -> int:  # noqa: N802
             together.wait()
@@ -268,7 +268,7 @@ def test_our_launcher_serves_where_tritons_cannot_be_made(
 ) -> None:
     fake = FakeCuda()
     monkeypatch.setattr(ctypes, "CDLL", lambda name: fake)
-    for problem in ("", "there is no C compiler"):  # found out by building, or known before
+    for problem in ("", "there is no C compiler"):  # detected by building, or known before
         monkeypatch.setattr(own_launcher, "launcher_problem", lambda problem=problem: problem)
         monkeypatch.setattr(own_launcher, "_found", {})
         assert own_launcher.prepare() == "own"
@@ -346,7 +346,7 @@ def test_a_folder_that_takes_no_files_is_reported(
         folder = kernel_cache.use_cache("sm90", "3.7")
     assert folder.is_dir()
     assert not folder.is_relative_to(fresh)
-    assert "compiled anew each time" in caplog.text
+    assert "compiled again at each start" in caplog.text
     (found,) = shared.current
     assert (found.kind, found.devices) == ("compiling", ())
     assert found.sentence.startswith("Kernels for GPUs are compiled anew at each start: ")
@@ -367,7 +367,7 @@ def test_a_folder_that_takes_no_files_is_reported(
 def test_a_folder_that_others_can_write_is_not_used(
     fresh: Path, shared: Fallbacks, monkeypatch: pytest.MonkeyPatch, variable: str, mode: int
 ) -> None:
-    """Triton runs the kernels and programs that it finds there."""
+    """Triton executes the kernels and programs in it."""
     folder = kernel_cache.use_cache("sm90", "3.7") if "TANDEM" in variable else fresh / "theirs"
     folder.mkdir(exist_ok=True)
     folder.chmod(mode)
@@ -387,7 +387,7 @@ def test_where_no_file_can_be_written_there_is_a_sentence(
     full = OSError(28, "No space left on device")
     monkeypatch.setenv("TRITON_CACHE_DIR", "/their/own")
     kernel_cache.leave_cache("/their/own", full)
-    kernel_cache.leave_cache("/their/own", full)  # another thread has left it before
+    kernel_cache.leave_cache("/their/own", full)  # another thread has already left it
     with pytest.raises(EngineError, match="no place for compiled kernels"):
         kernel_cache.leave_cache(kernel_cache.cache_in_use(), full)
 

@@ -1,4 +1,4 @@
-"""Refused kernels: others compute the same, and only what is refused changes."""
+"""Refused kernels: others compute the same, and nothing else changes."""
 
 import threading
 from collections.abc import Iterator
@@ -116,7 +116,7 @@ def test_where_all_are_refused_there_is_one_sentence() -> None:
 
 
 def test_products_of_other_types_stay() -> None:
-    """One launch for several matrices is taken apart."""
+    """One launch for several matrices is split up."""
     (held, values), other = weight(), matrix(int(Kind.Q4_0), N_ROWS, 0, N_COLUMNS)
     layers = [Layer(held), Layer(GpuPlanes(other.planes, other.number, N_ROWS, other.extent, 1))]
     refuse(CPU, [("gemv", other.number, 1)])

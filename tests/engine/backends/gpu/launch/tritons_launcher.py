@@ -1,6 +1,6 @@
-"""Launches by Triton's own launcher for NVIDIA, on a driver in C that notes what it is given.
+"""Launches by Triton's own launcher for NVIDIA, on a driver in C that records its arguments.
 
-A module for a process of its own: it prints what the library was given, and what it should be.
+A module for a separate process: it prints the library's arguments, and the expected ones.
 """
 
 import ctypes
@@ -57,7 +57,7 @@ int cuOccupancyMaxActiveClusters(int *n, void *f, void *config) { return 1; }
 int cuTensorMapEncodeTiled(void) { return 1; }
 int cuTensorMapEncodeIm2col(void) { return 1; }
 """
-"""Driver that notes launches; it refuses to say to what device an address belongs."""
+"""Driver that records launches; it does not know the device of an address."""
 
 
 class OneCard(CudaDriver):

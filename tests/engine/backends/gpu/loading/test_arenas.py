@@ -1,4 +1,4 @@
-"""Matrices that are cut alike lie in one piece of a GPU's memory, and leave it together."""
+"""Matrices with the same cut share one piece of a GPU's memory, and are freed together."""
 
 import gc
 import weakref
@@ -41,7 +41,7 @@ def test_what_is_cut_alike_is_together() -> None:
     assert n_pieces(gate, up) == 1
     assert n_pieces(gate, slot("blk.1.ffn_up.weight")) == 2, "another block"
     assert n_pieces(gate, slot("blk.0.attn_q.weight")) == 2, "another part"
-    assert n_pieces(gate, slot("blk.0.ffn_up_exps.weight")) == 2, "experts have a cut of their own"
+    assert n_pieces(gate, slot("blk.0.ffn_up_exps.weight")) == 2, "experts have another cut"
     assert n_pieces(gate, slot("blk.0.ffn_up.weight", Replicate((0, 1)))) == 2, "not cut"
     assert n_pieces(slot("output.weight"), slot("token_embd.weight")) == 2, "outside of blocks"
 

@@ -70,4 +70,4 @@ def test_a_full_gpu_gives_back_what_is_unused_first() -> None:
     allocator.free(used)
     with pytest.raises(OutOfSimulatedMemory):
         allocator.malloc(40 * MIB)
-    assert allocator.reserved == 70 * MIB, "its segment was given back in vain"
+    assert allocator.reserved == 70 * MIB, "freeing its segment did not help"

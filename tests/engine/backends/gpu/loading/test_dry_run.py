@@ -20,7 +20,7 @@ H200 = KernelTarget("nvidia", 90, 132)
 ROWS = (1, 2, 8, 40, 300)
 
 N_ENDINGS = 2
-"""Number of further passes, of which few rows go on to the end."""
+"""Number of further passes, in which few rows reach the last layer."""
 
 
 def starts_of(path: Path, rank: int = 0, **options: object) -> list[str]:
@@ -41,7 +41,7 @@ def test_all_architectures_can_be_captured(name: str) -> None:
 def test_a_small_model_can_be_captured(tmp_path: Path, quant: str) -> None:
     names = starts_of(tiny_gguf(tmp_path / "m.gguf", quant=quant))
     assert names.count("attend") == 2 * (len(ROWS) + N_ENDINGS)
-    n_longer = sum(n > SMALL_BATCH for n in ROWS)  # `attend` writes those of small batches
+    n_longer = sum(n > SMALL_BATCH for n in ROWS)  # small batches are written by `attend`
     assert names.count("store") == 2 * (n_longer + N_ENDINGS)
 
 
@@ -55,7 +55,7 @@ def test_each_rank_runs_dry_alone(tmp_path: Path, mode: str, rank: int) -> None:
 
 @pytest.mark.parametrize(("mode", "n_mtp"), [("tensor", 1), ("layer", 1), ("tensor", 3)])
 def test_guesses_of_a_block_run_dry_on_its_ranks(tmp_path: Path, mode: str, n_mtp: int) -> None:
-    """A guess attends once more than the passes over the model's blocks, which write for it."""
+    """A draft attends once more than the passes over the model's blocks, which write for it."""
     path = mtp_gguf(tmp_path / "m.gguf", quant="Q8_0", n_mtp=n_mtp)
     n = len(ROWS) + N_ENDINGS
     for rank, n_own in ((0, 2), (1, 2)) if mode == "tensor" else ((0, 1), (1, 1)):

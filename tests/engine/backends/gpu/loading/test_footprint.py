@@ -43,7 +43,7 @@ def measured(
     declaration: Declaration, params: LoadParams, n_tokens: int, target: KernelTarget,
     monkeypatch: pytest.MonkeyPatch,
 ) -> int:  # fmt: skip
-    """Return the peak size of a pass's tensors beside weights and cache, in bytes."""
+    """Return the peak bytes of a pass's tensors, without weights and cache."""
     monkeypatch.setattr(dry_run, "_record", lambda *_: False)  # launches would keep tensors
     live = LiveMemory()
     with live:

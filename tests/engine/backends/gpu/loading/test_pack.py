@@ -1,4 +1,4 @@
-"""Planes packed by torch equal those of the CPU's packer, byte for byte."""
+"""Planes packed by torch equal the CPU packer's, byte for byte."""
 
 import weakref
 from collections.abc import Iterator, Sequence

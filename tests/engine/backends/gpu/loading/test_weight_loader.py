@@ -1,4 +1,4 @@
-"""Weights of GPUs equal the CPU's planes, whatever the buffers; failures leave nothing behind."""
+"""Weights of GPUs equal the CPU's planes, whatever the buffers; failures leave no files."""
 
 import gc
 import os
@@ -55,7 +55,7 @@ class File:
         return stored(self.data.reshape(*tensor.shape[:-1], -1))
 
     def check_unchanged(self) -> None:
-        """Do nothing: nobody writes to it."""
+        """Do nothing: it is never written to."""
 
 
 def file_of(number: int, *shape: int) -> File:
@@ -117,7 +117,7 @@ def loaded(
 
 
 def assert_same(found: Weight, wanted: Weight) -> None:
-    """Assert equal bytes, except behind the last rows of tiles, which nobody reads."""
+    """Assert equal bytes, except after the last rows of tiles, which are never read."""
     if isinstance(wanted, JoinedColumns):
         assert isinstance(found, JoinedColumns)
         assert found.widths == wanted.widths
@@ -272,7 +272,7 @@ def test_what_fails_leaves_nothing(
     where: str, error: BaseException, told: type[BaseException],
     buffers: weakref.WeakSet[HostTensor], monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """Neither weights nor buffers nor threads stay; and the error is a sentence."""
+    """No weights, buffers or threads are left; and the error is a sentence."""
     failure = Failure(error)
     file = file_of(Kind.Q8_0, 400, N_COLUMNS)
     slot = slot_of(file, Replicate((0,)))
@@ -300,7 +300,7 @@ def test_what_fails_leaves_nothing(
 def test_a_file_that_is_cut_while_it_is_read(
     tmp_path: Path, buffers: weakref.WeakSet[HostTensor]
 ) -> None:
-    """The device is not blamed, and nothing stays."""
+    """The error does not blame the device, and nothing is left."""
     path = tmp_path / "m.gguf"
     path.write_bytes(bytes(400 * N_COLUMNS))
     raw = TensorBytes.of(OpenPart(path), 0, (400, N_COLUMNS))

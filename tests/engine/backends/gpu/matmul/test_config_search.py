@@ -55,7 +55,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 class FakeClock:
-    """Timer whose measurements are given, the last one repeated."""
+    """Timer with given measurements, the last one repeated."""
 
     def __init__(self, *seconds: float) -> None:
         self._seconds = seconds
@@ -87,7 +87,7 @@ def test_it_climbs_to_the_best_neighbour() -> None:
     assert (best_s, first_s) == (1, 6)
     assert n_tried < 30
     flat, *_ = hill_climb(start, lambda config: 1.0)
-    assert flat == start, "what is as fast stays"
+    assert flat == start, "an equally fast one replaces nothing"
 
 
 def test_neighbours_are_within_bounds() -> None:
@@ -100,7 +100,7 @@ def test_neighbours_are_within_bounds() -> None:
 
 
 def test_products_ask_under_the_facts_that_are_searched() -> None:
-    """Otherwise found configurations would never be used."""
+    """Otherwise search results would never be used."""
     for kernel, matrix, n_token in search_cases(SMALL):
         facts = facts_of(kernel, INTERPRETER, matrix, n_token)
         rule = dict(config_of(INTERPRETER, kernel, **facts))

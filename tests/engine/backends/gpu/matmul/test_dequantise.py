@@ -1,4 +1,4 @@
-"""Dequantised rows of planes equal those of the file, bit for bit."""
+"""Dequantised rows of planes equal the file's, bit for bit."""
 
 from collections.abc import Iterator
 

@@ -29,7 +29,7 @@ from tests.helpers.tiers import TYPICAL_TYPES, swept
 
 
 def every_type(test: Callable[..., None]) -> Callable[..., None]:
-    """Run a test with every type, with small matrices, whose programs have one step."""
+    """Run a test with every type, with small matrices: their programs have one step."""
     test = pytest.mark.parametrize("number", LAYOUTS, ids=lambda n: TYPES[n].name)(test)
     return pytest.mark.usefixtures("one_step")(test)
 
@@ -113,7 +113,7 @@ def counted(call: Callable[[], T]) -> tuple[T, int]:
 
 
 def seen(x: Tensor, weight: Held) -> Tensor:
-    """Return the numbers that quantised rows stand for, in F64."""
+    """Return the numbers that quantised rows represent, in F64."""
     rows, extent = quantised.quantise(x, weight.extent, weight.x_bytes), weight.extent
     shape = (len(x), extent.n_blocks, weight.x_bytes, 2, 16)
     whole = rows.numbers.view(torch.int8).view(shape).double()
@@ -171,7 +171,7 @@ def test_a_row_has_the_same_bits_in_any_company(number: int, device: str) -> Non
 
 @pytest.mark.parametrize("parts", [1, 2])
 def test_so_has_a_row_among_more_that_check_guesses(parts: int, device: str) -> None:
-    """Rows behind the eighth are multiplied by programs of their own."""
+    """Rows after the eighth are multiplied by separate programs."""
     weight, x = some(Kind.Q4_K, device, n_rows=32), random_x(11, device)
     residual = torch.randn(11, 32, generator=torch.Generator().manual_seed(1)).to(device)
     with many_parts() if parts > 1 else nullcontext(), computing(checked(11)):

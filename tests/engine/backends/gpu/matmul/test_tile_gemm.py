@@ -123,7 +123,7 @@ def test_rows_are_turned_into_numbers_some_at_a_time(
 def test_rows_are_rounded_once_for_all_matrices(
     device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each product has the bits that it has by itself."""
+    """Each product has the bits that it has alone."""
     planes = [held(matrix(kind, 50, 0, 256, device=device)) for kind in (Q4_K, Q6_K)]
     plain = torch.randn(3, 40, 256, device=device).bfloat16()
     weights = [*planes, *plain, torch.randn(8, 256, device=device)]

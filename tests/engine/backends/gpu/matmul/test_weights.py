@@ -100,7 +100,7 @@ def test_large_activations_do_not_overflow_in_f16() -> None:
 def test_many_rows_are_rounded_once_for_all_layers_that_read_them(
     is_plain: bool, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Queries, keys and values, and gate and up, with the bits that each has by itself."""
+    """Queries, keys and values, and gate and up, with the bits that each has alone."""
     layers = [Linear(64, n, Replicate((0,))) for n in (48, 16, 48)]
     for layer in layers:
         found = matrix(2, layer.shape[0], 0, 64, device=device)
