@@ -1,7 +1,7 @@
 """Tandem's engine, which runs one GGUF language model on all devices of a machine.
 
 The imports below are the public surface; a front end uses nothing else. They run on first use of a
-name, so that `import engine` costs nothing and torch is imported only by what computes.
+name, so that `import engine` is cheap and torch is only imported by code that computes.
 """
 
 from __future__ import annotations
@@ -287,7 +287,7 @@ _MODULE_OF = _public_names()
 
 __all__ = sorted(_MODULE_OF)
 
-if os.environ.get("TANDEM_ENGINE_PACK"):  # the parent process has chosen where torch lies
+if os.environ.get("TANDEM_ENGINE_PACK"):  # chosen by the parent process
     import_module("engine.util.pack").add_pack()
 
 
@@ -310,5 +310,5 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    """Return the public names, before their first use as well."""
+    """Return the public names, even before their first use."""
     return __all__

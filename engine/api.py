@@ -1,4 +1,4 @@
-"""The engine as a synchronous Python library: load a model, ask it, free it.
+"""The engine as a synchronous Python library: load a model, query it, free it.
 
 model = load_model("model.gguf", devices=["cpu", "cpu"], split=[3, 1])
 for event in model.generate("Once upon a time", SamplingParams(max_tokens=64)):
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import engine.hardware.environment  # noqa: F401 before torch, which reads it
 from engine import arguments
-from engine.errors import EngineError
+from engine.errors import EngineError, Sentence
 from engine.formats.gguf.reader import GGUFFile, check_unchanged, model_hash
 from engine.generation.answers import Answers
 from engine.generation.benchmark import Benchmark, BenchResult, BenchTest
@@ -30,7 +30,7 @@ from engine.generation.scheduler import Scheduler
 from engine.generation.sequence import TokenSequence
 from engine.generation.solo_sequence import solo_sequence
 from engine.generation.state_file import SavedStates
-from engine.generation.stream import AnswerStream, Occupancy
+from engine.generation.stream import COMPUTING, AnswerStream, Occupancy
 from engine.hardware.devices.host import usable_cores
 from engine.hardware.fallbacks import Fallback
 from engine.hardware.faults import has_stopped
@@ -54,19 +54,22 @@ if TYPE_CHECKING:
     from engine.runtime.thread_runtime import ThreadRuntime
 
 
+RESPLITTING = Sentence("it is being re-split")
+
+
 class ImageSupport:
-    """Encoder of images of a loaded model, if an mmproj file is loaded with it.
+    """Vision encoder of a loaded model, if an mmproj file is loaded with it.
 
     Args:
         params: settings of the load.
         runtime: ranks of the model.
-        prompts: writer of the model's prompts, which reads images from now on.
-        scheduler: scheduler of the model's answers, which has images encoded from now on.
-        is_cancelled: asked again and again; returning True ends the loading.
+        prompts: maker of the model's prompts, which gets a reader of images.
+        scheduler: scheduler of the model's answers, which gets the encoder.
+        is_cancelled: polled; returning True ends the loading.
 
     Attributes:
-        encoder: the encoder; None where the model cannot see.
-        warnings: sentences for a person.
+        encoder: the encoder; None if the model cannot see.
+        warnings: sentences for the user.
 
     Raises:
         EngineError: the file cannot be used with the model, the device is full, or it was
@@ -82,16 +85,18 @@ class ImageSupport:
         self.encoder: ImageEncoder | None = None
         self.warnings: tuple[str, ...] = ()
         if runtime.left_pictures:
-            self.warnings = ("There is no memory left for pictures, so the model reads text only.",)
+            text = "There is no memory left for images, so the model reads text only."
+            self.warnings = (Sentence(text),)
         try:
             self._open(runtime, is_cancelled)
         except EngineError as error:
             if params.mmproj != "auto" or is_cancelled():
                 raise
-            self.warnings = (f"The model reads text only: {error.message}",)
+            text = "The model reads text only: {problem}"
+            self.warnings = (Sentence(text, problem=error.message),)
 
     def _open(self, runtime: ThreadRuntime, is_cancelled: IsCancelled) -> None:
-        self.encoder = self._prompts.pictures = self._scheduler.runner.encoder = None
+        self.encoder = self._prompts.image_reader = self._scheduler.runner.encoder = None
         device = runtime.plan.pictures_device
         if not device:
             return
@@ -101,25 +106,26 @@ class ImageSupport:
         n_least = rule.most_tokens + MAX_AT_ONCE
         if rule.is_two_way and runtime.n_batch < n_least:
             raise EngineError(
-                f"Pictures of this model need batches of at least {n_least} tokens; they have"
-                f" {runtime.n_batch}.",
-                "Load it with larger batches of prompts, or without pictures.",
+                "Images of this model need batches of at least {n} tokens; they have {other}.",
+                "Load it with a larger batch size, or without images.",
+                n=n_least,
+                other=runtime.n_batch,
             )
         self.encoder = encoder
-        self._prompts.pictures = ImageReader(VisionInfo(runtime.mmproj, rule), encoder.hash)
+        self._prompts.image_reader = ImageReader(VisionInfo(runtime.mmproj, rule), encoder.hash)
         self._scheduler.runner.encoder = encoder
         runtime.note_beside("pictures", encoder.n_bytes)
 
     def make_way(self, runtime: ThreadRuntime, params: LoadParams) -> None:
-        """Free the encoder before a re-split behind which it lies on another device."""
+        """Free the encoder before a re-split that moves it to another device."""
         if self.encoder is not None and self.encoder.device not in params.picture_devices:
             self.encoder = self._scheduler.runner.encoder = None
             runtime.note_beside("pictures", 0)
 
     def attach(self, runtime: ThreadRuntime) -> None:
-        """Go on beside a model that was split anew; `make_way` came before.
+        """Continue after a re-split, which `make_way` preceded.
 
-        A failure is a fallback of the model, which goes on without images.
+        A failure is a fallback of the model, which continues without images.
         """
         if not runtime.ranks:  # a failed re-split has closed it
             return
@@ -146,7 +152,7 @@ def load_model(
         devices: device of each rank ("cpu", "cuda:0", …); a repeated one is a virtual device.
         split: relative share of each rank, such as [3, 1]; None is even.
         on_progress: receiver of the loading's progress.
-        is_cancelled: asked again and again; returning True ends the loading.
+        is_cancelled: polled; returning True ends the loading.
         options: further fields of `LoadParams`. `overrides` are pairs of a pattern and a device;
             `control_vectors` pairs of a GGUF and a factor; `reserve` is bytes by device.
 
@@ -160,25 +166,25 @@ def load_model(
 class Model(Queries, SavedStates):
     """A loaded model.
 
-    Any thread may call it. Answers are computed side by side: whoever reads an event of one that is
-    not there yet computes a pass for all that are read, so several threads may read an answer each,
-    and one thread several in turn. One that nobody reads is computed a few events further, and one
-    whose iterator is closed or dropped frees its memory with the next pass. Where the cache has no
-    room for all, those that came last wait, or are computed again later; their events are the same.
+    It is thread-safe. Answers are batched: reading the next event computes a pass for all answers
+    that are being read, so several threads may each read an answer, or one thread several in turn.
+    An answer that is not read pauses after a few events, and one whose iterator is closed or
+    dropped frees its memory with the next pass. If the cache has no room for all, the newest wait,
+    or are recomputed later, with the same events.
 
-    Everything else is done between two passes, one call after the other, and answers go on behind
-    it. `close` does not wait for answers: it frees the model, and who reads on gets an EngineError.
-    A callback that calls the model in the middle of a call gets a `ModelBusy`; only `close` works
-    there, and frees the model at the end of that call. `is_cancelled` of an answer may be asked on
-    any thread that reads one.
+    Everything else runs between two passes, one call after the other, while answers pause. `close`
+    does not wait for answers: it frees the model, and their readers get an EngineError. A callback
+    that calls the model during a call gets a `ModelBusy`; only `close` works there, and frees the
+    model at the end of that call. `is_cancelled` of an answer may be called on any thread that
+    reads one.
 
     Attributes:
         info: description of the model from the file's header.
         model_hash: hash of the file's contents, whatever its name; see `gguf.identity`.
         n_ctx: context in tokens.
-        params: settings with which the model is loaded and split now.
-        runtime: ranks of the model; tests and tools look inside.
-        scheduler: what decides who of the answers is computed; tests and tools look inside.
+        params: current settings of the load and the split.
+        runtime: ranks of the model, for tests and tools.
+        scheduler: scheduler of the answers, for tests and tools.
     """
 
     def __init__(
@@ -206,7 +212,7 @@ class Model(Queries, SavedStates):
         self.scheduler = Scheduler(self.runtime.runner, self.runtime.plan.checkpoint_bytes)
         try:
             self._open_draft(is_cancelled)
-            self._pictures = ImageSupport(
+            self._images = ImageSupport(
                 params, self.runtime, self._prompts, self.scheduler, is_cancelled
             )
         except BaseException:
@@ -217,11 +223,7 @@ class Model(Queries, SavedStates):
         self._occupancy = Occupancy()
 
     def _open_draft(self, is_cancelled: IsCancelled = never) -> None:
-        """Load the draft model, if there is to be one, and use all sources of drafts.
-
-        Raises:
-            EngineError: it cannot be loaded, or it was cancelled.
-        """
+        """Load the draft model, if any, and set up all drafters."""
         self._draft = None
         if draft_model_path(self.params):
             self._draft = DraftModel(self.params, self.runtime, is_cancelled)
@@ -231,12 +233,12 @@ class Model(Queries, SavedStates):
         self.scheduler.drafts = Drafts(self.params.n_draft, sources)
 
     def draft_variants(self) -> Mapping[str, Drafts]:
-        """Return the drafts of each kind that the model allows as it is loaded, to compare."""
+        """Return drafts of each kind that the loaded model supports, to compare them."""
         return draft_variants(self.params, self._mtp, self._draft.source if self._draft else None)
 
     @contextmanager
-    def _draft_beside(self, params: LoadParams) -> Iterator[None]:
-        """Keep the draft model beside a re-split, or load it anew behind it on another device."""
+    def _draft_kept(self, params: LoadParams) -> Iterator[None]:
+        """Keep the draft model during a re-split, or reload it afterwards on another device."""
         draft = self._draft
         is_moved = draft is not None and draft.device != params.draft_device
         if draft is not None and is_moved:
@@ -267,7 +269,7 @@ class Model(Queries, SavedStates):
 
     @property
     def plan(self) -> Plan:
-        """Plan by which the model is split, with the predicted memory."""
+        """Plan of the split, with the predicted memory."""
         return self.runtime.plan
 
     @property
@@ -277,36 +279,36 @@ class Model(Queries, SavedStates):
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Sentences on the split, the file and slow GPUs that a person should see, as of now."""
+        """Current sentences on the split, the file and slow GPUs, for the user."""
         return self.other_warnings + tuple(fallback.sentence for fallback in self.fallbacks)
 
     @property
     def other_warnings(self) -> tuple[str, ...]:
         """Sentences of `warnings` that are not about `fallbacks`."""
-        return self.plan.warnings + self._prompts.warnings + self._pictures.warnings
+        return self.plan.warnings + self._prompts.warnings + self._images.warnings
 
     @property
     def fallbacks(self) -> tuple[Fallback, ...]:
-        """Reasons why the GPUs are slower than they could be; they may change at any token."""
+        """Fallbacks that make the GPUs slower; they may change at any token."""
         return self.runtime.fallbacks.current
 
     def bench(
         self, test: BenchTest, repetitions: int = 5, *, warm_up: bool = True,
         kernels: bool = False, is_cancelled: IsCancelled = never,
     ) -> BenchResult:  # fmt: skip
-        """Measure the speed of prefill and decode, while no answer is computed.
+        """Measure the speed of prefill and decode, while answers pause.
 
         Args:
             test: numbers of tokens to measure.
             repetitions: number of times that the test is measured.
-            warm_up: whether to run the test once before, with few tokens, without counting it.
-            kernels: whether to record what runs on GPUs as well, for some further tokens.
-            is_cancelled: asked again and again; returning True ends the test.
+            warm_up: whether to run the test once before, with few tokens.
+            kernels: whether to record kernels on GPUs as well, for some further tokens.
+            is_cancelled: polled; returning True ends the test.
 
         Raises:
             EngineError: the context is too short for it, a device failed, or it was cancelled.
         """
-        doing = "its speed is being measured"
+        doing = Sentence("its speed is being measured")
         with (
             self._occupancy.use(doing, is_cancelled) as is_cancelled,
             solo_sequence(self.scheduler, self.runtime.runner) as sequence,
@@ -327,13 +329,13 @@ class Model(Queries, SavedStates):
         Args:
             prompt: text or token ids to continue.
             params: settings of sampling and of the answer's end.
-            is_cancelled: asked again and again; returning True ends the answer.
+            is_cancelled: polled; returning True ends the answer.
             timed_every: interval, in tokens, at which a token has a TokenTimes; 0 for none.
 
         Returns:
             Iterator over PrefillProgress, TokenText, ContextShifted, and one Finished at the end.
             It computes while an event is read, and raises an EngineError if the prompt cannot be
-            used, a device failed, or the model was closed meanwhile.
+            used, a device fails, or the model is closed.
         """
         steps = self._answers.plain(prompt, params, timed_every)
         return AnswerStream(self._occupancy, self.scheduler, steps, is_cancelled)
@@ -345,44 +347,39 @@ class Model(Queries, SavedStates):
         """Return the events of the answer to an `AnswerRequest` command; see `generate`.
 
         Args:
-            wake: set once the answer can go on after it has waited for other threads.
+            wake: set once the answer can continue after background work.
         """
         steps = self._answers.to(request)
         return AnswerStream(self._occupancy, self.scheduler, steps, is_cancelled, wake)
 
     def step(self) -> None:
-        """Compute a pass for all answers whose events are read.
+        """Compute a pass for all answers that are being read.
 
-        Readers do so themselves; this is for one thread that takes the events of several answers as
+        Reading does so itself; this is for a thread that takes the events of several answers as
         they come, see `AnswerStream.ready`.
 
         Raises:
             EngineError: the model has been closed.
         """
-        with self._occupancy.use("it computes an answer"):
+        with self._occupancy.use(COMPUTING):
             self.scheduler.step()
 
     def resplit(
-        self,
-        split: Sequence[float] | None,
-        *,
-        devices: Sequence[str] | str | None = None,
-        split_mode: str | None = None,
-        overrides: Sequence[tuple[str, str]] | None = None,
-        on_progress: ProgressSink = ignore,
-        is_cancelled: IsCancelled = never,
-    ) -> None:
-        """Split the loaded model anew; the cache keeps its tokens, and answers go on.
+        self, split: Sequence[float] | None, *, devices: Sequence[str] | str | None = None,
+        split_mode: str | None = None, overrides: Sequence[tuple[str, str]] | None = None,
+        on_progress: ProgressSink = ignore, is_cancelled: IsCancelled = never,
+    ) -> None:  # fmt: skip
+        """Re-split the loaded model; the cache keeps its tokens, and answers continue.
 
-        What is cached keeps its bits. What follows is computed by the sums of the new split, which
-        are rounded otherwise than those of the old one, so where two tokens are about equally
-        likely an answer may go on with another one than it would have.
+        The cache keeps its bits. Later tokens are computed by the sums of the new split, which are
+        rounded differently, so if two tokens are about equally likely an answer may continue
+        differently.
 
         Args:
             split: relative share of each rank; None is even.
             devices, split_mode, overrides: see `load_model`; None leaves them as they are.
             on_progress: receiver of the loading's progress.
-            is_cancelled: asked again and again; returning True leaves the old split.
+            is_cancelled: polled; returning True keeps the old split.
 
         Raises:
             EngineError: see `split_as`.
@@ -396,25 +393,25 @@ class Model(Queries, SavedStates):
         on_progress: ProgressSink = ignore,
         is_cancelled: IsCancelled = never,
     ) -> None:
-        """Split the loaded model as `params` say; file, context, KV type and steering stay.
+        """Re-split the loaded model by `params`; file, context, KV type and steering stay.
 
-        Meanwhile no device holds more weights, keys and values than before or after, whichever is
-        more, and those of one block beside them. If it fails, the model goes on as before; if even
-        that is impossible, because the file cannot be read any more, it is closed.
+        At no time does a device hold more weights, keys and values than the larger of its amounts
+        before and after, plus those of one block. If it fails, the old split stays; if even that is
+        impossible, because the file can no longer be read, the model is closed.
 
         Raises:
             EngineError: the split cannot be made, a device is full, the file is gone or has
                 changed, or it was cancelled.
         """
-        with self._occupancy.use("it is being split anew", is_cancelled) as is_cancelled:
+        with self._occupancy.use(RESPLITTING, is_cancelled) as is_cancelled:
             self.runtime.runner.check_loaded()
             arguments.check_kept(self.params, params)
             with GGUFFile.open(params.path) as file, with_mtp_file(file, self._mtp_path) as whole:
                 check_unchanged(whole, self._stamps)
                 on_progress = self._occupancy.called_back(on_progress)
-                self._pictures.make_way(self.runtime, params)
+                self._images.make_way(self.runtime, params)
                 try:
-                    with self.scheduler.emptied() as cache, self._draft_beside(params):
+                    with self.scheduler.emptied() as cache, self._draft_kept(params):
                         runtime = open_runtime(
                             whole,
                             params,
@@ -427,12 +424,12 @@ class Model(Queries, SavedStates):
                         self._mtp.move(runtime.runner)
                         self.runtime, self.params = runtime, params
                 finally:
-                    self._pictures.attach(self.runtime)
+                    self._images.attach(self.runtime)
 
     @property
     def n_cached(self) -> int:
         """Number of cached tokens of the sequence that was computed last."""
-        with self._occupancy.use("its tokens are being counted"):
+        with self._occupancy.use(Sentence("its tokens are being counted")):
             self.scheduler.settle()
             return len(self.scheduler.last)
 
@@ -443,17 +440,17 @@ class Model(Queries, SavedStates):
 
     @property
     def has_stopped(self) -> bool:
-        """Whether a GPU of the model has stopped working, so that it cannot answer any more."""
+        """Whether a GPU of the model has stopped working, so that it can no longer answer."""
         return has_stopped(self.runtime.devices)
 
     def memory(self) -> list[DeviceMemory]:
         """Return the predicted and the measured memory of each rank."""
-        with self._occupancy.use("its memory is being measured"):
+        with self._occupancy.use(Sentence("its memory is being measured")):
             self.runtime.runner.check_loaded()
             return self.runtime.memory()
 
     def close(self) -> None:
-        """Cancel what computes, free all memory and end the rank threads; safe to call twice."""
+        """Cancel all computation, free all memory and end the rank threads; safe to call twice."""
         self._occupancy.close(self._close)
 
     def _close(self) -> None:

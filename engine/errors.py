@@ -1,7 +1,7 @@
-"""All errors that a person may see.
+"""All errors that users may see.
 
-`str(error)` is one sentence that says what happened and where, and how much was needed and was
-there; `error.hint` says what to do. Any other exception is a bug. Both are templates with values,
+`str(error)` is one sentence that says what happened and where, with the needed and the available
+amounts; `error.hint` says what to do. Any other exception is a bug. Both are templates with values,
 as f-strings could not be translated:
 
     raise EngineError("{path} cannot be read: {why}.", "Check the drive.", path=path, why=why)
@@ -31,8 +31,8 @@ as f-strings could not be translated:
     ├─ EngineMissing(module)
     └─ EngineCrashed
 
-Errors cross threads and processes: each can be pickled, and what it remembers has the name and
-type of an argument of its constructor, from which `process.codec` learns what may cross.
+Errors cross threads and processes: each can be pickled, and its attributes have the names and types
+of its constructor's arguments, from which `process.codec` derives its schema.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ MIB = 1 << 20
 GIB = 1 << 30
 
 MAX_CHARACTERS = 500
-"""Largest length of a message: files and templates decide what stands in some of them."""
+"""Limit of a message, which may quote files and templates."""
 
 
 class Sentence(str):
     """English text that remembers its template, so that the window can translate it.
 
     Args:
-        template: text with the names of `values` in braces, perhaps with a format: "{size:.1f}".
+        template: text with the names of `values` in braces, optionally with a format: "{size:.1f}".
         values: texts, numbers, and sentences, which are translated as well.
     """
 
@@ -73,13 +73,12 @@ def _sentence(template: str, values: dict[str, str | int | float]) -> Sentence:
 
 
 class EngineError(Exception):
-    """Root class of all errors that a person may see.
+    """Base class of all errors that users may see.
 
     Args:
-        message: template of a sentence that a person can act on; of more than 500 characters, the
-            middle is left out.
+        message: template of a sentence; of more than 500 characters, the middle is left out.
         hint: template of a sentence that says what to do about it; may be empty.
-        values: what the two templates name in braces; see `Sentence`.
+        values: values of the two templates; see `Sentence`.
     """
 
     def __init__(self, message: str, hint: str = "", **values: str | int | float) -> None:
@@ -102,7 +101,6 @@ class EngineError(Exception):
 def _rebuild(
     cls: type[EngineError], args: tuple[object, ...], state: dict[str, object]
 ) -> EngineError:
-    """Restore a pickled error without calling its constructor, whose arguments differ by class."""
     error = cls.__new__(cls)
     error.args = args
     error.__dict__.update(state)
@@ -135,7 +133,7 @@ class InvalidGGUF(ModelFileError):
 
 
 class MissingShard(ModelFileError):
-    """Error of a split model of which parts are missing."""
+    """Error of a split model with missing parts."""
 
     def __init__(self, path: str | Path, missing: list[str]) -> None:
         names = ", ".join(missing)
@@ -150,7 +148,7 @@ class MissingShard(ModelFileError):
 
 
 class UnsupportedArchitecture(ModelFileError):
-    """Error of a model whose architecture is not supported."""
+    """Error of a model with an unsupported architecture."""
 
     def __init__(self, path: str | Path, name: str, supported: list[str]) -> None:
         super().__init__(
@@ -175,7 +173,7 @@ def _nearest(name: str, supported: list[str]) -> Sentence:
 
 
 class UnsupportedQuant(ModelFileError):
-    """Error of a tensor whose type cannot be dequantised."""
+    """Error of a tensor of a type that cannot be dequantised."""
 
     def __init__(self, path: str | Path, type_name: str, tensor: str) -> None:
         super().__init__(
@@ -191,23 +189,23 @@ class UnsupportedQuant(ModelFileError):
 
 
 class DeviceError(EngineError):
-    """Error of a device that is missing, too small, or no longer works."""
+    """Error of a device that is missing, too small, or broken."""
 
 
 class NoDevice(DeviceError):
     """Error of a requested device that does not exist here, or cannot be used.
 
     Args:
-        reason: why, as the end of a sentence.
+        reason: reason as the end of a sentence.
         remedy: command that makes it usable, if there is one.
     """
 
     def __init__(self, device: str, reason: str = "", remedy: str = "") -> None:
         message = "There is no device '{device}' on this machine."
         if reason:
-            message = "There is no device '{device}' on this machine ({reason})."
+            message = "There is no device '{device}' on this machine ({problem})."
         hint = "Run: {remedy}" if remedy else "`tandem devices` lists what can be used."
-        super().__init__(message, hint, device=device, reason=reason, remedy=remedy)
+        super().__init__(message, hint, device=device, problem=reason, remedy=remedy)
         self.device = device
 
 
@@ -215,8 +213,7 @@ class OutOfDeviceMemory(DeviceError):
     """Error of an allocation that does not fit.
 
     Args:
-        device: id of the device, such as "cuda:0" or "cpu".
-        needed_bytes: bytes that were asked for.
+        needed_bytes: requested bytes.
         free_bytes: bytes that were free at that moment.
         doing: purpose as the end of a sentence, such as "to load the model".
     """
@@ -226,7 +223,7 @@ class OutOfDeviceMemory(DeviceError):
         if device == "cpu" and needed_bytes <= free_bytes + 1:  # the amount is unknown
             hint = (
                 "Choose a smaller context or a smaller model, or give this device a smaller share."
-                " If that much is free, this program has a limit of memory: raise it."
+                " If that much is free, this program has a memory limit: raise it."
             )
         super().__init__(
             "{device} has {shortage} needed {doing}.",
@@ -254,12 +251,7 @@ def _shortage(needed_bytes: int, free_bytes: int) -> Sentence:
 
 
 class KernelError(DeviceError):
-    """Error of our own kernels on a GPU, which can compute without them.
-
-    Args:
-        device: id of the GPU.
-        why: sentence without its full stop.
-    """
+    """Error of our own kernels on a GPU, which can still compute without them."""
 
     def __init__(self, device: str, why: str) -> None:
         self.device = device
@@ -273,31 +265,26 @@ class KernelError(DeviceError):
 
 
 class DeviceStopped(DeviceError):
-    """Error of a GPU that this process cannot use any more, because of a fault there.
-
-    Args:
-        device: id of the GPU.
-        why: what the driver reports, as the end of a sentence.
-    """
+    """Error of a GPU that this process can no longer use; `why` is the driver's report."""
 
     def __init__(self, device: str, why: str) -> None:
         self.device = device
         self.why = why
         super().__init__(
-            "{device} has stopped working: {why}.",
+            "{device} has stopped working: {problem}.",
             "Restart Tandem to use {device} again; models still run on the CPU.",
             device=device,
-            why=why,
+            problem=why,
         )
 
 
 class CommError(DeviceError):
-    """Error of a rank that left, stalled or computed something else during a collective.
+    """Error of a rank that left, stalled or diverged during a collective.
 
     Args:
-        rank: rank that is to blame, rather than the one that noticed.
+        rank: rank at fault, rather than the one that noticed.
         problem: fault of that rank as the end of a sentence, without its full stop.
-        device: device of that rank, such as "cuda:1"; "" where that is unknown.
+        device: device of that rank, such as "cuda:1"; "" if unknown.
     """
 
     def __init__(self, rank: int, problem: str, device: str = "") -> None:
@@ -312,14 +299,14 @@ class CommError(DeviceError):
 
 
 class LeftAlone(CommError):
-    """Error of a rank that waited for one that failed; the cause is reported by another error."""
+    """Error of a rank that waited for a failed one; another error reports the cause."""
 
     def __init__(self, rank: int, device: str = "") -> None:
-        super().__init__(rank, "lost the other ranks in the middle of a step", device)
+        super().__init__(rank, Sentence("lost the other ranks in the middle of a step"), device)
 
 
 class MachineLost(DeviceError):
-    """Error of a model whose machines are not all there, or of which one cannot go on."""
+    """Error of a model with machines that are missing or cannot go on."""
 
 
 class SplitError(EngineError):
@@ -327,16 +314,16 @@ class SplitError(EngineError):
 
 
 class ModelBusy(EngineError):
-    """Error of a call from inside another one of the same model, which waits for it.
+    """Error of a nested call from inside another one of the same model.
 
     Args:
-        doing: what the model is doing, such as "it is being split anew".
+        doing: activity of the model, such as "it is being re-split".
     """
 
     def __init__(self, doing: str) -> None:
         super().__init__(
             "The model is busy: {doing}.",
-            "A callback cannot call the model; call it once that has ended.",
+            "A callback cannot call the model; call it afterwards.",
             doing=doing,
         )
         self.doing = doing
@@ -347,17 +334,17 @@ class PromptError(EngineError):
 
 
 class ImageError(PromptError):
-    """Error of a picture that cannot be used, or of a model that cannot see any."""
+    """Error of an image that cannot be used, or of a model that cannot see."""
 
 
 class ContextOverflow(PromptError):
     """Error of a prompt that is longer than the context.
 
-    Programs know its sentence by "exceeds the available context size".
+    Programs recognise it by "exceeds the available context size".
 
     Args:
-        n_kept: number of tokens that stay once all older messages are dropped; None if unknown.
-        is_counted: whether the prompt has just as many tokens; else it has more.
+        n_kept: number of tokens that stay if all older messages are dropped; None if unknown.
+        is_counted: whether `n_tokens` is exact; otherwise the prompt has more.
     """
 
     def __init__(
@@ -389,7 +376,7 @@ class ContextOverflow(PromptError):
 
     @property
     def is_of_last(self) -> bool:
-        """Whether the last message is too long even where all older ones are dropped."""
+        """Whether the last message is too long even if all older ones are dropped."""
         return self.n_kept is not None and self.n_kept > self.n_ctx
 
 
@@ -397,7 +384,7 @@ ANOTHER_TEMPLATE = (
     "Choose another chat template: in the split panel below “Requests, batch, pictures, RoPE,"
     " template”, or with --chat-template."
 )
-"""Hint where a chat template is at fault."""
+"""Hint of errors in a chat template."""
 
 
 class TemplateError(PromptError):
@@ -405,11 +392,7 @@ class TemplateError(PromptError):
 
 
 class ToolError(PromptError):
-    """Error of a function that the model cannot be held to.
-
-    Args:
-        tool: name of the function.
-    """
+    """Error of a function, `tool`, whose calls cannot be constrained."""
 
     def __init__(
         self, message: str, tool: str, hint: str = "", **values: str | int | float
@@ -419,16 +402,16 @@ class ToolError(PromptError):
 
 
 class GrammarError(EngineError):
-    """Error of a form for answers, such as a JSON schema, that cannot be used.
+    """Error of a grammar or JSON schema that cannot be used.
 
     Args:
-        place: part of it that is wrong: a JSON pointer, or a line and a column; "" if unknown.
+        place: position of the error: a JSON pointer, or a line and a column; "" if unknown.
     """
 
     def __init__(
         self, message: str, place: str = "", hint: str = "", **values: str | int | float
     ) -> None:
-        hint = hint or "Correct it, or leave the form of the answer open."
+        hint = hint or "Correct it, or do not request an output format."
         super().__init__(message, hint, place=place, **values)
         self.place = place
 
@@ -444,18 +427,14 @@ class StateFileError(EngineError):
 
 
 class Cancelled(EngineError):
-    """Work that the person stopped; not a failure."""
+    """Work that the user cancelled; not a failure."""
 
-    def __init__(self, what: str = "The work") -> None:
+    def __init__(self, what: str = Sentence("The work")) -> None:
         super().__init__("{what} was cancelled.", what=what)
 
 
 class EngineMissing(EngineError):
-    """Error of a library without which nothing can be computed; it comes with an engine pack.
-
-    Args:
-        module: name of the library, such as "torch".
-    """
+    """Error of a missing library, such as "torch", which comes with an engine pack."""
 
     def __init__(self, module: str) -> None:
         super().__init__(

@@ -1,6 +1,6 @@
 """Commands for the engine and events from it: frozen, picklable, free of torch and Qt.
 
-A host answers every command with any number of progress events and exactly one closing event:
+A host replies to every command with any number of progress events and exactly one closing event:
 
     Load      LoadProgress*                       ModelLoaded | Failed
     Unload                                        ModelUnloaded | Failed
@@ -20,16 +20,16 @@ A host answers every command with any number of progress events and exactly one 
 At an interval, a token of an `AnswerRequest` also has a `TokenTimes`, before its text. Any command
 may have a `FallbacksChanged` right before or after its closing event.
 
-Commands start in order. Several `AnswerRequest` are answered at once: their events interleave.
+Commands start in order. Several `AnswerRequest` run concurrently, and their events interleave.
 `Resplit`, `SaveState`, `LoadState` and questions (`generation.requests`, the last ones of this
-table) are done between two tokens, and answers go on behind them. `Load`, `Unload` and `Tune` wait
-until all answers have ended, and what comes behind them waits as well. Where the cache has no room
-for all answers, those that came last are silent until there is.
+table) run between two tokens, without ending answers. `Load`, `Unload` and `Tune` wait until all
+answers have ended, and later commands wait for them. If the cache has no room for all answers, the
+newest pause until there is.
 
-`HostEvent.command_id` is the id that the command was submitted with, so that a receiver can drop
-what belongs to a command it no longer cares about. A cancelled load ends in `Failed(Cancelled)`;
-a cancelled generation ends in `Finished("cancelled")`, because the text so far is worth keeping,
-and a cancelled search in `Tuned` with what it found. A cancelled question fails like a load.
+`HostEvent.command_id` is the id that the command was submitted with, so that a receiver can ignore
+events of a command it has dropped. A cancelled load ends in `Failed(Cancelled)`, and so does a
+cancelled question; a cancelled generation ends in `Finished("cancelled")`, because the text so far
+is worth keeping, and a cancelled search in `Tuned` with its result so far.
 """
 
 from __future__ import annotations
@@ -66,11 +66,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class EngineReady:
-    """First event of a host, with command id 0: the engine thread has imported what it needs.
-
-    Attributes:
-        seconds: seconds that importing took.
-    """
+    """First event of a host, with command id 0: importing torch took `seconds`."""
 
     torch_version: str
     seconds: float
@@ -78,12 +74,7 @@ class EngineReady:
 
 @dataclass(frozen=True, slots=True)
 class WiresMeasured:
-    """Event of a host on several machines, with command id 0: they are connected.
-
-    Attributes:
-        names: names of the machines, by number.
-        wires: the links between each two of them.
-    """
+    """Event of a host on several connected machines, with command id 0: names and links."""
 
     names: tuple[str, ...]
     wires: tuple[WireSpeed, ...]
@@ -95,14 +86,12 @@ class ModelLoaded:
 
     Attributes:
         n_ctx: context in tokens.
-        memory: memory of each rank, in rank order.
-        seconds: seconds that loading took.
-        warnings: sentences a person should see, such as one about a missing chat template.
-        fallbacks: what makes GPUs slower than they could be; `FallbacksChanged` replaces it.
+        warnings: sentences to show, such as one about a missing chat template.
+        fallbacks: fallbacks that make GPUs slower; `FallbacksChanged` replaces them.
         model_hash: hash of the file's contents, whatever its name; the saved state of a
             conversation fits only a model with the same hash.
-        n_batch: number of prompt tokens that are computed at once; 0 if unknown.
-        vision: how it sees pictures; None where it does not, or that is unknown.
+        n_batch: number of prompt tokens per pass; 0 if unknown.
+        vision: image sizes and limits; None if it cannot see, or that is unknown.
     """
 
     info: ModelInfo
@@ -119,11 +108,7 @@ class ModelLoaded:
 
 @dataclass(frozen=True, slots=True)
 class FallbacksChanged:
-    """What makes the GPUs of the loaded model slower than they could be, from now on.
-
-    Attributes:
-        fallbacks: all that apply now; none if the GPUs are as fast as they can be again.
-    """
+    """All fallbacks of the loaded model from now on; none if its GPUs run at full speed."""
 
     fallbacks: tuple[Fallback, ...]
 
@@ -133,7 +118,7 @@ class ModelResplit:
     """Closing event of a `Resplit`: the model has another split and the same cached tokens.
 
     Attributes:
-        model: description of the model; its `seconds` are those of the re-split.
+        model: description of the model; its `seconds` are the re-split's.
         n_tokens: number of tokens in the cache.
     """
 
@@ -143,7 +128,7 @@ class ModelResplit:
 
 @dataclass(frozen=True, slots=True)
 class ModelUnloaded:
-    """Closing event of an `Unload`: no model is loaded any more."""
+    """Closing event of an `Unload`: no model is loaded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +146,7 @@ class TuneProgress:
         n_done: number of finished trials, repetitions included.
         n_trials: approximate number of all trials.
         trial: latest trial; a repeated one comes again, with all its measurements.
-        best: best trial so far; None while no split could run.
+        best: best trial so far; None until a split has run.
     """
 
     n_done: int
@@ -175,8 +160,8 @@ class Tuned:
     """Closing event of a `Tune`.
 
     Attributes:
-        model: the model that was loaded before and is loaded again, with the same cached tokens;
-            None if there was none.
+        model: the previously loaded model, which is loaded again with the same cached tokens; None
+            if there was none.
     """
 
     result: TuneResult
@@ -185,12 +170,12 @@ class Tuned:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """Closing event of a command that ended in an error that a person can act on.
+    """Closing event of a command that ended in an error that the user can act on.
 
     Attributes:
-        is_model_lost: whether the model that was loaded before is gone: it made room for another
-            model or split in vain and could not be loaded again, or one of its devices does not
-            answer.
+        is_model_lost: whether the previously loaded model is gone: it was freed for a load or
+            re-split that failed and could not be loaded again, or one of its devices does not
+            respond.
     """
 
     error: EngineError
@@ -218,13 +203,12 @@ Event = (
 
 
 new_command_id = itertools.count(1).__next__
-"""Return the id of a new command, unique in this process: the client takes one, and whatever hosts
-and processes the command passes keep it."""
+"""Return the id of a new command, unique in this process; all hosts and processes keep it."""
 
 
 @dataclass(frozen=True, slots=True)
 class HostEvent:
-    """An event with the id of the command that it answers, or 0."""
+    """An event with the id of the command that it replies to, or 0."""
 
     command_id: int
     event: Event
@@ -244,11 +228,10 @@ class Unload:
 
 @dataclass(frozen=True, slots=True)
 class Resplit:
-    """Command to split the loaded model as `params` say, which differ in nothing but the split.
+    """Command to re-split the loaded model; `params` differ only in the split.
 
-    The conversation goes on from the same cached bits; the sums of the new split are rounded
-    otherwise than those of the old one. If it fails, the old split stays; see
-    `Failed.is_model_lost`.
+    The conversation continues from the same cached bits, but the sums of the new split are rounded
+    differently. If it fails, the old split stays; see `Failed.is_model_lost`.
     """
 
     params: LoadParams
@@ -256,13 +239,13 @@ class Resplit:
 
 @dataclass(frozen=True, slots=True)
 class SaveState:
-    """Command to save what is cached of a conversation to a file.
+    """Command to save the cached part of a conversation to a file.
 
-    An earlier file is replaced as a whole or not at all. It stays where the cache has lost a part
-    of the conversation and the file has more of it; `StateSaved` describes that file then.
+    An earlier file is replaced as a whole, or kept, which includes the case that it has more of the
+    conversation than the cache; `StateSaved` then describes that file.
 
     Attributes:
-        of: number of the `AnswerRequest` whose prompt and answer are meant; 0 for those that were
+        of: number of the `AnswerRequest` whose prompt and answer to save; 0 for the one that was
             computed last. It fails for one that ended before many others.
     """
 
@@ -272,7 +255,7 @@ class SaveState:
 
 @dataclass(frozen=True, slots=True)
 class LoadState:
-    """Command to put a saved conversation into the cache; if that fails, nothing changes."""
+    """Command to load a saved conversation into the cache; if that fails, nothing changes."""
 
     path: str
 
@@ -295,11 +278,7 @@ Command = Load | Resplit | AnswerRequest | SaveState | LoadState | Tune | Unload
 
 
 def model_after(event: object, before: ModelLoaded | None) -> ModelLoaded | None:
-    """Return the model that is loaded after an event of the engine; None if there is none.
-
-    Args:
-        before: the model that was loaded until then.
-    """
+    """Return the model that is loaded after an event, given the one before it; None for none."""
     if isinstance(event, ModelLoaded):
         return event
     if isinstance(event, ModelResplit | Tuned):
@@ -313,12 +292,12 @@ BlockKind = Literal["text", "thought", "call"]
 
 @dataclass(slots=True)
 class AnswerBlock:
-    """A part of an answer: a text, a thought, or a call of a function, as far as it has come.
+    """A block of an answer so far: text, thinking, or a tool call.
 
     Attributes:
-        index, id, name: number of a call in its answer, its name, and that of the function.
-        pieces: texts of which it consists; of a call, its arguments.
-        is_whole: whether it has ended by itself; a call that was cut off must not be run.
+        index, id, name: number of a call in its answer, its id, and the name of the function.
+        pieces: its texts in order; of a call, its arguments.
+        is_whole: whether it is complete; a call that was cut off must not be run.
     """
 
     kind: BlockKind
@@ -343,7 +322,7 @@ class AnswerBlocks:
 
     Attributes:
         blocks: all blocks in order.
-        logprobs: probabilities of the tokens, if the request asks for them.
+        logprobs: log probabilities of the tokens, if requested.
         finished: the end of the answer; None before.
     """
 
@@ -354,16 +333,16 @@ class AnswerBlocks:
         self._is_open = False
 
     def text_of(self, kind: BlockKind) -> str:
-        """Return all texts of a kind, one behind the other."""
+        """Return all texts of a kind, concatenated."""
         return "".join([piece for one in self.blocks if one.kind == kind for piece in one.pieces])
 
     @property
     def calls(self) -> list[AnswerBlock]:
-        """All calls so far, whole or not."""
+        """All calls so far, complete or not."""
         return [one for one in self.blocks if one.kind == "call"]
 
     def add(self, event: Event) -> list[BlockChange]:
-        """Add an event of the answer and return what it changes, in order."""
+        """Add an event of the answer and return its changes, in order."""
         if isinstance(event, TokenText):
             self.logprobs += event.logprobs
             return self._write(event) if event.text else []

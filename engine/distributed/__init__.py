@@ -1,5 +1,5 @@
-"""A model over several machines: the ranks of each as threads of one process, and what crosses.
+"""A model on several machines: each machine's ranks are threads of one process.
 
-Machine 0 has scheduler and sampler, and the others follow its orders. In the engine, only
-`engine.hosts.machines` imports it.
+Machine 0 has the scheduler and the sampler, and the others follow its orders. Only
+`engine.hosts.machines` imports this package.
 """

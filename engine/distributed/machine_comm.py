@@ -1,8 +1,8 @@
-"""Collectives between ranks of which some are threads of this process, others on other machines.
+"""Collectives between ranks that are threads of this process or run on other machines.
 
-Ranks of one machine meet in its memory. Of each machine one rank, the *port* of the group, sends to
-the others. Where a token is recorded or captured, what crosses is a step between its parts that
-every replay takes again.
+Ranks of one machine communicate through its memory. In a group, one rank per machine, the *port*,
+exchanges values with the other machines. If a token is recorded or captured, each exchange is a
+step between its parts that every replay repeats.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ class RankLayout:
         return self._machine_of[rank]
 
     def local_rank(self, rank: int) -> int:
-        """Return the number of a rank among those of its machine."""
+        """Return the number of a rank on its machine."""
         return rank - self.local.start
 
     def ports(self, group: Group, source: int | None = None) -> Ports:
-        """Return the rank of each machine that sends and receives for a group's members there.
+        """Return each machine's port for a group.
 
         Args:
-            source: rank that has the value; None where all have one.
+            source: rank that has the value; None if all have one.
         """
         found: dict[int, int] = {}
         for rank in group if source is None else (source, *group):
@@ -74,7 +74,7 @@ class RankLayout:
 
 
 class FarCommunicator(Protocol):
-    """A way of tensors between the ports of several machines, for one group of ranks.
+    """Exchange of tensors between the ports of several machines, for one group of ranks.
 
     Attributes:
         waited_s: seconds spent sending and receiving so far.
@@ -88,13 +88,13 @@ class FarCommunicator(Protocol):
     def all_reduce(
         self, x: Tensor | None, group: Group, shape: Sequence[int] | None = None
     ) -> Tensor:
-        """Return the sum over machines of which each has one value, or None; see `Communicator`."""
+        """Return the sum of the machines' values, each of which may be None; see `Communicator`."""
         ...
 
     def sum_of_several(
         self, values: Sequence[Tensor], group: Group, shape: Sequence[int], most: int
     ) -> Tensor:
-        """Return the sum over all machines of what each of them has, in order.
+        """Return the sum of all machines' values, in order.
 
         Args:
             values: this machine's partial sums; at least one machine has some.
@@ -112,21 +112,18 @@ class FarCommunicator(Protocol):
 
 
 Way = Callable[..., FarCommunicator]
-"""Returns a communicator with the other machines, whose ranks are machines, for calls of one kind,
-given the ports, whether shapes are known, and what tells the kind from others."""
+"""Makes a communicator between machines for calls of one kind, from the ports, whether shapes are
+known, and values that identify the kind."""
 
 
 class MachineCommunicator:
-    """Communicator of a rank beside which others are on other machines; see `Communicator`.
+    """Communicator of a rank of a model on several machines; see `Communicator`.
 
     Args:
-        inner: communicator with the ranks of this machine, which go by their numbers here.
+        inner: communicator with the ranks of this machine, which has local numbers.
         way: returns communicators with the other machines.
         layout: numbers of the machines' ranks.
-        abroad: local ranks that wait for another machine, kept up here.
-
-    Attributes:
-        rank: number of the rank.
+        abroad: set of the local ranks that wait for another machine, updated here.
     """
 
     def __init__(self, inner: Communicator, way: Way, layout: RankLayout, abroad: set[int]) -> None:
@@ -143,7 +140,7 @@ class MachineCommunicator:
     def _far(
         self, shape: Sequence[int] | None, group: Group, source: int | None = None
     ) -> FarCommunicator:
-        """Return the communicator with the other machines for a group, and what it broadcasts."""
+        """Return the communicator with the other machines for a group, and a broadcast's source."""
         kind = ("sum", group) if source is None else ("broadcast", source, group)
         key = shape is not None, *kind
         if key not in self._fars:
@@ -160,7 +157,7 @@ class MachineCommunicator:
         far = self._far(shape, group)
         if len(machines) == len(group):
             return self._repeated(lambda: far.all_reduce(x, machines, shape))
-        assert shape is not None, "layers know the shape of what they sum"
+        assert shape is not None, "layers know the shape of a sum"
         most = self._layout.most(group)
         return self._repeated(lambda: self._sum(x, here, machines, shape, far, most))
 
@@ -168,7 +165,6 @@ class MachineCommunicator:
         self, x: Tensor | None, here: Group, machines: Group, shape: Sequence[int],
         far: FarCommunicator, most: int,
     ) -> Tensor:  # fmt: skip
-        """Return the sum over all machines' ranks, in the order of the ranks."""
         joined = self._inner.gather(x, here)
         total = None
         if self._local_rank == here[0]:
@@ -179,7 +175,7 @@ class MachineCommunicator:
     def gather(self, x: Tensor | None, group: Group, alike: Tensor | None = None) -> Tensor | None:
         """Join the slices of this machine's ranks on the first of them; see `Communicator.gather`.
 
-        What machines have is joined outside of passes, see `MachineRunner`.
+        Results of machines are joined outside of passes, see `MachineRunner`.
         """
         return self._inner.gather(x, self._layout.parts(group)[0], alike)
 
@@ -202,7 +198,6 @@ class MachineCommunicator:
         self, x: Tensor | None, far: FarCommunicator, origin: int, machines: Group,
         shape: Sequence[int] | None,
     ) -> Tensor:  # fmt: skip
-        """Send x to other machines, or receive it; return it."""
         if origin != self._layout.number:
             return self._repeated(lambda: far.broadcast(None, origin, machines, shape))
         assert x is not None, "the source must have a value"
@@ -210,16 +205,12 @@ class MachineCommunicator:
         return x
 
     def _repeated(self, compute: Callable[[], Tensor]) -> Tensor:
-        """Return what `compute` makes now; each replay writes what it makes then there.
-
-        A GPU's token is captured, a CPU's is recorded, and each leaves the other's way alone.
-        """
+        """Return `compute()`; each replay of a captured or recorded token computes it again."""
         found = host_step_value(lambda: self._recorded(compute))
         assert found is not None, "all members of a group get a value"
         return found
 
     def _recorded(self, compute: Callable[[], Tensor]) -> Tensor:
-        """Do as `_repeated` for tokens that are recorded."""
         rooms: list[Tensor] = []
 
         def step() -> None:
@@ -242,4 +233,4 @@ class MachineCommunicator:
 
 
 def _drop(x: object) -> None:
-    """Do nothing with a result."""
+    """Return None, for a step without a result."""

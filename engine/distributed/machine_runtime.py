@@ -19,7 +19,7 @@ from engine.distributed.machine_comm import FarCommunicator, MachineCommunicator
 from engine.distributed.machine_runner import MachineRunner
 from engine.distributed.machines import END, LOAD, UNLOAD, Machines, ModelPlace
 from engine.distributed.straight_proof import chosen_ports, used_ports
-from engine.errors import EngineError, SplitError
+from engine.errors import EngineError, Sentence, SplitError
 from engine.formats.gguf.reader import GGUFFile, model_hash
 from engine.hardware.torch_devices import kind_of, torch_device, torch_devices
 from engine.model.forward.batch import PROMPT_BATCH
@@ -40,19 +40,19 @@ if TYPE_CHECKING:
     from engine.util.progress import IsCancelled, ProgressSink
 
 BLOCK = "mtp"
-"""Name of the path of a file with an MTP block alone, beside the settings of a load."""
+"""Key of the path of a separate file with an MTP block, among the settings of a load."""
 
 
 class MachineRuntime(ThreadRuntime):
     """A `ThreadRuntime` whose ranks on other machines belong to other processes.
 
-    All machines make one at the same time; those behind the first then call `follow`.
+    All machines make one at the same time; all except the first then call `follow`.
 
     Args:
         machines: connections to the other machines.
         number: number of the model, equal on all machines.
-        donor: runtime of the same file with another split, in whose place this one is loaded. It
-            stays usable if a machine has too little memory, and is closed otherwise.
+        donor: runtime of the same file with another split, which this one replaces. It stays
+            usable if a machine has too little memory, and is closed otherwise.
 
     Raises:
         EngineError: this machine or another one cannot load the model; all of them raise it.
@@ -76,11 +76,7 @@ class MachineRuntime(ThreadRuntime):
             raise
 
     def _introduced(self, file: GGUFFile, params: LoadParams) -> Sequence[str]:
-        """Return the kinds of all ranks' devices, once all machines have the same file.
-
-        Raises:
-            EngineError: a machine has another file, or lacks a device.
-        """
+        """Return the kinds of all ranks' devices, after checking that all have the same file."""
         machines, found, problem = self._place.machines, None, None
         try:
             if len(params.all_devices) != sum(params.machines):
@@ -95,13 +91,17 @@ class MachineRuntime(ThreadRuntime):
         all_found = machines.agreed(problem, found)
         for name, (digests, _) in zip(machines.names, all_found, strict=True):
             if digests != all_found[0][0]:
-                what = "file" if digests[1] == all_found[0][0][1] else "MTP file"
+                is_file = digests[1] == all_found[0][0][1]
                 raise EngineError(
-                    f"{name} has another {what} than {machines.names[0]}.", "Copy the file there."
+                    "{machine} has another {file} than {other}.",
+                    "Copy the file there.",
+                    machine=name,
+                    file=Sentence("file" if is_file else "MTP file"),
+                    other=machines.names[0],
                 )
         return [kind for _, kinds in all_found for kind in kinds]
 
-    # what a runtime of one machine has of all ranks, this one has of its own
+    # overrides that cover this machine's ranks only
 
     def _local_ranks(self, declaration: Declaration) -> Sequence[int]:
         self._ports = used_ports(declaration.split, self._place.layout)
@@ -133,7 +133,6 @@ class MachineRuntime(ThreadRuntime):
     def _way(
         self, device: torch.device, ports: Ports, is_shape_known: bool, *kind: object
     ) -> FarCommunicator:
-        """Return the way of one kind of calls: straight where it is proven, else by host memory."""
         machines = self._place.machines
         group = self._straight.get(ports) if is_shape_known else None
         if group is not None and machines.straight is not None:
@@ -147,12 +146,7 @@ class MachineRuntime(ThreadRuntime):
         return any(self._agreed(super()._lacks_memory(free)))
 
     def _agreed(self, value: Any = None) -> list[Any]:
-        """Return all machines' values before the end of the load.
-
-        Raises:
-            EngineError: another machine cannot load the model.
-        """
-        self._is_agreed = True  # whoever fails has told all others
+        self._is_agreed = True  # a machine that fails has reported it to all others
         found = self._place.machines.agreed(None, value)
         self._is_agreed = False
         return found
@@ -161,10 +155,7 @@ class MachineRuntime(ThreadRuntime):
         self, donor: ThreadRuntime, used: UsedSlots, builder: RankBuilder,
         on_progress: ProgressSink, is_cancelled: IsCancelled,
     ) -> None:  # fmt: skip
-        """Load in the place of the donor, once all machines have the memory for it.
-
-        Machine 0 has what is cached, see `KeptCache`. From here on, it cannot be cancelled.
-        """
+        """Load in place of the donor once all machines have the memory, see `KeptCache`."""
         assert isinstance(donor, MachineRuntime), "machines have split it before"
         self._agreed()
         self._keep_fallbacks(donor)
@@ -172,7 +163,7 @@ class MachineRuntime(ThreadRuntime):
         self._load(builder, on_progress, never)
 
     def _begin(self) -> None:
-        """Agree with the other machines, of which the first one then computes first passes."""
+        """Agree with the other machines; the first one then warms up."""
         runner = self.runner
         facts = [
             *captures_of(self.ranks), *runner.meeting.here, runner.max_verify_rows,
@@ -185,11 +176,11 @@ class MachineRuntime(ThreadRuntime):
         captures, meetings = Captures(any(some), all(are_all)), KernelMeetings(any(meet), any(wait))
         runner.join(self._place, captures, meetings, min(n_rows))
         if self._place.machines.number == 0:
-            with self._explaining("to compute the first tokens"):
+            with self._explaining(Sentence("to compute the first tokens")):
                 runner.warm_up()
 
     def follow(self, order: str, values: Sequence[object]) -> None:
-        """Do what machine 0 orders.
+        """Follow an order of machine 0.
 
         Raises:
             EngineError: this machine cannot do it, or another one is gone.
@@ -197,7 +188,7 @@ class MachineRuntime(ThreadRuntime):
         self.runner.do(order, *values)
 
     def close(self) -> None:
-        """Free everything here, and have the other machines do so; safe to call twice."""
+        """Free everything here and on the other machines; safe to call twice."""
         runner = getattr(self, "runner", None)
         if runner is not None:
             runner.leave()
@@ -226,20 +217,15 @@ def open_on_machines(
     params = shared_params(params)
     if donor is not None:
         assert isinstance(donor, MachineRuntime), "machines have split it before"
-        return _split_anew(machines, file, params, on_progress, donor, used)
+        return _resplit(machines, file, params, on_progress, donor, used)
     number = machines.announce(_document(file, params))
     return MachineRuntime(file, params, on_progress, is_cancelled, machines, number)
 
 
-def _split_anew(
+def _resplit(
     machines: Machines, file: GGUFFile, params: LoadParams, on_progress: ProgressSink,
     donor: MachineRuntime, used: UsedSlots,
 ) -> MachineRuntime:  # fmt: skip
-    """Load a model with another split on all machines, and keep what is cached.
-
-    Raises:
-        EngineError: a machine has too little memory; the donor goes on. Or one has failed.
-    """
     try:
         with KeptCache(donor.runner, donor.plan.kv_type, used) as kept:
             document = _document(file, replace(params, n_batch=donor.n_batch))
@@ -251,13 +237,13 @@ def _split_anew(
             return runtime
     except OSError as error:
         raise SplitError(
-            f"What is cached cannot be kept meanwhile: {error.strerror or error}.",
+            "The KV cache cannot be saved during the re-split: {problem}.",
             "Make room on the disk of temporary files.",
+            problem=Sentence(error.strerror or str(error)),
         ) from None
 
 
 def _document(file: GGUFFile, params: LoadParams) -> dict[str, Any]:
-    """Return what the other machines must know to load a model, as JSON."""
     block = "" if file.companion is None else str(file.companion)
     return {"path": params.path, BLOCK: block, **params_document(params)}
 
@@ -268,7 +254,6 @@ def shared_params(params: LoadParams) -> LoadParams:
 
 
 def _block_hash(file: GGUFFile) -> str:
-    """Return a hash of the file that a model's MTP block is from; "" for none."""
     if file.companion is None:
         return ""
     with GGUFFile.open(file.companion) as other:
@@ -276,11 +261,6 @@ def _block_hash(file: GGUFFile) -> str:
 
 
 def _kind(name: str) -> str:
-    """Return the kind of a device of this machine; ranks of one kind compute the same bits.
-
-    Raises:
-        NoDevice: it does not exist here.
-    """
     device = torch_device(name)
     return kind_of(device) if device.type == "cuda" else f"{name} {chosen()}"
 
@@ -289,7 +269,7 @@ log = logging.getLogger(__name__)
 
 
 def follow(machines: Machines, path: str, cpu_threads: int | None) -> None:
-    """Do what machine 0 orders, until it says that this is the end.
+    """Follow the orders of machine 0 until its `END`.
 
     Args:
         path: path of this machine's copy of the model's file; "" for the path on machine 0.
@@ -320,11 +300,11 @@ def _load(
     machines: Machines, models: dict[int, MachineRuntime], number: int,
     document: Mapping[str, Any], path: str, cpu_threads: int | None, donor: MachineRuntime | None,
 ) -> None:  # fmt: skip
-    """Load a model as all machines do; it is missing afterwards if any of them cannot."""
+    """Load a model, as all machines do; add it to `models` unless any of them fails."""
     try:
         settings = {k: v for k, v in document.items() if k not in ("path", BLOCK)}
         given, block = params_from(settings, document["path"]), document[BLOCK]
-        # templates, draft models and pictures are the business of machine 0 alone
+        # only machine 0 uses templates, draft models and images
         draft = "mtp" if block else "ngram" if given.draft_path else given.draft
         params = replace(
             given, path=path or given.path, cpu_threads=cpu_threads, chat_template="", draft=draft,
@@ -338,15 +318,6 @@ def _load(
 
 @contextmanager
 def _opened(machines: Machines, path: str, block: str) -> Iterator[GGUFFile]:
-    """Open this machine's copy of the file, with its MTP block if that has a file of its own.
-
-    Args:
-        path: path of the file.
-        block: path of the file with the block on machine 0; "" for none.
-
-    Raises:
-        EngineError: one cannot be read, which the other machines know then.
-    """
     with ExitStack() as stack:
         try:
             file = stack.enter_context(GGUFFile.open(Path(path)))
@@ -358,13 +329,9 @@ def _opened(machines: Machines, path: str, block: str) -> Iterator[GGUFFile]:
 
 
 def _own_copy(path: str, model: str) -> str:
-    """Return the path of this machine's copy of a file that machine 0 has, beside the model or not.
-
-    Raises:
-        EngineError: there is none.
-    """
+    """Return the path of this machine's copy of a file on machine 0, next to the model or not."""
     name = PurePath(path.replace("\\", "/")).name
     for found in (Path(model).parent / name, Path(path)):
         if found.is_file():
             return str(found)
-    raise EngineError(f"There is no file {name} beside the model.", "Copy it there.")
+    raise EngineError("There is no file {file} next to the model.", "Copy it there.", file=name)

@@ -1,4 +1,4 @@
-"""The machines that compute one model together, as the process on one of them sees them."""
+"""The machines that compute one model together, as seen by the process on one of them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from engine.distributed.machine_comm import RankLayout
 from engine.distributed.process_comm import ProcessCommunicator
 from engine.distributed.straight import StraightBackend, StraightGroups
 from engine.distributed.wire import Orders
-from engine.errors import EngineError
+from engine.errors import EngineError, Sentence
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from engine.model.sharding.split import ModelSplit
 
 LOAD, UNLOAD, END = "load", "unload", "end"
-"""Orders about models: load one, free it; and leave."""
+"""Orders about models, and the order to leave."""
 
 
 class Machines:
@@ -33,14 +33,14 @@ class Machines:
 
     Args:
         wire: connections to the other machines.
-        on_failure: called with what has failed in the middle of a step, which nobody survives.
-        backend: backend that sends from the memory of devices; None for none.
+        on_failure: called with an error in the middle of a step, after which no machine can go on.
+        backend: backend that sends directly from device memory, if any.
 
     Attributes:
-        number: number of this machine; machine 0 says what is computed.
+        number: number of this machine; machine 0 sends the orders.
         orders: orders of machine 0.
         far: communicator between machines outside of passes.
-        straight: process groups that send from the memory of devices; None for none.
+        straight: process groups that send from device memory, if any.
     """
 
     def __init__(
@@ -59,11 +59,11 @@ class Machines:
     def far_for(self, device: torch.device, *group: Any) -> ProcessCommunicator:
         """Return a communicator between machines, through host memory, for one group of ranks.
 
-        Threads of ranks that are at different places must not take each other's tensors.
+        Each group has its own tag, as threads of ranks may be at different steps.
 
         Args:
             device: device of this machine's rank.
-            group: what tells the group from others, the same on all machines.
+            group: identity of the group, the same on all machines.
         """
         tag = zlib.crc32(repr(group).encode()) >> 2 | 1
         return ProcessCommunicator(self._wire, device, tag)
@@ -74,7 +74,7 @@ class Machines:
         return [peer.name for peer in self._wire.peers]
 
     def hand(self, x: Tensor, source: int, goal: int) -> None:
-        """Copy a tensor of one machine to the memory of another one; others do nothing.
+        """Copy a tensor from one machine to the memory of another one; others do nothing.
 
         Args:
             x: contiguous tensor in host memory, of the same size and type on both.
@@ -91,7 +91,7 @@ class Machines:
 
         Args:
             params: settings of the load, as JSON.
-            donor: number of the model in whose place it is loaded; 0 for none.
+            donor: number of the model that it replaces; 0 for none.
 
         Raises:
             CommError: a machine is gone.
@@ -107,19 +107,21 @@ class Machines:
             EngineError: the problem of this machine, or else of the first one that has any.
         """
         mine = None if problem is None else [problem.message, problem.hint]
-        found = self.orders.told([mine, value])
+        found = self.orders.all_gather([mine, value])
         if problem is not None:
             raise problem
         for name, (theirs, _) in zip(self.names, found, strict=True):
             if theirs is not None:
                 message, hint = theirs
-                raise EngineError(f"{name}: {message}", hint)
+                raise EngineError(
+                    "{machine}: {problem}", Sentence(hint), machine=name, problem=message
+                )
         return [value for _, value in found]
 
     def close(self) -> None:
-        """End what sends from the memory of devices; other processes may be gone.
+        """End the backend's transfers; other processes may be gone.
 
-        A process with a thread that hangs in a backend ends here: it would not end well otherwise.
+        If a thread hangs in the backend, the process is ended here, as it could not exit cleanly.
         """
         if self.straight is not None:
             self.straight.abort()
@@ -127,12 +129,12 @@ class Machines:
                 os._exit(0)
 
     def fail(self, error: EngineError) -> None:
-        """Tell whoever watches this process that it cannot go on."""
+        """Report to the agent that this process cannot go on."""
         self._on_failure(error)
 
 
 class ModelPlace:
-    """The place of one model among the machines.
+    """Connection of one model to the machines.
 
     Args:
         machines: connections to the other machines.
@@ -141,8 +143,7 @@ class ModelPlace:
 
     Attributes:
         layout: numbers of the machines' ranks.
-        kept: this machine's parts of kept recurrent states, by number.
-        number: number of the model, equal on all machines.
+        kept: this machine's parts of saved recurrent states, by number.
     """
 
     def __init__(self, machines: Machines, sizes: Sequence[int], number: int) -> None:
@@ -160,22 +161,19 @@ class ModelPlace:
         self.machines.orders.send(name, self.number, *values)
 
     def first_problem(self, problem: str) -> str:
-        """Return the first machine's problem, "" if none has one; called on all at one place.
-
-        Args:
-            problem: that of this machine; "" for none.
+        """Return the first machine's problem, or ""; called on all machines at the same point.
 
         Raises:
             CommError: a machine is gone.
         """
-        return next(filter(None, self.machines.orders.told(problem)), "")
+        return next(filter(None, self.machines.orders.all_gather(problem)), "")
 
     def heads(self, split: ModelSplit) -> tuple[int, ...]:
         """Return the machines that have a slice of the output head."""
         return self.layout.parts(split.last_group)[1]
 
     def first_logit(self, split: ModelSplit) -> int:
-        """Return the token of the first logit of this machine's slice of the output head."""
+        """Return the token id of the first logit of this machine's slice of the output head."""
         mine = next(rank for rank in split.last_group if rank in self.layout.local)
         return split.output.spans[mine][0]
 
@@ -187,7 +185,7 @@ class ModelPlace:
         Args:
             held: this machine's rows; None if it has none.
             heads: machines that have some.
-            shape: shape of each machine's rows, of whole numbers; None where they differ.
+            shape: shape of each machine's int32 rows; None if they differ.
         """
         if shape is not None:
             joined = self.machines.far.collect(held, heads, shape, torch.int32)

@@ -1,8 +1,7 @@
 """Collectives between ranks that are processes, with the same bits as between threads.
 
-Each rank sends its value to the others, and all add up in rank order. Of large values each rank
-sums one slice and sends the result to the others. Values are sent from host memory in their own
-type.
+Each rank sends its value to the others, and all add in rank order. Of large values each rank sums
+one slice and sends the result to the others. Values are sent from host memory in their own type.
 """
 
 from __future__ import annotations
@@ -24,10 +23,10 @@ if TYPE_CHECKING:
     from engine.model.forward.communicator import FusedAllReduce, Group
 
 MAX_AT_ONCE = 1 << 14
-"""Largest number of elements that is sent without first asking which ranks have a value."""
+"""Largest number of elements to send without first asking which ranks have a value."""
 
 MIN_SLICED = 1 << 16
-"""Smallest number of elements of which each rank sums one slice, among three or more ranks."""
+"""Smallest number of elements that is summed in slices, with three or more ranks."""
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32)
 """Types that a header can name, by their index."""
@@ -36,11 +35,8 @@ MAX_DIMS = 6
 """Largest number of dimensions of a value."""
 
 HAS, DTYPE, CHECK, N_DIM, DIMS = range(5)
-"""Indices of a header's words.
-
-They are: whether there is a value, its type, a check sum of the tensor to compare (-1 for none),
-its number of dimensions, and the first word of its shape.
-"""
+"""Indices of a header's words: whether there is a value, its type, a checksum of the tensor to
+compare (-1 for none), its number of dimensions, and the first word of its shape."""
 
 
 class ProcessCommunicator:
@@ -49,11 +45,7 @@ class ProcessCommunicator:
     Args:
         wire: connections to the other ranks.
         device: device of this rank, to which results are copied.
-        tag: number of the connections' tensors, see `Wire.swap`.
-
-    Attributes:
-        rank: number of the rank.
-        waited_s: seconds spent sending and receiving so far.
+        tag: channel of its tensors, see `Wire.swap`.
     """
 
     def __init__(self, wire: Wire, device: torch.device, tag: int = 0) -> None:
@@ -74,7 +66,7 @@ class ProcessCommunicator:
             shape: shape of all values, if every member knows it.
         """
         if len(group) == 1:
-            assert x is not None, "a group of one has nobody else to give a value"
+            assert x is not None, "the only member of a group has a value"
             return x
         held = None if x is None else _on_host(x)
         if shape is not None and prod(shape) <= MAX_AT_ONCE:
@@ -89,7 +81,7 @@ class ProcessCommunicator:
         Args:
             x: this member's value; None if it has none.
             group: members of the group, in rank order.
-            alike: tensor with the same bits on all ranks of one kind; check sums are compared.
+            alike: tensor with the same bits on all ranks of one kind; checksums are compared.
 
         Returns:
             The joined tensor on the first member of the group; None on the others.
@@ -122,7 +114,7 @@ class ProcessCommunicator:
         Rank 0 waits for them from the start, so that they arrive after one latency.
 
         Args:
-            x: this rank's value; None if it is none of the sources.
+            x: this rank's value; None if it is not among the sources.
             sources: ranks that have a value, in rank order.
         """
         if self.rank:
@@ -162,15 +154,12 @@ class ProcessCommunicator:
     def _shown_at_once(
         self, held: Tensor | None, group: Group, shape: Sequence[int]
     ) -> list[Tensor]:
-        """Return the values of all members that have one, in rank order.
-
-        A word before each value says whether there is one.
-        """
+        """Return the existing values in rank order; a leading word marks them."""
         n = prod(shape)
         mine = torch.zeros(1 + n)
         if held is not None:
-            assert held.dtype is torch.float32, "others count on it"
-            assert tuple(held.shape) == tuple(shape), "that is no partial sum"
+            assert held.dtype is torch.float32, "the others expect F32"
+            assert tuple(held.shape) == tuple(shape), "not the shape of a partial sum"
             mine[0] = 1
             mine[1:] = held.view(-1)
         shown = {rank: mine if rank == self.rank else torch.empty(1 + n) for rank in group}
@@ -178,7 +167,7 @@ class ProcessCommunicator:
         return [x[1:].view(*shape) for x in shown.values() if x[0]]
 
     def _large_sum(self, held: Tensor | None, group: Group) -> Tensor:
-        """Return the sum of values whose shapes are not known to all, or that are large."""
+        """Return the sum of values that are large, or whose shapes not all ranks know."""
         head = _header(held)
         heads = {rank: head if rank == self.rank else torch.empty_like(head) for rank in group}
         self._exchange(head, heads)
@@ -202,7 +191,6 @@ class ProcessCommunicator:
     def _sliced_sum(
         self, held: Tensor | None, group: Group, values: Mapping[int, Tensor]
     ) -> Tensor:
-        """Sum one slice of all values, send it to the other members and receive theirs."""
         total = torch.empty_like(next(iter(values.values())))
         n, size, flat = total.numel(), len(group), total.view(-1)
         cut = {rank: slice(n * i // size, n * (i + 1) // size) for i, rank in enumerate(group)}
@@ -221,14 +209,14 @@ class ProcessCommunicator:
     def sum_of_several(
         self, values: Sequence[Tensor], group: Group, shape: Sequence[int], most: int
     ) -> Tensor:
-        """Return the sum over all members of what each of them has, in order.
+        """Return the sum of all members' values, in order.
 
         Args:
             values: this member's partial sums; at least one member has some.
             shape: shape of each value.
             most: largest number of values of a member.
         """
-        assert len(values) <= most, "that is more than ranks have"
+        assert len(values) <= most, "more values than ranks"
         held = [_on_host(x).view(*shape) for x in values]
         stacked = torch.stack(held) if held else None
         head = _header(stacked)
@@ -245,18 +233,16 @@ class ProcessCommunicator:
         return _sum(x for several in found.values() for x in several).to(self._device)
 
     def _exchange(self, mine: Tensor, shown: Mapping[int, Tensor]) -> None:
-        """Send one tensor to all others and receive theirs into `shown`, by rank."""
         others = [rank for rank in shown if rank != self.rank]
         self._swap([(rank, mine) for rank in others], [(rank, shown[rank]) for rank in others])
 
     def _swap(self, out: Sequence[tuple[int, Tensor]], into: Sequence[tuple[int, Tensor]]) -> None:
-        """Send and receive tensors, see `Wire.swap`, and count the time as waiting."""
         begun = time.perf_counter()
         self._wire.swap(out, into, self._tag)
         self.waited_s += time.perf_counter() - begun
 
     def _check_sums(self, sums: Mapping[int, int]) -> None:
-        """Check that check sums are equal among the ranks of one kind; -1 is no check sum."""
+        """Compare checksums among the ranks of one kind; -1 is none."""
         of_kind: dict[str, dict[int, int]] = defaultdict(dict)
         for rank, number in sums.items():
             if number >= 0:
@@ -265,7 +251,6 @@ class ProcessCommunicator:
             check_same(alike, self._name)
 
     def _name(self, rank: int) -> str:
-        """Return the device and the host of a rank, for errors."""
         return name_of(self._wire, rank)
 
 
@@ -274,7 +259,6 @@ def _on_host(x: Tensor) -> Tensor:
 
 
 def _sum(values: Iterable[Tensor]) -> Tensor:
-    """Return the sum of values, added in their order."""
     first, *others = values
     return sum(others, start=first)
 
@@ -290,6 +274,5 @@ def _header(x: Tensor | None, alike: Tensor | None = None) -> Tensor:
 
 
 def _empty_for(head: Tensor) -> Tensor:
-    """Return uninitialised memory for the value that a header describes."""
     shape = head[DIMS : DIMS + int(head[N_DIM])].tolist()
     return torch.empty(shape, dtype=DTYPES[int(head[DTYPE])])

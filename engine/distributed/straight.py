@@ -1,7 +1,7 @@
-"""The straight way between machines: from the memory of devices, by a backend such as NCCL.
+"""Direct transfers between machines from device memory, by a backend such as NCCL.
 
-The other way is `engine.distributed.process_comm`: through host memory, by gloo. Backends only move
-values here, and each rank adds them up itself in rank order, so both ways have the same bits.
+The alternative is `engine.distributed.process_comm`: through host memory, by gloo. Backends only
+move values here, and each rank adds them itself in rank order, so both have the same bits.
 """
 
 from __future__ import annotations
@@ -19,39 +19,34 @@ import torch.distributed as dist
 from torch import Tensor
 
 from engine.distributed.wire import JOIN_S, VERDICT_S
-from engine.errors import CommError
+from engine.errors import CommError, Sentence
 
 Ports = tuple[tuple[int, int], ...]
-"""Ranks that send and receive for their machines: pairs of a machine and its rank, in order."""
+"""Ports of a group, see `machine_comm`: pairs of a machine and its rank, in order."""
 
 STUCK_S = 300.0
-"""Seconds after which something that was not received counts as lost, though all machines live."""
+"""Seconds after which a value that has not arrived counts as lost, even with all machines alive."""
 
 SPINS = 2000
-"""Number of looks at a device without sleep; they take about a millisecond."""
+"""Number of polls of a device without sleeping, about a millisecond."""
 
 NAP_S = 50e-6
-"""Seconds between two looks from then on."""
+"""Seconds between polls from then on."""
 
 
 class StraightBackend(NamedTuple):
-    """A backend of `torch.distributed` that sends from the memory of devices.
-
-    Attributes:
-        name: its name for `torch.distributed`.
-        device: type of the devices.
-    """
+    """A backend of `torch.distributed` that sends from the memory of devices of one type."""
 
     name: str
     device: str
 
     @property
     def problem(self) -> str:
-        """Why it cannot serve here, as the end of a sentence; "" if it may."""
+        """Reason why it cannot be used here, as the end of a sentence; "" if it can."""
         if not dist.is_backend_available(self.name):
-            return f"its PyTorch has no {self.name.upper()}"
+            return Sentence("its PyTorch has no {name}", name=self.name.upper())
         if self.name == "nccl" and sys.platform != "linux":
-            return "NCCL needs Linux"
+            return Sentence("NCCL needs Linux")
         return ""
 
 
@@ -69,21 +64,17 @@ def backend_of_environment() -> StraightBackend:
 
 
 class StraightCommunicator:
-    """Communicator of a rank with the ports of other machines; see `FarCommunicator`.
+    """Communicator of a port with the ports of other machines; see `FarCommunicator`.
 
-    The host waits until values are there, as it does for gloo: whoever watches this process and the
-    others ends them when one is lost, and what is behind the value may be enqueued at once then.
+    The host waits until values have arrived, as with gloo: if a process is lost, the agents end the
+    others, and work that uses a value can be enqueued right after it.
 
     Args:
-        group: process group of the machines' processes; those of the ports.
-        ports: ranks that use it.
+        group: process group of the ports' processes.
+        ports: the ports.
         machine: number of this machine.
-        device: device of this machine's rank.
-        lost: returns the error for a value that does not come.
-
-    Attributes:
-        machine: number of this machine.
-        waited_s: seconds spent sending and receiving so far.
+        device: device of this machine's port.
+        lost: returns the error for a value that does not arrive.
     """
 
     def __init__(
@@ -110,9 +101,9 @@ class StraightCommunicator:
     def sum_of_several(
         self, values: Sequence[Tensor], group: Sequence[int], shape: Sequence[int], most: int
     ) -> Tensor:
-        """Return the sum over all machines of what each of them has, in order.
+        """Return the sum of all machines' values, in order.
 
-        What a machine lacks is minus zero, which changes no sum: x + -0.0 is x for all x.
+        Missing values are replaced by minus zero, which changes no sum: x + -0.0 is x for all x.
 
         Args:
             values: this machine's values, F32.
@@ -143,27 +134,21 @@ class StraightCommunicator:
         return x if is_mine and x is not None else room
 
     def _run(self, begin: Callable[[], Any]) -> None:
-        """Send or receive on the rank's stream, and wait until it is done.
-
-        Raises:
-            CommError: it failed, or took too long.
-        """
         begun = time.perf_counter()
         try:
             is_done = _finished(begin(), self._device)
         except RuntimeError:
             is_done = False
         if not is_done:
-            time.sleep(VERDICT_S)  # this process is ended meanwhile, with the reason
+            time.sleep(VERDICT_S)  # agents may end this process first, with the actual reason
             raise self._lost(self._ports)
         self.waited_s += time.perf_counter() - begun
 
 
 def _finished(work: Any, device: torch.device) -> bool:
-    """Wait until something is sent or received; return False if it takes too long.
+    """Wait until a transfer is done; return False if it takes too long.
 
-    NCCL's `wait` makes the current stream wait, and the host polls an event behind it. With a
-    timeout the host would wait in there instead, asleep for a millisecond or more.
+    NCCL's `wait` makes the stream wait, and the host polls an event; with a timeout it would sleep.
     """
     if device.type != "cuda":
         work.wait(timedelta(seconds=STUCK_S))
@@ -181,19 +166,14 @@ def _finished(work: Any, device: torch.device) -> bool:
 
 
 class StraightGroup(NamedTuple):
-    """Processes that send straight to each other.
-
-    Attributes:
-        processes: their process group.
-        ports: ranks that use it.
-    """
+    """Process group of ports that exchange values directly."""
 
     processes: Any
     ports: Ports
 
 
 class StraightGroups:
-    """The process groups of one machine, each for the ports of some machines.
+    """The process groups of one machine, each for one tuple of ports.
 
     Args:
         backend: backend that sends.
@@ -201,7 +181,7 @@ class StraightGroups:
         names: names of all machines.
 
     Attributes:
-        why_not: why nothing goes this way any more, as a sentence about a machine; "" if it may.
+        why_not: why it is not used any longer, as a sentence about a machine; "" if it can be used.
         is_stuck: whether a thread of this process hangs in the backend.
     """
 
@@ -212,13 +192,13 @@ class StraightGroups:
         self._groups: dict[tuple[Ports, tuple[str, ...]], Any] = {}
 
     def make(self, ports: Ports, devices: tuple[str, ...]) -> StraightGroup:
-        """Return the process group of ports; all machines make all groups, in one order.
+        """Return the process group of ports; all machines make all groups in the same order.
 
         Args:
-            devices: devices of the ports: a connection serves no others.
+            devices: devices of the ports, as a connection is bound to them.
 
         Raises:
-            RuntimeError: the others do not come, or the backend fails.
+            RuntimeError: the others do not connect, or the backend fails.
         """
         key = ports, devices
         if key not in self._groups:
@@ -232,19 +212,20 @@ class StraightGroups:
 
     @property
     def is_used(self) -> bool:
-        """Whether any values go this way."""
+        """Whether any groups exist."""
         return bool(self._groups)
 
     def _error(self, ports: Ports) -> CommError:
-        """Return the error for a value that does not come, unless a better one is known."""
         others = [machine for machine, _ in ports if machine != self.machine]
-        why = f"sends and receives nothing any more by {self.backend.name.upper()}"
+        why = Sentence(
+            "no longer sends or receives by {backend}", backend=self.backend.name.upper()
+        )
         return CommError(others[0], why, self._names[others[0]])
 
     def abort(self, why: str = "") -> None:
-        """End whatever is under way, and everything that this was for; safe to call twice."""
+        """Abort all transfers and drop the groups; safe to call twice."""
         self.why_not = self.why_not or why
         groups, self._groups = self._groups, {}
         for group in groups.values():
-            with suppress(RuntimeError, AttributeError):  # of others, it is a number
+            with suppress(RuntimeError, AttributeError):  # on other machines it is a number
                 group.abort()

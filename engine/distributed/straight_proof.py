@@ -1,6 +1,6 @@
-"""Trial of the straight way between machines: it brings each bit, and sooner than the other way.
+"""Trial of direct transfers between machines: are they correct, and faster than host memory?
 
-It runs on a thread, as a backend may hang: then the groups are aborted and the thread is left.
+It runs on a thread, as a backend may hang: then the groups are aborted and the thread is abandoned.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from engine.distributed.straight import Ports, StraightCommunicator, StraightGroup, StraightGroups
 from engine.distributed.wire import Orders, Wire
-from engine.errors import EngineError
+from engine.errors import EngineError, Sentence
 from engine.planning.speed.facts import MESSAGE_BYTES, WireSpeed
 
 if TYPE_CHECKING:
@@ -30,23 +30,23 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 PROOF_S = 30.0
-"""Seconds within which all values must have arrived; connections are set up meanwhile."""
+"""Seconds within which all values must have arrived; this includes setting up connections."""
 
 NOT_ARRIVED = "values have not arrived within"
-"""Beginning of what a machine says that waits in vain."""
+"""Beginning of the problem that a machine reports after a timeout."""
 
 N_TIMED = 15
-"""Number of values of a token that are sent to time a way."""
+"""Number of all-reduces of a token's value in a timing."""
 
 SHAPES = ((1, 4096), (96, 4096))
-"""Shapes of the values: as of a token, and more than a backend sends in one piece."""
+"""Shapes of the values: that of a token, and more than a backend sends in one piece."""
 
 
 def used_ports(split: ModelSplit, layout: RankLayout) -> list[Ports]:
-    """Return the ports between which passes of a model send, each once.
+    """Return the ports between which passes of a model send values, each once.
 
-    A pass goes from the embedding through the blocks to the output head. What else is sent at times
-    goes through host memory.
+    A pass goes from the embedding through the blocks to the output head. Occasional values go
+    through host memory.
     """
     groups = [split.embedding.owners(), *(block.group for block in split.blocks), split.last_group]
     found = [layout.ports(group) for group in groups if group]
@@ -61,30 +61,30 @@ def chosen_ports(
     machines: Machines, link: str, ports: Sequence[Ports], devices: Mapping[int, torch.device],
     agreed: Callable[[Any], list[Any]], fallbacks: Fallbacks,
 ) -> Mapping[Ports, StraightGroup]:  # fmt: skip
-    """Return the groups of ports between which values go straight: of all of them, or none.
+    """Return the process groups for all of the ports, or none if host memory is to be used.
 
-    All machines call it at once and get the same. Unless the link is asked for, it also has to
-    bring a token's values sooner than host memory does.
+    All machines call it at the same time and get the same result. Unless the link is requested, it
+    also has to be faster than host memory.
 
     Args:
         link: see `LoadParams.machine_link`.
         ports: see `used_ports`.
         devices: device of each rank of this machine.
         agreed: returns all machines' values.
-        fallbacks: list of what makes the model slower.
+        fallbacks: fallbacks that make the model slower.
 
     Raises:
-        EngineError: it was asked for and fails; the error names a machine.
+        EngineError: it was requested and fails; the error names a machine.
     """
     if link == "gloo" or not ports:
         return {}
     groups, is_tried = machines.straight, False
     names = {str(rank): str(device) for rank, device in devices.items()}
-    told = agreed([_unfit(groups, ports, devices), names])
-    why = _named(machines.names, [problem for problem, _ in told])
+    gathered = agreed([_unfit(groups, ports, devices), names])
+    why = _named(machines.names, [problem for problem, _ in gathered])
     if not why and groups is not None:
         is_tried, begun = True, time.monotonic()
-        all_names = {int(rank): name for _, found in told for rank, name in found.items()}
+        all_names = {int(rank): name for _, found in gathered for rank, name in found.items()}
         proof = Proof(groups, ports, devices, all_names)
         why = _named(machines.names, agreed(proof.problem()))
         name, took = groups.backend.name.upper(), time.monotonic() - begun
@@ -107,8 +107,9 @@ def chosen_ports(
         groups.abort(why)
     if link == "nccl":
         raise EngineError(
-            f"NCCL cannot carry values between the machines: {why}.",
+            "NCCL cannot carry values between the machines: {problem}.",
             "Leave --machine-link nccl out, or check drivers, interfaces and firewalls.",
+            problem=why,
         )
     log.info("values go through host memory between the machines: %s", why)
     if is_tried:
@@ -121,27 +122,29 @@ def _unfit(
 ) -> str:
     """Return why this machine cannot try it, as the end of a sentence; "" if it can."""
     if groups is None:
-        return "it only has the way through host memory"
+        return Sentence("it can only send through host memory")
     if groups.why_not:
-        return f"it has failed before ({groups.why_not})"
+        return Sentence("it has failed before ({problem})", problem=groups.why_not)
     used = {rank for some in ports for machine, rank in some if machine == groups.machine}
     if any(devices[rank].type != groups.backend.device for rank in used):
-        return "not all its devices are NVIDIA GPUs"
+        return Sentence("not all its devices are NVIDIA GPUs")
     return groups.backend.problem
 
 
 def _named(names: Sequence[str], problems: Sequence[str]) -> str:
-    """Return the first problem behind the name of its machine; "" if there is none.
+    """Return the first problem with the name of its machine; "" if there is none.
 
-    A machine that lacks an answer says so because of another one, so other problems come first.
+    A timeout is caused by another machine, so other problems come first.
     """
     found = [pair for pair in zip(names, problems, strict=True) if pair[1]]
     found.sort(key=lambda pair: pair[1].startswith(NOT_ARRIVED))
-    return f"{found[0][0]}: {found[0][1]}" if found else ""
+    if not found:
+        return ""
+    return Sentence("{machine}: {problem}", machine=found[0][0], problem=found[0][1])
 
 
 class Proof:
-    """Proof of the straight way, which all machines begin at once.
+    """Trial of direct transfers, which all machines begin together.
 
     Args:
         made: makes the process groups.
@@ -163,21 +166,20 @@ class Proof:
         self._seconds: dict[Ports, float] = {}
 
     def problem(self, timeout_s: float = PROOF_S) -> str:
-        """Return why the straight way fails, as the end of a sentence; "" if it brings each bit."""
+        """Return why direct transfers fail, as the end of a sentence; "" if all bits arrive."""
         thread = threading.Thread(target=self._run, name="tandem-straight-proof", daemon=True)
         thread.start()
         thread.join(timeout_s)
         if thread.is_alive():
             self._made.is_stuck = True
-            return f"{NOT_ARRIVED} {timeout_s:.0f} s"
+            return Sentence("values have not arrived within {n:.0f} s", n=timeout_s)
         return self._problem
 
     def seconds(self) -> list[float]:
-        """Return this machine's time of a token's value between each of the ports, 0 for others."""
+        """Return this machine's seconds of a token's value by ports, 0 where it has none."""
         return [self._seconds.get(ports, 0.0) for ports in self._ports]
 
     def _run(self) -> None:
-        """Send known values over each connection, and time it; runs on a thread."""
         try:
             for ports in self._ports:
                 names = tuple(self._names[rank] for _, rank in ports)
@@ -190,14 +192,13 @@ class Proof:
                     for why in _problems(comm, ports, device):
                         self._problem = self._problem or why
                     self._seconds[ports] = seconds_of(comm, ports, device)
-        except Exception as error:  # whatever a backend raises means that it does not serve
-            log.warning("no straight way between machines", exc_info=True)
+        except Exception as error:  # any exception of a backend means that it cannot be used
+            log.warning("direct transfers between machines fail", exc_info=True)
             first = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
             self._problem = self._problem or first or type(error).__name__
 
 
 def _problems(comm: StraightCommunicator, ports: Ports, device: torch.device) -> Iterator[str]:
-    """Send known values both ways between ports, and yield what comes out wrong."""
     machines = tuple(machine for machine, _ in ports)
     for shape in SHAPES:
         values = {machine: known_value(machine, shape) for machine in machines}
@@ -207,17 +208,17 @@ def _problems(comm: StraightCommunicator, ports: Ports, device: torch.device) ->
                 mine if source == comm.machine else None, source, machines, shape
             )
             if not _is_same(found, values[source]):
-                yield f"it brings wrong values from machine {source + 1}"
+                yield Sentence("it delivers wrong values from machine {n}", n=source + 1)
         first, *others = values.values()
         total = comm.all_reduce(mine, machines, shape)
         if not _is_same(total, sum(others, start=first)):
-            yield "it brings values that add up to something else"
+            yield Sentence("it delivers values with a wrong sum")
 
 
 def _far_seconds(
     machines: Machines, ports: Sequence[Ports], devices: Mapping[int, torch.device]
 ) -> list[float]:
-    """Return `Proof.seconds` of the way through host memory."""
+    """Return `Proof.seconds` of transfers through host memory."""
     found = []
     for some in ports:
         rank = dict(some).get(machines.number)
@@ -228,7 +229,7 @@ def _far_seconds(
 
 
 def seconds_of(comm: FarCommunicator, ports: Ports, device: torch.device) -> float:
-    """Return the seconds in which a token's value is added up between ports."""
+    """Return the seconds of an all-reduce of a token's value between ports."""
     machines, times = tuple(machine for machine, _ in ports), []
     value = torch.ones(SHAPES[0], device=device)
     for _ in range(N_TIMED):
@@ -247,42 +248,42 @@ def known_value(machine: int, shape: Sequence[int]) -> Tensor:
     return value
 
 
-def _is_same(found: Tensor, wanted: Tensor) -> bool:
-    return torch.equal(found.cpu().view(torch.int32), wanted.view(torch.int32))
+def _is_same(found: Tensor, expected: Tensor) -> bool:
+    return torch.equal(found.cpu().view(torch.int32), expected.view(torch.int32))
 
 
 MIN_ROUNDS, MAX_ROUNDS = 30, 2000
-"""Bounds of the number of messages that are sent there and back."""
+"""Bounds of the number of round trips."""
 
 USUAL_S, MAX_TRIAL_S = 0.2, 4.0
-"""Seconds of sending messages, and the most where single ones are slow: that is rare, so it takes
-many to know how rare. Exchanges get half of it."""
+"""Seconds of sending messages, and the limit if some are slow: that is rare, so it takes many to
+measure how rare. Exchanges get half of it."""
 
 MAX_S = 9.0
-"""Seconds for all links together: until then nobody hears of this process."""
+"""Seconds for all links together, in which this process sends nothing else."""
 
 SLOW = 4.0
-"""Times the median from which a message counts as slow, such as after a lost packet."""
+"""Multiple of the median from which a message counts as slow, such as after a lost packet."""
 
 FIRST_BYTES, MAX_BYTES = 64 << 10, 32 << 20
-"""Bytes of the first large tensor, and the most of one; each is four times as large as the last."""
+"""Bytes of the first and of the largest tensor; each is four times as large as the previous one."""
 
 LARGE_S = 0.3
-"""Seconds in which large tensors are sent; the fastest counts, as one lost packet may stop another
-for longer than all of it takes."""
+"""Seconds of sending large tensors; the fastest counts, as one lost packet may delay another one
+for longer than all of them take."""
 
 END, EXCHANGE = -1, -2
-"""Numbers in a message that mean the end, and that both sides send some more at once."""
+"""Special values of a message: the end, and an exchange of further messages in both directions."""
 
 N_EXCHANGES = 8
-"""Number of these: the next one begins where the last one has left both sides."""
+"""Number of rounds of such an exchange."""
 
 FIRST_TOO_SLOW = 3
-"""Number of messages that do not count: the first ones find threads asleep."""
+"""Number of messages that do not count: at first threads are asleep."""
 
 
 def measure_wires(wire: Wire) -> tuple[WireSpeed, ...]:
-    """Return the speed of the link between each two machines; all of them call it at once.
+    """Return the speed of the link between each two machines; all of them call it together.
 
     One link is measured after the other, for some tenths of a second each.
 
@@ -297,16 +298,12 @@ def measure_wires(wire: Wire) -> tuple[WireSpeed, ...]:
             mine = _Caller(wire, b, MAX_S / len(pairs)).measured()
         elif wire.rank == b:
             _answer(wire, a)
-        found.append(WireSpeed(a, b, *orders.told(mine)[a]))
+        found.append(WireSpeed(a, b, *orders.all_gather(mine)[a]))
     return tuple(found)
 
 
 class _Caller:
-    """The side of a measurement that sends first, and says what is sent.
-
-    Args:
-        most_s: seconds that it may take in all.
-    """
+    """The side of a measurement that sends first; it takes at most `most_s` seconds."""
 
     def __init__(self, wire: Wire, other: int, most_s: float) -> None:
         self._wire, self._other = wire, other
@@ -328,26 +325,23 @@ class _Caller:
         return middle, fmean(times), fastest, fmean(exchanges)
 
     def _times(self, measure: Callable[[], float], longest_s: float) -> list[float]:
-        """Return the seconds of each of many messages, for at most some seconds."""
         times = list[float]()
         begun = time.perf_counter()
         while len(times) < MAX_ROUNDS:
             times.append(measure())
             spent, n = time.perf_counter() - begun, len(times) - FIRST_TOO_SLOW
-            wanted_s = longest_s if _is_uneven(times) else min(USUAL_S, longest_s)
-            if spent > longest_s or (n >= MIN_ROUNDS and spent > wanted_s):
+            enough_s = longest_s if _is_uneven(times) else min(USUAL_S, longest_s)
+            if spent > longest_s or (n >= MIN_ROUNDS and spent > enough_s):
                 break
         return times[FIRST_TOO_SLOW:] or times
 
     def _round_s(self) -> float:
-        """Return the seconds of a message and its answer."""
         begun = time.perf_counter()
         self._send(0)
         self._wire.swap([], [(self._other, self._message)])
         return time.perf_counter() - begun
 
     def _exchange_s(self) -> float:
-        """Return the mean seconds of some messages both ways at once, one after the other."""
         self._send(EXCHANGE)
         self._wire.swap([], [(self._other, self._message)])
         begun = time.perf_counter()
@@ -355,7 +349,6 @@ class _Caller:
         return (time.perf_counter() - begun) / N_EXCHANGES
 
     def _large_s(self, n_bytes: int) -> float:
-        """Return the seconds of a large tensor and the answer to it."""
         self._send(n_bytes)
         x = torch.zeros(n_bytes, dtype=torch.uint8)
         begun = time.perf_counter()
@@ -364,7 +357,6 @@ class _Caller:
         return time.perf_counter() - begun
 
     def _send(self, n_bytes: int) -> None:
-        """Send a message: how many bytes follow it, or what else does."""
         self._message[0] = n_bytes
         self._wire.swap([(self._other, self._message)], [])
 
@@ -374,7 +366,6 @@ def _is_uneven(times: list[float]) -> bool:
 
 
 def _answer(wire: Wire, caller: int) -> None:
-    """Answer what the other side of a measurement sends, until its end."""
     message: Tensor = torch.zeros(MESSAGE_BYTES // 8, dtype=torch.int64)
     while True:
         wire.swap([], [(caller, message)])
@@ -389,6 +380,5 @@ def _answer(wire: Wire, caller: int) -> None:
 
 
 def _exchange(wire: Wire, other: int, message: Tensor) -> None:
-    """Send messages and receive as many, as ranks do in one all-reduce after the other."""
     for _ in range(N_EXCHANGES):
         wire.swap([(other, message)], [(other, torch.empty_like(message))])

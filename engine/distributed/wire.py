@@ -1,7 +1,7 @@
 """Connections between the processes of a model, one on each machine.
 
-They use `torch.distributed` with gloo, which sends tensors in host memory from one process to
-another. Whoever watches the processes ends them when one is lost, so that nobody waits in vain.
+They use `torch.distributed` with gloo, which sends tensors in host memory. If a process is lost,
+the agents end the others, so that none of them waits forever.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from engine.errors import CommError, EngineError
+from engine.errors import CommError, EngineError, Sentence
 
 Parcel = tuple[int, Tensor]
 """Machine to send to or receive from, and the tensor."""
@@ -29,11 +29,11 @@ NAME_BYTES = 256
 """Most bytes of a machine's name."""
 
 IDLE = timedelta(days=30)
-"""Time after which gloo gives up waiting for a tensor: the next order may be long in coming."""
+"""Timeout of gloo for a tensor: it may be long until the next order."""
 
 VERDICT_S = 4.0
-"""Seconds that whoever watches the processes gets to say which of them has failed: a connection may
-also be closed by one that was left alone itself."""
+"""Seconds to let the agents report which process has failed: a connection may also have been closed
+by a process that has lost the others itself."""
 
 
 class Peer(NamedTuple):
@@ -51,9 +51,8 @@ class Peer(NamedTuple):
 class Wire:
     """Connections to the processes of the other machines, by gloo, for tensors in host memory.
 
-    Torchrun's agents have started the processes.
-
-    The agent sets the environment variables RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
+    Torchrun's agents start the processes and set the environment variables RANK, WORLD_SIZE,
+    MASTER_ADDR and MASTER_PORT.
 
     Args:
         name: name of this machine.
@@ -73,11 +72,12 @@ class Wire:
             )
         try:
             dist.init_process_group("gloo", timeout=timedelta(seconds=JOIN_S))
-            self.rank, found = dist.get_rank(), _told(name)
+            self.rank, found = dist.get_rank(), _gathered_names(name)
         except (RuntimeError, ValueError, OSError) as error:
             raise EngineError(
-                f"The other machines' processes cannot be reached ({_first_line(error)}).",
+                "The other machines' processes cannot be reached ({problem}).",
                 "Check the interface, and that firewalls let all ports through between them.",
+                problem=_first_line(error),
             ) from None
         self.peers: Sequence[Peer] = [Peer(each, "") for each in found]
         self._group = dist.group.WORLD
@@ -90,8 +90,7 @@ class Wire:
         Args:
             out: tensors to send, and the machines to send to.
             into: memory for the received tensors, and the machines that send them.
-            tag: number of what they belong to; threads that may be at different places use
-                different ones.
+            tag: channel; threads that may be at different steps use different ones.
 
         Raises:
             CommError: a process is gone; names its machine.
@@ -103,10 +102,10 @@ class Wire:
             self._wait(peer, work)
 
     def expect(self, machine: int, room: Tensor, tag: int = 0) -> Callable[[], None]:
-        """Begin to receive a tensor of a machine, which need not wait for this one to send it.
+        """Begin to receive a tensor from a machine, so that its sender need not wait.
 
         Returns:
-            Function that waits until it is there, with the errors of `swap`.
+            Function that waits for the tensor, with the errors of `swap`.
         """
         assert self._group is not None, "it is made with the connections"
         return partial(self._wait, machine, self._begun(self._group.recv, room, machine, tag))
@@ -118,24 +117,23 @@ class Wire:
             raise self._lost(peer) from None
 
     def _begun(self, begin: Callable[..., Any], tensor: Tensor, peer: int, tag: int) -> Any:
-        """Begin to send or receive a tensor; return the request to wait for."""
         try:
             return begin([tensor], peer, tag)
         except RuntimeError:
             raise self._lost(peer) from None
 
     def _lost(self, peer: int) -> CommError:
-        """Return the error for a machine whose process is gone, unless a better one is known."""
-        time.sleep(VERDICT_S)  # this process is ended meanwhile, with the reason
-        return CommError(peer, "has ended in the middle of a step", self.peers[peer].name)
+        time.sleep(VERDICT_S)  # agents may end this process first, with the actual reason
+        problem = Sentence("has ended in the middle of a step")
+        return CommError(peer, problem, self.peers[peer].name)
 
     def close(self) -> None:
         """Close the connections."""
         dist.destroy_process_group()
 
 
-def _told(name: str) -> list[str]:
-    """Return the names of all machines; plain bytes, as pickles from a network may run code."""
+def _gathered_names(name: str) -> list[str]:
+    """Return the names of all machines; plain bytes, as unpickling network data may run code."""
     mine = name.encode()[:NAME_BYTES].ljust(NAME_BYTES, b"\0")
     rooms = [torch.empty(NAME_BYTES, dtype=torch.uint8) for _ in range(dist.get_world_size())]
     dist.all_gather(rooms, torch.frombuffer(bytearray(mine), dtype=torch.uint8))
@@ -153,33 +151,25 @@ def _first_line(error: BaseException) -> str:
 
 
 HEAD = 8
-"""Bytes that say how long an order is."""
+"""Bytes of an order's length."""
 
 FRAME = 4096
-"""Bytes of the first message of an order; what does not fit comes in a second one. Most prompts'
-batches fit."""
+"""Bytes of the first message of an order; the rest follows in a second one. Most prompts' batches
+fit."""
 
 TAG = 2
-"""Tag of orders, which may come before tensors of earlier ones; groups of ranks have odd ones."""
+"""Tag of orders, which may overtake tensors of earlier ones; groups of ranks have odd tags."""
 
 
 class Orders:
-    """Orders that machine 0 sends and the others receive, and what all tell each other.
-
-    Args:
-        wire: connections to the other machines.
-    """
+    """Orders from machine 0 to the others, and values that all machines exchange."""
 
     def __init__(self, wire: Wire) -> None:
         self._wire = wire
         self._expected: tuple[Tensor, Callable[[], None]] | None = None
 
     def send(self, name: str, *values: Any) -> None:
-        """Send an order to all other machines.
-
-        Args:
-            name: what is to be done.
-            values: what JSON knows; tuples arrive as lists.
+        """Send an order and its JSON values to all other machines; tuples arrive as lists.
 
         Raises:
             CommError: a machine is gone.
@@ -188,9 +178,9 @@ class Orders:
         self._wire.swap([(machine, word) for machine in self._others for word in words], [], TAG)
 
     def expect(self) -> None:
-        """Let machine 0 send the next order while the last one is followed.
+        """Receive the next order in the background while the last one is followed.
 
-        So it goes on with the next batch of a prompt while this machine computes the last one.
+        Machine 0 can so send a prompt's next batch while this machine computes the last one.
         """
         room = torch.empty(FRAME, dtype=torch.uint8)
         self._expected = room, self._wire.expect(0, room, TAG)
@@ -214,17 +204,15 @@ class Orders:
         name, *values = _value(text)
         return name, values
 
-    def told(self, value: Any) -> list[Any]:
-        """Tell all other machines a value that JSON knows; return all machines' values.
-
-        All call it at the same place.
+    def all_gather(self, value: Any) -> list[Any]:
+        """Return all machines' JSON values; all call it at the same point.
 
         Raises:
             CommError: a machine is gone.
         """
         mine = [torch.frombuffer(x, dtype=torch.uint8) for x in _framed(["", value]) if x]
         rooms = {machine: torch.empty(FRAME, dtype=torch.uint8) for machine in self._others}
-        # all at once, as gloo sends a tensor only where it is waited for
+        # together, as gloo sends a tensor only once it is waited for
         first = [(machine, mine[0]) for machine in self._others]
         self._wire.swap(first, list(rooms.items()))
         rests = {
@@ -246,14 +234,12 @@ class Orders:
 
 
 def _framed(value: Any) -> tuple[bytearray, bytearray]:
-    """Return the frame of a message, and what does not fit in it."""
     text = json.dumps(value, separators=(",", ":")).encode()
     sent = len(text).to_bytes(HEAD, "little") + text
     return bytearray(sent[:FRAME].ljust(FRAME, b"\0")), bytearray(sent[FRAME:])
 
 
 def _size(text: bytes) -> int:
-    """Return the number of bytes of a message, given its first ones."""
     return HEAD + int.from_bytes(text[:HEAD], "little")
 
 

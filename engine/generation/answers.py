@@ -45,23 +45,23 @@ if TYPE_CHECKING:
     from engine.text.messages import ChatMessage, Tool
 
 N_TAIL = 64
-"""Number of tokens at the end of a prompt in which it may open a thought."""
+"""Number of tokens at the end of a prompt that may open a thinking block."""
 
 
 class AnswerReading:
-    """Reading of one answer.
+    """Parsing of one answer.
 
     Args:
         tools: functions that it may call.
-        is_single: whether it ends behind its first whole call.
+        is_single: whether it ends after its first complete call.
 
     Attributes:
-        parser: parser of the answer, once `begin` or `go_on` was called.
-        told: text that the parser holds back, but that an earlier part of the answer has told.
+        parser: parser of the answer, set by `begin` or `go_on`.
+        sent: text that the parser holds back, but that an earlier part of the answer has sent.
     """
 
     parser: AnswerParser
-    told = ""
+    sent = ""
 
     def __init__(self, prompts: Prompts, tools: Sequence[Tool], *, is_single: bool = False) -> None:
         self._tokenizer = prompts.tokenizer
@@ -72,51 +72,46 @@ class AnswerReading:
 
     @property
     def shown(self) -> Collection[int]:
-        """Control tokens that are marks of the form, so that their text is read."""
+        """Control tokens that are marks of the format, so that their text is parsed."""
         return self._marks.keys()
 
     def is_over(self) -> bool:
-        """Return whether nothing more of the answer is needed."""
+        """Return whether no more of the answer is needed."""
         return self.parser.is_over
 
     def begin(self, ids: Sequence[int]) -> None:
-        """Read an answer to a prompt from its beginning on."""
+        """Parse an answer to a prompt from its beginning."""
         self.parser = self._parser(self._tokenizer.decode(ids[-N_TAIL:]))
 
     def go_on(
         self, message: ChatMessage, question: str, ids: Sequence[int], text: str
     ) -> tuple[tuple[int, ...], str]:
-        """Read on behind an answer's first part; return its tokens and text as they were computed.
+        """Parse an answer from where it is continued; return its tokens and text so far.
 
         Args:
             message: the answer so far.
             question: prompt of the answer.
-            ids: tokens that it is said to consist of; they are used if they make what it says.
-            text: text of the answer behind the prompt, in place of tokens.
+            ids: supposed tokens of the answer; they are used if they spell its text.
+            text: text of the answer after the prompt, in place of tokens.
         """
         spelled = ""
         if ids and all(0 <= token < self._tokenizer.n_vocab for token in ids):
             decoder = self._tokenizer.stream(shown=self.shown)
             spelled = "".join(map(decoder.feed, ids))
-        wanted = message.reasoning, message.content
+        expected = message.reasoning, message.content
         for is_cut in (False, True) if spelled else ():
-            if self._follow(question, spelled, is_cut=is_cut) == wanted:
+            if self._follow(question, spelled, is_cut=is_cut) == expected:
                 return tuple(ids), spelled
         self._follow(question, text)
         return (), text
 
     def _follow(self, question: str, text: str, *, is_cut: bool = False) -> tuple[str, str]:
-        """Read on behind a text; return what it thinks and says.
-
-        Args:
-            is_cut: whether the text was told as that of an answer that is cut off.
-        """
         self.parser = self._parser(question)
         known = self.parser.feed(text)
         ended = self._parser(question)
         whole = [*ended.feed(text), *ended.end(is_cut=is_cut)]
-        self.told = _of(whole, "reasoning")[len(_of(known, "reasoning")) :]
-        self.told += _of(whole, "content")[len(_of(known, "content")) :]
+        self.sent = _of(whole, "reasoning")[len(_of(known, "reasoning")) :]
+        self.sent += _of(whole, "content")[len(_of(known, "content")) :]
         return _of(whole, "reasoning"), _of(whole, "content")
 
     def _parser(self, prompt: str) -> AnswerParser:
@@ -132,7 +127,6 @@ def _of(events: Sequence[AnswerPartEvent], part: str) -> str:
 def _changed(
     steps: Steps, change: Callable[[TokenText | Finished], Iterator[GenerationEvent]]
 ) -> Steps:
-    """Yield the steps of an answer with other events in place of its text and its end."""
     result: StepResult | None = None
     while True:
         try:
@@ -146,13 +140,13 @@ def _changed(
             result = yield step
 
 
-def in_parts(steps: Steps, parser: AnswerParser, told: str = "") -> Steps:
-    """Yield the steps of an answer with its text in parts; each token is told once as before.
+def in_parts(steps: Steps, parser: AnswerParser, sent: str = "") -> Steps:
+    """Yield the steps of an answer with its text in parts; each token is still sent once.
 
     Args:
-        told: text that the parser holds back, but that an earlier part of the answer has told.
+        sent: see `AnswerReading`.
     """
-    events = _PartEvents(parser, told)
+    events = _PartEvents(parser, sent)
 
     def parts(event: TokenText | Finished) -> Iterator[GenerationEvent]:
         if isinstance(event, TokenText):
@@ -165,32 +159,30 @@ def in_parts(steps: Steps, parser: AnswerParser, told: str = "") -> Steps:
 
 
 class _PartEvents:
-    """Events of the parts of one answer, and the tokens that no event has told yet."""
+    """Events of the parts of one answer, and the tokens that were not sent with any yet."""
 
-    def __init__(self, parser: AnswerParser, told: str) -> None:
+    def __init__(self, parser: AnswerParser, sent: str) -> None:
         self._parser = parser
-        self._held = told
+        self._held = sent
         self._ids: list[int] = []
         self._logprobs: list[TokenLogprob] = []
 
     def of(self, text: TokenText) -> Iterator[GenerationEvent]:
-        """Yield what more text makes known."""
         self._ids += text.ids
         self._logprobs += text.logprobs
-        yield from self._told(self._parser.feed(text.text))
+        yield from self._events(self._parser.feed(text.text))
 
     def end(self, *, is_cut: bool) -> Iterator[GenerationEvent]:
-        """Yield what was held back; see `AnswerParser.end`."""
-        yield from self._told(self._parser.end(is_cut=is_cut))
+        yield from self._events(self._parser.end(is_cut=is_cut))
         if self._ids:
             yield self._text(PartText("content", ""))
 
-    def _told(self, parts: Sequence[AnswerPartEvent]) -> Iterator[GenerationEvent]:
+    def _events(self, parts: Sequence[AnswerPartEvent]) -> Iterator[GenerationEvent]:
         if parts and not any(isinstance(part, PartText) for part in parts) and self._ids:
             yield self._text(PartText("content", ""))
         for part in parts:
             if isinstance(part, PartText):
-                yield self._text(self._untold(part))
+                yield self._text(self._unsent(part))
             elif isinstance(part, CallBegun):
                 yield ToolCallBegun(part.index, new_call_id(), part.name)
             elif isinstance(part, CallText):
@@ -198,8 +190,8 @@ class _PartEvents:
             else:
                 yield ToolCallEnded(part.index, part.is_whole)
 
-    def _untold(self, part: PartText) -> PartText:
-        """Return a text without what has been told of it before."""
+    def _unsent(self, part: PartText) -> PartText:
+        """Return a text without its beginning that was sent before."""
         n = 0
         while n < min(len(self._held), len(part.text)) and self._held[n] == part.text[n]:
             n += 1
@@ -214,15 +206,16 @@ class _PartEvents:
 
 
 def new_call_id() -> str:
-    """Return a name for a call: nine letters and digits, as the strictest templates want them."""
+    """Return an id for a call: nine letters and digits, as the strictest templates require."""
     return secrets.token_hex(5)[:9]
 
 
 def in_text(steps: Steps, before: ChatMessage | None) -> Steps:
-    """Yield the steps of an answer in parts with its thought as text between marks.
+    """Yield the steps of an answer in parts with its thinking as text between marks.
 
     Args:
-        before: first part of an answer that goes on, with its thought apart; None for a new one.
+        before: first part of an answer that is continued, with separate thinking; None for a new
+            one.
     """
     marker = marker_behind(before)
 
@@ -236,7 +229,7 @@ def in_text(steps: Steps, before: ChatMessage | None) -> Steps:
 
 
 def marker_behind(before: ChatMessage | None) -> ThoughtMarker:
-    """Return what marks the thought of an answer that goes on behind its first part, if any."""
+    """Return the marker of the thinking of an answer, which may be continued."""
     if before is None:
         return ThoughtMarker()
     has_said = bool(before.content)
@@ -246,16 +239,16 @@ def marker_behind(before: ChatMessage | None) -> ThoughtMarker:
 T = TypeVar("T")
 
 MAX_INLINE = 1 << 14
-"""Number of characters up to which a text is tokenised where answers are computed: it takes them no
-longer than a step, and a thread would take longer to start on it."""
+"""Number of characters up to which a text is tokenized on the engine thread: that takes no longer
+than a step, and less than starting a thread."""
 
 
 class Answers:
-    """Maker of the answers of one model; they hold nothing of the model but its prompts.
+    """Maker of the answers of one model, from its prompts only.
 
     Args:
         n_ctx: size of the context in tokens.
-        is_marked: whether it matters where prompts of the same chat may part, see `Prompt.marks`.
+        is_marked: whether to find `Prompt.marks`.
     """
 
     def __init__(self, prompts: Prompts, n_ctx: int, *, is_marked: bool) -> None:
@@ -274,13 +267,12 @@ class Answers:
         return self._chat(request) if request.prompt is None else self._completed(request)
 
     def _matcher(self, grammar: Grammar | None) -> Preparing[Matcher | None]:
-        """Return the matcher of a grammar, which is checked and compiled in the background."""
         if grammar is None:
             return None
         return (yield from in_background(partial(self._constraints.checked, grammar, grammar)))
 
     def _read_images(self, messages: Sequence[ChatMessage]) -> Preparing[PromptImages]:
-        reader = self._prompts.pictures
+        reader = self._prompts.image_reader
         if reader is None or not any(message.pictures for message in messages):
             return ()
         return (yield from in_background(partial(reader.read, messages)))
@@ -305,13 +297,12 @@ class Answers:
         )
 
     def _chat(self, request: AnswerRequest) -> Steps:
-        """Answer a conversation."""
         if request.suffix:
             raise PromptError("A suffix goes with a prompt, not with messages.")
         tools, messages = callable_tools(request), request.messages
-        wanted = AnswerGrammar(None)
+        grammar = AnswerGrammar(None)
         if tools or request.grammar or request.sampling.form:
-            wanted = yield from in_background(
+            grammar = yield from in_background(
                 partial(output_format, self._prompts, self._constraints, request)
             )
         reading = None
@@ -322,9 +313,9 @@ class Answers:
             reading = AnswerReading(self._prompts, ())
             if request.continue_last and messages:
                 messages = (*messages[:-1], thought_apart(messages[-1]))
-        stops = self._prompts.template.stop_strings  # a plain template has no end token of its own
+        stops = self._prompts.template.stop_strings  # a plain template has no end token
         sampling = replace(request.sampling, stop=(*request.sampling.stop, *stops))
-        _ = yield from self._read_images(messages)  # held for the prompt
+        _ = yield from self._read_images(messages)  # cached for the prompt
         options = PromptOptions.of(request.thinks, request.effort, request.variables, tools)
 
         def make() -> tuple[tuple[int, ...], str, Prompt]:
@@ -344,10 +335,10 @@ class Answers:
         shown = reading.shown if reading else ()
         text = text_ids(prompt.ids)
         constrained = partial(
-            self._constraints.of, wanted.matcher, text, begun, said, thinks=request.thinks,
-            marks=wanted.marks,
+            self._constraints.of, grammar.matcher, text, begun, said, thinks=request.thinks,
+            marks=grammar.marks,
         )  # fmt: skip
-        if wanted.matcher and (begun or said):  # which may be long
+        if grammar.matcher and (begun or said):  # which may be long
             constraint = yield from in_background(lambda _: constrained())
         else:
             constraint = constrained()
@@ -367,13 +358,13 @@ class Answers:
             return
         if not request.continue_last:
             reading.begin(text)
-        steps = in_parts(steps, reading.parser, reading.told)
+        steps = in_parts(steps, reading.parser, reading.sent)
         last = messages[-1] if request.continue_last else None
         yield from steps if request.in_parts else in_text(steps, last)
 
     @cached_property
     def _has_other_marks(self) -> bool:
-        """Whether the model marks its thoughts otherwise than most do."""
+        """Whether the model marks its thinking differently from most."""
         marks = thinking_marks(self._prompts.template.source)
         return marks is not None and marks.opening != THINK_OPEN
 
@@ -381,7 +372,6 @@ class Answers:
         self, request: AnswerRequest, messages: Sequence[ChatMessage], options: PromptOptions,
         stops: Sequence[str], reading: AnswerReading | None,
     ) -> tuple[tuple[int, ...], str]:  # fmt: skip
-        """Return the tokens and the text that an answer which is continued has had so far."""
         if not request.continue_last or not messages:
             return (), ""
         *before, last = messages
@@ -405,12 +395,11 @@ class Answers:
             self._n_ctx, self._prompts.found, params, prompt.n_keep, timed_every, begun, said,
             n_logprobs, shown, constraint, reading.is_over if reading else lambda: False,
         )  # fmt: skip
-        pictures = PlacedImages(prompt.ids, prompt.pictures)
-        yield from generation.run(prompt.ids, prompt.marks, pictures)
+        images = PlacedImages(prompt.ids, prompt.images)
+        yield from generation.run(prompt.ids, prompt.marks, images)
 
 
 def _made(given: object, make: Callable[[], T]) -> Preparing[T]:
-    """Return what is made of texts, on a thread if they are long."""
     if text_size(given) <= MAX_INLINE:
         return make()
     return (yield from in_background(lambda _: make()))

@@ -1,8 +1,8 @@
 """Benchmark of a loaded model: speeds of prefill and decode, computed as for an answer.
 
 A prompt is computed in batches, with the logits of its last token; tokens are computed one by one,
-each chosen from the logits of the one before. Tokenizer and sampling are not measured, but
-where a device samples tokens by itself, sampling is a part of computing them.
+each chosen from the logits of the one before. Tokenizer and sampling are not measured, except where
+a device samples by itself.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.decoding.sampling.sampler import Sampler, log_sums
-from engine.errors import Cancelled, EngineError, PromptError
+from engine.errors import Cancelled, EngineError, PromptError, Sentence
 from engine.generation.results import Finished
 from engine.planning.search.results import DraftTrial, reason_for_drafts
 from engine.runtime.timeline import GpuTimes, RankTimes, timed
@@ -51,10 +51,7 @@ SAMPLING = SamplingParams(seed=0, temperature=1.0)
 class BenchTest:
     """A test to measure: prefill of `n_prompt` tokens, then decode of `n_gen` tokens.
 
-    Attributes:
-        n_prompt: number of tokens of the prompt; 0 for none.
-        n_gen: number of tokens to generate; 0 for none.
-        n_depth: number of tokens in the KV cache before; computing these is not measured.
+    `n_depth` tokens are in the KV cache before; computing these is not measured.
 
     Raises:
         EngineError: a number is negative, or there is nothing to measure.
@@ -86,17 +83,17 @@ class BenchTest:
 class BenchResult:
     """The result of one test.
 
-    All but `samples_s` is known of a test that only generates, and is None or empty for others.
+    All except `samples_s` is only known of a test that just generates.
 
     Attributes:
         samples_s: seconds of each repetition.
         overhead_s: seconds per token outside the kernels on the rank with the most work: Python,
-            torch's small operations, waiting for other ranks, and choosing the next token. None
-            where a rank computes without kernels of ours.
+            torch's small operations, waiting for other ranks, and choosing the next token. None if
+            a rank computes without our kernels.
         ranks: each rank's mean times per token; the rest of a token's time is Python's.
-        host_s: seconds per token that the host works outside kernels: on a GPU to start a token,
-            on CPUs the rest of a token's time on the busiest rank. None where it is not known.
-        gpu: kernels that ran on GPUs, if these were asked for.
+        host_s: seconds per token that the host works outside kernels: on a GPU to launch a token,
+            on CPUs the rest of a token's time on the busiest rank. None if unknown.
+        gpu: kernels that ran on GPUs, if requested.
     """
 
     test: BenchTest
@@ -138,10 +135,10 @@ class _Measured(NamedTuple):
     """Times of one repetition.
 
     Attributes:
-        seconds: seconds from begin to end.
-        outside_s: seconds of these outside the kernels; None where kernels are not timed.
+        seconds: total seconds.
+        outside_s: seconds of these outside the kernels; None if kernels are not timed.
         ranks: each rank's times for all generated tokens.
-        host_s: seconds that the host worked, where a device samples the tokens; None elsewhere.
+        host_s: seconds that the host worked, if a device samples the tokens.
     """
 
     seconds: float
@@ -157,7 +154,7 @@ class Benchmark:
 
     Args:
         sequence: sequence that is computed.
-        is_cancelled: asked before each token and each batch of a prompt.
+        is_cancelled: called before each token and each batch of a prompt.
     """
 
     def __init__(
@@ -173,17 +170,19 @@ class Benchmark:
     def run(
         self, test: BenchTest, repetitions: int, *, warm_up: bool, has_kernels: bool = False
     ) -> BenchResult:
-        """Measure `test` in so many repetitions; see `Model.bench`.
+        """Measure `test` `repetitions` times; see `Model.bench`.
 
         Args:
-            has_kernels: whether to record what runs on GPUs, too.
+            has_kernels: whether to record kernels on GPUs, too.
         """
         if repetitions < 1:
             raise EngineError("A benchmark needs at least one repetition.")
         if test.n_ctx > self._sequence.n_ctx:
             raise EngineError(
-                f"{test} needs a context of {test.n_ctx} tokens but the model's is "
-                f"{self._sequence.n_ctx}."
+                "{test} needs a context of {n} tokens but the model's is {n_ctx}.",
+                test=str(test),
+                n=test.n_ctx,
+                n_ctx=self._sequence.n_ctx,
             )
         n_vocab = self._runtime.hp.n_vocab
         ids = np.random.default_rng(0).integers(0, n_vocab, test.n_ctx).tolist()
@@ -207,9 +206,8 @@ class Benchmark:
         return any(device.type == "cuda" for device in self._runtime.devices)
 
     def _host_s(self, test: BenchTest, ids: list[int], found: BenchResult) -> float | None:
-        """Return the seconds per token that the host works, see `BenchResult.host_s`."""
         if self._has_gpu:
-            from engine.runtime.measuring.kernel_times import host_s  # what serves a GPU
+            from engine.runtime.measuring.kernel_times import host_s  # only for GPUs
 
             self._fill(ids[: test.n_depth])
             with self._sequence.scratch() as place:
@@ -220,14 +218,13 @@ class Benchmark:
         return max(0.0, found.token_s - busiest.computed_s - busiest.waited_s)
 
     def _recorded(self, test: BenchTest, ids: list[int]) -> GpuTimes | None:
-        """Record what runs on GPUs for some tokens; return None without GPUs."""
         if not self._has_gpu:
             return None
         from engine.runtime.measuring.kernel_times import gpu_times
 
         self._fill(ids[: test.n_depth])
-        wanted = ids[test.n_depth : test.n_depth + min(test.n_gen, N_RECORDED)]
-        return gpu_times(lambda: self._generate(wanted), len(wanted))
+        recorded = ids[test.n_depth : test.n_depth + min(test.n_gen, N_RECORDED)]
+        return gpu_times(lambda: self._generate(recorded), len(recorded))
 
     def _measure(self, test: BenchTest, ids: list[int], n_gen: int) -> _Measured:
         self._fill(ids[: test.n_depth])
@@ -239,8 +236,8 @@ class Benchmark:
             self._compute(ids[:n_prompt])
         ranks: tuple[RankTimes, ...] = ()
         if n_gen:
-            wanted = ids[n_prompt : n_prompt + n_gen]
-            _, times = timed(self._runtime.ranks, n_prompt, lambda: self._generate(wanted))
+            generated = ids[n_prompt : n_prompt + n_gen]
+            _, times = timed(self._runtime.ranks, n_prompt, lambda: self._generate(generated))
             ranks = times.ranks
         seconds = time.perf_counter() - begun
         after = self._runtime.kernel_s()
@@ -252,17 +249,13 @@ class Benchmark:
         return _Measured(seconds, seconds - inside, ranks)
 
     def _fill(self, ids: list[int]) -> None:
-        """Make the sequence that of `ids`, to which it can go back."""
         self._sequence.hold(ids)
         if len(self._sequence.ids) < len(ids):
             self._compute(ids)
             self._sequence.keep()
 
     def _compute(self, ids: list[int]) -> None:
-        """Compute the tokens of `ids` that are missing, in batches, with the last one's logits.
-
-        Where states cannot be cut, the last token is computed apart, as that of an answer's prompt.
-        """
+        """Compute the missing tokens of `ids`, the last one separately with recurrent states."""
         rest = ids[len(self._sequence.ids) :]
         if not self._runtime.can_rewind:
             self._pass(rest[:-1], len(rest))
@@ -270,16 +263,11 @@ class Benchmark:
         self._pass(rest, len(rest) - 1)
 
     def _pass(self, ids: list[int], first_logit: int) -> None:
-        """Compute tokens in batches, with the logits from an index on."""
         for _ in self._sequence.compute(ids, first_logit, self._check):
             pass
 
     def _generate(self, ids: list[int]) -> None:
-        """Generate as many tokens as `ids` has.
-
-        The id of each is that of the likeliest token plus a random number: this needs the logits
-        as an answer does, but the model does not repeat itself.
-        """
+        """Generate as many tokens as `ids` has, shifted by random numbers to avoid repetitions."""
         if self._runtime.token_source is not None:
             self._sample_on_device(ids)
             return
@@ -290,16 +278,15 @@ class Benchmark:
             token = (int(logits.argmax()) + step) % logits.shape[1]
 
     def _sample_on_device(self, ids: list[int]) -> None:
-        """Generate as many tokens as `ids` has, sampled on the device as those of an answer."""
         token, sampler = ids[0], Sampler(SAMPLING)
         for n_left in range(len(ids), 0, -1):
             self._check()
-            found = self._sequence.follow(token, sampler, (), n_left)
-            token = found if isinstance(found, int) else int(found.argmax())
+            result = self._sequence.follow(token, sampler, (), n_left)
+            token = result if isinstance(result, int) else int(result.argmax())
 
     def _check(self) -> None:
         if self._is_cancelled():
-            raise Cancelled("Measuring")
+            raise Cancelled(Sentence("Measuring"))
 
 
 def _means(samples: Sequence[_Measured], n_gen: int) -> tuple[RankTimes, ...]:
@@ -315,10 +302,10 @@ def _means(samples: Sequence[_Measured], n_gen: int) -> tuple[RankTimes, ...]:
 log = logging.getLogger(__name__)
 
 ROUNDS = 2
-"""Number of answers of each way to each prompt; the ways answer by turns."""
+"""Number of answers of each drafter to each prompt, taking turns."""
 
 MIN_TOKENS = 32
-"""Least number of tokens of an answer: a choice of how many to draft takes some of them."""
+"""Minimum number of tokens of an answer: choosing the number of drafts takes some of them."""
 
 PROSE = "Once upon a time there was a small village at the edge of a"
 CODE = """def area(shape):
@@ -330,7 +317,7 @@ CODE = """def area(shape):
 """
 QUOTING = f"Repeat this code exactly:\n```python\n{CODE}```\nHere it is again:\n```python\ndef area"
 TEXTS: Mapping[str, tuple[str, float]] = {"prose": (PROSE, 0.8), "quoting": (QUOTING, 0.0)}
-"""Prompts by what follows them, and the temperatures of the answers."""
+"""Prompts by the kind of text that follows, and the temperatures of the answers."""
 
 
 GenerateFunction: TypeAlias = (
@@ -343,16 +330,16 @@ def measure_drafts(
     model: Queries, generate: GenerateFunction, ways: Mapping[str, Drafts], n_tokens: int,
     is_cancelled: IsCancelled = never,
 ) -> tuple[DraftTrial, ...]:  # fmt: skip
-    """Measure answers without drafts, which come first, and with each way of drafting.
+    """Measure answers without drafts, which come first, and with each drafter.
 
     Args:
         generate: the model's method.
-        ways: drafts of each kind that it allows, see `Model.draft_variants`.
+        ways: drafts of each kind, see `Model.draft_variants`.
         n_tokens: number of tokens of an answer.
-        is_cancelled: asked again and again; returning True ends it.
+        is_cancelled: polled; returning True ends it.
 
     Returns:
-        One entry for each way; none if there is nothing to compare.
+        One entry per drafter; none if there is nothing to compare.
 
     Raises:
         Cancelled: it was cancelled.
@@ -384,7 +371,7 @@ def measure_drafts(
 def with_draft_trials(
     result: TuneResult, measure: Callable[[], tuple[DraftTrial, ...]]
 ) -> TuneResult:
-    """Return a search's result with what drafts bring to its best split, if `measure` can tell."""
+    """Return a search's result with drafts measured for its best split, if that succeeds."""
     begun = time.perf_counter()
     try:
         drafts = measure()
@@ -399,7 +386,7 @@ def with_draft_trials(
 
 
 def _ids(model: Queries, prompt: str) -> Sequence[int]:
-    """Return a prompt's tokens; some that repeat themselves where a model has no vocabulary."""
+    """Return a prompt's tokens, or made-up ones with repetitions without a vocabulary."""
     with suppress(EngineError):
         return model.tokenize(prompt)
     return [3 + n % 24 for n in range(72)]
@@ -409,21 +396,20 @@ def _speed(
     generate: GenerateFunction, n_ctx: int, ids: Sequence[int], temperature: float, n: int,
     is_cancelled: IsCancelled,
 ) -> float:  # fmt: skip
-    """Return the tokens per second of an answer; 0 if it was too short to tell."""
     n = min(n, n_ctx // 2)
     ids = ids[-(n_ctx - n - 1) :]
-    wanted = SamplingParams(temperature=temperature, seed=3, max_tokens=n, ignore_eos=True)
+    params = SamplingParams(temperature=temperature, seed=3, max_tokens=n, ignore_eos=True)
     speed = 0.0
-    for event in generate(ids, wanted, is_cancelled):
+    for event in generate(ids, params, is_cancelled):
         if isinstance(event, Finished):
             speed = event.timings.decode_per_s
     if is_cancelled():
-        raise Cancelled("The search")
+        raise Cancelled(Sentence("The search"))
     return speed
 
 
 MAX_NLL = 700.0
-"""Upper bound of a mean loss in nats, as the exponential of more is no F64 number."""
+"""Upper bound of a mean loss in nats, as the exponential of more overflows F64."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -432,9 +418,7 @@ class Perplexity:
 
     Attributes:
         nll: mean negative log-likelihood of a scored token, in nats.
-        perplexity: exp(nll).
         error: standard error of `perplexity`, by the delta method.
-        n_scored: number of scored tokens.
         n_chunks: number of chunks into which the text was cut.
     """
 
@@ -452,16 +436,16 @@ def perplexity(
 ) -> Perplexity:
     """Score `ids` in chunks of the model's context.
 
-    As in llama.cpp's tool, in a chunk of n tokens the first n / 2 + 1 only give context and the
-    others are scored, and each chunk starts with the beginning-of-text token if the model wants
-    one. A text shorter than one chunk is scored from its second token on.
+    As in llama.cpp's tool, in a chunk of n tokens the first n / 2 + 1 are only context and the
+    others are scored, and each chunk starts with BOS if the model requires it. A text shorter than
+    one chunk is scored from its second token on.
 
     Args:
-        on_chunk: receiver of the number of chunks that are done and of all chunks.
+        on_chunk: called with the number of finished chunks and of all chunks.
 
     Raises:
         PromptError: the text or the context has fewer than two tokens.
-        EngineError: the model's predictions are no numbers.
+        EngineError: the model's predictions are not finite.
     """
     if min(len(ids), model.n_ctx) < 2:
         raise PromptError(
@@ -483,15 +467,15 @@ def perplexity(
     nll = float(scored.mean())
     if not nll < MAX_NLL:  # not `>=`, which is false for NaN
         raise EngineError(
-            f"{model.info.name} gives this text no usable probabilities.",
+            "{model} has no usable probabilities for this text.",
             "The file may be damaged.",
+            model=model.info.name,
         )
     spread = float(scored.std(ddof=1)) / sqrt(len(scored)) if len(scored) > 1 else 0.0
     return Perplexity(nll, exp(nll), exp(nll) * spread, len(scored), n_chunks)
 
 
 def _losses(logits: NDArray[np.float32], ids: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return -log p(ids[t + 1]) for each t but the last, from logits (T, n_vocab)."""
     rows = logits[:-1].astype(np.float64)
     losses: NDArray[np.float64] = log_sums(rows) - rows[np.arange(len(rows)), ids[1:]]
     return losses

@@ -22,18 +22,18 @@ if TYPE_CHECKING:
     from engine.runtime.model_runner import ModelRunner
 
 CHECKPOINT_BYTES = 2 << 30
-"""Default of the largest number of bytes of host memory for kept recurrent states."""
+"""Default limit of host memory for checkpoints, in bytes."""
 
 
 @dataclass(eq=False, slots=True)
 class SequenceCache:
-    """What the cache holds of one sequence.
+    """One sequence's part of the cache.
 
     Attributes:
         sequence: its tokens and pages.
         state_slot: slot of its recurrent states; 0 for models without any.
         batch_index: number of the sequence among the running ones, from 0.
-        draft_slots: slots of the states behind each of its drafts, while a pass verifies them.
+        draft_slots: slots of the states after each of its drafts, while a pass verifies them.
     """
 
     sequence: PagedSequence
@@ -48,26 +48,23 @@ class SequenceCache:
 
     @property
     def tables(self) -> Tables:
-        """Tables of the sequence as they are now; they do not change with it.
-
-        There are none where each page that is there is the one of its number.
-        """
+        """Current tables of the sequence, as a copy; none if all pages are in identity order."""
         tables = self.sequence.tables
         if all(page in (n, GONE) for table in tables for n, page in enumerate(table)):
             return ()
         return tuple(tuple(table) for table in tables)
 
     def piece(self, n: int, *, skip: int = 0, shift: int = 0) -> Piece:
-        """Return where the next n tokens belong, behind `skip` others; see `Piece` for `shift`."""
+        """Return the piece of the next n tokens, after `skip` others; see `Piece` for `shift`."""
         slot, index = self.state_slot, self.batch_index
         return Piece(self.n + skip, n, self.tables, slot, index, shift=shift)
 
 
 class KVCacheManager:
-    """Pages, recurrent states and their checkpoints, which the running sequences share.
+    """Pages, recurrent states and their checkpoints, shared by the running sequences.
 
     Args:
-        checkpoint_bytes: largest number of bytes of all checkpoints.
+        checkpoint_bytes: limit of all checkpoints.
     """
 
     def __init__(self, runtime: ModelRunner, checkpoint_bytes: int = CHECKPOINT_BYTES) -> None:
@@ -92,16 +89,16 @@ class KVCacheManager:
 
     @property
     def known_ranges(self) -> list[list[range]]:
-        """For each group, the neighbouring slots of pages that hold what may be found."""
+        """For each group, the ranges of slots in pages with reusable content."""
         return [
             [range(page * PAGE, (page + 1) * PAGE) for page in pool.known] for pool in self.pools
         ]
 
     @property
     def usage(self) -> tuple[int, int]:
-        """Numbers of tokens in pages that sequences use, and in those kept for later ones.
+        """Numbers of tokens in pages in use, and in idle pages that are kept for later sequences.
 
-        Where layers see differently far back, those that see farthest count.
+        With several attention windows, the group with the most pages counts.
         """
         pool = max(self.pools, key=lambda pool: pool.n_pages, default=PagePool(0))
         return (pool.n_pages - pool.n_free) * PAGE, pool.n_idle * PAGE
@@ -112,18 +109,15 @@ class KVCacheManager:
         return self._checkpoints
 
     def move(self, runtime: ModelRunner) -> None:
-        """Go on with another runtime that has the same pages, but no recurrent states.
-
-        It may have slots for more or fewer of these.
-        """
+        """Continue on another runtime with the same pages, and any number of state slots."""
         assert not self._holders, "no sequence has states while they are moved"
         self._runtime = runtime
 
     def allocate(self, ids: Sequence[int]) -> SequenceCache:
-        """Return a sequence that begins with as many of `ids` as are cached.
+        """Return a sequence with the longest cached prefix of `ids`.
 
         Raises:
-            OutOfPages: others use the page that the last tokens would need.
+            OutOfPages: the page for the last tokens is in use.
         """
         if not self._has_states:
             return self._numbered(SequenceCache(self._sequences.open(ids), 0))
@@ -141,7 +135,7 @@ class KVCacheManager:
         return cache
 
     def _numbered(self, cache: SequenceCache) -> SequenceCache:
-        """Give a sequence a batch index that no other one has, and return it."""
+        """Assign the lowest free batch index to a sequence, and return it."""
         taken = self._batch_indices
         cache.batch_index = next(n for n in range(len(taken) + 1) if n not in taken)
         self._batch_indices.add(cache.batch_index)
@@ -150,10 +144,10 @@ class KVCacheManager:
         return cache
 
     def free(self, cache: SequenceCache, *, is_kept: bool = True) -> None:
-        """Free a sequence's pages and slot; its tokens can be found until their memory is needed.
+        """Free a sequence's pages and slot; the pages stay reusable until evicted.
 
         Args:
-            is_kept: whether to checkpoint its recurrent states, with which it could go on.
+            is_kept: whether to checkpoint its recurrent states.
         """
         if is_kept:
             self.checkpoint(cache)
@@ -163,12 +157,12 @@ class KVCacheManager:
             del self._holders[cache.state_slot]
 
     def checkpoint(self, cache: SequenceCache) -> None:
-        """Keep a copy of its recurrent states, so that another sequence can go on from there."""
+        """Keep a copy of its recurrent states, from which another sequence can continue."""
         if self._has_states and cache.sequence.ids:
             self._checkpoints.keep(cache.sequence.ids, *self._runtime.save_slot(cache.state_slot))
 
     def rewind(self, cache: SequenceCache, ids: Sequence[int]) -> bool:
-        """Forget the tokens that are not those of `ids`, if that is possible."""
+        """Drop the tokens after the common prefix with `ids`; return whether that was possible."""
         n = n_alike(cache.sequence.ids, ids)
         if n == cache.n:
             return True
@@ -178,7 +172,7 @@ class KVCacheManager:
             return False
 
     def n_free_tokens(self, cache: SequenceCache) -> int:
-        """Return for how many more tokens there are pages that nobody uses."""
+        """Return the number of further tokens for which there are free pages."""
         groups = zip(self._sequences.groups, cache.sequence.tables, strict=True)
         found = [(len(table) + group.pool.n_free) * PAGE - cache.n for group, table in groups]
         return min(found, default=self._runtime.n_ctx)
@@ -187,45 +181,44 @@ class KVCacheManager:
         """Return whether there are pages for n tokens in all.
 
         Args:
-            others: other sequences, each of which may need a page more meanwhile, except
-                where layers have a window.
+            others: other sequences, each of which may need one more page, except in layers with an
+                attention window.
         """
         most = -(-self._runtime.n_ctx // PAGE)
         n_growing = sum(-(-other.n // PAGE) < most for other in others)
         for group, table in zip(self._sequences.groups, cache.sequence.tables, strict=True):
             n_used = sum(page != GONE for page in table)
-            wanted = group.window.n_pages(n, self._runtime.n_batch)
+            needed = group.window.n_pages(n, self._runtime.n_batch)
             n_spare = n_growing if group.window.n is None else 0
-            if group.pool.n_free < max(0, wanted - n_used) + n_spare:
+            if group.pool.n_free < max(0, needed - n_used) + n_spare:
                 return False
         return True
 
     @property
     def _free_slots(self) -> list[int]:
-        """State slots that no sequence has."""
         held = self._holders.values()
         taken = {slot for cache in held for slot in (cache.state_slot, *cache.draft_slots)}
         return [slot for slot in range(self._runtime.n_slots) if slot not in taken]
 
     def max_drafts(self, n: int) -> int:
-        """Return for how many drafts of each of n sequences there is a slot."""
+        """Return the number of drafts per sequence, of n, for which there are slots."""
         if not self._has_states:
             return MAX_AT_ONCE
         return len(self._free_slots) // max(1, n)
 
     def reserve_draft_slots(self, cache: SequenceCache, n: int) -> None:
-        """Reserve slots for the states behind each of n drafts of a sequence."""
+        """Reserve slots for the states after each of n drafts of a sequence."""
         if self._has_states:
             cache.draft_slots = self._free_slots[:n]
 
     def accept_draft(self, cache: SequenceCache) -> None:
-        """Go on from the states behind the next draft, which was accepted."""
+        """Continue from the states after the next draft, which was accepted."""
         if self._has_states:
             del self._holders[cache.state_slot]
             cache.state_slot = cache.draft_slots.pop(0)
             self._holders[cache.state_slot] = cache
 
     def clear(self) -> None:
-        """Make sure that nothing is found any more; no sequence may be running."""
+        """Discard all reusable content; no sequence may be running."""
         self._sequences.clear()
         self._checkpoints.clear()

@@ -1,4 +1,4 @@
-"""Drafts that a model makes: what it finds likeliest, token by token, for all answers at once."""
+"""Drafts by a draft model: its likeliest tokens, for all answers in one pass."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Generic
 import numpy as np
 
 from engine.decoding.drafting.ngram import Answer, DraftTokens, Kind
-from engine.errors import EngineError, OutOfDeviceMemory
+from engine.errors import EngineError, OutOfDeviceMemory, Sentence
 from engine.formats.gguf.reader import GGUFFile
 from engine.generation.kv_cache import Group, OutOfPages, PagedSequence, PagePool, Sequences
 from engine.generation.scheduler import PrefillBudget
@@ -30,32 +30,28 @@ KIND = Kind("model", first_share=0.6)
 """Kind of the drafts of a draft model."""
 
 MAX_UNSEEN = 16
-"""Largest number of tokens of all texts that are computed together with the first drafts; more are
-read piece by piece before."""
+"""Limit of the unread tokens of all texts that are computed with the first drafts; more are read
+piece by piece beforehand."""
 
 
 class ModelSource(Generic[Answer]):
-    """Drafts that a small model makes for all running answers, in one pass for each next token.
+    """Drafts that a small model makes for all running answers, one pass per token.
 
-    It keeps a cache of its own, which holds what the texts begin with; what was drafted wrong is
-    overwritten.
+    It keeps its own cache with the beginnings of the texts; wrong drafts are overwritten.
 
     Args:
         runtime: the small model; its cache can rewind.
         n_vocab: number of tokens that a draft may be.
-        on_failure: told of an error that has ended the drafting.
-        turn: returns the context in which the small model computes, and the other one does not.
+        on_failure: called with an error that has ended the drafting.
+        turn: returns the context in which the small model computes and the other one does not.
     """
 
     kind, most = KIND, 0
 
     def __init__(
-        self,
-        runtime: ModelRunner,
-        n_vocab: int,
-        on_failure: Callable[[Exception], None],
+        self, runtime: ModelRunner, n_vocab: int, on_failure: Callable[[Exception], None],
         turn: Callable[[], AbstractContextManager[None]] = nullcontext,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._runtime, self._on_failure, self._turn = runtime, on_failure, turn
         self._n_vocab = min(n_vocab, runtime.n_vocab)
         self._knows_all = n_vocab <= runtime.n_vocab
@@ -68,10 +64,10 @@ class ModelSource(Generic[Answer]):
     def draft(
         self, texts: Mapping[Answer, Sequence[int]], most: int
     ) -> Mapping[Answer, DraftTokens]:
-        """Return what the model goes on with, see `DraftSource`.
+        """Return the model's continuations, see `DraftSource`.
 
-        None are there while it reads long texts, of which each call computes a piece; nor for texts
-        that are too long for it, or once it has failed.
+        There are none while it reads long texts, piece by piece; for texts that are too long; or
+        after a failure.
         """
         if self._has_failed or not all(self._can_read(ids, most) for ids in texts.values()):
             return {}
@@ -89,22 +85,18 @@ class ModelSource(Generic[Answer]):
         return {answer: DraftTokens(ids, KIND) for answer, ids in zip(texts, found, strict=False)}
 
     def n_unread(self, texts: Mapping[Answer, Sequence[int]]) -> int:
-        """Return how many tokens of some texts were not computed, but for a last one of each."""
+        """Return how many tokens of some texts were not computed, except the last one of each."""
         readers = ((self._readers.get(answer), ids) for answer, ids in texts.items())
         return sum(len(ids) - (reader.n_seen if reader else 0) - 1 for reader, ids in readers)
 
     def forget(self, answer: Answer) -> None:
-        """Free the pages of an answer; what they hold can be found until it is overwritten."""
+        """Free the pages of an answer, which stay reusable until evicted."""
         reader = self._readers.pop(answer, None)
         if reader is not None:
             reader.close()
 
     def _read(self, texts: Mapping[Answer, Sequence[int]], most: int) -> list[list[int]]:
-        """Return what follows each text; nothing while there is more to read than may take long.
-
-        Raises:
-            OutOfPages: other texts use too many.
-        """
+        """Return what follows each text; nothing while there is too much to read."""
         readers = [self._reader(answer, ids) for answer, ids in texts.items()]
         if sum(reader.n_unseen for reader in readers) > max(MAX_UNSEEN, len(readers)):
             self._read_on(readers)
@@ -114,12 +106,11 @@ class ModelSource(Generic[Answer]):
         return self._drafted(readers, most)
 
     def _can_read(self, ids: Sequence[int], most: int) -> bool:
-        """Return whether a text and the drafts behind it fit, and have no unknown tokens."""
         fits = len(ids) + most <= self._runtime.n_ctx
         return fits and (self._knows_all or max(ids) < self._runtime.n_vocab)
 
     def _reader(self, answer: Answer, ids: Sequence[int]) -> _Reader:
-        """Return the reader of a text, whose cache is what the text begins with."""
+        """Return the reader of a text, with a cache of a prefix of it."""
         reader = self._readers.get(answer)
         if reader is not None and not reader.follow(ids):
             self.forget(answer)
@@ -130,7 +121,6 @@ class ModelSource(Generic[Answer]):
         return reader
 
     def _read_on(self, readers: Sequence[_Reader]) -> None:
-        """Compute of what was not seen yet as much as others may wait for, but for last tokens."""
         left = self._budget.n
         for reader in readers:
             while left and reader.n_unseen > 1:
@@ -144,7 +134,6 @@ class ModelSource(Generic[Answer]):
                 left -= n
 
     def _drafted(self, readers: Sequence[_Reader], most: int) -> list[list[int]]:
-        """Return the likeliest tokens behind each text, there being pages for them."""
         ids, pieces, last = list[int](), list[Piece](), list[int]()
         for reader in readers:
             ids += reader.text[-reader.n_unseen :]
@@ -164,13 +153,12 @@ class ModelSource(Generic[Answer]):
     def _next(
         self, ids: Sequence[int], pieces: Sequence[Piece], rows: Sequence[int]
     ) -> Sequence[int]:
-        """Compute single tokens; return the likeliest next ones behind some of them."""
         logits = self._runtime.forward(ids, Batch(tuple(pieces), 0))
         return [int(np.argmax(logits[row, : self._n_vocab])) for row in rows]
 
 
 class _Reader:
-    """What the model has seen of one text, and of what it has drafted behind it.
+    """The state of the small model for one text and its draft.
 
     Attributes:
         text: all tokens of the text.
@@ -178,23 +166,21 @@ class _Reader:
 
     def __init__(self, sequence: PagedSequence) -> None:
         self._sequence = sequence
-        self._ahead: list[int] = []  # computed behind the sequence
+        self._ahead: list[int] = []  # draft tokens computed after the sequence
         self.text: list[int] = []
 
     @property
     def n_seen(self) -> int:
-        """Number of tokens of the text that are computed."""
         return len(self._sequence.ids)
 
     @property
     def n_unseen(self) -> int:
-        """Number of tokens of the text that are not computed yet; one at least behind `follow`."""
         return len(self.text) - self.n_seen
 
     def follow(self, ids: Sequence[int]) -> bool:
-        """Go on with a longer text, or another one; return False where that cannot be.
+        """Continue with a longer text, or another one; return False if that is impossible.
 
-        Drafts that were right are in the cache already.
+        Accepted drafts are cached already.
         """
         self.text, seen = list(ids), self._sequence.ids
         if self.text[: len(seen)] != seen or len(seen) == len(self.text):
@@ -206,34 +192,21 @@ class _Reader:
         return True
 
     def reserve(self, n_ahead: int) -> None:
-        """Make sure that there are pages for the rest of the text and some drafts.
-
-        Raises:
-            OutOfPages: others use too many.
-        """
         self._sequence.reserve(self.n_unseen + n_ahead)
 
     def piece(self, n: int) -> Piece:
-        """Return the place of the next n tokens of the text, with pages.
-
-        Raises:
-            OutOfPages: others use too many.
-        """
         self._sequence.reserve(n)
         return Piece(len(self._sequence.ids), n, self._tables)
 
     def singles(self, n: int) -> list[Piece]:
-        """Return the places of the next n tokens, one by one, for which there are pages."""
         at, tables = len(self._sequence.ids), self._tables
         return [Piece(at + i, 1, tables) for i in range(n)]
 
     def drafted(self, token: int) -> Piece:
-        """Note a draft that is computed next, and return its place."""
         self._ahead.append(token)
         return Piece(len(self._sequence.ids) + len(self._ahead) - 1, 1, self._tables)
 
     def note_seen(self, n: int) -> None:
-        """Note that the next n tokens of the text were computed."""
         at = len(self._sequence.ids)
         self._sequence.append(self.text[at : at + n])
 
@@ -242,7 +215,6 @@ class _Reader:
         return tuple(tuple(table) for table in self._sequence.tables)
 
     def close(self) -> None:
-        """Free its pages."""
         self._sequence.close()
 
 
@@ -250,12 +222,12 @@ log = logging.getLogger(__name__)
 
 
 class DraftModel(Generic[Answer]):
-    """A loaded draft model, whole on one device.
+    """A loaded draft model, on a single device.
 
     Args:
-        params: settings of the model that it drafts for.
-        main: ranks of that model.
-        is_cancelled: asked again and again; returning True ends the loading.
+        params: settings of the main model.
+        main: ranks of the main model.
+        is_cancelled: polled; returning True ends the loading.
 
     Attributes:
         device: name of its device.
@@ -266,13 +238,13 @@ class DraftModel(Generic[Answer]):
     """
 
     def __init__(self, params: LoadParams, main: ThreadRuntime, is_cancelled: IsCancelled) -> None:
-        wanted = draft_params(params, main.n_ctx)
-        (self.device,) = wanted.devices
-        with GGUFFile.open(wanted.path) as file:
+        own_params = draft_params(params, main.n_ctx)
+        (self.device,) = own_params.devices
+        with GGUFFile.open(own_params.path) as file:
             try:
-                self._runtime = open_runtime(file, wanted, ignore, is_cancelled)
+                self._runtime = open_runtime(file, own_params, ignore, is_cancelled)
             except OutOfDeviceMemory as error:
-                error.hint = f"{error.hint} Or do without the draft model.".strip()
+                error.hint = Sentence("{hint} Or do without the draft model.", hint=error.hint)
                 raise
         self._failed: Callable[[str], None] = lambda why: None
         me = weakref.ref(self)  # a cycle would keep weights alive
@@ -283,7 +255,7 @@ class DraftModel(Generic[Answer]):
         self.attach(main)
 
     def attach(self, main: ThreadRuntime) -> None:
-        """Count its memory for the ranks of a model from now on, and tell that of a failure."""
+        """Count its memory for the ranks of the main model, and report failures there."""
         self._main = main
         held = [rank.held for rank in self._runtime.ranks]
         main.note_beside("draft", sum(use.weights + use.kv for use in held))
@@ -292,7 +264,7 @@ class DraftModel(Generic[Answer]):
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """Let the two models' threads compute by turns: they would spin in each other's way."""
+        """Let the small model compute while the main model's threads rest, as both would spin."""
         self._main.rest()
         try:
             yield
@@ -300,13 +272,14 @@ class DraftModel(Generic[Answer]):
             self._runtime.rest()
 
     def fail(self, error: Exception) -> None:
-        """Free the model, which has failed, and say so once."""
+        """Free the model after a failure, and report it once."""
         log.warning("The draft model has failed: %s", error, exc_info=error)
-        self._failed(str(error) if isinstance(error, EngineError) else "of a bug, see the log")
+        is_bug = not isinstance(error, EngineError)
+        self._failed(Sentence("of a bug, see the log") if is_bug else str(error))
         self._runtime.close()
 
     def close(self) -> None:
-        """Free all memory, and raise nothing; safe to call twice."""
+        """Free all memory, raising nothing; safe to call twice."""
         self._runtime.close()
 
 

@@ -1,9 +1,9 @@
 """Draft tokens of running sequences (speculative decoding), and which of them a pass verifies.
 
-A draft token is a further single token of its sequence, so that recorded passes serve. Recurrent
-states cannot be cut, so the state behind each draft has a slot of its own, and a sequence goes on
-from that behind the last accepted one (`Piece.source`, `KVCacheManager.accept_draft`). On GPUs a
-pass that verifies drafts has no more rows than keep the bits that they have alone
+Each draft token is a separate row, as in recorded passes over single tokens. Recurrent states
+cannot be cut, so the state after each draft has its own slot, and a sequence continues from the
+state after the last accepted one (`Piece.source`, `KVCacheManager.accept_draft`). On GPUs a pass
+that verifies drafts has at most as many rows as keep the bits of single rows
 (`ModelRunner.max_verify_rows`).
 """
 
@@ -26,24 +26,24 @@ if TYPE_CHECKING:
     from engine.runtime.model_runner import ModelRunner
 
 Texts: TypeAlias = "Mapping[TokenSequence, Sequence[int]]"
-"""All tokens so far of some answers, prompts included."""
+"""All tokens so far of some answers, including prompts."""
 
 MAX_ROWS = 1 + LENGTHS[-1]
-"""Largest number of rows of a pass that checks drafts."""
+"""Largest number of rows of a pass that verifies drafts."""
 
 
 class Drafts:
     """The drafts for the answers of one runtime.
 
     Args:
-        most: largest number of drafts that a pass checks for an answer; 0 for none.
-        sources: what makes drafts; None for the texts themselves. Of those that take no time, the
-            first that has a draft is asked; one that takes time drafts for the answers for which
-            these have none, or none that is as likely to be right.
-        control: chooses how many drafts a pass checks.
+        most: largest number of drafts that a pass verifies for an answer; 0 for none.
+        sources: drafters; None for n-grams of the texts. The first instant source with a
+            draft is used; a slower one drafts for answers without such drafts, or with less likely
+            ones.
+        control: chooses how many drafts a pass verifies.
 
     Attributes:
-        made_s: seconds that sources that take time have taken so far.
+        made_s: total seconds of the sources that take time.
     """
 
     def __init__(
@@ -63,13 +63,13 @@ class Drafts:
     def draft_tokens(
         self, runtime: ModelRunner, sequences: Sequence[TokenSequence], most: int = MAX_ROWS
     ) -> Mapping[TokenSequence, Sequence[int]]:
-        """Return the tokens that a pass is to check behind the next one of each answer.
+        """Return the tokens that a pass is to verify after the next one of each answer.
 
-        There are pages for them. All answers have equally many, as a pass is recorded by its number
-        of rows; empty where none are worth it.
+        Their pages are reserved. All answers have equally many, as a pass is recorded by its number
+        of rows; none if they are not worthwhile.
 
         Args:
-            most: largest number of drafts for each answer that the cache can take back.
+            most: largest number of drafts per answer that the cache can roll back.
         """
         n_rows = min(runtime.max_verify_rows, runtime.n_batch) // max(1, len(sequences))
         room = min(self._most, most, n_rows - 1)
@@ -90,18 +90,14 @@ class Drafts:
         return {sequence: draft.tokens for sequence, draft in self._checked.items()}
 
     def _is_left_out(self) -> bool:
-        """Return whether a pass is not worth a choice, as the last one was for nothing."""
         self._n_left_out -= self._n_left_out > 0
         return self._n_left_out > 0
 
     def _chosen(self, texts: Texts, most: int) -> dict[TokenSequence, DraftTokens]:
-        """Return equally many drafts for all answers, or none.
-
-        Models that draft cannot see: they read texts without their images.
-        """
+        """Return equally many drafts for all answers, or none; models read texts without images."""
         at_hand = self._at_hand(texts, most)
         makers = {source.kind.source: source for source in self._sources if source.kind}
-        read = _without_pictures(texts) if makers else texts
+        read = _without_images(texts) if makers else texts
         proposals = [self._propose(texts, at_hand, most)]
         proposals += [self._propose(read, at_hand, most, maker) for maker in makers.values()]
         while chosen := self.control.choose(proposals):
@@ -120,12 +116,7 @@ class Drafts:
         self, texts: Texts, at_hand: Mapping[TokenSequence, DraftTokens], most: int,
         maker: DraftSource[TokenSequence] | None = None,
     ) -> Proposal:  # fmt: skip
-        """Return what could be checked.
-
-        Args:
-            at_hand: drafts that are there.
-            maker: source that would make drafts in place of what is less sure.
-        """
+        """Return a proposal of drafts at hand, or of `maker` in place of less likely ones."""
         made = maker.kind if maker else None
         needy = self._needy(texts, at_hand, made) if made else {}
         there = {answer: draft for answer, draft in at_hand.items() if answer not in needy}
@@ -140,7 +131,6 @@ class Drafts:
     def _needy(
         self, texts: Texts, at_hand: Mapping[TokenSequence, DraftTokens], made: Kind
     ) -> Texts:
-        """Return the texts for which drafts of a kind are more likely right than those there."""
         share = self.control.share
         return {
             answer: ids
@@ -149,13 +139,9 @@ class Drafts:
         }
 
     def _made(
-        self,
-        source: DraftSource[TokenSequence],
-        texts: Texts,
-        at_hand: Mapping[TokenSequence, DraftTokens],
-        length: int,
-    ) -> Mapping[TokenSequence, DraftTokens]:
-        """Have a source make drafts for the answers that need them, and note how long it takes."""
+        self, source: DraftSource[TokenSequence], texts: Texts,
+        at_hand: Mapping[TokenSequence, DraftTokens], length: int,
+    ) -> Mapping[TokenSequence, DraftTokens]:  # fmt: skip
         assert source.kind is not None
         name, needy = source.kind.source, self._needy(texts, at_hand, source.kind)
         n_unread, begun = source.n_unread(needy), time.perf_counter()
@@ -169,7 +155,6 @@ class Drafts:
         return found
 
     def _at_hand(self, texts: Texts, most: int) -> dict[TokenSequence, DraftTokens]:
-        """Return the drafts that take no time to make."""
         found: dict[TokenSequence, DraftTokens] = {}
         for source in self._sources:
             if source.kind is None:
@@ -178,9 +163,9 @@ class Drafts:
         return {answer: text for answer, draft in found.items() if (text := _of_text(draft)).tokens}
 
     def note_seconds(self, sequences: Sequence[TokenSequence], seconds: float) -> None:
-        """Note how long a pass took that checks drafts for answers, and with making them.
+        """Note the seconds of a pass that verifies drafts, including making them.
 
-        It is compared with passes without drafts, once one was measured.
+        They are compared with passes without drafts, once one was measured.
         """
         alone = self.control.measured_s(len(sequences))
         for sequence in sequences:
@@ -188,18 +173,18 @@ class Drafts:
             sequence.saved_s -= 0.0 if alone is None else seconds - alone
 
     def note(self, sequence: TokenSequence, n_drafted: int, n_right: int) -> None:
-        """Note how many of the drafts for an answer were right, the first ones."""
+        """Note how many of the drafts for an answer were accepted."""
         kind = self._checked.pop(sequence).kind
         self.control.note_check(kind, n_drafted, n_right, self._n_checked)
 
     def forget(self, sequence: TokenSequence) -> None:
-        """Free what is kept for an answer that is over."""
+        """Free the state of a finished answer."""
         for source in self._sources:
             source.forget(sequence)
 
 
-def _without_pictures(texts: Texts) -> Texts:
-    return {answer: text_ids(ids) if answer.pictures else ids for answer, ids in texts.items()}
+def _without_images(texts: Texts) -> Texts:
+    return {answer: text_ids(ids) if answer.images else ids for answer, ids in texts.items()}
 
 
 def _of_text(draft: DraftTokens) -> DraftTokens:
@@ -209,7 +194,6 @@ def _of_text(draft: DraftTokens) -> DraftTokens:
 
 
 def _room(sequence: TokenSequence, n_ctx: int) -> int:
-    """Return how many drafts an answer has a use for."""
     step, cache = sequence.step, sequence.cache
     if not isinstance(step, Decode) or step.is_timed or cache is None:
         return 0
@@ -217,7 +201,7 @@ def _room(sequence: TokenSequence, n_ctx: int) -> int:
 
 
 def _has_pages(sequence: TokenSequence, n: int) -> bool:
-    """Make sure that there are pages for n more tokens, if nobody has to give way."""
+    """Reserve pages for n more tokens, if that needs no preemption."""
     assert sequence.cache is not None
     try:
         sequence.cache.sequence.reserve(n)
@@ -227,24 +211,24 @@ def _has_pages(sequence: TokenSequence, n: int) -> bool:
 
 
 MTP = Kind("mtp", first_share=0.7)
-"""Class of all drafts of MTP blocks."""
+"""Kind of the drafts of MTP blocks."""
 
 
 N_HELD = 32
-"""Number of tokens behind a draft that a device does not sample ahead: drafts are made where no
-other work is under way, and mostly more of them are to be made."""
+"""Number of tokens after a draft that a device does not sample ahead: drafts need the device to be
+idle, and usually more of them follow."""
 
 
 class MTPSource:
-    """Drafts for all running answers by the MTP blocks of the model that computes them.
+    """Drafts for all running answers by the MTP blocks of the model itself.
 
-    They go on from the hidden state of an answer's last token, so an answer whose tokens are
-    not all computed but for the next one has no draft. Neither has one whose tokens a device is
-    sampling ahead: it stops to do so, and the draft is made once these tokens are read.
+    They continue from the hidden state of an answer's last token, so all tokens except the next one
+    must be computed. If a device is sampling ahead, it stops first, and the draft is made once its
+    tokens are read.
 
     Args:
         runtime: the model.
-        tokens: token of each row of the block's head, if these are not those of the model.
+        tokens: token of each row of the block's head, if these differ from the model's.
     """
 
     kind = MTP
@@ -254,17 +238,17 @@ class MTPSource:
 
     @property
     def can_draft(self) -> bool:
-        """Whether the model has an MTP block that drafts."""
+        """Whether the model has an MTP block."""
         return self._runtime.drafter is not None
 
     @property
     def most(self) -> int:
-        """Largest number of drafts for a text: as many as there are blocks; 0 for any number."""
+        """Largest number of drafts for a text: the number of blocks, or 0 for no limit."""
         drafter = self._runtime.drafter
         return 0 if drafter is None else drafter.max_drafts
 
     def move(self, runtime: ModelRunner) -> None:
-        """Go on with another runtime."""
+        """Continue on another runtime."""
         self._runtime = runtime
 
     def draft(self, texts: Texts, most: int) -> Mapping[TokenSequence, DraftTokens]:
@@ -288,18 +272,15 @@ class MTPSource:
         }
 
     def n_unread(self, texts: Texts) -> int:
-        """Return 0: what the block has not read is little, and read along with a draft."""
+        """Return 0: the few unread tokens are read along with a draft."""
         return 0
 
     def forget(self, answer: TokenSequence) -> None:
-        """Do nothing: what is kept belongs to its batch index."""
+        """Do nothing: the state belongs to its batch index."""
 
 
 def draft_sources(params: LoadParams, mtp: MTPSource) -> list[DraftSource[TokenSequence]]:
-    """Return what drafts for the answers of a model that is loaded as `params` say.
-
-    A draft model is not among them.
-    """
+    """Return the drafters of a model loaded with `params`, without a draft model."""
     sources: list[DraftSource[TokenSequence]] = []
     if params.draft not in ("off", "mtp"):
         sources.append(NgramSource())
@@ -311,11 +292,10 @@ def draft_sources(params: LoadParams, mtp: MTPSource) -> list[DraftSource[TokenS
 def draft_variants(
     params: LoadParams, mtp: MTPSource, draft_model: DraftSource[TokenSequence] | None
 ) -> dict[str, Drafts]:
-    """Return drafts of each kind for a model that is loaded as `params` say, to compare them.
+    """Return drafts of each kind for a model loaded with `params`, to compare them.
 
     Returns:
-        Drafts by kind: "off" first, which are none, then "ngram", "mtp" and "model", as far as
-        there are some.
+        Drafts by kind: "off" first, which are none, then "ngram", "mtp" and "model" if available.
     """
     found = {"off": Drafts()}
     if not params.n_draft:
@@ -329,18 +309,13 @@ def draft_variants(
 
 
 def _is_ready(sequence: TokenSequence, n: int) -> bool:
-    """Return whether all tokens but the next one are computed; make sure of pages for n more."""
+    """Return whether all tokens but the next one are computed; reserve pages for n more."""
     if sequence.cache is None or sequence.n_missing != 1 or not sequence.cache.n:
         return False
-    try:
-        sequence.cache.sequence.reserve(n)
-    except OutOfPages:
-        return False
-    return True
+    return _has_pages(sequence, n)
 
 
 def _piece(sequence: TokenSequence, n: int) -> Piece:
-    """Return where the n-th token from the next one on of an answer belongs."""
     cache = sequence.cache
     assert cache is not None, "it is ready"
-    return cache.piece(1, skip=n, shift=sequence.pictures.shift(cache.n))
+    return cache.piece(1, skip=n, shift=sequence.images.shift(cache.n))

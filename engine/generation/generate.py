@@ -1,6 +1,6 @@
-"""Generation of an answer: decode, stop rules, banned strings, a full context.
+"""Generation of an answer: decoding, stop rules, banned strings, context shift.
 
-Knows token ids and text, not what is cached or computed where: it says what it wants computed.
+It works with token ids and text, and yields the steps to compute.
 """
 
 from __future__ import annotations
@@ -42,10 +42,9 @@ class AnswerToken:
     """A token of an answer.
 
     Attributes:
-        token: its id.
         text: characters that it completes.
-        begun: bytes of a character that earlier tokens had begun before it.
-        logprobs: how likely it was, if that is wanted.
+        begun: bytes of an incomplete character before it.
+        logprobs: its log probability, if requested.
     """
 
     token: int
@@ -55,14 +54,14 @@ class AnswerToken:
 
 
 class BannedStrings:
-    """Search for banned strings in streamed text; holds the tokens that may be part of one.
+    """Search for banned strings in streamed text; holds back tokens that may be part of one.
 
-    Large and small letters are the same to it. Of several strings that one token completes, the one
-    that begins last counts, so that as little as possible is taken back.
+    It ignores case. If one token completes several strings, the one that begins last counts, so
+    that as little as possible is rolled back.
 
     Args:
         banned: strings to search for.
-        said: text of the answer so far, which cannot be taken back any more.
+        said: text of the answer so far, which cannot be rolled back.
 
     Attributes:
         held: tokens that may be part of a banned string, oldest first.
@@ -72,7 +71,7 @@ class BannedStrings:
         self._banned = [_folded(text) for text in banned]
         self._n_tail = max((len(text) for text in self._banned), default=1) - 1
         self.held: list[AnswerToken] = []
-        self._tail = ""  # end of what was released, in which a string may have begun
+        self._tail = ""  # end of the released text, in which a string may have begun
         self._keep_tail(said)
 
     @property
@@ -81,7 +80,7 @@ class BannedStrings:
         return "".join(token.text for token in self.held)
 
     def feed(self, token: AnswerToken) -> int:
-        """Add a token; return how many of the last tokens to take back, 0 for none."""
+        """Add a token; return the number of last tokens to roll back."""
         n_before = len(self._tail) + len(self.held_text)
         self.held.append(token)
         if not self._banned:
@@ -92,13 +91,13 @@ class BannedStrings:
         return 0 if begin < 0 else len(self.held) - self._token_at(begin)
 
     def take_back(self, n: int) -> AnswerToken:
-        """Forget the last n tokens; return the first of them."""
+        """Drop the last n tokens; return the first of them."""
         first = self.held[-n]
         del self.held[-n:]
         return first
 
     def n_settled(self, *, is_half: bool) -> int:
-        """Return how many of the tokens cannot be part of a banned string any more.
+        """Return the number of tokens that cannot become part of a banned string.
 
         Args:
             is_half: whether the last token ends in the middle of a character.
@@ -109,7 +108,7 @@ class BannedStrings:
         return len(self.held) if is_over else self._token_at(begin)
 
     def release(self, n: int) -> list[AnswerToken]:
-        """Forget the first n tokens and return them; they cannot be taken back after that."""
+        """Release the first n tokens, which can no longer be rolled back, and return them."""
         released, self.held = self.held[:n], self.held[n:]
         self._keep_tail(self._tail + "".join(token.text for token in released))
         return released
@@ -118,7 +117,6 @@ class BannedStrings:
         self._tail = _folded(text[max(0, len(text) - self._n_tail) :])
 
     def _possible_start(self, text: str) -> int:
-        """Return the length of the longest end of a text with which a banned string begins."""
         for size in range(min(self._n_tail, len(text)), 0, -1):
             tail = text[-size:]
             if any(len(ban) > size and ban.startswith(tail) for ban in self._banned):
@@ -126,28 +124,21 @@ class BannedStrings:
         return 0
 
     def _token_at(self, place: int) -> int:
-        """Return the index of the held token in which a character begins.
-
-        Args:
-            place: index of the character in the tail and the held text; for one in the tail, which
-                cannot be taken back, the first held token.
-        """
-        found, start = 0, len(self._tail)
+        """Return the index of the held token with a character; the first one for the tail."""
+        index_of, start = 0, len(self._tail)
         for index, token in enumerate(self.held):
             if start > place or (start == place and token.begun):
                 break
-            found = index
+            index_of = index
             start += len(token.text)
-        return found
+        return index_of
 
 
 def _folded(text: str) -> str:
-    """Return a text without the difference of large and small letters, character by character."""
     return text.lower() if text.isascii() else "".join(map(_folded_character, text))
 
 
 def _folded_character(char: str) -> str:
-    """Return a character in its small form, as long as that is a single one."""
     for fold in (str.lower, str.casefold):
         if len(folded := fold(char)) == 1:
             char = folded
@@ -155,41 +146,43 @@ def _folded_character(char: str) -> str:
 
 
 TextEvents = Generator[GenerationEvent, None, bool]
-"""Events of some text; it returns whether a stop string ended the answer."""
+"""Events of some text; returns whether a stop string ended the answer."""
 
 
 MAX_LOGPROBS = 20
-"""Largest number of likeliest tokens to name at each place, as OpenAI's API has it."""
+"""Largest number of likeliest tokens per position, as in OpenAI's API."""
 
 
 def check_n_logprobs(n: int) -> None:
-    """Check a number of likeliest tokens to name at each place.
+    """Check the number of likeliest tokens to return per position.
 
     Raises:
-        EngineError: it is none of 0 to `MAX_LOGPROBS`.
+        EngineError: it is not in 0 to `MAX_LOGPROBS`.
     """
     if not 0 <= n <= MAX_LOGPROBS:
         raise EngineError(
-            f"Probabilities of {n} tokens cannot be told at each place.",
-            f"Ask for 0 to {MAX_LOGPROBS}.",
+            "Log probabilities of {n} tokens per position are not available.",
+            "Request 0 to {most}.",
+            n=n,
+            most=MAX_LOGPROBS,
         )
 
 
 def token_logprob(logits: Logits, token: int, n: int) -> TokenLogprob:
-    """Return how likely a token was, and the n likeliest ones.
+    """Return the log probabilities of a token and of the n likeliest ones.
 
     Args:
         logits: logits of the vocabulary as the model computed them, (n_vocab,).
     """
-    found = logprobs_of(logits)
-    return TokenLogprob(token, float(found[token]), tuple(likeliest(found, n)))
+    logprobs = logprobs_of(logits)
+    return TokenLogprob(token, float(logprobs[token]), tuple(likeliest(logprobs, n)))
 
 
 class StopMatcher:
-    """Search for stop strings in streamed text, holding back what may turn out to be one.
+    """Search for stop strings in streamed text, holding back what may be the start of one.
 
     Attributes:
-        found: the stop string that was completed; "" while none was.
+        found: the completed stop string; "" before.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
@@ -211,7 +204,7 @@ class StopMatcher:
         return shown, False
 
     def would_stop(self, text: str) -> bool:
-        """Return whether a stop string would be complete with more text."""
+        """Return whether more text would complete a stop string."""
         return any(stop in self._held + text for stop in self._stops)
 
     def flush(self) -> str:
@@ -231,7 +224,7 @@ class StopMatcher:
 def fitting_tokens(
     ids: Sequence[int], text: str, tokenizer: Tokenizer, stops: Sequence[str]
 ) -> tuple[int, ...]:
-    """Return `ids` if an answer of these tokens has shown exactly `text` so far; else none."""
+    """Return `ids` if an answer of these tokens would have shown exactly `text`; else none."""
     if not all(0 <= token < tokenizer.n_vocab for token in ids):
         return ()
     decoder, stop = tokenizer.stream(), StopMatcher(stops)
@@ -247,39 +240,30 @@ class Generation:
         tokenizer: tokenizer of the model; None without a vocabulary: token ids come without text.
         n_keep: number of tokens at the start of the prompt that a context shift never drops.
         timed_every: interval, in tokens, at which a token's times are measured; 0 for none.
-        begun: tokens at the end of the prompt that an earlier part of this answer has had.
+        begun: tokens at the end of the prompt that are an earlier part of this answer.
         said: text of that part.
-        n_logprobs: number of likeliest tokens of which each token tells the probability, beside its
-            own; None to tell none at all. No device may sample then, see `Decode`.
+        n_logprobs: see `AnswerRequest`. Unless it is None, no device may sample, see `Decode`.
         shown: control tokens whose text is part of the answer.
-        constraint: form of the answer, which has had that part; None for any.
-        is_read: returns whether the reader of the answer's text needs nothing more.
+        constraint: constraint of the answer, which has read that part; None for any text.
+        is_read: returns whether the parser of the answer needs no more text.
 
     Attributes:
-        ids: tokens that the answer has had computed, from the first of the prompt on.
-        is_useless: whether the logits could not be sampled from, so that what is cached may be bad.
+        ids: tokens that were computed, from the first of the prompt on.
+        is_useless: whether the logits were invalid, so that the cache may be corrupted.
     """
 
     def __init__(
-        self,
-        n_ctx: int,
-        tokenizer: Tokenizer | None,
-        params: SamplingParams,
-        n_keep: int,
-        timed_every: int = 0,
-        begun: Sequence[int] = (),
-        said: str = "",
-        n_logprobs: int | None = None,
-        shown: Collection[int] = frozenset(),
-        constraint: AnswerConstraint | None = None,
-        is_read: Callable[[], bool] = lambda: False,
-    ) -> None:
+        self, n_ctx: int, tokenizer: Tokenizer | None, params: SamplingParams, n_keep: int,
+        timed_every: int = 0, begun: Sequence[int] = (), said: str = "",
+        n_logprobs: int | None = None, shown: Collection[int] = frozenset(),
+        constraint: AnswerConstraint | None = None, is_read: Callable[[], bool] = lambda: False,
+    ) -> None:  # fmt: skip
         self.ids: list[int] = []
         self.is_useless = False
         self._n_ctx = n_ctx
         self._params = params
         self._n_keep = n_keep
-        self._pictures = NO_IMAGES
+        self._images = NO_IMAGES
         self._timed_every = timed_every
         self._constraint, self._is_read = constraint, is_read
         self._sampler = Sampler(params, tokenizer.token_bytes if tokenizer else None)
@@ -291,31 +275,31 @@ class Generation:
         self._end: TokenLogprob | None = None
         self._pending: list[AnswerToken] = []
         self._is_stopped = False
-        for token in begun:  # leave half a character, or half a stop string, where it was
+        for token in begun:  # restore an incomplete character or stop string
             self._stop.feed(self._decoder.feed(token) if self._decoder else "")
         self._banned = BannedStrings(params.banned_strings if tokenizer else (), said)
-        self._not_here: dict[int, list[int]] = {}  # tokens, by the number of sampled ones before
+        self._not_here: dict[int, list[int]] = {}  # excluded tokens, by number of sampled ones
         self._most = params.most_tokens - len(begun)
         self._n_prompt = self._n_cached = self._n_sampled = 0
         self._start = self._prefilled = self._first = self._last = 0.0
 
     def run(
         self, prompt: Sequence[int], marks: Sequence[int] = (),
-        pictures: PlacedImages = NO_IMAGES,
+        images: PlacedImages = NO_IMAGES,
     ) -> Steps:  # fmt: skip
-        """Yield text, what is to be computed, and at the end `Finished`.
+        """Yield text, steps to compute, and at the end `Finished`.
 
         Args:
-            marks, pictures: see `Prefill`.
+            marks, images: see `Prefill`.
 
         Raises:
-            EngineError: the prompt cannot be used, or the logits.
+            EngineError: the prompt or the logits cannot be used.
         """
         self._start = time.perf_counter()
-        self._n_prompt, self._pictures = len(prompt), pictures
-        wanted = Prefill(prompt, marks, pictures=pictures)
-        found = yield from self._prefill(wanted)
-        self._n_cached = wanted.n_cached
+        self._n_prompt, self._images = len(prompt), images
+        step = Prefill(prompt, marks, images=images)
+        found = yield from self._prefill(step)
+        self._n_cached = step.n_cached
         self._sampler.accept_all(text_ids(prompt))
         self._prefilled = time.perf_counter()
         reason: FinishReason
@@ -328,21 +312,15 @@ class Generation:
         yield from self._flush()
         yield Finished(reason, self._usage(), self._timings(), self._stop.found, self._end)
 
-    def _prefill(self, wanted: Prefill) -> Generator[Step, StepResult | None, StepResult]:
-        """Have tokens computed in place of those computed so far; return what was found."""
-        self.ids = list(wanted.ids)
-        found = yield wanted
+    def _prefill(self, step: Prefill) -> Generator[Step, StepResult | None, StepResult]:
+        self.ids = list(step.ids)
+        found = yield step
         assert found is not None, "a step has a result"
         return found
 
     def _decode(
         self, found: int | Logits
     ) -> Generator[GenerationEvent | Step, StepResult | None, FinishReason]:
-        """Generate tokens until a stop rule ends the answer; return the reason.
-
-        Args:
-            found: the first token, or the logits to sample it from.
-        """
         while self._n_sampled < self._most:
             token, logprobs = self._token_from(found)
             if token in self._eog:
@@ -367,12 +345,11 @@ class Generation:
 
     @property
     def _is_over(self) -> bool:
-        """Whether the form of the answer allows nothing more, or its reader needs nothing more."""
         is_whole = self._constraint is not None and self._constraint.is_over
         return is_whole or self._is_read()
 
     def _hear(self, token: int, logprobs: tuple[TokenLogprob, ...]) -> int:
-        """Add a token to the text; return how many to take back, as they make a banned string."""
+        """Add a token to the text; return the number of tokens to roll back."""
         if self._constraint is not None:
             self._constraint.accept(token)
         if self._decoder is None:
@@ -381,11 +358,7 @@ class Generation:
         return self._banned.feed(AnswerToken(token, self._decoder.feed(token), begun, logprobs))
 
     def _without(self, token: int, n: int) -> Prefill:
-        """Take back the last n tokens; return the step that finds another in place of the first.
-
-        Args:
-            token: the last token, which is not computed yet.
-        """
+        """Roll back the last n tokens; return the prefill that resamples the first of them."""
         wrong = self._banned.take_back(n)
         self._n_sampled -= n
         self._sampler.take_back(n)
@@ -396,10 +369,9 @@ class Generation:
         here, tokens = self._n_sampled, self._not_here
         self._not_here = {at: tokens[at] for at in tokens if at <= here}
         self._not_here.setdefault(here, []).append(wrong.token)
-        return Prefill([*self.ids, token][:-n], reports_progress=False, pictures=self._pictures)
+        return Prefill([*self.ids, token][:-n], reports_progress=False, images=self._images)
 
     def _next(self, token: int) -> Generator[GenerationEvent | Step, StepResult | None, StepResult]:
-        """Have a token computed, after a shift of the context if that is full."""
         if len(self.ids) >= self._n_ctx:
             shifted = yield from self._shift()
             if shifted is not None:
@@ -422,7 +394,6 @@ class Generation:
                 return shifted
 
     def _token_from(self, found: int | Logits) -> tuple[int, tuple[TokenLogprob, ...]]:
-        """Return the next token, and how likely it was, if that is wanted."""
         n = self._n_logprobs
         before = None if n is None or isinstance(found, int) else found.copy()
         token = found if isinstance(found, int) else self._sample(found)
@@ -434,7 +405,6 @@ class Generation:
 
     @property
     def _allowed(self) -> Callable[[], Mask] | None:
-        """Function that returns which tokens the form of the answer allows next; None for all."""
         return None if self._constraint is None else partial(self._constraint.allowed, self._eog)
 
     @property
@@ -443,17 +413,16 @@ class Generation:
 
     def _sample(self, logits: Logits) -> int:
         forbidden = self._forbidden
-        could_come = np.isfinite(logits.max())
+        was_possible = np.isfinite(logits.max())
         if self._constraint is not None:
             self._constraint.restrict(logits, self._eog)
         logits[forbidden] = -np.inf
         is_bound = self._constraint is not None or len(forbidden) > len(self._never)
-        if could_come and is_bound and logits.max() == -np.inf:
-            raise EngineError(
-                "Whatever the answer goes on with would be a banned string"
-                f"{'' if self._constraint is None else ', or not have its form'}.",
-                "Ban fewer or longer strings.",
-            )
+        if was_possible and is_bound and logits.max() == -np.inf:
+            message = "Every possible continuation is banned."
+            if self._constraint is not None:
+                message = "Every possible continuation is banned or violates the output format."
+            raise EngineError(message, "Ban fewer or longer strings.")
         try:
             return self._sampler.sample(logits)
         except EngineError:
@@ -461,14 +430,8 @@ class Generation:
             raise
 
     def _shift(self) -> Generator[GenerationEvent | Step, StepResult | None, NotDone | None]:
-        """Drop the older half of the tokens after the kept ones, and compute the rest again.
-
-        Where there are images nothing is dropped: half an image would be another one.
-
-        Returns:
-            Why not; None if it was done.
-        """
-        is_kept = self._params.on_overflow == "stop" or bool(self._pictures)
+        """Drop the older half of the tokens after the kept ones; return why not, if impossible."""
+        is_kept = self._params.on_overflow == "stop" or bool(self._images)
         if is_kept or len(self.ids) - self._n_keep < 4:
             return "context"
         n_dropped = (len(self.ids) - self._n_keep) // 2
@@ -491,19 +454,17 @@ class Generation:
         return self._is_stopped
 
     def _settle(self, n: int) -> Generator[GenerationEvent, None, None]:
-        """Yield the text of the first n tokens that were held back, if they are any."""
         for token in self._banned.release(max(0, n)):
             self._pending.append(token)
             yield from self._emit(token.text)
 
     def _emit(self, text: str) -> Generator[GenerationEvent, None, None]:
-        """Yield what of a text is not held back as the beginning of a stop string."""
+        """Yield a text, except what may be the beginning of a stop string."""
         shown, self._is_stopped = self._stop.feed(text)
         if shown or self._decoder is None:
-            yield self._told(shown)
+            yield self._event(shown)
 
     def _flush(self) -> Generator[GenerationEvent, None, None]:
-        """Yield the text that was held back, unless a stop string has ended the answer."""
         if not self._is_stopped:
             yield from self._settle(len(self._banned.held))
         rest = self._decoder.flush() if self._decoder else ""
@@ -512,10 +473,9 @@ class Generation:
             shown, is_stopped = self._stop.feed(rest)
             shown += "" if is_stopped else self._stop.flush()
         if shown or self._pending:
-            yield self._told(shown)
+            yield self._event(shown)
 
-    def _told(self, text: str) -> TokenText:
-        """Return the event of some text, with the tokens that nobody has been told of."""
+    def _event(self, text: str) -> TokenText:
         tokens, self._pending = self._pending, []
         logprobs = tuple(found for one in tokens for found in one.logprobs)
         return TokenText(text, tuple(one.token for one in tokens), logprobs=logprobs)

@@ -1,4 +1,4 @@
-"""Images of a conversation: read, and put between the tokens of its text."""
+"""Images of a conversation: read, and placed between the tokens of its text."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
-from engine.errors import ANOTHER_TEMPLATE, ImageError
+from engine.errors import ANOTHER_TEMPLATE, ImageError, Sentence
 from engine.text.messages import IMAGE_PLACEHOLDER, ImageFile
 from engine.util.progress import IsCancelled, never
 from engine.vision.images.decoding import MAX_IMAGES
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from engine.vision.images.resizing import ImageProcessor
 
 MAX_KEPT_BYTES = 64 << 20
-"""Largest number of bytes of pixels that are kept, so that each turn need not read them again."""
+"""Limit of the cached pixels in bytes, so that not every turn reads them again."""
 
 _NUMBERED = re.compile(f"{IMAGE_PLACEHOLDER}([0-9]+){IMAGE_PLACEHOLDER}")
 """Place of an image in a prompt's text, with its number in the conversation."""
@@ -33,11 +33,11 @@ _NUMBERED = re.compile(f"{IMAGE_PLACEHOLDER}([0-9]+){IMAGE_PLACEHOLDER}")
 
 @dataclass(frozen=True, eq=False)
 class SeenImage:
-    """An image of a conversation as its prompt has it.
+    """An image of a conversation in its prompt.
 
     Attributes:
-        views: the image; or its tiles, and then the whole of it.
-        texts: texts before each of them, and behind the last.
+        views: the image; or its tiles, and then the whole image.
+        texts: texts before each of them, and after the last.
     """
 
     views: tuple[PromptImage, ...]
@@ -52,8 +52,8 @@ class ImageReader:
     """Reader of the images of conversations with one model.
 
     Args:
-        vision: how the model sees them.
-        encoder: hash of what encodes them.
+        vision: the model's image processor.
+        encoder: hash of the vision encoder.
     """
 
     def __init__(self, vision: VisionInfo, encoder: str) -> None:
@@ -65,13 +65,13 @@ class ImageReader:
 
     @property
     def rule(self) -> ImageProcessor:
-        """Rule by which the model takes images."""
+        """Image processor of the model."""
         return self.vision.rule
 
     def read(
         self, messages: Sequence[ChatMessage], is_cancelled: IsCancelled = never
     ) -> PromptImages:
-        """Return the images of a conversation; any thread may call it.
+        """Return the images of a conversation; thread-safe.
 
         While the result is held, reading the same images again takes no time.
 
@@ -79,24 +79,26 @@ class ImageReader:
             ImageError: one cannot be used, or there are too many.
             Cancelled: `is_cancelled` has returned True.
         """
-        found = [picture for message in messages for picture in message.pictures]
-        if len(found) > MAX_IMAGES:
+        images = [image for message in messages for image in message.pictures]
+        if len(images) > MAX_IMAGES:
             raise ImageError(
-                f"The conversation has {len(found)} pictures; at most {MAX_IMAGES} are taken."
+                "The conversation has {n} images; at most {most} are allowed.",
+                n=len(images),
+                most=MAX_IMAGES,
             )
-        with ImageDecoder(len(found), is_cancelled) as reading:
-            return [self._read(picture, reading) for picture in found]
+        with ImageDecoder(len(images), is_cancelled) as decoder:
+            return [self._read(image, decoder) for image in images]
 
-    def _read(self, picture: ImageFile | str, reading: ImageDecoder) -> SeenImage:
-        key = _key(picture)
+    def _read(self, image: ImageFile | str, decoder: ImageDecoder) -> SeenImage:
+        key = _key(image)
         with self._lock:
             found = self._kept.pop(key, None) or self._used.get(key)
         if found is None:
-            if isinstance(picture, ImageFile):
-                picture = image_base64(picture.path)
-            size, grid, views = reading.views(picture, self.rule.resizing)
-            pictures = (PromptImage.of(view, size, self.rule, self._encoder) for view in views)
-            found = SeenImage(tuple(pictures), self.rule.texts(*grid))
+            if isinstance(image, ImageFile):
+                image = image_base64(image.path)
+            size, grid, views = decoder.views(image, self.rule.resizing)
+            prompt_images = (PromptImage.of(view, size, self.rule, self._encoder) for view in views)
+            found = SeenImage(tuple(prompt_images), self.rule.texts(*grid))
         with self._lock:
             self._kept[key] = self._used[key] = found
             while len(self._kept) > 1 and self._n_bytes > MAX_KEPT_BYTES:
@@ -108,27 +110,26 @@ class ImageReader:
         return sum(view.pixels.nbytes for seen in self._kept.values() for view in seen.views)
 
 
-def _key(picture: ImageFile | str) -> bytes:
-    """Return what tells an image from others: of a file its name, size and time."""
-    if isinstance(picture, ImageFile):
+def _key(image: ImageFile | str) -> bytes:
+    if isinstance(image, ImageFile):
         try:
-            found = Path(picture.path).stat()
+            stat = Path(image.path).stat()
         except OSError as error:
-            problem = error.strerror or str(error)
-            raise ImageError(f"A picture cannot be read: {problem}.") from error
-        picture = f"{picture.path}\0{found.st_size} {found.st_mtime_ns}"
-    return blake2b(picture.encode("utf-8", "replace"), digest_size=16).digest()
+            problem = Sentence(error.strerror or str(error))
+            raise ImageError("An image cannot be read: {problem}.", problem=problem) from error
+        image = f"{image.path}\0{stat.st_size} {stat.st_mtime_ns}"
+    return blake2b(image.encode("utf-8", "replace"), digest_size=16).digest()
 
 
-def by_number(seen: PromptImages) -> Mapping[int, PromptImage]:
+def by_number(images: PromptImages) -> Mapping[int, PromptImage]:
     """Return images and tiles by their number."""
-    return {view.number: view for picture in seen for view in picture.views}
+    return {view.number: view for image in images for view in image.views}
 
 
 def with_numbers(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
-    """Return messages of text, in which the number of each image stands at its place.
+    """Return messages of text, in which the number of each image marks its place.
 
-    Images without a place stand before the text of their message.
+    Images without a place go before the text of their message.
     """
     marked: list[ChatMessage] = []
     n = 0
@@ -146,7 +147,7 @@ def with_numbers(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
     return marked
 
 
-def encoded(text: str, seen: PromptImages, encode: Callable[[str, bool], list[int]]) -> list[int]:
+def encoded(text: str, images: PromptImages, encode: Callable[[str, bool], list[int]]) -> list[int]:
     """Return the token ids of a prompt's text with the numbers of images.
 
     Args:
@@ -157,21 +158,21 @@ def encoded(text: str, seen: PromptImages, encode: Callable[[str, bool], list[in
     """
     texts = _NUMBERED.split(text)
     numbers = [int(number) for number in texts[1::2]]
-    if numbers != list(range(len(seen))):
-        raise ImageError("The model's chat template leaves pictures out.", ANOTHER_TEMPLATE)
+    if numbers != list(range(len(images))):
+        raise ImageError("The model's chat template leaves images out.", ANOTHER_TEMPLATE)
     ids, held, is_first = list[int](), texts[0], True
-    for picture, behind in zip(seen, texts[2::2], strict=True):
-        around = picture.texts
-        for view, before in zip(picture.views, around[:-1], strict=True):
-            if held + before or is_first:  # a prompt may begin with a token of its own
+    for image, after in zip(images, texts[2::2], strict=True):
+        around = image.texts
+        for view, before in zip(image.views, around[:-1], strict=True):
+            if held + before or is_first:  # a prompt may begin with BOS
                 ids += encode(held + before, is_first)
             ids += view.ids
             held, is_first = "", False
-        held = around[-1] + behind
+        held = around[-1] + after
     return ids + encode(held, is_first)
 
 
 def without_numbers(text: str, rule: ImageProcessor) -> str:
-    """Return a prompt's text in which an image is what stands around its tokens."""
+    """Return a prompt's text in which images are replaced by the text around their tokens."""
     around = "".join(rule.texts(1, 1))
     return _NUMBERED.sub(lambda _: around, text)

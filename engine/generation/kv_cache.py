@@ -1,4 +1,4 @@
-"""Sequences of tokens whose keys and values lie in pages of several groups."""
+"""Paged KV cache: page pools, sequences with page tables, and checkpoints of recurrent states."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from engine.model.forward.pages import (
 
 
 class OutOfPages(Exception):
-    """Error of a pool all of whose pages are used by sequences."""
+    """All pages of a pool are in use."""
 
 
 class Content(NamedTuple):
-    """What a page holds.
+    """Content of a page.
 
     Attributes:
         before: key of the page before.
-        ids: tokens; fewer than `PAGE` if the rest of the page may be anything.
+        ids: tokens; fewer than `PAGE` if the rest of the page is undefined.
     """
 
     before: bytes
@@ -35,29 +35,26 @@ class Content(NamedTuple):
 class PagePool:
     """The pages of one group of layers.
 
-    A page is *used* while sequences count it, and *known* while it can be found by its content. A
-    known page that nobody uses is *idle*: it stays until its memory is wanted. The page that was
-    released first goes first, so a sequence that releases its last page first loses its end before
-    its beginning, which others may share. Before all of them go pages that a sequence has *passed*:
-    its window has left them, and only who goes back as far would look for them.
-
-    Args:
-        n_pages: number of pages.
+    A page is *used* while its reference count is positive, and *known* while it can be found by its
+    content. A known, unused page is *idle*: it stays until evicted. The page that was released
+    first is evicted first; a sequence releases its last page first, as others may share its
+    beginning. Pages that a sequence has *passed*, with its attention window beyond them, are
+    evicted before all others: only a sequence that goes back that far could reuse them.
     """
 
     def __init__(self, n_pages: int) -> None:
         self.n_pages = n_pages
         self._n_users = [0] * n_pages
         self._empty = list(reversed(range(n_pages)))
-        self._passed: dict[int, None] = {}  # in the order in which they were released
-        self._idle: dict[int, None] = {}  # so are these
+        self._passed: dict[int, None] = {}  # in order of release
+        self._idle: dict[int, None] = {}  # likewise
         self._contents: dict[int, Content] = {}
         self._whole: dict[bytes, int] = {}
         self._behind: dict[bytes, dict[int, None]] = {}
 
     @property
     def n_free(self) -> int:
-        """Number of pages that `take` can return before a sequence releases some."""
+        """Number of pages that `take` can return before any is released."""
         return len(self._empty) + self.n_idle
 
     @property
@@ -76,24 +73,24 @@ class PagePool:
         return sorted(self._contents)
 
     def n_users(self, page: int) -> int:
-        """Return how many sequences use a page."""
+        """Return the reference count of a page."""
         return self._n_users[page]
 
     def content(self, page: int) -> Content | None:
-        """Return what a page is known to hold."""
+        """Return the known content of a page."""
         return self._contents.get(page)
 
     def take(self) -> int:
-        """Return a page that nobody uses and nobody finds any more; the caller uses it.
+        """Return a free page, evicting an idle one if necessary; the caller uses it.
 
         Raises:
             OutOfPages: there is none.
         """
         if self._empty:
             page = self._empty.pop()
-        elif waiting := self._passed or self._idle:
-            page = next(iter(waiting))
-            del waiting[page]
+        elif queue := self._passed or self._idle:
+            page = next(iter(queue))
+            del queue[page]
             self.forget(page)
         else:
             raise OutOfPages
@@ -101,20 +98,20 @@ class PagePool:
         return page
 
     def use(self, page: int) -> None:
-        """Count one more user of a known page."""
-        assert page in self._contents, "only what is known can be shared"
+        """Increment the reference count of a known page."""
+        assert page in self._contents, "only known pages can be shared"
         self._passed.pop(page, None)
         self._idle.pop(page, None)
         self._n_users[page] += 1
 
     def release(self, pages: Iterable[int], *, is_passed: bool = False) -> None:
-        """Count one user less of each page; those known to be good stay until they are wanted.
+        """Decrement reference counts; pages with reusable content stay until evicted.
 
         Args:
-            is_passed: whether the user's window has left them.
+            is_passed: whether the attention window has left the pages.
         """
         for page in pages:
-            assert self._n_users[page] > 0, "nobody uses this page"
+            assert self._n_users[page] > 0, "this page is not in use"
             self._n_users[page] -= 1
             if self._n_users[page]:
                 continue
@@ -124,11 +121,11 @@ class PagePool:
                 self._empty.append(page)
 
     def note(self, page: int, before: bytes, ids: Sequence[int]) -> None:
-        """Make a used page known by what it holds, in place of what was known.
+        """Register the content of a used page, replacing any earlier one.
 
-        A whole page whose twin is known already is not: one is enough to be found.
+        A full page is not registered if another one has the same content.
         """
-        assert self._n_users[page], "only its user knows what a page holds"
+        assert self._n_users[page], "only its user knows the content of a page"
         self.forget(page)
         if len(ids) == PAGE:
             key = page_key(before, ids)
@@ -139,7 +136,7 @@ class PagePool:
         self._behind.setdefault(before, {})[page] = None
 
     def forget(self, page: int) -> None:
-        """Make sure that nobody finds a page any more."""
+        """Unregister a page's content."""
         content = self._contents.pop(page, None)
         if content is None:
             return
@@ -151,13 +148,13 @@ class PagePool:
             del self._behind[content.before]
 
     def whole(self, key: bytes) -> int | None:
-        """Return the page with a key; None if there is none."""
+        """Return the full page with a key, or None."""
         return self._whole.get(key)
 
     def best(self, before: bytes, ids: Sequence[int]) -> tuple[int, int]:
-        """Return the page behind `before` that begins most like `ids`, and the tokens in common.
+        """Return the page after `before` with the longest common prefix with `ids`, and its length.
 
-        Among pages with equally many, idle ones come first, then those with fewer other tokens.
+        With equal lengths, idle pages come first, then those with fewer other tokens.
 
         Returns:
             (-1, 0) if none has a token in common.
@@ -172,7 +169,7 @@ class PagePool:
         return best, rank[0]
 
     def clear(self) -> None:
-        """Make sure that no page is found, such as after a failure that may have spoilt some."""
+        """Unregister all pages, such as after a failure that may have corrupted some."""
         for page in list(self._contents):
             self.forget(page)
         self._empty.extend((*self._passed, *self._idle))
@@ -181,11 +178,11 @@ class PagePool:
 
 
 CopyPage = Callable[[int, int, int], None]
-"""Function that copies a page on all ranks at once: number of the group, source, target."""
+"""Copies a page on all ranks: number of the group, source, target."""
 
 
 class Group(NamedTuple):
-    """Layers that see equally far back, and their pages."""
+    """Layers with the same attention window, and their pages."""
 
     pool: PagePool
     window: AttentionWindow = AttentionWindow()
@@ -195,8 +192,8 @@ class Sequences:
     """The sequences that share the pages of a cache.
 
     Args:
-        groups: the groups; the same pages of each hold other layers' keys and values.
-        copy: copies a page, before it returns.
+        groups: the groups; the same page number holds other layers' keys and values in each.
+        copy: copies a page synchronously.
     """
 
     def __init__(self, groups: Sequence[Group], copy: CopyPage) -> None:
@@ -204,15 +201,13 @@ class Sequences:
         self.copy = copy
 
     def open(self, ids: Sequence[int], lengths: Iterable[int] | None = None) -> PagedSequence:
-        """Return a sequence that begins with as many of `ids` as pages are known to hold.
+        """Return a sequence with the longest prefix of `ids` that pages hold.
 
         Args:
-            ids: the tokens that are wanted.
-            lengths: the only lengths at which it may go on, such as those of recurrent states that
-                were kept; None for any.
+            lengths: allowed lengths, such as lengths with a checkpoint; None for any.
 
         Raises:
-            OutOfPages: others use the page that the last tokens would need.
+            OutOfPages: the page for the last tokens is in use.
         """
         keys = page_keys(ids)
         match = _Match(self.groups, ids, keys)
@@ -221,13 +216,13 @@ class Sequences:
         return PagedSequence(self, list(ids[:n]), keys[: n // PAGE])
 
     def clear(self) -> None:
-        """Make sure that nothing is found any more; sequences in use go on."""
+        """Unregister all pages; sequences in use continue."""
         for group in self.groups:
             group.pool.clear()
 
 
 class _Match:
-    """Beginning of a sequence, as far as the pages of the groups hold it."""
+    """Prefix of a sequence that is in the pages of the groups."""
 
     def __init__(self, groups: Sequence[Group], ids: Sequence[int], keys: Sequence[bytes]) -> None:
         self._groups, self._ids, self._keys = groups, ids, keys
@@ -238,7 +233,6 @@ class _Match:
         )
 
     def lengths(self) -> list[int]:
-        """Return the lengths that are worth asking `covers` for, the longest first."""
         start = self._n_whole * PAGE
         before = self._keys[self._n_whole - 1] if self._n_whole else ROOT
         rest = self._ids[start : start + PAGE]
@@ -246,7 +240,6 @@ class _Match:
         return [start + n_part, *range(start, 0, -PAGE)]
 
     def covers(self, n: int) -> bool:
-        """Return whether each group knows all that the token behind the first n sees."""
         n_whole, n_part = divmod(n, PAGE)
         before = self._keys[n_whole - 1] if n_whole else ROOT
         part = self._ids[n - n_part : n]
@@ -260,7 +253,6 @@ class _Match:
 
 
 def _run_begins(pool: PagePool, keys: Sequence[bytes]) -> list[int]:
-    """Return, for each number of pages, where the known ones that lead up to it begin."""
     begins = [0]
     for i, key in enumerate(keys):
         begins.append(i + 1 if pool.whole(key) is None else begins[-1])
@@ -279,8 +271,8 @@ class PagedSequence:
         tables: for each group, the page of each `PAGE` tokens, or `GONE`.
     """
 
-    def __init__(self, all_of_them: Sequences, ids: list[int], keys: list[bytes]) -> None:
-        self._groups, self._copy = all_of_them.groups, all_of_them.copy
+    def __init__(self, sequences: Sequences, ids: list[int], keys: list[bytes]) -> None:
+        self._groups, self._copy = sequences.groups, sequences.copy
         self.ids = ids
         self._keys = keys
         self.tables: list[list[int]] = [[] for _ in self._groups]
@@ -294,21 +286,21 @@ class PagedSequence:
             raise
 
     def reserve(self, n: int, firsts: Sequence[int] = ()) -> None:
-        """Make sure that each group has pages for n more tokens.
+        """Reserve pages for n more tokens in each group.
 
         Args:
-            firsts: for each group, the first position that is to have a page, for tokens that were
-                computed elsewhere and of which not all are there; none if all are.
+            firsts: for each group, the first position that needs a page, for tokens that were
+                computed elsewhere and are incomplete; none if they are complete.
 
         Raises:
-            OutOfPages: others use too many; nothing has changed.
+            OutOfPages: too many are in use; nothing has changed.
         """
-        wanted = -(-(len(self.ids) + n) // PAGE)
+        needed = -(-(len(self.ids) + n) // PAGE)
         before = [len(table) for table in self.tables]
         try:
             for number, (group, table) in enumerate(zip(self._groups, self.tables, strict=True)):
                 first = firsts[number] // PAGE if firsts else 0
-                while len(table) < wanted:
+                while len(table) < needed:
                     table.append(GONE if len(table) < first else group.pool.take())
         except OutOfPages:
             for number, length in enumerate(before):
@@ -316,9 +308,9 @@ class PagedSequence:
             raise
 
     def append(self, ids: Sequence[int]) -> None:
-        """Note that tokens were computed, for which `reserve` made room.
+        """Add computed tokens, for which `reserve` made room.
 
-        Pages that became whole can be found by others; those that no token will see are released.
+        Register pages that became full; release pages beyond the attention window.
         """
         n_whole = len(self._keys)
         self.ids.extend(ids)
@@ -329,15 +321,13 @@ class PagedSequence:
             self._let_go(number, group.window.first_seen(len(self.ids)) // PAGE)
 
     def cut(self, n: int) -> bool:
-        """Forget all tokens behind the first n, if the pages before them are still there.
-
-        What others use is not overwritten: a copy of the last page is.
+        """Drop all tokens after the first n; a shared last page is copied.
 
         Returns:
-            Whether it was done; False if layers have let go what the next token sees.
+            False if layers have released pages that the next token attends to.
 
         Raises:
-            OutOfPages: a copy is needed, but others use all pages; nothing has changed.
+            OutOfPages: the copy needs a page, but all are in use; nothing has changed.
         """
         n_whole, n_part = divmod(n, PAGE)
         if not self._sees_all(n):
@@ -370,7 +360,6 @@ class PagedSequence:
         self._release()
 
     def _share(self, group: Group, table: list[int]) -> None:
-        """Use the whole pages that the next token sees."""
         first = group.window.first_seen(len(self.ids)) // PAGE
         for index, key in enumerate(self._keys):
             page = None if index < first else group.pool.whole(key)
@@ -396,7 +385,7 @@ class PagedSequence:
         if is_idle and len(content.ids) == len(part):
             return
         if is_idle and not group.pool.n_free:
-            group.pool.forget(page)  # nobody else is in the way, so this must not fail
+            group.pool.forget(page)  # there is nothing to evict, so overwrite it
             return
         table[-1] = GONE
         try:
@@ -409,14 +398,12 @@ class PagedSequence:
         return self._keys[index - 1] if index else ROOT
 
     def _note(self, number: int, index: int, n: int) -> None:
-        """Make known what a page holds: n tokens."""
         page = self.tables[number][index]
         if page != GONE:
             ids = self.ids[index * PAGE : index * PAGE + n]
             self._groups[number].pool.note(page, self._before(index), ids)
 
     def _let_go(self, number: int, first: int) -> None:
-        """Release the pages before one, which no token will see."""
         table = self.tables[number]
         gone = [index for index in range(min(first, len(table))) if table[index] != GONE]
         pages = [table[index] for index in reversed(gone)]
@@ -432,18 +419,16 @@ class PagedSequence:
         )
 
     def _is_only_user(self, number: int, index: int) -> bool:
-        """Return whether a page from an index on becomes free when this sequence drops it."""
+        """Return whether dropping the pages from an index on frees one."""
         pool = self._groups[number].pool
         return any(page != GONE and pool.n_users(page) == 1 for page in self.tables[number][index:])
 
     def _drop_from(self, number: int, index: int) -> None:
-        """Release the pages from an index on, the last ones first."""
         table = self.tables[number]
         self._groups[number].pool.release(reversed([p for p in table[index:] if p != GONE]))
         del table[index:]
 
     def _release(self) -> None:
-        """Release all pages, the last ones first."""
         for number in range(len(self._groups)):
             self._drop_from(number, 0)
 
@@ -452,39 +437,37 @@ T = TypeVar("T")
 
 
 class _Kept(NamedTuple, Generic[T]):
-    """A state that was kept, and its bytes."""
-
     state: T
     n_bytes: int
 
 
 class Checkpoints(Generic[T]):
-    """States of recurrent layers that were kept at some lengths of sequences.
+    """Copies of recurrent states at some lengths of sequences, evicted least recently used first.
 
-    Keys and values can be cut at any token, a recurrent state cannot: a sequence goes on from where
-    one was kept. Those used longest ago go first.
+    Keys and values can be cut at any token, recurrent states cannot: a sequence can only continue
+    from a checkpoint.
 
     Args:
-        most_bytes: largest number of bytes of all states.
+        most_bytes: limit of all states together.
 
     Attributes:
-        n_bytes: bytes of the states that are kept.
+        n_bytes: bytes of the kept states.
     """
 
     def __init__(self, most_bytes: int) -> None:
         self.n_bytes = 0
         self._most_bytes = most_bytes
-        self._kept: dict[tuple[bytes, tuple[int, ...]], _Kept[T]] = {}  # used longest ago first
+        self._kept: dict[tuple[bytes, tuple[int, ...]], _Kept[T]] = {}  # least recently used first
         self._parts: dict[bytes, set[tuple[int, ...]]] = {}
 
     def __len__(self) -> int:
         return len(self._kept)
 
     def keep(self, ids: Sequence[int], state: T, n_bytes: int) -> bool:
-        """Keep the state behind `ids`, in place of others if need be.
+        """Keep the state after `ids`, evicting others if necessary.
 
         Returns:
-            False if it is larger than all of them may be.
+            False if it is larger than the limit.
         """
         before, part = key = _key(ids)
         self._drop(key)
@@ -498,7 +481,7 @@ class Checkpoints(Generic[T]):
         return True
 
     def lengths(self, ids: Sequence[int]) -> list[int]:
-        """Return at which lengths of a sequence a state is kept, the longest first."""
+        """Return the lengths of a sequence's prefixes with a checkpoint, longest first."""
         found = (
             n_whole * PAGE + len(part)
             for n_whole, before in enumerate([ROOT, *page_keys(ids)])
@@ -508,10 +491,10 @@ class Checkpoints(Generic[T]):
         return sorted(found, reverse=True)
 
     def state(self, ids: Sequence[int]) -> T:
-        """Return the state behind `ids`, which is used now.
+        """Return the state after `ids`, and mark it as used.
 
         Raises:
-            KeyError: none is kept there.
+            KeyError: there is none.
         """
         key = _key(ids)
         kept = self._kept.pop(key)
@@ -525,7 +508,6 @@ class Checkpoints(Generic[T]):
         self.n_bytes = 0
 
     def _drop(self, key: tuple[bytes, tuple[int, ...]]) -> None:
-        """Drop a state, if there is one."""
         kept = self._kept.pop(key, None)
         if kept is None:
             return
@@ -537,6 +519,5 @@ class Checkpoints(Generic[T]):
 
 
 def _key(ids: Sequence[int]) -> tuple[bytes, tuple[int, ...]]:
-    """Return the key of the last whole page, and the tokens behind it."""
     keys = page_keys(ids)
     return (keys[-1] if keys else ROOT), tuple(ids[len(keys) * PAGE :])

@@ -1,4 +1,4 @@
-"""Conversion of a text or a chat to the token ids of a prompt."""
+"""Conversion of texts and chats to the token ids of prompts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from engine.errors import ContextOverflow, ImageError, PromptError, TemplateError
+from engine.errors import ContextOverflow, ImageError, PromptError, Sentence, TemplateError
 from engine.generation.image_prompts import (
     ImageReader,
     by_number,
@@ -33,17 +33,12 @@ if TYPE_CHECKING:
     from engine.generation.image_prompts import PromptImages
     from engine.vision.images.placed import PromptImage
 
-_TAKEN = frozenset({"self", "messages", "tools", "add_generation_prompt", "now"})
+_RESERVED = frozenset({"self", "messages", "tools", "add_generation_prompt", "now"})
 
 
 @dataclass(frozen=True, slots=True)
 class PromptOptions:
-    """Tools and template variables that a request wants in its prompt.
-
-    Attributes:
-        variables: variables of the chat template.
-        tools: functions that the model is told about.
-    """
+    """Tools and variables of the chat template for a prompt."""
 
     variables: Mapping[str, Any] = field(default_factory=dict)
     tools: tuple[Tool, ...] = ()
@@ -55,17 +50,18 @@ class PromptOptions:
         """Return the options of a request; see `AnswerRequest`.
 
         Raises:
-            PromptError: the variables are no JSON object, or would replace what a request has.
+            PromptError: the variables are not a JSON object, or would replace parts of the request.
         """
         found: dict[str, Any] = {} if thinks is None else dict.fromkeys(THINKING_VARIABLES, thinks)
         if effort:
             found[EFFORT_VARIABLE] = effort
         if variables:
             found |= read_object(variables, "The variables for the chat template")
-        if taken := sorted(_TAKEN & found.keys()):
+        if reserved := sorted(_RESERVED & found.keys()):
             raise PromptError(
-                f"The chat template gets {taken[0]} from the request itself.",
+                "The chat template gets {name} from the request itself.",
                 "Leave it out of the variables.",
+                name=reserved[0],
             )
         return cls(found, tuple(tools))
 
@@ -73,8 +69,8 @@ class PromptOptions:
 def droppable(messages: Sequence[ChatMessage], n_last: int) -> list[range]:
     """Return the indices of each question with its answer, oldest first.
 
-    The results of an answer's calls and what is said behind them belong to it. System prompts and
-    the last `n_last` messages are in none, nor is what the last calls answer.
+    An answer includes the results of its tool calls and the text after them. System prompts, the
+    last `n_last` messages and the question of a pending tool call are never included.
     """
     found, index, end = list[range](), 0, _end(messages, n_last)
     while index < end:
@@ -90,35 +86,34 @@ def droppable(messages: Sequence[ChatMessage], n_last: int) -> list[range]:
 
 
 def _end(messages: Sequence[ChatMessage], n_last: int) -> int:
-    """Return the index of the first message that is never dropped."""
     end = len(messages) - n_last
     if all(message.role != "tool" for message in messages[max(0, end) :]):
         return end
-    asked = [n for n, message in enumerate(messages[:end]) if message.role == "user"]
-    return asked[-1] if asked else 0
+    questions = [n for n, message in enumerate(messages[:end]) if message.role == "user"]
+    return questions[-1] if questions else 0
 
 
 def without(
     messages: Sequence[ChatMessage], dropped: Sequence[Collection[int]]
 ) -> list[ChatMessage]:
-    """Return the messages that are at none of some indices."""
+    """Return the messages without those at some indices."""
     indices = {index for group in dropped for index in group}
     return [message for index, message in enumerate(messages) if index not in indices]
 
 
 def with_text(message: ChatMessage, text: str) -> ChatMessage:
-    """Return a message of the same role with nothing but another text."""
+    """Return a message of the same role that has only this text."""
     return replace(message, content=text, reasoning="", tool_calls=(), pictures=())
 
 
 PLAIN_USE = TemplateUse()
-"""Use of a template by conversations of nothing but text."""
+"""Use of a template by conversations of plain text."""
 
 NO_OPTIONS = PromptOptions()
 
 MAX_COUNTED = 1 << 15
-"""Number of tokens up to which those of a prompt that is too long are counted, if it has at most
-four characters for each: to count all of a very long text would take seconds."""
+"""Limit up to which the tokens of a too long prompt are counted exactly, if it has at most four
+characters for each: counting a very long text would take seconds."""
 
 
 EncodeChat: TypeAlias = "Callable[..., list[int]]"
@@ -132,19 +127,19 @@ class Prompt:
     Attributes:
         n_keep: number of tokens at the start that a context shift never drops.
         n_dropped: number of tokens that were left out with the oldest messages.
-        marks: numbers of tokens behind which the prompt of another turn may go on otherwise.
-        pictures: images by their number, among them all whose tokens are in `ids`.
+        marks: lengths after which the prompt of another turn may diverge.
+        images: images by number; at least those whose tokens are in `ids`.
     """
 
     ids: list[int]
     n_keep: int = 0
     n_dropped: int = 0
     marks: tuple[int, ...] = ()
-    pictures: Mapping[int, PromptImage] = field(default_factory=dict)
+    images: Mapping[int, PromptImage] = field(default_factory=dict)
 
 
 class Prompts:
-    """Writer of the prompts of one model.
+    """Maker of the prompts of one model.
 
     Args:
         name: name of the model, for error messages.
@@ -152,13 +147,13 @@ class Prompts:
 
     Attributes:
         found: tokenizer of the file; None without a vocabulary.
-        pictures: reader of images; None where the model cannot see.
+        image_reader: reader of images; None if the model cannot see.
     """
 
     def __init__(self, file: GGUFFile, name: str, template: str = "") -> None:
         self._name = name
         self.found: Tokenizer | None = None
-        self.pictures: ImageReader | None = None
+        self.image_reader: ImageReader | None = None
         self._template: ChatTemplate | None = None
         if has_vocabulary(file.meta):
             self.found = Tokenizer.from_metadata(file.meta)
@@ -173,8 +168,9 @@ class Prompts:
         """
         if self.found is None:
             raise PromptError(
-                f"{self._name} has no vocabulary, so it can neither read nor write text.",
+                "{file} has no vocabulary, so it can neither read nor write text.",
                 "Pick a file with a tokenizer.",
+                file=self._name,
             )
         return self.found
 
@@ -192,7 +188,7 @@ class Prompts:
 
     @cached_property
     def template_use(self) -> TemplateUse:
-        """Way the chat template writes functions and calls; found by one trial.
+        """Format in which the chat template writes functions and calls, found by a trial.
 
         Raises:
             PromptError: the file has no vocabulary.
@@ -201,7 +197,7 @@ class Prompts:
 
     @cached_property
     def control_marks(self) -> dict[int, str]:
-        """Texts of the control tokens that are marks in the form of the model's answers, by id.
+        """Texts of the control tokens that are marks in the model's output format, by id.
 
         Raises:
             PromptError: the file has no vocabulary.
@@ -213,12 +209,12 @@ class Prompts:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """Sentences about the vocabulary and the chat template that a person should see."""
+        """Warnings about the vocabulary and the chat template, as sentences for users."""
         if self.found is None:
             return (NO_VOCABULARY,)
         warnings = tuple(self.found.warnings)
         if self.template.is_fallback:
-            warnings += ("This model has no chat template: plain text is used instead.",)
+            warnings += (Sentence("This model has no chat template: plain text is used instead."),)
         return warnings
 
     def plain(self, prompt: str | Sequence[int], n_ctx: int | None = None) -> Prompt:
@@ -228,7 +224,7 @@ class Prompts:
             n_ctx: size of the context; None for a text that need not fit.
 
         Raises:
-            ContextOverflow: the text is too long to be worth counting its tokens.
+            ContextOverflow: the text is so long that its tokens are not counted.
         """
         if isinstance(prompt, str):
             ids = self._encode(prompt, n_ctx=n_ctx)
@@ -236,10 +232,10 @@ class Prompts:
             ids = [int(i) for i in prompt]
         return Prompt(ids, n_keep=1 if self.found and self.found.add_bos else 0)
 
-    def fill_in(self, before: str | Sequence[int], behind: str, n_ctx: int) -> Prompt:
-        """Return the prompt for what fills the gap between two texts, as llama.cpp writes it.
+    def fill_in(self, before: str | Sequence[int], after: str, n_ctx: int) -> Prompt:
+        """Return the prompt for filling the gap between two texts, in llama.cpp's format.
 
-        In both, the spelling of a special token is text; the first may be token ids.
+        In both, the spelling of a special token is plain text; the first may be token ids.
 
         Raises:
             PromptError: the model has no tokens for that, or the texts are far too long.
@@ -247,12 +243,13 @@ class Prompts:
         tokenizer = self.tokenizer
         if tokenizer.fill_in_ids is None:
             raise PromptError(
-                f"{self._name} cannot fill in text: its vocabulary has no tokens for that.",
+                "{file} cannot fill in text: its vocabulary has no tokens for that.",
                 "Pick a model that was trained for it, such as Qwen2.5-Coder, or send no suffix.",
+                file=self._name,
             )
         first, second, middle = tokenizer.fill_in_ids
         bos = [tokenizer.bos_id] if tokenizer.add_bos and tokenizer.bos_id is not None else []
-        suffix = self.counted(behind, n_ctx, add_special=False)
+        suffix = self.counted(after, n_ctx, add_special=False)
         prefix = before
         if isinstance(before, str):
             prefix = self.counted(before, n_ctx, add_special=False)
@@ -266,21 +263,21 @@ class Prompts:
         """Return the prompt of a conversation.
 
         Args:
+            n_ctx: size of the context; 0 for a prompt that need not fit.
             continue_last: whether the last message is the assistant's and is continued.
             is_shortened: whether to drop the oldest messages, so that the prompt fits `n_ctx`
-                tokens and an eighth of the context is left for the answer; where the answer that
-                is continued is too long by itself, its beginning is dropped as well.
+                tokens and leaves an eighth of the context for the answer; if the answer that is
+                continued is too long by itself, its beginning is dropped as well.
             begun: tokens of the answer that is continued, which replace its text.
             is_marked: whether to find `Prompt.marks`, which takes as long as the prompt itself.
-            n_ctx: size of the context; 0 for a prompt that need not fit.
 
         Raises:
-            PromptError: there are no messages, or the template does not take them.
+            PromptError: there are no messages, or the template rejects them.
             ContextOverflow: the prompt does not fit and is not to be shortened, or is far too long.
         """
         _check_some(turns)
         groups = droppable(turns, 1 + continue_last)
-        pictures = by_number(self._seen(turns))
+        images = by_number(self._read_images(turns))
         encode_chat = partial(self._encode_chat, options=options)
 
         @cache
@@ -293,7 +290,6 @@ class Prompts:
 
         @cache
         def size(n_dropped: int) -> tuple[int, bool]:
-            """Return the number of tokens, and whether it is no more."""
             try:
                 return len(encode(n_dropped, n_ctx or None)), True
             except ContextOverflow as error:
@@ -305,14 +301,14 @@ class Prompts:
         if not is_shortened:
             n_tokens, is_counted = size(0)
             if n_ctx and n_tokens > n_ctx:
-                if continue_last:  # what it continues can lose its beginning, too
+                if continue_last:  # the continued answer can lose its beginning, too
                     raise ContextOverflow(n_tokens, n_ctx, is_counted=is_counted)
                 n_kept, is_kept_counted = size(len(groups))
                 is_counted = is_kept_counted if n_kept > n_ctx else is_counted
                 raise ContextOverflow(n_tokens, n_ctx, n_kept, is_counted=is_counted)
             ids = whole(0)
             marks = self._marks(turns, ids, continue_last, encode_chat) if is_marked else ()
-            return Prompt(ids, marks=marks, pictures=pictures)
+            return Prompt(ids, marks=marks, images=images)
         most = n_ctx - max(1, n_ctx // 8) - 1
         n_dropped = _first(lambda n: size(n)[0] <= most, len(groups))
         n_tokens, is_counted = size(n_dropped)
@@ -324,7 +320,7 @@ class Prompts:
         n_system = self._n_system(messages, ids, continue_last, encode_chat)
         marks = self._marks(messages, ids, continue_last, encode_chat) if is_marked else ()
         n_dropped = len(whole(0)) - len(ids)
-        return Prompt(ids, min(n_system, n_ctx // 2), n_dropped, marks, pictures)
+        return Prompt(ids, min(n_system, n_ctx // 2), n_dropped, marks, images)
 
     def written(
         self, messages: Sequence[ChatMessage], *, continue_last: bool = False,
@@ -333,11 +329,11 @@ class Prompts:
         """Return the text of a conversation's prompt, of which `chat` returns the tokens.
 
         Args:
-            add_generation_prompt: whether to end where the assistant begins to speak.
+            add_generation_prompt: whether to end with the start of the assistant's message.
             continue_last: see `chat`.
 
         Raises:
-            PromptError: there are no messages, or the template does not take them.
+            PromptError: there are no messages, or the template rejects them.
         """
         _check_some(messages)
         text = self._rendered(
@@ -346,35 +342,36 @@ class Prompts:
             continue_last=continue_last,
             add_generation_prompt=add_generation_prompt,
         )
-        return text if self.pictures is None else without_numbers(text, self.pictures.rule)
+        reader = self.image_reader
+        return text if reader is None else without_numbers(text, reader.rule)
 
     def count(
         self, messages: Sequence[ChatMessage] | None, draft: str, tools: Sequence[Tool] = (),
     ) -> tuple[int | None, int, int | None]:  # fmt: skip
-        """Return the tokens of a prompt: before its last message, of it, and those never dropped.
+        """Return token counts of a prompt: before its last message, of it, and never dropped.
 
-        The first and the third number are None where the last message is counted alone; the third
+        The first and the third number are None if the last message is counted alone; the third
         leaves that message out, too.
 
         Args:
-            messages: messages before the last one; None to count that alone.
-            draft: text of the last message, a person's; it is a part of the last one of `messages`
-                if that is a person's, too.
+            messages: messages before the last one; None to count only that.
+            draft: text of the last message, by the user; it is merged into the last one of
+                `messages` if that is the user's, too.
             tools: functions that the prompt describes.
 
         Raises:
-            PromptError: the template does not take these messages or functions.
+            PromptError: the template rejects these messages or functions.
         """
         tokenizer = self.tokenizer
         n_draft = len(tokenizer.encode(draft, add_special=False))
         if messages is None:
             return None, n_draft, None
-        asked = list(messages)
-        text = draft.strip() or "?"  # many templates refuse to answer nothing
+        turns = list(messages)
+        text = draft.strip() or "?"  # many templates reject an empty message
         last = ChatMessage("user", text)
-        if asked and asked[-1].role == "user":
-            last = replace(asked[-1], content=f"{asked.pop().content}\n\n{text}")
-        asked.append(last)
+        if turns and turns[-1].role == "user":
+            last = replace(turns[-1], content=f"{turns.pop().content}\n\n{text}")
+        turns.append(last)
         options = PromptOptions(tools=tuple(tools))
         n_text = len(tokenizer.encode(text, add_special=False))
 
@@ -382,22 +379,14 @@ class Prompts:
             n_all = len(self._encode_chat(turns, continue_last=False, options=options))
             return max(0, n_all - n_text)
 
-        kept = without(asked, droppable(asked, 1))
-        n_all = n_before(asked)
-        return n_all, n_draft, n_all if len(kept) == len(asked) else n_before(kept)
+        kept = without(turns, droppable(turns, 1))
+        n_all = n_before(turns)
+        return n_all, n_draft, n_all if len(kept) == len(turns) else n_before(kept)
 
     def _without_beginning(
         self, messages: Sequence[ChatMessage], ids: list[int], most: int, encode_chat: EncodeChat
     ) -> list[int]:
-        """Return a prompt without the older part of the answer that it continues.
-
-        Half of the room after the question is left for the rest of the answer, as after a shift
-        of the context in the middle of one.
-
-        Args:
-            ids: whole prompt.
-            most: largest number of tokens that a prompt may have.
-        """
+        """Drop the older part of the continued answer, leaving half of the room for the rest."""
         question = encode_chat([*messages[:-1], with_text(messages[-1], "")], continue_last=True)
         n_question = _n_common(question, ids)
         n_kept = (most - n_question) // 2
@@ -407,25 +396,21 @@ class Prompts:
         self, messages: Sequence[ChatMessage], *, continue_last: bool,
         options: PromptOptions = NO_OPTIONS, n_ctx: int | None = None,
     ) -> list[int]:  # fmt: skip
-        seen = self._seen(messages)
+        images = self._read_images(messages)
         text = self._rendered(messages, options, continue_last=continue_last)
         encode = partial(self._encode, n_ctx=n_ctx)
-        return encoded(text, seen, encode) if seen else encode(text)
+        return encoded(text, images, encode) if images else encode(text)
 
-    def _seen(self, messages: Sequence[ChatMessage]) -> PromptImages:
-        """Return the images of a conversation.
-
-        Raises:
-            ImageError: the model cannot see, or an image cannot be used.
-        """
+    def _read_images(self, messages: Sequence[ChatMessage]) -> PromptImages:
         if not any(message.pictures for message in messages):
             return ()
-        if self.pictures is None:
+        if self.image_reader is None:
             raise ImageError(
-                f"{self._name} cannot see pictures: no mmproj file is loaded with it.",
-                "Put the mmproj file published with the model beside it, and load it again.",
+                "{file} cannot see images: no mmproj file is loaded with it.",
+                "Put the model's mmproj file next to it, and load it again.",
+                file=self._name,
             )
-        return self.pictures.read(messages)
+        return self.image_reader.read(messages)
 
     def _rendered(
         self, messages: Sequence[ChatMessage], options: PromptOptions, *, continue_last: bool,
@@ -433,11 +418,11 @@ class Prompts:
     ) -> str:  # fmt: skip
         if any(message.pictures for message in messages):
             messages = with_numbers(messages)
-        asked = messages[:-1] if continue_last else messages
+        complete = messages[:-1] if continue_last else messages
         use, tools = PLAIN_USE, options.tools
         if tools or any(map(has_more_than_text, messages)):
             use = self.template_use
-        turns = use.turns(asked, tools)
+        turns = use.turns(complete, tools)
         text = self.template.render(
             turns,
             as_functions(tools) if tools and use.shows_tools else None,
@@ -449,10 +434,10 @@ class Prompts:
     def counted(
         self, text: str, n_ctx: int | None, *, add_special: bool, parse_special: bool = False
     ) -> list[int]:
-        """Return the token ids of a text that has to fit into a context, if that is not None.
+        """Return the token ids of a text; with `n_ctx`, of one that has to fit the context.
 
         Raises:
-            ContextOverflow: it is too long to be worth counting its tokens.
+            ContextOverflow: it is so long that its tokens are not counted.
         """
         tokenizer = self.tokenizer
         if n_ctx is None:
@@ -466,12 +451,7 @@ class Prompts:
         raise ContextOverflow(n_tokens, n_ctx, is_counted=False)
 
     def _encode(self, text: str, is_first: bool = True, *, n_ctx: int | None = None) -> list[int]:
-        """Return the token ids of a prompt: with one BOS token at most and no added EOS token.
-
-        Args:
-            is_first: whether the prompt begins with this text; else it is a later part.
-            n_ctx: see `plain`.
-        """
+        """Return the token ids of a prompt, with at most one BOS token and no added EOS token."""
         tokenizer = self.tokenizer
         if not is_first:
             return self.counted(text, n_ctx, add_special=False, parse_special=True)
@@ -486,7 +466,6 @@ class Prompts:
         self, messages: Sequence[ChatMessage], ids: Sequence[int], continue_last: bool,
         encode_chat: EncodeChat,
     ) -> int:  # fmt: skip
-        """Return the number of tokens of the system prompt at the start of a chat prompt."""
         others = [with_text(m, "?") if m.role != "system" else m for m in messages]
         return _n_shared(others, ids, continue_last, encode_chat)
 
@@ -494,21 +473,15 @@ class Prompts:
         self, messages: Sequence[ChatMessage], ids: Sequence[int], continue_last: bool,
         encode_chat: EncodeChat,
     ) -> tuple[int, ...]:  # fmt: skip
-        """Return the numbers of tokens before the first turn and before a person's last one."""
         n_system = self._n_system(messages, ids, continue_last, encode_chat)
-        asked = [n for n, message in enumerate(messages) if message.role == "user"]
-        last = asked[-1] if asked else len(messages)
+        questions = [n for n, message in enumerate(messages) if message.role == "user"]
+        last = questions[-1] if questions else len(messages)
         others = [with_text(m, "?") if n >= last else m for n, m in enumerate(messages)]
         n_before = _n_shared(others, ids, continue_last, encode_chat)
         return tuple(sorted({n for n in (n_system, n_before) if 0 < n < len(ids)}))
 
 
 def _check_some(messages: Sequence[ChatMessage]) -> None:
-    """Check that there is a message to answer.
-
-    Raises:
-        PromptError: there is none.
-    """
     if not messages:
         raise PromptError("There is no message to answer.", "Write something first.")
 
@@ -516,24 +489,19 @@ def _check_some(messages: Sequence[ChatMessage]) -> None:
 def _n_shared(
     others: Sequence[ChatMessage], ids: Sequence[int], continue_last: bool, encode_chat: EncodeChat
 ) -> int:
-    """Return the number of tokens with which a prompt and that of other messages begin."""
     try:
         return _n_common(encode_chat(others, continue_last=continue_last), ids)
-    except TemplateError:  # the template accepts only certain texts
+    except TemplateError:  # the template rejects these texts
         return 0
 
 
 def _n_common(first: Sequence[int], second: Sequence[int]) -> int:
-    """Return the number of tokens with which both begin."""
     pairs = zip(first, second, strict=False)
     return next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(first), len(second)))
 
 
 def _first(holds: Callable[[int], bool], last: int) -> int:
-    """Return the first number from 0 that a condition holds for, and `last` if there is none.
-
-    The condition holds for all greater numbers as well, so that few numbers need be tried.
-    """
+    """Return the first number from 0 that a monotonic condition holds for, or `last`."""
     if holds(0):
         return 0
     return min(last, bisect_left(range(last), True, lo=1, key=holds)) if last else 0

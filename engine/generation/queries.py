@@ -1,16 +1,15 @@
-"""Queries of a loaded model: tokens, prompts, embeddings, probabilities, the cache's use."""
+"""Queries of a loaded model: tokens, prompts, embeddings, log probabilities, use of the cache."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.errors import Cancelled, EngineError, PromptError
+from engine.errors import Cancelled, EngineError, PromptError, Sentence
 from engine.generation.generate import check_n_logprobs, token_logprob
 from engine.generation.prompts import PromptOptions
 from engine.generation.requests import (
@@ -30,7 +29,7 @@ from engine.generation.requests import (
     Tokenized,
     TokensCounted,
     TokensScored,
-    has_pictures,
+    has_images,
 )
 from engine.generation.results import TokenLogprob
 from engine.generation.solo_sequence import SoloSequence, solo_sequence
@@ -53,38 +52,41 @@ if TYPE_CHECKING:
 
 
 Pooling = Literal["mean", "first", "last"]
-"""Mean of the states of all tokens, the first token's state, or the last token's."""
 
 MEAN, CLS, RANK = 1, 2, 4
 BY_NUMBER: dict[int, Pooling] = {-1: "last", 0: "last", MEAN: "mean", CLS: "first", 3: "last"}
-"""Pooling by `pooling_type`; -1 and 0 do not say any, as most files, and get the last token's."""
+"""Pooling by `pooling_type`; -1 and 0 are unspecified, as in most files: the last token."""
 
 
 def pooling_of(keys: Keys, name: str) -> Pooling:
-    """Return how a model's states are pooled.
+    """Return how a model's hidden states are pooled.
 
     Args:
         keys: metadata of the model's file.
         name: name of the model, for error messages.
 
     Raises:
-        EngineError: the model makes no embeddings, or not from states that see only what is before.
+        EngineError: the model makes no embeddings, or not by causal attention.
     """
     number = keys.integer("pooling_type", -1)
     if number == RANK:
         raise EngineError(
-            f"{name} rates how well texts fit together; it makes no embeddings.",
+            "{model} scores how well texts match; it makes no embeddings.",
             "Load an embedding model.",
+            model=name,
         )
     if number not in BY_NUMBER:
         raise EngineError(
-            f"{name} makes embeddings in a way that is not known ({number}).",
+            "{model} pools embeddings in a way that is not supported ({number}).",
             "Load another embedding model.",
+            model=name,
+            number=number,
         )
     if not keys.flag("attention.causal", True):
         raise EngineError(
-            f"{name} reads texts in both directions, which Tandem does not do.",
+            "{model} reads texts in both directions, which Tandem does not support.",
             "Load an embedding model that reads from left to right, such as Qwen3-Embedding.",
+            model=name,
         )
     return BY_NUMBER[number]
 
@@ -93,12 +95,12 @@ def pooled(states: Iterable[NDArray[np.float32]], pooling: Pooling, n: int) -> N
     """Return the vector of a text, of length 1, (n_embd,).
 
     Args:
-        states: hidden states of its tokens (rows, n_embd), in several parts; the last token's are
-            enough if that is what counts, the first token's likewise.
+        states: hidden states of its tokens (rows, n_embd), in several parts; for the pooling "last"
+            or "first" only that token's are needed.
         n: number of its tokens.
 
     Raises:
-        EngineError: the states are no numbers.
+        EngineError: the states are not finite.
     """
     parts = [part.astype(np.float64) for part in states]
     if pooling == "mean":
@@ -107,24 +109,23 @@ def pooled(states: Iterable[NDArray[np.float32]], pooling: Pooling, n: int) -> N
         vector = parts[0][0] if pooling == "first" else parts[-1][-1]
     size = float(np.linalg.norm(vector))
     if not np.isfinite(size):
-        raise EngineError("The model gives a text no usable embedding.", "The file may be damaged.")
+        raise EngineError("The model computes no usable embedding.", "The file may be damaged.")
     found: NDArray[np.float32] = (vector / size if size else vector).astype(np.float32)
     return found
 
 
 MAX_NUMBERS = 4 << 20
-"""Largest number of elements of the vectors of one `Embed`, which are sent at once."""
+"""Limit of the elements of the vectors of one `Embed`, which are sent together."""
 
 Check = Callable[[], None]
-"""Function that raises `Cancelled` once nobody waits for a computation any more."""
+"""Raises `Cancelled` once a computation is cancelled."""
 
 
 class Queries:
     """The part of `engine.api.Model` that answers questions.
 
-    Those about text compute no tokens: any thread may ask them, also while others compute. What is
-    computed for the others are fresh sequences in the pages of the cache; answers under way go on
-    behind them.
+    Text queries compute no tokens: any thread may call them, even while others compute. The others
+    compute fresh sequences in the pages of the cache while answers are paused.
     """
 
     info: ModelInfo
@@ -154,8 +155,8 @@ class Queries:
 
     @property
     def vision(self) -> VisionInfo | None:
-        """Sizes by which the model sees images; None if it sees none."""
-        reader = self._prompts.pictures
+        """Image sizes and limits of the model; None if it cannot see."""
+        reader = self._prompts.image_reader
         return None if reader is None else reader.vision
 
     def tokenize(
@@ -164,9 +165,8 @@ class Queries:
         """Return the token ids of a text.
 
         Args:
-            add_special: whether to add BOS and EOS where the model wants them.
-            parse_special: whether to read the spelling of a control token, such as "<|im_end|>",
-                as that token.
+            add_special: whether to add BOS and EOS as the model requires.
+            parse_special: whether to parse the spelling of control tokens, such as "<|im_end|>".
 
         Raises:
             PromptError: the model has no vocabulary.
@@ -187,7 +187,7 @@ class Queries:
         return self.tokenizer.decode(self._known(ids), skip_special, is_tidied=False)
 
     def pieces(self, ids: Sequence[int]) -> list[bytes]:
-        """Return the bytes that each token adds to a text.
+        """Return the bytes of each token.
 
         Raises:
             PromptError: the model has no vocabulary, or no such tokens.
@@ -203,11 +203,11 @@ class Queries:
         """Return the text of a conversation's prompt; see `AnswerRequest`.
 
         Args:
-            add_generation_prompt: whether to end where the assistant begins to speak.
+            add_generation_prompt: whether to end with the start of the assistant's message.
 
         Raises:
-            PromptError: the model has no vocabulary, there are no messages, or its template does
-                not take them.
+            PromptError: the model has no vocabulary, there are no messages, or its template rejects
+                them.
         """
         self._occupancy.check_open()
         return self._prompts.written(
@@ -222,17 +222,17 @@ class Queries:
         thinks: bool | None = None, effort: str = "", variables: str = "",
         tools: Sequence[Tool] = (), is_cancelled: IsCancelled = never,
     ) -> int:  # fmt: skip
-        """Return the number of tokens of a conversation's prompt, those of images among them.
+        """Return the number of tokens of a conversation's prompt, including image tokens.
 
         Args:
-            is_cancelled: asked while images are read, on any thread; returning True ends that.
+            is_cancelled: polled while images are read, on any thread; returning True ends that.
 
         Raises:
             PromptError: see `apply_template`.
             ImageError: the model cannot see, or an image cannot be used.
         """
         self._occupancy.check_open()
-        _ = self._read_images(messages, is_cancelled)  # held meanwhile
+        _ = self._read_images(messages, is_cancelled)  # cached for the prompt
         options = PromptOptions.of(thinks, effort, variables, tools)
         prompt = self._prompts.chat(
             messages, 0, continue_last=continue_last, is_shortened=False, options=options
@@ -244,7 +244,7 @@ class Queries:
         return len(self.prompt_ids(prompt))
 
     def prompt_ids(self, prompt: str | Sequence[int], n_ctx: int | None = None) -> list[int]:
-        """Return the tokens that `Model.generate` goes on with.
+        """Return the tokens that `Model.generate` continues.
 
         Args:
             n_ctx: size of the context; None for a prompt that need not fit.
@@ -258,43 +258,37 @@ class Queries:
         self, messages: Sequence[ChatMessage] | None, draft: str = "", tools: Sequence[Tool] = (),
         is_cancelled: IsCancelled = never,
     ) -> tuple[int | None, int, int | None]:  # fmt: skip
-        """Return the tokens of a chat's next prompt, see `TokensCounted`.
+        """Return the token counts of a chat's next prompt, see `TokensCounted`.
 
         Args:
-            messages: messages before the last one; None to count that alone, which is quick.
+            messages: messages before the last one; None to count only that, which is quick.
             draft: text of the last message.
             tools: functions that the prompt describes.
             is_cancelled: see `chat_size`.
 
         Raises:
-            PromptError: the model has no vocabulary, or its template refuses these messages.
+            PromptError: the model has no vocabulary, or its template rejects these messages.
         """
         self._occupancy.check_open()
-        _ = self._read_images(messages or (), is_cancelled)  # held meanwhile
+        _ = self._read_images(messages or (), is_cancelled)  # cached for the prompt
         return self._prompts.count(messages, draft, tools)
 
     def _read_images(
         self, messages: Sequence[ChatMessage], is_cancelled: IsCancelled
     ) -> PromptImages:
-        """Read the images of a conversation before the model is used, which may take seconds."""
-        reader = self._prompts.pictures
+        reader = self._prompts.image_reader
         return reader.read(messages, is_cancelled) if reader else ()
 
     def _known(self, ids: Sequence[int]) -> Sequence[int]:
-        """Return token ids that the model has.
-
-        Raises:
-            PromptError: it has not all of them.
-        """
         n_vocab = max(self.info.n_vocab, self.tokenizer.n_vocab)
         if not all(0 <= token < n_vocab for token in ids):
             raise PromptError(
-                f"There are token ids outside 0 to {n_vocab - 1}.", "Use ids of this model."
+                "There are token ids outside 0 to {n}.", "Use ids of this model.", n=n_vocab - 1
             )
         return ids
 
     def logits(self, ids: Sequence[int]) -> Logits:
-        """Compute the logits after each of `ids`, a fresh sequence, whatever is cached.
+        """Compute the logits after each of `ids`, as a fresh sequence.
 
         Returns:
             Logits in F32, (len(ids), n_vocab).
@@ -302,24 +296,26 @@ class Queries:
         Raises:
             PromptError: no tokens, unknown tokens, or more than the context holds.
         """
-        with self._alone("Computing logits", [ids], never, is_noted=True) as (sequence, check):
+        doing = Sentence("Computing logits"), Sentence("it is computing logits")
+        with self._alone(doing, [ids], never, is_noted=True) as (sequence, check):
             return np.concatenate(list(sequence.compute(ids, 0, check, PROMPT_BATCH)))
 
     def score(
         self, ids: Sequence[int], n_logprobs: int = 0, is_cancelled: IsCancelled = never
     ) -> list[TokenLogprob]:
-        """Return how likely each of `ids` but the first was behind those before it.
+        """Return the log probability of each of `ids` except the first, given those before it.
 
         Args:
-            n_logprobs: number of likeliest tokens to name at each place, 20 at most.
-            is_cancelled: asked before each batch; returning True ends it.
+            n_logprobs: number of likeliest tokens to return at each position, at most 20.
+            is_cancelled: polled before each batch; returning True ends it.
 
         Raises:
             EngineError: tokens that cannot be computed, too many likeliest ones, or cancelled.
         """
         check_n_logprobs(n_logprobs)
         found = list[TokenLogprob]()
-        with self._alone("Scoring", [ids], is_cancelled) as (sequence, check):
+        doing = Sentence("Scoring"), Sentence("it is scoring a text")
+        with self._alone(doing, [ids], is_cancelled) as (sequence, check):
             for rows in sequence.compute(ids, 0, check, PROMPT_BATCH):
                 following = ids[len(found) + 1 :]
                 found += [
@@ -330,36 +326,39 @@ class Queries:
 
     @property
     def cache_use(self) -> tuple[int, int]:
-        """Numbers of tokens in the cache: of answers under way, and kept for later prompts."""
-        with self._occupancy.use("its cache is being counted"):
+        """Numbers of cached tokens: of unfinished answers, and kept for later prompts."""
+        with self._occupancy.use(Sentence("its cache is being counted")):
             return self.scheduler.cache.usage
 
     def embed(
         self, inputs: Sequence[str | Sequence[int]], is_cancelled: IsCancelled = never
     ) -> Embedded:
-        """Compute a vector of length 1 for each text: its embedding.
+        """Compute an embedding of each text: a vector of length 1.
 
-        It is pooled from the hidden states behind the model's final norm as the file says, or is
-        the last token's where the file says nothing. A text gets the BOS and EOS that the model
-        wants, and the spelling of a special token is that token.
+        It is pooled from the hidden states after the model's final norm as the file specifies, by
+        default from the last token. A text gets BOS and EOS as the model requires, and special
+        tokens are parsed.
 
         Args:
-            inputs: texts, or their token ids, which are taken as they are.
-            is_cancelled: asked before each batch; returning True ends it.
+            inputs: texts, or their token ids, which are used as they are.
+            is_cancelled: polled before each batch; returning True ends it.
 
         Raises:
-            EngineError: the model makes no embeddings, a text is empty or does not fit into the
-                context, there are too many, or it was cancelled.
+            EngineError: the model makes no embeddings, a text is empty or exceeds the context,
+                there are too many, or it was cancelled.
         """
         pooling = pooling_of(self.runtime.hp.keys, self.info.name)
         most = max(1, MAX_NUMBERS // self.info.n_embd)
         if len(inputs) > most:
             raise EngineError(
-                f"{len(inputs)} texts are too many to be embedded at once.",
-                f"Send up to {most} at a time.",
+                "{n} texts are too many to embed at once.",
+                "Send up to {most} at a time.",
+                n=len(inputs),
+                most=most,
             )
         prompts = [self._ids_of(one) for one in inputs]
-        with self._alone("Embedding", prompts, is_cancelled) as (sequence, check):
+        doing = Sentence("Embedding"), Sentence("it is embedding texts")
+        with self._alone(doing, prompts, is_cancelled) as (sequence, check):
             vectors = tuple(_vector(sequence, ids, pooling, check) for ids in prompts)
         return Embedded(vectors, sum(map(len, prompts)))
 
@@ -370,24 +369,24 @@ class Queries:
 
     @contextmanager
     def _alone(
-        self, doing: str, prompts: Sequence[Sequence[int]], is_cancelled: IsCancelled, *,
-        is_noted: bool = False,
+        self, doing: tuple[str, str], prompts: Sequence[Sequence[int]], is_cancelled: IsCancelled,
+        *, is_noted: bool = False,
     ) -> Iterator[tuple[SoloSequence, Check]]:  # fmt: skip
-        """Yield an empty sequence, and what to call before each batch.
+        """Yield an empty sequence, and a check to call before each batch.
 
         Args:
-            doing: begin of the sentence that it was cancelled.
+            doing: activity, for the messages that it was cancelled and that the model is busy.
             prompts: tokens that will be computed.
             is_noted: see `solo_sequence`.
 
         Raises:
             EngineError: these tokens cannot be computed, or the model has been closed.
         """
-        with self._occupancy.use(f"it is {doing.lower()}", is_cancelled) as is_cancelled:
+        with self._occupancy.use(doing[1], is_cancelled) as is_cancelled:
 
             def check() -> None:
                 if is_cancelled():
-                    raise Cancelled(doing)
+                    raise Cancelled(doing[0])
 
             for ids in prompts:
                 self.scheduler.check(ids)
@@ -399,46 +398,26 @@ class Queries:
 def _vector(
     sequence: SoloSequence, ids: Sequence[int], pooling: Pooling, check: Check
 ) -> tuple[float, ...]:
-    """Return the embedding of tokens; each number has the fewest digits that tell it in F32."""
     sequence.restart()
-    wanted = ids[:1] if pooling == "first" else ids  # the first token sees no other
-    first = 0 if pooling == "mean" else len(wanted) - 1
-    states = sequence.compute(wanted, first, check, PROMPT_BATCH, wants_hidden=True)
+    used = ids[:1] if pooling == "first" else ids  # the first token attends to no other
+    first = 0 if pooling == "mean" else len(used) - 1
+    states = sequence.compute(used, first, check, PROMPT_BATCH, wants_hidden=True)
     return tuple(float(str(x)) for x in pooled(states, pooling, len(ids)))
-
-
-Answering = Callable[["Queries", Any, "IsCancelled"], Reply]
-"""Function that returns a model's reply to a question; it may end as cancelled."""
-
-
-def _counted(model: Queries, question: CountTokens, is_cancelled: IsCancelled) -> TokensCounted:
-    counts = model.count_tokens(question.messages, question.draft, question.tools, is_cancelled)
-    return TokensCounted(*counts)
-
-
-def _tokenized(model: Queries, question: Tokenize, _: IsCancelled) -> Tokenized:
-    ids = model.tokenize(
-        question.text, add_special=question.add_special, parse_special=question.parse_special
-    )
-    return Tokenized(tuple(ids), _pieces(model, ids) if question.has_pieces else ())
-
-
-def _detokenized(model: Queries, question: Detokenize, _: IsCancelled) -> Detokenized:
-    text = model.detokenize(question.ids, skip_special=question.skip_special)
-    return Detokenized(text, _pieces(model, question.ids) if question.has_pieces else ())
 
 
 def _pieces(model: Queries, ids: Sequence[int]) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(piece) for piece in model.pieces(ids))
 
 
-def _applied(model: Queries, question: ApplyTemplate, is_cancelled: IsCancelled) -> TemplateApplied:
+def _template_applied(
+    model: Queries, question: ApplyTemplate, is_cancelled: IsCancelled
+) -> TemplateApplied:
     prompt = model.apply_template(
         question.messages, continue_last=question.continue_last, thinks=question.thinks,
         effort=question.effort, variables=question.variables, tools=question.tools,
         add_generation_prompt=question.add_generation_prompt,
     )  # fmt: skip
-    if not has_pictures(question):
+    if not has_images(question):
         return TemplateApplied(prompt, model.prompt_size(prompt))
     n_tokens = model.chat_size(
         question.messages, continue_last=question.continue_last, thinks=question.thinks,
@@ -448,43 +427,36 @@ def _applied(model: Queries, question: ApplyTemplate, is_cancelled: IsCancelled)
     return TemplateApplied(prompt, n_tokens)
 
 
-def _embedded(model: Queries, question: Embed, is_cancelled: IsCancelled) -> Embedded:
-    return model.embed(question.inputs, is_cancelled)
-
-
-def _scored(model: Queries, question: ScoreTokens, is_cancelled: IsCancelled) -> TokensScored:
-    ids = model.prompt_ids(question.text, model.n_ctx)
-    return TokensScored(tuple(ids), tuple(model.score(ids, question.n_logprobs, is_cancelled)))
-
-
-def _cache_counted(model: Queries, question: CountCache, _: IsCancelled) -> CacheCounted:
-    return CacheCounted(*model.cache_use)
-
-
-BESIDE = (CountTokens, Tokenize, Detokenize, ApplyTemplate)
-"""Questions that any thread may answer, also while tokens are computed."""
-
-ANSWERING: Mapping[type, Answering] = MappingProxyType(
-    {
-        CountTokens: _counted,
-        Tokenize: _tokenized,
-        Detokenize: _detokenized,
-        ApplyTemplate: _applied,
-        Embed: _embedded,
-        ScoreTokens: _scored,
-        CountCache: _cache_counted,
-    }
-)
-"""Functions that answer, by the class of the question."""
+TEXT_QUESTIONS = (CountTokens, Tokenize, Detokenize, ApplyTemplate)
+"""Questions that any thread may process, also while tokens are computed."""
 
 
 def reply_to(model: Queries, question: Question, is_cancelled: IsCancelled) -> Reply:
     """Return a model's reply to a question.
 
     Args:
-        is_cancelled: asked again and again; returning True ends what is computed for it.
+        is_cancelled: polled; returning True ends the computation.
 
     Raises:
         EngineError: the question cannot be answered, or it was cancelled.
     """
-    return ANSWERING[type(question)](model, question, is_cancelled)
+    match question:
+        case CountTokens(messages, draft, tools):
+            return TokensCounted(*model.count_tokens(messages, draft, tools, is_cancelled))
+        case Tokenize(text):
+            ids = model.tokenize(
+                text, add_special=question.add_special, parse_special=question.parse_special
+            )
+            return Tokenized(tuple(ids), _pieces(model, ids) if question.has_pieces else ())
+        case Detokenize(ids):
+            text = model.detokenize(ids, skip_special=question.skip_special)
+            return Detokenized(text, _pieces(model, ids) if question.has_pieces else ())
+        case ApplyTemplate():
+            return _template_applied(model, question, is_cancelled)
+        case Embed(inputs):
+            return model.embed(inputs, is_cancelled)
+        case ScoreTokens(text, n):
+            ids = model.prompt_ids(text, model.n_ctx)
+            return TokensScored(tuple(ids), tuple(model.score(ids, n, is_cancelled)))
+        case CountCache():
+            return CacheCounted(*model.cache_use)

@@ -1,7 +1,7 @@
-"""Requests to a loaded model, and the replies to those that are no answers; see `engine.events`.
+"""Requests to a loaded model, and replies to questions; see `engine.events`.
 
-They are frozen, picklable and free of torch. A `Question` is answered between two passes; other
-answers go on behind it.
+They are frozen, picklable and free of torch. A `Question` is processed between two passes, while
+answers continue.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ class AnswerRequest:
     Attributes:
         prompt: text, in which special tokens are recognised, or token ids; None for `messages`.
         continue_last: whether the last message is the assistant's and is continued.
-        begun: ids of the tokens that the answer to continue has had so far, from `TokenText`, so
-            that it goes on from exactly these; its text counts where they do not spell it, or
-            there are none. `SamplingParams.max_tokens` counts them.
+        begun: token ids of the unfinished answer so far, from `TokenText`, to continue from exactly
+            these; its text counts if they do not spell it, or are missing.
+            `SamplingParams.max_tokens` counts them.
         timed_every: interval, in tokens, at which a token's times are measured; 0 for none.
-        thinks: whether the model shall think before it answers, where its chat template can say so
-            (`ModelInfo.can_think`); None as the template has it.
-        effort: how much it shall think, "low", "medium" or "high", where its chat template can say
-            so (`ModelInfo.has_effort`); "" as the template has it.
-        variables: text of a JSON object with more variables for the chat template; "" for none.
+        thinks: whether the model should think first, if its chat template supports that
+            (`ModelInfo.can_think`); None for the template's default.
+        effort: reasoning effort, "low", "medium" or "high", if its chat template supports that
+            (`ModelInfo.has_effort`); "" for the template's default.
+        variables: JSON object with further variables for the chat template; "" for none.
         tools: functions that the model may call.
-        tool_choice: "none", "auto", "required" (at least one call), or the name of the function
-            that it must call, with "=" before it.
+        tool_choice: "none", "auto", "required" (at least one call), or "=" and the name of the
+            function that it must call.
         parallel_tool_calls: whether an answer in parts may have several calls; otherwise it ends
-            behind the first. It always ends at a call that repeats an earlier one of the answer,
+            after the first. It always ends at a call that repeats an earlier one of the answer,
             which is left out.
-        in_parts: whether thinking and calls of functions come as such, and not as text.
-        grammar: the form that the answer must have; None for any.
-        suffix: text behind the gap that the answer to `prompt` fills in; "" for no gap.
-        n_logprobs: number of likeliest tokens of which each token tells the probability, beside its
-            own; None to tell none at all.
+        in_parts: whether thinking and tool calls are separate events instead of text.
+        grammar: grammar or schema of the answer; None for any text.
+        suffix: text after the gap that the answer to `prompt` fills in; "" for no gap.
+        n_logprobs: number of likeliest tokens to report with each token's log probability; None for
+            no log probabilities.
     """
 
     messages: tuple[ChatMessage, ...] = ()
@@ -65,11 +65,10 @@ class AnswerRequest:
 
 @dataclass(frozen=True, slots=True)
 class CountTokens:
-    """Command to count the tokens of a prompt that is being written; nothing is computed.
+    """Command to count the tokens of a prompt that is being written, without computing anything.
 
     Attributes:
-        messages: messages before the draft; None to count the draft alone, which is quick.
-        draft: text of the next message.
+        messages: messages before the draft; None to count only the draft, which is quick.
         tools: functions that the model may call, which its prompt describes.
     """
 
@@ -83,10 +82,9 @@ class TokensCounted:
     """Closing event of a `CountTokens`.
 
     Attributes:
-        n_before: number of tokens of a prompt without the draft: of the messages, and of what the
-            chat template adds; None if only the draft was counted.
-        n_draft: number of tokens of the draft.
-        n_kept: those of `n_before` that stay once all older messages are dropped; None if unknown.
+        n_before: number of tokens of the prompt without the draft; None if only the draft was
+            counted.
+        n_kept: tokens of `n_before` that stay if all older messages are dropped; None if unknown.
     """
 
     n_before: int | None
@@ -99,10 +97,9 @@ class Tokenize:
     """Command to return the tokens of a text.
 
     Attributes:
-        add_special: whether to add BOS and EOS where the model wants them.
-        parse_special: whether to read the spelling of a control token, such as "<|im_end|>", as
-            that token.
-        has_pieces: whether the bytes of each token are wanted, too.
+        add_special: whether to add BOS and EOS as the model requires.
+        parse_special: whether to parse the spelling of control tokens, such as "<|im_end|>".
+        has_pieces: whether to return the bytes of each token, too.
     """
 
     text: str
@@ -113,13 +110,7 @@ class Tokenize:
 
 @dataclass(frozen=True, slots=True)
 class Tokenized:
-    """Closing event of a `Tokenize`.
-
-    Attributes:
-        ids: ids of the tokens.
-        pieces: bytes that each token adds to a text, if they were wanted; a token may be a part of
-            a character.
-    """
+    """Closing event of a `Tokenize`, with the bytes of each token in `pieces` if requested."""
 
     ids: tuple[int, ...]
     pieces: tuple[tuple[int, ...], ...] = ()
@@ -131,7 +122,7 @@ class Detokenize:
 
     Attributes:
         skip_special: whether to leave out control tokens, such as BOS.
-        has_pieces: whether the bytes of each token are wanted, too.
+        has_pieces: whether to return the bytes of each token, too.
     """
 
     ids: tuple[int, ...]
@@ -141,12 +132,7 @@ class Detokenize:
 
 @dataclass(frozen=True, slots=True)
 class Detokenized:
-    """Closing event of a `Detokenize`.
-
-    Attributes:
-        text: text of all tokens, with U+FFFD for bytes that are no characters.
-        pieces: see `Tokenized`.
-    """
+    """Closing event of a `Detokenize`; `text` has U+FFFD for invalid bytes."""
 
     text: str
     pieces: tuple[tuple[int, ...], ...] = ()
@@ -154,10 +140,10 @@ class Detokenized:
 
 @dataclass(frozen=True, slots=True)
 class ApplyTemplate:
-    """Command to write the prompt of a conversation, as an `AnswerRequest` would.
+    """Command to render the prompt of a conversation, as an `AnswerRequest` would.
 
     Attributes:
-        add_generation_prompt: whether to end where the assistant begins to speak.
+        add_generation_prompt: whether to end with the start of the assistant's message.
         tools, variables, continue_last, thinks, effort: see `AnswerRequest`.
     """
 
@@ -175,8 +161,7 @@ class TemplateApplied:
     """Closing event of an `ApplyTemplate`, with the text of the prompt.
 
     Attributes:
-        n_tokens: number of its tokens, with what the model wants before a text, and with those of
-            the conversation's images.
+        n_tokens: number of its tokens, including BOS and the conversation's images.
     """
 
     prompt: str
@@ -188,8 +173,7 @@ class Embed:
     """Command to compute the embeddings of texts: a vector of length 1 for each.
 
     Attributes:
-        inputs: texts, which get the BOS and EOS that the model wants, or token ids, which are taken
-            as they are.
+        inputs: texts, which get BOS and EOS as the model requires, or token ids, used as they are.
     """
 
     inputs: tuple[tuple[int, ...] | str, ...]
@@ -197,12 +181,7 @@ class Embed:
 
 @dataclass(frozen=True, slots=True)
 class Embedded:
-    """Closing event of an `Embed`.
-
-    Attributes:
-        vectors: embedding of each text: `n_embd` numbers in F32.
-        n_tokens: number of tokens of all texts.
-    """
+    """Closing event of an `Embed`: `n_embd` numbers in F32 per text, and their tokens in all."""
 
     vectors: tuple[tuple[float, ...], ...]
     n_tokens: int
@@ -210,11 +189,11 @@ class Embedded:
 
 @dataclass(frozen=True, slots=True)
 class ScoreTokens:
-    """Command to tell how likely each token of a text is behind those before it.
+    """Command to compute the log probability of each token of a text given its context.
 
     Attributes:
         text: text, tokenized like `AnswerRequest.prompt`, or token ids, used as they are.
-        n_logprobs: number of likeliest tokens to name at each place, 20 at most.
+        n_logprobs: number of likeliest tokens to return at each position, at most 20.
     """
 
     text: tuple[int, ...] | str
@@ -223,12 +202,7 @@ class ScoreTokens:
 
 @dataclass(frozen=True, slots=True)
 class TokensScored:
-    """Closing event of a `ScoreTokens`.
-
-    Attributes:
-        ids: ids of the text's tokens.
-        logprobs: how likely each token but the first was, which has nothing before it.
-    """
+    """Closing event of a `ScoreTokens`; the first token has no context and no log probability."""
 
     ids: tuple[int, ...]
     logprobs: tuple[TokenLogprob, ...]
@@ -236,17 +210,16 @@ class TokensScored:
 
 @dataclass(frozen=True, slots=True)
 class CountCache:
-    """Command to tell how full the KV cache is; nothing is computed."""
+    """Command to report the use of the KV cache, without computing anything."""
 
 
 @dataclass(frozen=True, slots=True)
 class CacheCounted:
-    """Closing event of a `CountCache`, in tokens, of which whole pages are counted.
+    """Closing event of a `CountCache`; tokens are counted in whole pages.
 
     Attributes:
-        n_used: number of tokens in pages of answers under way.
-        n_kept: number of tokens in pages that are kept for later prompts, and make room for
-            answers where that is wanted.
+        n_used: number of tokens in pages of unfinished answers.
+        n_kept: number of tokens in pages that are kept for later prompts until evicted.
     """
 
     n_used: int
@@ -254,7 +227,7 @@ class CacheCounted:
 
 
 Question = CountTokens | Tokenize | Detokenize | ApplyTemplate | Embed | ScoreTokens | CountCache
-"""Commands that a loaded model answers between two passes."""
+"""Commands that a loaded model processes between two passes."""
 
 Reply = (
     TokensCounted | Tokenized | Detokenized | TemplateApplied | Embedded | TokensScored
@@ -263,7 +236,7 @@ Reply = (
 """Closing events of questions."""
 
 
-def has_pictures(question: Question) -> bool:
-    """Return whether images are read for the reply to a question, which may take seconds."""
+def has_images(question: Question) -> bool:
+    """Return whether a question has images to read, which may take seconds."""
     messages = question.messages if isinstance(question, CountTokens | ApplyTemplate) else None
     return any(message.pictures for message in messages or ())

@@ -10,7 +10,7 @@ from typing import Literal
 from engine.runtime.timeline import TokenTimes
 
 FinishReason = Literal["stop", "length", "context", "cancelled"]
-"""Reason for which a generation ended, see `Finished`."""
+"""Reason for the end of a generation, see `Finished`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,11 +18,8 @@ class Usage:
     """Token counts of one generation.
 
     Attributes:
-        prompt_tokens: number of tokens of the prompt.
-        cached_tokens: number of these that were still in the KV cache and not computed again.
+        cached_tokens: number of these that were in the KV cache and not computed again.
         completion_tokens: number of generated tokens, without an end-of-generation token.
-        n_drafted: number of draft tokens that were verified.
-        n_accepted: number of these that were accepted.
     """
 
     prompt_tokens: int = 0
@@ -47,8 +44,8 @@ class Timings:
         first_token_s: seconds from the request to the first generated token.
         prompt_per_s: speed of prefill in tokens per second; 0 if all tokens were cached.
         decode_per_s: speed of decode in tokens per second; 0 for fewer than two tokens.
-        saved_s: seconds that drafts saved in decode, as passes without them were measured;
-            negative where they lost some.
+        saved_s: seconds of decode that drafts saved, judging by passes without them; negative if
+            they were slower.
     """
 
     prompt_s: float = 0.0
@@ -60,7 +57,7 @@ class Timings:
 
     @property
     def draft_gain(self) -> float:
-        """Speed of decode as a multiple of that without drafts; 1 where none was measured."""
+        """Speed of decode relative to that without drafts; 1 if it was not measured."""
         without = self.decode_s + self.saved_s
         return without / self.decode_s if self.decode_s > 0 and without > 0 else 1.0
 
@@ -81,16 +78,16 @@ class ContextShifted:
 
 
 AnswerPart = Literal["content", "reasoning"]
-"""What a text belongs to: what is said, or what is thought before."""
+"""Part that a text belongs to: the answer itself, or the thinking before it."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """How likely a token was, before anything but temperature 1 changed the model's logits.
+    """Log probability of a token, from the model's logits at temperature 1.
 
     Attributes:
         logprob: natural logarithm of its probability.
-        top: ids and logarithms of the likeliest tokens at this place, the likeliest first.
+        top: ids and log probabilities of the likeliest tokens here, likeliest first.
     """
 
     id: int
@@ -103,8 +100,8 @@ class TokenText:
     """New text, always whole characters, and the token ids it completes.
 
     Attributes:
-        part: what the text belongs to, where the answer comes in parts (`AnswerRequest.in_parts`).
-        logprobs: how likely each of the tokens was, if that is wanted (`AnswerRequest.n_logprobs`).
+        part: part that the text belongs to, if the answer is in parts (`AnswerRequest.in_parts`).
+        logprobs: log probability of each token, if requested (`AnswerRequest.n_logprobs`).
     """
 
     text: str
@@ -114,7 +111,7 @@ class TokenText:
 
 
 def join_texts(texts: Sequence[TokenText]) -> TokenText:
-    """Return texts of one part of an answer, in their order, as one."""
+    """Return consecutive texts of one part of an answer as one."""
     return TokenText(
         "".join(text.text for text in texts),
         tuple(chain.from_iterable(text.ids for text in texts)),
@@ -129,7 +126,7 @@ class ToolCallBegun:
 
     Attributes:
         index: number of the call in this answer, from 0.
-        id: name of the call.
+        id: unique id of the call.
     """
 
     index: int
@@ -139,7 +136,7 @@ class ToolCallBegun:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallText:
-    """More of the arguments of a call: all texts of one whole call together are a JSON object."""
+    """More of the arguments of a call; together, all texts of a complete call are a JSON object."""
 
     index: int
     text: str
@@ -150,8 +147,8 @@ class ToolCallEnded:
     """The end of the arguments of a call, before any other part of the answer.
 
     Attributes:
-        is_whole: whether they are whole. Otherwise they broke off, as where a limit of tokens cuts
-            off the answer; they are no JSON then, and the call must not be run.
+        is_whole: whether they are complete. If not, such as at a token limit, they are not valid
+            JSON, and the call must not be run.
     """
 
     index: int
@@ -165,9 +162,9 @@ class Finished:
     Attributes:
         reason: "stop" (end-of-generation token or stop string), "length" (max_tokens), "context"
             (the context is full) or "cancelled".
-        stop: the stop string that has ended it; "" for none.
-        end: how likely the end-of-generation token was that has ended it, if that is wanted
-            (`AnswerRequest.n_logprobs`); None for no such token.
+        stop: the stop string that ended it; "" for none.
+        end: log probability of the end-of-generation token that ended it, if there was one and it
+            was requested (`AnswerRequest.n_logprobs`).
     """
 
     reason: FinishReason
@@ -178,7 +175,7 @@ class Finished:
 
     @property
     def plain_per_s(self) -> float:
-        """Speed of decode without drafts, in tokens per second; 0 where that is unknown."""
+        """Speed of decode without drafts, in tokens per second; 0 if unknown."""
         is_unknown = self.usage.n_drafted > 0 and self.timings.saved_s == 0
         return 0.0 if is_unknown else self.timings.decode_per_s / self.timings.draft_gain
 
@@ -194,7 +191,7 @@ class StateSaved:
 
 @dataclass(frozen=True, slots=True)
 class StateLoaded:
-    """Closing event of a `LoadState`, with the ids of the tokens that the cache holds now."""
+    """Closing event of a `LoadState`, with the ids of the tokens that are now cached."""
 
     path: str
     ids: tuple[int, ...]

@@ -1,13 +1,12 @@
-"""Decides in each step which sequences are computed, and hands out what comes of it.
+"""Scheduler: decides in each step which sequences to compute, and sends out the results.
 
-A step has three parts: `schedule` decides who is admitted to the cache and who is preempted, and
-plans a forward pass: a token of each running sequence with its drafts, and within the rest of the
-budget a piece of one prompt. `StepRunner.execute` computes it. `commit` appends the tokens to their
-sequences and sends the results to the answers.
+A step has three parts: `schedule` decides which sequences are admitted to the cache or preempted,
+and plans a forward pass: a token of each running sequence with its drafts, and within the rest of
+the budget a piece of one prompt. `StepRunner.execute` computes it. `commit` appends the tokens to
+their sequences and sends the results to the answers.
 
-Sequences that came first come first. Where pages run out, the one that came last loses its own and
-is computed again later, which its reader does not notice. Knows token ids and pages, not what the
-answers say; imports no torch.
+First come, first served: if pages run out, the newest sequence is preempted and recomputed later,
+unnoticed by its reader. The scheduler handles token ids and pages, not text; it imports no torch.
 """
 
 from __future__ import annotations
@@ -38,17 +37,17 @@ if TYPE_CHECKING:
 Args = TypeVarTuple("Args")
 
 MAX_PASS_S = 0.25
-"""Seconds that a pass may take where other answers are read meanwhile."""
+"""Seconds that a pass may take while other answers are being read."""
 
 MIN_PIECE = 32
-"""Smallest piece of a prompt, in tokens: with fewer, products wait for weights."""
+"""Smallest piece of a prompt, in tokens: with fewer, matmuls are bound by reading weights."""
 
 FIRST_PIECE = 128
 """Piece of a prompt, in tokens, until a pass has been measured."""
 
 
 class PrefillBudget:
-    """How much of a prompt is computed at once beside other answers: about `MAX_PASS_S`."""
+    """Number of prompt tokens to compute per pass with other answers: about `MAX_PASS_S`."""
 
     def __init__(self) -> None:
         self._token_s: float | None = None
@@ -73,16 +72,15 @@ class Scheduler:
     One thread may call it at a time.
 
     Args:
-        checkpoint_bytes: largest number of bytes of host memory for checkpoints of recurrent
-            states.
-        drafts: draft tokens of the sequences; None for none.
+        checkpoint_bytes: limit of host memory for checkpoints of recurrent states.
+        drafts: drafters of the sequences; None for none.
 
     Attributes:
         sequences: all that are not finished, in order of arrival.
         cache: the cache that they share.
         runner: computes the steps.
         drafts: may be replaced between two steps.
-        last: tokens of the sequence that was computed last, as far as they were cached then.
+        last: cached tokens of the sequence that was computed last.
     """
 
     def __init__(
@@ -110,22 +108,21 @@ class Scheduler:
 
     @property
     def _active(self) -> list[TokenSequence]:
-        """The sequences that are to be computed further, running or waiting."""
         return [s for s in self.sequences if s.background is None and not s.has_unread]
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing can be computed: all are unread, or wait for their background work."""
+        """Whether nothing can be computed: all are unread, or wait for background work."""
         return not self._active
 
     def submit(self, sequence: TokenSequence) -> None:
-        """Take a new sequence, which begins with the next step."""
+        """Add a sequence, which starts with the next step."""
         self.sequences.append(sequence)
 
     def step(self) -> None:
-        """Compute a pass for the answers whose events are read.
+        """Compute a pass for the answers that are being read.
 
-        What fails ends the answers concerned; their `error` says so.
+        A failure ends the answers concerned, which get the error.
 
         Raises:
             BaseException: e.g. KeyboardInterrupt.
@@ -142,14 +139,13 @@ class Scheduler:
                 self._fail(error, [plan.prefill] if plan.prefill else plan.sequences)
                 return
             self.commit(plan, output)
-        except Exception as error:  # noqa: BLE001 what one answer has caused has ended that one
+        except Exception as error:  # noqa: BLE001 an error of one answer has ended that answer
             self._fail(error)
         except BaseException:
             self.forget()
             raise
 
     def _finish_unwanted(self) -> None:
-        """End the answers that nobody reads any more, and those that were cancelled."""
         for sequence in tuple(self.sequences):
             if sequence.is_dropped:
                 sequence.close()
@@ -158,7 +154,6 @@ class Scheduler:
                 self._advance(sequence, sequence.cancel_if_asked)
 
     def _begin(self) -> None:
-        """Begin new answers, and go on with those whose background work is done."""
         for sequence in tuple(self.sequences):
             if sequence.step is None or sequence.background is not None:
                 background = sequence.background
@@ -166,7 +161,7 @@ class Scheduler:
                 if is_new or (background is not None and background.is_done):
                     self._advance(sequence, sequence.advance, None)
 
-    # schedule: who is admitted and preempted, and what is computed
+    # schedule: admission, preemption, and the plan of a pass
 
     def schedule(self) -> StepPlan | None:
         """Plan the next step; None if there is nothing to compute."""
@@ -184,7 +179,7 @@ class Scheduler:
         prefill = next((s for s in active if s.cache and s.n_missing > 1), None)
         decodes = decodes[: self._runtime.n_batch - bool(prefill)]
         n = self._n_prefill(prefill, len(decodes)) if prefill else 0
-        decodes = [s for s in decodes if s.cache]  # the prompt may be older, and have taken one's
+        decodes = [s for s in decodes if s.cache]  # an older prompt may have preempted one
         if prefill and n:
             is_last = prefill.n_missing == n
             return StepPlan(prefill, n, is_last, decodes, begun=time.perf_counter())
@@ -196,10 +191,7 @@ class Scheduler:
         return StepPlan(decodes=decodes, drafts=drafts, begun=begun, made_s=made_s)
 
     def _admit(self) -> None:
-        """Admit sequences to the cache, in their order, as long as there is room.
-
-        One prompt at a time is computed: others would only hold pages meanwhile.
-        """
+        """Admit sequences in order while there is room, but only one prompt at a time."""
         active = self._active
         for sequence in active:
             if any(other.cache and other.n_missing > 1 for other in active):
@@ -208,10 +200,9 @@ class Scheduler:
                 return
 
     def _try_admit(self, sequence: TokenSequence) -> bool:
-        """Admit a sequence to the cache; return whether there was room for it."""
         others = [s for s in self._active if s.cache]
         if others and self._blocked == (sequence, self._n_freed):
-            return False  # nothing has changed since the last time
+            return False  # nothing has changed since the last attempt
         self._stop_ahead()
         while len(self.running) >= self.cache.max_sequences:
             if not self._preempt_unread(sequence):
@@ -232,29 +223,23 @@ class Scheduler:
         return True
 
     def _allocate(self, sequence: TokenSequence) -> SequenceCache | None:
-        """Return a cache with what is known of a sequence's tokens; None if there is no room.
-
-        It does not end within an image whose tokens see each other.
-        """
-        wanted = sequence.tokens[:-1]
+        """Return a cache that does not end within a two-way image; None if there is no room."""
+        prefix = sequence.tokens[:-1]
         while True:
             try:
-                cache = self.cache.allocate(wanted)
+                cache = self.cache.allocate(prefix)
             except OutOfPages:
                 if not self._make_room(sequence):
                     return None
                 continue
-            n = sequence.pictures.whole(cache.n)
+            n = sequence.images.whole(cache.n)
             if n == cache.n:
                 return cache
             self.cache.free(cache)
-            wanted = wanted[:n]
+            prefix = prefix[:n]
 
     def _reserve(self, sequence: TokenSequence, n: int) -> bool:
-        """Make sure that there are pages for n more tokens; return False if there are none.
-
-        The sequence was preempted then, unless it is the only one that is running.
-        """
+        """Reserve pages for n more tokens; else preempt the sequence, unless it is the only one."""
         while True:
             assert sequence.cache is not None
             try:
@@ -266,7 +251,7 @@ class Scheduler:
                 return True
 
     def _make_room(self, sequence: TokenSequence) -> bool:
-        """Preempt another sequence for one; return False where that one has to wait itself."""
+        """Preempt another sequence to make room; return False if this one has to wait."""
         if self._preempt_unread(sequence):
             return True
         running = self.running
@@ -278,14 +263,13 @@ class Scheduler:
         return bool(newer)
 
     def _preempt_unread(self, sequence: TokenSequence) -> bool:
-        """Preempt the newest of the other sequences whose events nobody reads, if there is one."""
-        found = [s for s in self.running if s is not sequence and s.has_unread]
-        if found:
-            self._preempt(found[-1])
-        return bool(found)
+        """Preempt the newest other sequence with enough unread events, if any."""
+        unread = [s for s in self.running if s is not sequence and s.has_unread]
+        if unread:
+            self._preempt(unread[-1])
+        return bool(unread)
 
     def _preempt(self, sequence: TokenSequence, *, is_kept: bool = True) -> None:
-        """Take a sequence out of the cache; what it computed is found until it is overwritten."""
         self._async.stop(sequence)
         cache, sequence.cache = sequence.cache, None
         if cache is not None:
@@ -295,14 +279,13 @@ class Scheduler:
         sequence.is_ahead = False
 
     def _stop_ahead(self) -> None:
-        """End sampling on a device, so that something else can be computed."""
         sequence = self._async.sequence
         self._async.stop()
         if sequence is not None and sequence.is_ahead:
             self._preempt(sequence)
 
     def _has_page(self, sequence: TokenSequence) -> bool:
-        """Make room for one more token; tell the answer if there can be none."""
+        """Reserve a page for the next token; end the answer if that is impossible."""
         if not self._reserve(sequence, 1):
             if sequence.cache is not None:
                 self._advance(sequence, sequence.refuse)
@@ -310,9 +293,8 @@ class Scheduler:
         return True
 
     def _n_prefill(self, sequence: TokenSequence, n_decodes: int) -> int:
-        """Return how many tokens of a prompt to compute next, for which there are pages."""
         assert sequence.cache is not None
-        cache, pictures = sequence.cache, sequence.pictures
+        cache, images = sequence.cache, sequence.images
         n = min(sequence.n_missing, self._runtime.n_batch - n_decodes)
         if n_decodes:
             n = self.runner.n_with_one_new_image(sequence, min(n, self._budget.n))
@@ -321,7 +303,7 @@ class Scheduler:
         while self.cache.n_free_tokens(cache) < n and self._preempt_unread(sequence):
             pass
         n = max(1, min(n, self.cache.n_free_tokens(cache)))
-        n = pictures.piece(cache.n, n)
+        n = images.piece(cache.n, n)
         if self._reserve(sequence, n):
             return n
         if sequence.cache is not None:
@@ -329,11 +311,7 @@ class Scheduler:
         return 0
 
     def _plan_ahead(self, sequence: TokenSequence, *, is_last: bool) -> StepPlan | None:
-        """Plan that a device computes a token and samples the next one; None if it cannot.
-
-        Args:
-            is_last: whether it is not to go beyond that token, behind which drafts are verified.
-        """
+        """Plan a token that a device computes and samples, as its last one if `is_last`."""
         step = sequence.step
         if not isinstance(step, Decode) or sequence.cache is None or sequence.n_missing > 1:
             return None
@@ -352,11 +330,7 @@ class Scheduler:
     def _drafts_ahead(
         self, active: Sequence[TokenSequence]
     ) -> Mapping[TokenSequence, Sequence[int]] | None:
-        """Return the drafts for which a device is to stop sampling ahead; none if it goes on.
-
-        Returns:
-            None where there is nothing to stop: they are made when the pass is.
-        """
+        """Return the drafts for which to stop sampling ahead; None if there is nothing to stop."""
         if len(active) != 1 or self._runtime.token_source is None:
             return None
         (sequence,) = active
@@ -365,7 +339,6 @@ class Scheduler:
         return self._drafts(active)
 
     def _drafts(self, decodes: Sequence[TokenSequence]) -> Mapping[TokenSequence, Sequence[int]]:
-        """Return the tokens to verify behind the next ones, and reserve states for them."""
         most = self.cache.max_drafts(len(decodes))
         drafts = self.drafts.draft_tokens(self._runtime, decodes, most)
         for sequence, tokens in drafts.items():
@@ -373,7 +346,7 @@ class Scheduler:
             self.cache.reserve_draft_slots(sequence.cache, len(tokens))
         return drafts
 
-    # commit: what comes of it
+    # commit
 
     def commit(self, plan: StepPlan, output: StepOutput) -> None:
         """Append the tokens of a step to their sequences, and send the results to the answers."""
@@ -381,11 +354,11 @@ class Scheduler:
         if output.error is not None and prefill:
             self._advance(prefill, _raise_or_cancel, prefill, output.error)
             return
-        if output.is_lost:  # nobody knows what the states hold
+        if output.is_lost:  # the contents of the states are unknown
             for sequence in plan.sequences:
                 self._preempt(sequence, is_kept=False)
             return
-        if prefill and plan.decodes:  # other answers have waited for it
+        if prefill and plan.decodes:  # other answers were waiting for this prompt
             self._budget.note(plan.n_prefill, output.seconds)
         for sequence in plan.sequences:
             assert sequence.cache is not None
@@ -403,12 +376,11 @@ class Scheduler:
             if drafts := plan.drafts.get(sequence, ()):
                 verified = list(islice(results, len(drafts)))
                 self.drafts.note(sequence, *self._verify(sequence, drafts, verified))
-        if not prefill:  # with what the host does around a pass, which a small model waits for
+        if not prefill:  # with the host's work around a pass, which a small model waits for
             seconds = time.perf_counter() - plan.begun - (self.drafts.made_s - plan.made_s)
             self.drafts.control.note_pass(plan.n_rows, seconds)
 
     def _note_progress(self, sequence: TokenSequence) -> None:
-        """Tell how far a prompt is, and checkpoint its recurrent states where that is worth it."""
         assert sequence.cache is not None
         sequence.report_progress(self._runtime.n_running)
         if not self._runtime.can_rewind and sequence.cache.n in sequence.marks(0):
@@ -417,7 +389,6 @@ class Scheduler:
     def _deliver(
         self, sequence: TokenSequence, result: StepResult, times: TokenTimes | None
     ) -> None:
-        """Send a result to the answer that waits for it."""
         if times is not None and isinstance(sequence.step, Decode) and sequence.step.is_timed:
             sequence.events.append(replace(times, position=len(sequence.tokens) - 1))
         self._advance(sequence, sequence.advance, result)
@@ -425,13 +396,7 @@ class Scheduler:
     def _verify(
         self, sequence: TokenSequence, drafts: Sequence[int], results: Sequence[StepResult]
     ) -> tuple[int, int]:
-        """Send the results behind draft tokens for as long as the answer goes on like that.
-
-        A token whose times are wanted is computed once more, alone.
-
-        Returns:
-            How many drafts were verified, and how many of these were accepted.
-        """
+        """Send the results of accepted drafts; return the counts of verified and accepted ones."""
         n_right, n_checked = 0, len(drafts)
         sequence.n_drafted += len(drafts)
         for token, result in zip(drafts, results, strict=True):
@@ -454,31 +419,31 @@ class Scheduler:
         return n_checked, n_right
 
     def _advance(self, sequence: TokenSequence, act: Callable[[*Args], None], *args: *Args) -> None:
-        """Let an answer go on, and look at its next step; an error ends that answer."""
+        """Let an answer continue to its next step; an error ends that answer."""
         before, is_new = sequence.step, False
         try:
             act(*args)
             is_new = not sequence.is_over and sequence.step is not before
             if is_new and isinstance(sequence.step, Prefill):
-                self.check(sequence.step.ids, sequence.step.pictures)
-        except Exception as error:  # noqa: BLE001 bugs, too, concern nobody else
+                self.check(sequence.step.ids, sequence.step.images)
+        except Exception as error:  # noqa: BLE001 even a bug concerns only this answer
             sequence.fail(error)
             self._preempt(sequence, is_kept=False)
             is_its_own = isinstance(error, PromptError | ContextOverflow | GrammarError)
             if before is not None and not is_its_own:
-                self.cache.clear()  # it may hold what made the logits useless
+                self.cache.clear()  # its contents may have made the logits invalid
         if sequence.is_over:
             self._finish(sequence)
         elif is_new and sequence.cache and isinstance(sequence.step, Prefill):
             self._rewind(sequence)
 
     def _rewind(self, sequence: TokenSequence) -> None:
-        """Cut a sequence's cache to what its step goes on from, or have it admitted anew."""
+        """Cut a sequence's cache to the common prefix with its step, or have it readmitted."""
         self._stop_ahead()
-        cache, wanted = sequence.cache, sequence.tokens[:-1]
-        if cache and self.cache.rewind(cache, wanted):
-            n = sequence.pictures.whole(cache.n)
-            if n == cache.n or self.cache.rewind(cache, wanted[:n]):
+        cache, prefix = sequence.cache, sequence.tokens[:-1]
+        if cache and self.cache.rewind(cache, prefix):
+            n = sequence.images.whole(cache.n)
+            if n == cache.n or self.cache.rewind(cache, prefix[:n]):
                 sequence.note_cached()
                 return
         if cache:
@@ -486,18 +451,13 @@ class Scheduler:
         sequence.note_cached()
 
     def _finish(self, sequence: TokenSequence) -> None:
-        """Forget a sequence that is over."""
         self.drafts.forget(sequence)
         if sequence in self.sequences:
             self._preempt(sequence)
             self.sequences.remove(sequence)
 
     def _fail(self, error: Exception, failed: Sequence[TokenSequence] | None = None) -> None:
-        """End answers with an error; what is cached may be spoilt, so others are computed again.
-
-        Args:
-            failed: the answers; None for all that are computed.
-        """
+        """End answers with an error; recompute others, as the cache may be corrupted."""
         for sequence in self._active if failed is None else failed:
             sequence.fail(error)
         self.forget()
@@ -507,20 +467,17 @@ class Scheduler:
 
     # between two steps
 
-    def check(self, ids: Sequence[int], pictures: PlacedImages = NO_IMAGES) -> None:
+    def check(self, ids: Sequence[int], images: PlacedImages = NO_IMAGES) -> None:
         """Check that tokens can be computed.
-
-        Args:
-            pictures: images among them.
 
         Raises:
             PromptError: no tokens, tokens that the model does not have, or more than fit.
         """
-        check_prompt(ids, self._runtime.n_vocab, self.n_ctx, pictures)
+        check_prompt(ids, self._runtime.n_vocab, self.n_ctx, images)
 
     def forget(self) -> None:
-        """Forget all that is cached; answers under way are computed again."""
-        with suppress(Exception):  # who has failed need not be able to stop
+        """Forget everything cached; unfinished answers are recomputed."""
+        with suppress(Exception):  # after a failure, stopping may fail as well
             self._stop_ahead()
         for sequence in self.running:
             self._preempt(sequence, is_kept=False)
@@ -528,10 +485,10 @@ class Scheduler:
         self.last = ()
 
     def settle(self) -> None:
-        """Wait until devices have computed all that was started, and sample nothing ahead.
+        """Wait until devices have computed everything that was started; sample nothing ahead.
 
         Raises:
-            EngineError: a device has failed; all that is cached is forgotten then.
+            EngineError: a device has failed; everything cached is then forgotten.
         """
         try:
             self._stop_ahead()
@@ -542,21 +499,20 @@ class Scheduler:
 
     @contextmanager
     def emptied(self) -> Iterator[KVCacheManager]:
-        """Yield the cache while no sequence is running; later steps admit them again."""
+        """Yield the cache while no sequence is running; later steps readmit them."""
         self.settle()
         for sequence in self.running:
             self._preempt(sequence)
         yield self.cache
 
     def move(self, runtime: ModelRunner) -> None:
-        """Go on with another runtime that has the same pages; see `emptied`."""
+        """Continue on another runtime that has the same pages; see `emptied`."""
         self._runtime = runtime
         self.cache.move(runtime)
         self.runner.move(runtime)
 
 
 def _raise_or_cancel(sequence: TokenSequence, error: Exception) -> None:
-    """End an answer because of an error, which may be that it was cancelled meanwhile."""
     if not isinstance(error, Cancelled):
         raise error
     sequence.cancel()

@@ -1,8 +1,7 @@
-"""One sequence: its tokens, its status, what it needs computed next, and its unread events.
+"""One sequence: its tokens, its status, the next step to compute, and its unread events.
 
-The answer that it belongs to is a generator (`Steps`): it yields events, `Background` work that
-prepares it on a thread, and the steps that it needs (`Prefill`, `Decode`), whose results are sent
-to it.
+Its answer is a generator (`Steps`): it yields events, `Background` work to run on a thread, and the
+steps to compute (`Prefill`, `Decode`), and receives their results.
 """
 
 from __future__ import annotations
@@ -28,19 +27,19 @@ if TYPE_CHECKING:
     from engine.generation.cache_manager import SequenceCache
 
 EXIT_S = 4.0
-"""Longest time that the program's end waits for threads, in seconds."""
+"""Seconds that the program's exit waits for threads."""
 
 T = TypeVar("T")
 
 _threads: dict[threading.Thread, Background] = {}
-"""What runs now."""
+"""Background work that is running."""
 
 
 class Background:
     """A function that a thread runs for one answer or question, which waits for its result.
 
     Args:
-        act: the function; what it is given returns True once nobody wants the result.
+        act: the function; its argument returns True once the result is not needed.
     """
 
     def __init__(self, act: Callable[[IsCancelled], Any]) -> None:
@@ -51,11 +50,7 @@ class Background:
         self.is_done = False
 
     def start(self, on_done: Callable[[], object]) -> None:
-        """Start the thread.
-
-        Args:
-            on_done: called on it once there is a result or an error.
-        """
+        """Start the thread; `on_done` is called on it once there is a result or an error."""
 
         def run() -> None:
             self.run(on_done)
@@ -67,22 +62,24 @@ class Background:
             thread.start()
         except RuntimeError as error:  # "can't start new thread"
             del _threads[thread]
-            self._error = EngineError(f"No thread can be started: {error}.", "Try again later.")
+            self._error = EngineError(
+                "No thread can be started: {problem}.", "Try again later.", problem=str(error)
+            )
             self.is_done = True
             on_done()
 
     def cancel(self) -> None:
-        """Ask the function to end; return at once."""
+        """Ask the function to end, without waiting."""
         self._is_cancelled = True
 
     def result(self) -> Any:
-        """Return what the function has returned, or raise what it has raised."""
+        """Return the function's result, or raise its exception."""
         if self._error is not None:
             raise self._error
         return self._result
 
     def run(self, on_done: Callable[[], object] = never) -> None:
-        """Run the function; see `start`, which has a thread do so."""
+        """Run the function on this thread; see `start`."""
         try:
             self._result = self._act(lambda: self._is_cancelled)
         except BaseException as error:  # noqa: BLE001 raised again by `result`
@@ -92,11 +89,11 @@ class Background:
 
 
 Preparing: TypeAlias = Generator[Background, object, T]
-"""A step of an answer that waits for a thread, and returns what it has prepared."""
+"""Part of an answer that waits for a thread, and returns its result."""
 
 
 def in_background(act: Callable[[IsCancelled], T]) -> Preparing[T]:
-    """Have the scheduler run a function on a thread; return its result once it is there."""
+    """Have the scheduler run a function on a thread; return its result when done."""
     work = Background(act)
     try:
         yield work
@@ -108,7 +105,7 @@ def in_background(act: Callable[[IsCancelled], T]) -> Preparing[T]:
 
 @atexit.register
 def end_threads() -> None:
-    """End what runs: a program whose thread compiles a grammar at its end would crash."""
+    """Cancel running work: a thread that compiles a grammar at exit would crash the program."""
     end = time.monotonic() + EXIT_S
     running = dict(_threads)
     for background in running.values():
@@ -119,36 +116,36 @@ def end_threads() -> None:
 
 @dataclass(slots=True)
 class Prefill:
-    """Step that makes the cache hold `ids`, computing those that it does not hold yet.
+    """Step that brings `ids` into the cache, computing the missing ones.
 
     Attributes:
         ids: all tokens of the sequence.
-        marks: numbers of tokens behind which a later prompt may go on otherwise, so that the states
-            that cannot be cut are worth keeping there.
+        marks: lengths after which a later prompt may diverge, so that a checkpoint of recurrent
+            states is useful there.
         reports_progress: whether its progress is an event.
-        n_cached: number of the tokens that were cached, noted by the scheduler.
-        pictures: images among the tokens.
+        n_cached: number of the tokens that were cached, set by the scheduler.
+        images: images among the tokens.
     """
 
     ids: Sequence[int]
     marks: Sequence[int] = ()
     reports_progress: bool = True
     n_cached: int = 0
-    pictures: PlacedImages = NO_IMAGES
+    images: PlacedImages = NO_IMAGES
 
 
 @dataclass(slots=True)
 class Decode:
-    """Step that computes one token behind those computed so far.
+    """Step that computes the next token.
 
     Attributes:
         token: id of the token.
-        sampler, never: how the next token is to be sampled, where a device can; see `TokenSource`.
+        sampler, never: how a device may sample the token after it; see `TokenSource`.
         n_left: number of tokens that may still be sampled.
         is_timed: whether the token's times are an event.
         wants_logits: whether the result has to be logits, so that no device may sample.
-        allowed: returns which tokens may come next, (at most n_vocab,); None for all. A device that
-            samples ahead cannot know.
+        allowed: returns the mask of allowed tokens, (at most n_vocab,); None for all. A device that
+            samples ahead cannot use it.
     """
 
     token: int
@@ -176,16 +173,13 @@ StepResult: TypeAlias = "Logits | int | NotDone"
 """Result of a step: logits (n_vocab,) of the last token, the next token, or why there is none."""
 
 Steps: TypeAlias = "Generator[GenerationEvent | Step | Background, StepResult | None, None]"
-"""An answer under way: the result of a step is sent to it, and None behind anything else."""
+"""An unfinished answer: it receives the result of a step, and None after anything else."""
 
 
 def check_prompt(
-    ids: Sequence[int], n_vocab: int, n_ctx: int, pictures: PlacedImages = NO_IMAGES
+    ids: Sequence[int], n_vocab: int, n_ctx: int, images: PlacedImages = NO_IMAGES
 ) -> None:
     """Check that tokens can be computed.
-
-    Args:
-        pictures: images among them.
 
     Raises:
         PromptError: no tokens, or tokens that the model does not have.
@@ -193,9 +187,9 @@ def check_prompt(
     """
     if not ids:
         raise PromptError("The prompt is empty.", "Write something first.")
-    texts = text_ids(ids) if pictures else ids
+    texts = text_ids(ids) if images else ids
     if texts and not 0 <= min(texts) <= max(texts) < n_vocab:
-        raise PromptError(f"The prompt has token ids outside 0 to {n_vocab - 1}.")
+        raise PromptError("The prompt has token ids outside 0 to {n}.", n=n_vocab - 1)
     if len(ids) > n_ctx:
         raise ContextOverflow(len(ids), n_ctx)
 
@@ -205,47 +199,45 @@ MAX_UNREAD = 8
 
 
 class Status(Enum):
-    """What a sequence is doing."""
+    """State of a sequence."""
 
     NEW = auto()
-    """It has not begun."""
+    """Not started."""
 
     PREPARING = auto()
     """A thread prepares it (`Background`)."""
 
     WAITING = auto()
-    """Its next step is to be computed, but it is not in the cache: not admitted, or preempted."""
+    """Ready for its next step, but not in the cache: not admitted, or preempted."""
 
     RUNNING = auto()
-    """It is in the cache, and its next step is to be computed."""
+    """In the cache and ready for its next step."""
 
     FINISHED = auto()
-    """Nothing comes behind its unread events."""
+    """Complete, except for unread events."""
 
 
 class TokenSequence:
     """The tokens of one answer and its prompt.
 
     Args:
-        steps: the answer; it begins when it is first advanced.
-        is_cancelled: asked before each pass; returning True ends the answer.
-        wake: called, on any thread, once the answer can go on after a `Background`.
+        steps: the answer; it starts with the first `advance`.
+        is_cancelled: called before each pass; returning True ends the answer.
+        wake: called, on any thread, once the answer can continue after a `Background`.
 
     Attributes:
         tokens: all tokens that the cache has to hold for the next step.
-        pictures: images among them.
-        step: what is to be computed next; None before the answer has begun.
-        cache: what the cache holds of it; None unless it is running.
-        background: what a thread does for it, which it waits for instead; None for nothing.
-        events: events that nobody has read yet.
-        error: error that ended the answer, until somebody has read it; None without one.
-        is_over: whether nothing more comes behind `events`.
-        is_dropped: whether nobody will read it any more; see `drop`.
-        is_ahead: whether what is in `cache` is not what the answer goes on from.
-        n_drafted: number of draft tokens that were verified.
-        n_accepted: number of these that were accepted.
-        saved_s: seconds that drafts saved so far, less what verifying them took.
-        saved_by_one_s: seconds that an accepted draft of the present pass saves.
+        images: images among them.
+        step: next step; None before the answer has started.
+        cache: its part of the cache; None unless it is running.
+        background: work on a thread that it waits for, if any.
+        events: unread events.
+        error: error that ended the answer, until it is read.
+        is_over: whether no further events follow.
+        is_dropped: whether it will not be read further; see `drop`.
+        is_ahead: whether `cache` does not match the answer's tokens.
+        saved_s: seconds that drafts have saved so far, net of verifying them.
+        saved_by_one_s: seconds that an accepted draft of the current pass saves.
     """
 
     def __init__(
@@ -260,7 +252,7 @@ class TokenSequence:
         self.step: Step | None = None
         self.background: Background | None = None
         self.tokens: list[int] = []
-        self.pictures = NO_IMAGES
+        self.images = NO_IMAGES
         self.cache: SequenceCache | None = None
         self.n_drafted = self.n_accepted = 0
         self.saved_s = self.saved_by_one_s = 0.0
@@ -269,7 +261,7 @@ class TokenSequence:
 
     @property
     def status(self) -> Status:
-        """What it is doing."""
+        """State of the sequence."""
         if self.is_over:
             return Status.FINISHED
         if self.background is not None:
@@ -280,35 +272,35 @@ class TokenSequence:
 
     @property
     def has_unread(self) -> bool:
-        """Whether so many events are unread that the answer need not be computed further."""
+        """Whether there are enough unread events to pause the answer."""
         return len(self.events) >= MAX_UNREAD
 
     @property
     def n_missing(self) -> int:
-        """Number of tokens that have to be computed until its step is done."""
+        """Number of tokens to compute until its step is done."""
         return len(self.tokens) - (self.cache.n if self.cache else 0)
 
     def marks(self, n_past: int) -> list[int]:
-        """Return where recurrent states are worth keeping behind the first n tokens.
+        """Return the lengths beyond `n_past` at which to checkpoint recurrent states.
 
-        That includes the last token but one, as the logits of the last are wanted.
+        That includes the last token but one, as the last one is computed again for its logits.
         """
         if not isinstance(self.step, Prefill):
             return []
         marks = (*self.step.marks, len(self.step.ids) - 1)
         return [mark for mark in marks if mark > n_past]
 
-    def advance(self, found: StepResult | None) -> None:
-        """Send the result of its step to the answer, which then needs another one or is over.
+    def advance(self, result: StepResult | None) -> None:
+        """Send the result of its step to the answer, which yields the next step or ends.
 
         Raises:
-            BaseException: whatever the answer raises; it is over then.
+            BaseException: any exception of the answer, which has then ended.
         """
         self.background = None
         try:
             while True:
-                item = self._steps.send(found)
-                found = None
+                item = self._steps.send(result)
+                result = None
                 if isinstance(item, Prefill | Decode):
                     self._take(item)
                     return
@@ -329,7 +321,7 @@ class TokenSequence:
             raise
 
     def refuse(self) -> None:
-        """Tell the answer that its step does not fit into the cache."""
+        """Resume the answer with the result that its step does not fit in the cache."""
         if isinstance(self.step, Decode):
             self.tokens.pop()
         self.advance("context")
@@ -350,7 +342,7 @@ class TokenSequence:
             self.cancel()
 
     def drop(self) -> None:
-        """Note that nobody will read the answer any more; at any time, on any thread."""
+        """Mark the answer as no longer read; thread-safe."""
         self.is_dropped = True
         if (background := self.background) is not None:
             background.cancel()
@@ -362,18 +354,18 @@ class TokenSequence:
         self.error, self.is_over = error, True
 
     def close(self) -> None:
-        """End the answer where it is."""
+        """End the answer without further events."""
         self.background = None
         self._steps.close()
         self.is_over = True
 
     def note_cached(self) -> None:
-        """Note how many tokens of its prompt were cached, the first time that it is admitted."""
+        """Note how many tokens of its prompt were cached when it was first admitted."""
         if isinstance(self.step, Prefill) and self._n_cached is None and self.cache:
             self.step.n_cached = self._n_cached = self.cache.n
 
     def report_progress(self, n_running: int) -> None:
-        """Make an event of the progress of a prompt, if there is any since the last one.
+        """Add an event of a prompt's progress, if there is any.
 
         Args:
             n_running: number of tokens that devices have not computed yet.
@@ -389,7 +381,7 @@ class TokenSequence:
             self.events.append(PrefillProgress(max(0, n_done - n_running), total))
 
     def note_ahead(self, ids: Sequence[int]) -> None:
-        """Note that a device has computed tokens behind those that the answer wanted."""
+        """Add tokens that a device has computed beyond the end of the answer."""
         if self.cache is not None:
             self.cache.sequence.append(ids)
             self.is_ahead = True
@@ -399,5 +391,5 @@ class TokenSequence:
         if isinstance(step, Decode):
             self.tokens.append(step.token)
         else:
-            self.tokens, self.pictures = list(step.ids), step.pictures
+            self.tokens, self.images = list(step.ids), step.images
             self._n_cached, self._n_reported = None, 0

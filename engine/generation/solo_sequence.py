@@ -1,4 +1,4 @@
-"""A sequence that is computed for itself, without an answer: to be measured, or for its logits."""
+"""A sequence that is computed alone, without an answer: for measurements, or for its logits."""
 
 from __future__ import annotations
 
@@ -21,33 +21,29 @@ if TYPE_CHECKING:
 def solo_sequence(
     scheduler: Scheduler, runtime: ModelRunner, *, is_noted: bool = True
 ) -> Iterator[SoloSequence]:
-    """Yield an empty sequence; answers under way are preempted meanwhile.
+    """Yield an empty sequence; answers are preempted until it ends.
 
     Args:
-        is_noted: whether it is then the one that was computed last; else that stays the same.
+        is_noted: whether it becomes `Scheduler.last`.
 
     Raises:
-        EngineError: what is computed fails; all that is cached is forgotten then.
+        EngineError: a computation fails; everything cached is then forgotten.
     """
     last = scheduler.last
     with scheduler.emptied() as manager:
-        own = SoloSequence(runtime, manager)
+        solo = SoloSequence(runtime, manager)
         try:
-            yield own
-            scheduler.last = own.ids if is_noted else last
-            own.close()
+            yield solo
+            scheduler.last = solo.ids if is_noted else last
+            solo.close()
         except BaseException:
-            own.close(is_kept=False)
+            solo.close(is_kept=False)
             scheduler.forget()
             raise
 
 
 class SoloSequence:
-    """Tokens of a sequence that has the cache alone.
-
-    Attributes:
-        n_ctx: largest number of its tokens.
-    """
+    """Tokens of a sequence that has the cache to itself."""
 
     def __init__(self, runtime: ModelRunner, manager: KVCacheManager) -> None:
         self._runtime, self._manager = runtime, manager
@@ -56,37 +52,37 @@ class SoloSequence:
 
     @property
     def ids(self) -> Sequence[int]:
-        """Its tokens; asking ends sampling ahead."""
+        """Its tokens; this stops sampling ahead."""
         self._stop()
         return self._cache.sequence.ids
 
     def hold(self, ids: Sequence[int]) -> None:
-        """Forget the tokens that are not those of `ids`, as few as possible."""
+        """Keep the common prefix with `ids`, dropping as few tokens as possible."""
         self._stop()
         if not self._manager.rewind(self._cache, ids) or self._cache.n < len(ids):
             self.close()
             self._cache = self._manager.allocate(ids)
 
     def restart(self) -> None:
-        """Forget all of its tokens."""
+        """Drop all of its tokens."""
         self.close(is_kept=False)
         self._cache = self._manager.allocate(())
 
     def keep(self) -> None:
-        """Make sure that `hold` can go back to the tokens of now."""
+        """Checkpoint the current tokens, so that `hold` can return to them."""
         self._manager.checkpoint(self._cache)
 
     def compute(
         self, ids: Sequence[int], first_logit: int, check: Callable[[], object] = lambda: None,
         most: int | None = None, *, wants_hidden: bool = False,
     ) -> Iterator[Logits]:  # fmt: skip
-        """Compute tokens behind those that it has; yield logits, batch by batch.
+        """Compute further tokens; yield logits, batch by batch.
 
         Args:
-            first_logit: index of the first token whose logits are wanted.
+            first_logit: index of the first token whose logits are needed.
             check: called before each batch.
             most: largest number of tokens of a batch; None for the runtime's.
-            wants_hidden: whether to yield the hidden states behind the final norm, (rows, n_embd).
+            wants_hidden: whether to yield the hidden states after the final norm, (rows, n_embd).
         """
         self._stop()
         step = min(self._runtime.n_batch, most or self._runtime.n_batch)
@@ -104,28 +100,28 @@ class SoloSequence:
     def follow(
         self, token: int, sampler: Sampler, never: Sequence[int], n_left: int
     ) -> int | Logits:
-        """Compute a token where the next one is sampled, too; see `TokenSource.next`.
+        """Compute a token and sample the next one on a device if possible; see `TokenSource.next`.
 
         Returns:
             The next token, or the logits (n_vocab,) to sample it from.
         """
         source = self._runtime.token_source
         if source is not None and source.serve(sampler, never):
-            found = source.next(token, self._reserved(n_left)._replace(n=1), n_left)
-            if found is not None:
+            result = source.next(token, self._reserved(n_left)._replace(n=1), n_left)
+            if result is not None:
                 self._cache.sequence.append([token])
-                return found
+                return result
             ids = self._cache.sequence.ids
             self._reopen()
             for _ in self.compute(ids[self._cache.n :], len(ids)):
-                raise AssertionError("no logits are wanted")
+                raise AssertionError("no logits are requested")
         (row,) = self.compute([token], 0)
         last: Logits = row[0]
         return last
 
     @contextmanager
     def scratch(self) -> Iterator[Piece]:
-        """Yield where a next token belongs, which may be computed any number of times."""
+        """Yield the position of a next token, which may be computed any number of times."""
         self._stop()
         self.keep()
         try:
@@ -139,7 +135,6 @@ class SoloSequence:
         self._manager.free(self._cache, is_kept=is_kept)
 
     def _reserved(self, n: int) -> Piece:
-        """Return the piece of the next n tokens, for which there are pages."""
         cache = self._cache
         try:
             cache.sequence.reserve(n)
@@ -150,12 +145,11 @@ class SoloSequence:
         return cache.piece(n)
 
     def _stop(self) -> None:
-        """End sampling ahead."""
         if self._runtime.token_source is not None and self._runtime.token_source.stop():
             self._reopen()
 
     def _reopen(self) -> None:
-        """Go back to kept states, as nobody knows what those of now hold."""
+        """Return to a checkpoint, as the contents of the current states are unknown."""
         ids = self._cache.sequence.ids
         self._manager.free(self._cache, is_kept=False)
         self._cache = self._manager.allocate(ids)

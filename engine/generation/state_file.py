@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, BinaryIO
 import torch
 from torch import Tensor
 
-from engine.errors import ContextOverflow, StateFileError
+from engine.errors import ContextOverflow, Sentence, StateFileError
 from engine.generation.kv_cache import OutOfPages
 from engine.generation.results import StateLoaded, StateSaved
 from engine.generation.state_format import (
@@ -18,7 +18,7 @@ from engine.generation.state_format import (
     Entry,
     StateHeader,
     entries,
-    has_pictures,
+    has_images,
     header,
     identity,
 )
@@ -56,17 +56,13 @@ class StateFiles:
         manager: the cache; no sequence is running.
         name: name of the model, for error messages.
         model_hash: see `engine.formats.gguf.reader`.
-        rope: how a load has changed RoPE, see `LoadParams.rope`; "" if it has not.
+        rope: changed RoPE settings of the load, see `LoadParams.rope`; "" for none.
     """
 
     def __init__(
-        self,
-        runtime: ThreadRuntime,
-        manager: KVCacheManager,
-        name: str,
-        model_hash: str,
+        self, runtime: ThreadRuntime, manager: KVCacheManager, name: str, model_hash: str,
         rope: str = "",
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._runtime, self._manager, self._name = runtime, manager, name
         self._runner, self._kv_type = runtime.runner, runtime.plan.kv_type
         self._n_ranks = len(runtime.plan.devices)
@@ -83,9 +79,9 @@ class StateFiles:
         self, path: Path, ids: Sequence[int], start: int, stop: int | None, on_progress: StateSink,
         is_cancelled: IsCancelled,
     ) -> tuple[int, int]:  # fmt: skip
-        """Write a state file of what is cached of a sequence; see `Model.save_state`.
+        """Write a state file of a cached sequence; see `Model.save_state`.
 
-        Where its pages are partly gone, a file that has more of the sequence stays as it is.
+        If some of its pages are gone, a file that has more of the sequence is kept.
 
         Args:
             ids: tokens of the sequence.
@@ -95,18 +91,18 @@ class StateFiles:
         """
         cache = self._manager.allocate(ids)
         try:
-            n_there = 0
+            n_in_file = 0
             if cache.n < min(len(ids), len(ids) if stop is None else stop):
-                n_there = self._n_there(path, ids, start)
-            if n_there > cache.n:
-                return n_there, path.stat().st_size
+                n_in_file = self._n_in_file(path, ids, start)
+            if n_in_file > cache.n:
+                return n_in_file, path.stat().st_size
             contents = self._contents(path, cache, start, stop)
             return self._write(path, cache, contents, on_progress, is_cancelled)
         finally:
             self._manager.free(cache, is_kept=False)
 
-    def _n_there(self, path: Path, ids: Sequence[int], start: int) -> int:
-        """Return how many tokens of a sequence a file has already, from `start` on or earlier."""
+    def _n_in_file(self, path: Path, ids: Sequence[int], start: int) -> int:
+        """Return how many tokens of a sequence a file already has, from `start` on or earlier."""
         try:
             with path.open("rb") as file:
                 found = StateHeader(path, file)
@@ -124,10 +120,9 @@ class StateFiles:
         self, path: Path, cache: SequenceCache, contents: Contents, on_progress: StateSink,
         is_cancelled: IsCancelled,
     ) -> tuple[int, int]:  # fmt: skip
-        """Write a state file, see `save`."""
         found = entries(self._states, self._kv_type, contents)
         total = sum(entry.n_bytes for entry in found)
-        progress = CopyProgress(total, on_progress, is_cancelled, "Saving")
+        progress = CopyProgress(total, on_progress, is_cancelled, Sentence("Saving"))
         first = header(found, self._identity, contents)
         states = {
             saved: self._runner.whole_state(self._manager.checkpoints.state(contents.ids[:n]))
@@ -141,22 +136,25 @@ class StateFiles:
                         write(file, part)
                         progress.add(part.nbytes)
         except OSError as error:
-            size = f"{(total + len(first)) / (1 << 20):.1f} MiB"
             raise StateFileError(
                 path,
-                f"The state of {size} cannot be saved as {path}: {error.strerror or error}.",
+                "The state of {size:.1f} MiB cannot be saved as {file}: {problem}.",
                 "Make room on that disk, or choose another folder.",
+                size=(total + len(first)) / (1 << 20),
+                file=str(path),
+                problem=Sentence(error.strerror or str(error)),
             ) from None
         return len(contents.ids), len(first) + total
 
     def _contents(self, path: Path, cache: SequenceCache, start: int, stop: int | None) -> Contents:
-        """Return what a file of a sequence holds."""
         n = cache.n if stop is None else min(stop, cache.n)
         if not 0 <= start < n:
             raise StateFileError(
                 path,
-                f"There are no tokens from {start} to {n} in the cache that could be saved.",
+                "There are no tokens from {start} to {stop} in the cache that could be saved.",
                 "Ask the model something first.",
+                start=start,
+                stop=n,
             )
         firsts = [max(start, _first_held(table)) for table in cache.sequence.tables]
         sees_all = all(
@@ -164,31 +162,33 @@ class StateFiles:
             for first, window in zip(firsts, self._windows, strict=True)
         )
         if not sees_all or (self._recurrent and (start or n < cache.n)):
-            what = "a recurrent state" if self._recurrent else "layers with a window"
-            raise StateFileError(
-                path,
-                f"{self._name} has {what}, of which no part can be saved by itself.",
-                "Save the whole.",
-            )
+            raise self._indivisible(path, is_saved=True, hint=Sentence("Save all of it."))
         kept = self._manager.checkpoints.lengths(cache.sequence.ids)
         saved = next((length for length in kept if length < n), 0)
         return Contents(cache.sequence.ids[:n], start, saved, firsts)
 
+    def _indivisible(self, path: Path, *, is_saved: bool, hint: str) -> StateFileError:
+        part = Sentence("a recurrent state" if self._recurrent else "layers with a window")
+        return StateFileError(
+            path,
+            "{model} has {part}, of which no part can be saved by itself."
+            if is_saved
+            else "{model} has {part}, of which no part can be loaded by itself.",
+            hint,
+            model=self._name,
+            part=part,
+        )
+
     def _lengths(self, contents: Contents, stop: int) -> list[tuple[bool, int]]:
-        """Return whether each kept recurrent state is the saved one, and its number of tokens."""
         kept = ((True, contents.n_saved), (False, stop))
         return [(saved, n) for saved, n in kept if self._recurrent and n]
 
     def _parts(
-        self,
-        entry: Entry,
-        contents: Contents,
-        cache: SequenceCache,
+        self, entry: Entry, contents: Contents, cache: SequenceCache,
         states: Mapping[bool, SlotState],
-    ) -> Iterator[Tensor]:
-        """Yield the numbers of a tensor in order, in contiguous strips on the CPU."""
+    ) -> Iterator[Tensor]:  # fmt: skip
         if entry.state < 0:
-            is_wide = has_pictures(contents.ids)
+            is_wide = has_images(contents.ids)
             yield torch.tensor(contents.ids, dtype=torch.int64 if is_wide else torch.int32)
             return
         if entry.group < 0:
@@ -207,7 +207,6 @@ class StateFiles:
     def _rows(
         self, rank: int, unit: int, n: int, entry: Entry, cache: SequenceCache, stop: int
     ) -> CachedRows:  # fmt: skip
-        """Return where the positions of an entry up to `stop` lie, for n units of a rank."""
         slots = _slots(cache, entry.group, entry.first, stop)
         row_bytes = entry.shape[-1] * entry.size
         return CachedRows(rank, entry.state, entry.tensor, (unit, unit + n), slots, row_bytes)
@@ -216,7 +215,7 @@ class StateFiles:
     def load(
         self, path: Path, n_tokens: int | None, on_progress: StateSink, is_cancelled: IsCancelled
     ) -> list[int]:
-        """Load a state file, see `Model.load_state`; return its tokens, which are cached then."""
+        """Load a state file, see `Model.load_state`; return its tokens, which are then cached."""
         try:
             with path.open("rb") as file:
                 found = StateHeader(path, file)
@@ -224,11 +223,11 @@ class StateFiles:
                 contents = found.contents(file, self._runtime.hp.n_vocab, self._windows)
                 expected = entries(self._states, self._kv_type, contents)
                 places = found.places(expected)
-                stop = self._n_wanted(path, contents, n_tokens)
+                stop = self._n_to_load(path, contents, n_tokens)
                 if self._is_cached(contents.ids[:stop]):
                     return list(contents.ids[:stop])
                 progress = CopyProgress(
-                    self._n_bytes(expected, stop), on_progress, is_cancelled, "Loading"
+                    self._n_bytes(expected, stop), on_progress, is_cancelled, Sentence("Loading")
                 )
                 cache = self._opened(path, contents)
                 try:
@@ -238,19 +237,19 @@ class StateFiles:
         except OSError as error:
             raise StateFileError(
                 path,
-                f"{path} cannot be read: {error.strerror or error}.",
-                "Without it the conversation is computed again.",
+                "{file} cannot be read: {problem}.",
+                "Without it the conversation is recomputed.",
+                file=str(path),
+                problem=Sentence(error.strerror or str(error)),
             ) from None
         return list(contents.ids[:stop])
 
     def _is_cached(self, ids: Sequence[int]) -> bool:
-        """Return whether all of a sequence is in the cache already, so that nothing is read."""
         cache = self._manager.allocate(ids)
         self._manager.free(cache, is_kept=False)
         return cache.n == len(ids)
 
-    def _n_wanted(self, path: Path, contents: Contents, n_tokens: int | None) -> int:
-        """Return the number of tokens whose state is to be loaded."""
+    def _n_to_load(self, path: Path, contents: Contents, n_tokens: int | None) -> int:
         n_ctx, n = self._runtime.n_ctx, len(contents.ids)
         stop = min(n, n_ctx, n if n_tokens is None else n_tokens)
         sees_all = all(
@@ -260,29 +259,24 @@ class StateFiles:
         if stop < n and (self._recurrent or not sees_all):
             if n > n_ctx:
                 raise ContextOverflow(n, n_ctx)
-            what = "a recurrent state" if self._recurrent else "layers with a window"
-            raise StateFileError(
-                path,
-                f"{self._name} has {what}, of which no part can be loaded by itself.",
-                f"Load all {n} tokens.",
-            )
+            hint = Sentence("Load all {n} tokens.", n=n)
+            raise self._indivisible(path, is_saved=False, hint=hint)
         return stop
 
     def _opened(self, path: Path, contents: Contents) -> SequenceCache:
-        """Return a sequence with the tokens before those of a file."""
         cache = self._manager.allocate(contents.ids[: contents.start])
         if cache.n < contents.start:
             self._manager.free(cache, is_kept=False)
             raise StateFileError(
                 path,
-                f"{path.name} begins behind token {contents.start}, and what comes before that "
-                "is not in the cache.",
-                "Load the state of what comes before first.",
+                "{file} begins after token {n}, and the tokens before that are not in the cache.",
+                "Load the state of the earlier tokens first.",
+                file=path.name,
+                n=contents.start,
             )
         return cache
 
     def _n_bytes(self, expected: Sequence[Entry], stop: int) -> int:
-        """Return how many bytes are read of all ranks' parts."""
         total = 0
         for entry in expected[1:]:
             n_bytes, n_units = entry.n_bytes // max(1, entry.shape[0]), entry.shape[0]
@@ -293,7 +287,6 @@ class StateFiles:
         return total
 
     def _goals(self, entry: Entry) -> list[tuple[int, Run]]:
-        """Return the parts of keys or values that the ranks have of an entry, by their numbers."""
         cut = self._states[entry.state].cuts()[entry.tensor]
         return [
             (rank, run)
@@ -305,7 +298,7 @@ class StateFiles:
         self, file: BinaryIO, expected: list[Entry], places: Mapping[str, int],
         contents: Contents, cache: SequenceCache, stop: int, progress: CopyProgress,
     ) -> None:  # fmt: skip
-        """Copy what is before `stop` to all ranks that hold it, and make it known."""
+        """Copy the tokens before `stop` to all ranks, and register them in the cache."""
         try:
             cache.sequence.reserve(
                 stop - cache.n, [first // PAGE * PAGE for first in contents.firsts]
@@ -333,7 +326,7 @@ class StateFiles:
             self._manager.checkpoints.keep(contents.ids[:n], states[saved], n_bytes)
 
     def _clear_mtp(self, contents: Contents, cache: SequenceCache, stop: int) -> None:
-        """Zero what an MTP block sees of the tokens from a file, which has nothing for it."""
+        """Zero an MTP block's keys and values of the tokens from a file, which has none."""
         n_trunk = len(self._states)
         for layer, state in enumerate(self._runtime.ranks[0].states[n_trunk:], n_trunk):
             assert isinstance(state, KVState), "MTP blocks have attention"
@@ -343,19 +336,17 @@ class StateFiles:
 
 
 def _slots(cache: SequenceCache, group: int, first: int, stop: int) -> list[tuple[int, int]]:
-    """Return where positions lie in the cache of a group: the ends of runs of neighbours."""
     found = Piece(0, 0, cache.tables).runs(group, first, stop)
     return [(part.start, part.stop) for part in found]
 
 
 def _first_held(table: Sequence[int]) -> int:
-    """Return the first position of a sequence from which on its pages are there."""
     gone = [index for index, page in enumerate(table) if page == GONE]
     return (gone[-1] + 1) * PAGE if gone else 0
 
 
 class SavedStates:
-    """The part of `engine.api.Model` that saves and loads what is cached of sequences."""
+    """The part of `engine.api.Model` that saves and loads cached sequences."""
 
     info: ModelInfo
     model_hash: str
@@ -365,20 +356,14 @@ class SavedStates:
     _occupancy: Occupancy
 
     def save_state(
-        self,
-        path: str | Path,
-        *,
-        ids: Sequence[int] | None = None,
-        start: int = 0,
-        stop: int | None = None,
-        on_progress: StateSink = ignore,
-        is_cancelled: IsCancelled = never,
-    ) -> StateSaved:
-        """Save what is cached of a sequence to a file, from which any split of this model goes on.
+        self, path: str | Path, *, ids: Sequence[int] | None = None, start: int = 0,
+        stop: int | None = None, on_progress: StateSink = ignore, is_cancelled: IsCancelled = never,
+    ) -> StateSaved:  # fmt: skip
+        """Save a cached sequence to a file, which any split of this model can load.
 
-        An earlier file of that name is replaced as a whole, or stays; so it does where the cache
-        has lost tokens and the file has more of the sequence, which the result describes then.
-        Models with recurrent states can only be saved whole.
+        An earlier file of that name is replaced as a whole, or kept, which includes the case that
+        it has more of the sequence than the cache; the result then describes it. Models with
+        recurrent states can only be saved whole.
 
         Args:
             path: path of the file to write.
@@ -386,53 +371,50 @@ class SavedStates:
             start: first position to save; loading the file needs the positions before in the cache.
             stop: position after the last one to save; None is the end.
             on_progress: receiver of the number of saved bytes.
-            is_cancelled: asked again and again; returning True ends the saving.
+            is_cancelled: polled; returning True ends the saving.
 
         Raises:
             StateFileError: nothing is in the cache, or the file cannot be written.
         """
-        with self._in_state("saved", is_cancelled) as (files, is_cancelled):
-            wanted = self.scheduler.last if ids is None else ids
+        doing = Sentence("its state is being saved")
+        with self._in_state(doing, is_cancelled) as (files, is_cancelled):
+            tokens = self.scheduler.last if ids is None else ids
             n_tokens, n_bytes = files.save(
-                Path(path), list(wanted), start, stop, on_progress, is_cancelled
+                Path(path), list(tokens), start, stop, on_progress, is_cancelled
             )
         return StateSaved(str(path), n_tokens, n_bytes)
 
     def load_state(
-        self,
-        path: str | Path,
-        *,
-        n_tokens: int | None = None,
-        on_progress: StateSink = ignore,
+        self, path: str | Path, *, n_tokens: int | None = None, on_progress: StateSink = ignore,
         is_cancelled: IsCancelled = never,
-    ) -> StateLoaded:
-        """Put a sequence saved with `save_state` into the cache, beside what is there.
+    ) -> StateLoaded:  # fmt: skip
+        """Load a sequence saved with `save_state` into the cache, in addition to its contents.
 
         A prompt that begins with the same tokens then computes only the rest. Nothing changes
-        before the file is found to be in order and of this model. Models with recurrent states can
-        only be loaded whole, those with windows mostly so.
+        before the file is validated. Models with recurrent states can only be loaded whole, and
+        usually those with attention windows, too.
 
         Args:
             path: path of the file.
             n_tokens: number of tokens to load, from the first on; None is all that the context
                 holds.
             on_progress: receiver of the number of loaded bytes.
-            is_cancelled: asked again and again; returning True ends the loading.
+            is_cancelled: polled; returning True ends the loading.
 
         Raises:
             StateFileError: the file is damaged, or of another model or KV type.
             ContextOverflow: the context is too short for it.
         """
-        with self._in_state("loaded", is_cancelled) as (files, is_cancelled):
+        doing = Sentence("its state is being loaded")
+        with self._in_state(doing, is_cancelled) as (files, is_cancelled):
             ids = files.load(Path(path), n_tokens, on_progress, is_cancelled)
             self.scheduler.last = ids
         return StateLoaded(str(path), tuple(ids))
 
     @contextmanager
     def _in_state(
-        self, done: str, is_cancelled: IsCancelled
+        self, doing: Sentence, is_cancelled: IsCancelled
     ) -> Iterator[tuple[StateFiles, IsCancelled]]:
-        doing = f"its state is being {done}"
         with self._occupancy.use(doing, is_cancelled) as is_cancelled:
             self.runtime.runner.check_loaded()
             with explain_faults(self.runtime.devices), self.scheduler.emptied() as manager:

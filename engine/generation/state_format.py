@@ -1,14 +1,14 @@
-"""Format of a state file: the tensors that it must have for a model, and checks of its header.
+"""Format of state files: the tensors of a model's file, and checks of the header.
 
-The format is safetensors: the length of a JSON header as u64, the header, and the tensors' bytes
-one after another, all little-endian. Tensors are as a single rank would have them: `tokens` (I32,
-or I64 where there are tokens of pictures, see `engine.vision.images.placed`);
-for each layer `N.k` and `N.v` with all key-value heads, (n_head_kv, positions, width) in the types
-of the cache, blocks as bytes; for each recurrent layer its tensors in F32 with all units in order,
-and as `N.saved.…` the saved ones, to which it can go back. N counts the layers that have a state.
-Layers with a window have only the positions that are seen from the end.
+The format is safetensors: the length of a JSON header as u64, the header, and the tensors' bytes,
+all little-endian. Tensors are as a single rank would have them: `tokens` (I32, or I64 with tokens
+of images, see `engine.vision.images.placed`); for each layer `N.k` and `N.v` with all key-value
+heads, (n_head_kv, positions, width) in the types of the cache, blocks as bytes; for each recurrent
+layer its tensors in F32 with all units in order, and as `N.saved.…` its checkpoint. N
+counts the layers that have a state. Layers with an attention window only have the positions that
+are visible from the end.
 
-A file is untrusted: everything in its header is checked before any of its tensors is used.
+A file is untrusted: its whole header is checked before any of its tensors is used.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
-from engine.errors import StateFileError
+from engine.errors import Sentence, StateFileError
 from engine.formats.gguf.tensors import row_bytes
 from engine.model.forward.pages import PAGE
 from engine.model.forward.state import KV_INFO, KVState, State, windows_of
@@ -37,28 +37,28 @@ if TYPE_CHECKING:
 
 FORMAT, VERSION = "tandem state", "2"
 MAX_TOKENS = 1 << 24
-"""Largest number of tokens of a file, which are read at once; no context has more."""
+"""Limit of the tokens of a file, which are read together; no context has more."""
 
 MAX_HEADER = 16 << 20
-"""Largest number of bytes of the JSON; a thousand layers need a few hundred KiB."""
+"""Limit of the JSON in bytes; a thousand layers need a few hundred KiB."""
 
 LENGTH_BYTES = 8
 DTYPES = {"f32": ("F32", 4), "f16": ("F16", 2), "bf16": ("BF16", 2)}
 BLOCKS = ("U8", 1)
-"""Safetensors type and element size of KV types that consist of GGML blocks: bytes."""
+"""Safetensors type and element size of KV types with GGML blocks: bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """The tokens that a state file stands for.
+    """The tokens of a state file.
 
     Attributes:
         ids: ids of the cached tokens, from the first one on.
         start: first position whose keys and values are in the file; 0 for models with recurrent
             states.
-        n_saved: number of tokens that the saved recurrent states stand for; 0 without any.
-        firsts: first position that is in the file, for each group of layers with the same
-            window, in the order of `windows_of`.
+        n_saved: number of tokens of the checkpoint of recurrent states; 0 without one.
+        firsts: first position in the file, for each group of layers with the same window, in the
+            order of `windows_of`.
     """
 
     ids: Sequence[int]
@@ -73,12 +73,11 @@ class Entry:
 
     Attributes:
         size: number of bytes of an element.
-        state: index of the layer among those that have a state; -1 for the tokens.
+        state: index of the layer among those with a state; -1 for the tokens.
         tensor: name of the tensor within its layer, such as "k".
-        saved: whether it is a saved recurrent state, to which the layer can go back.
-        group: number of the group of a layer with keys and values, whose second dimension is the
-            positions; -1 for others.
-        first: first of these positions.
+        saved: whether it belongs to a checkpoint of recurrent states.
+        group: group of a layer with keys and values; -1 for others.
+        first: first of its positions, the second dimension.
     """
 
     name: str
@@ -97,19 +96,19 @@ class Entry:
         return self.size * prod(self.shape)
 
 
-def tokens_entry(n: int, *, has_pictures: bool) -> Entry:
+def tokens_entry(n: int, *, has_images: bool) -> Entry:
     """Return the tensor of a file's n tokens."""
-    return Entry("tokens", *(("I64", (n,), 8) if has_pictures else ("I32", (n,), 4)))
+    return Entry("tokens", *(("I64", (n,), 8) if has_images else ("I32", (n,), 4)))
 
 
-def has_pictures(ids: Sequence[int]) -> bool:
+def has_images(ids: Sequence[int]) -> bool:
     """Return whether some tokens are of images."""
     return max(ids, default=0) >= FIRST_ID
 
 
 def entries(states: Sequence[State], kv_type: str, contents: Contents) -> list[Entry]:
     """Return the tensors that a file of `contents` has for a model with `states`, in order."""
-    found = [tokens_entry(len(contents.ids), has_pictures=has_pictures(contents.ids))]
+    found = [tokens_entry(len(contents.ids), has_images=has_images(contents.ids))]
     windows = windows_of(states)
     for index, state in enumerate(states):
         if isinstance(state, KVState):
@@ -136,10 +135,10 @@ def identity(
     model_hash: str, kv_type: str, slots: Sequence[Slot], directions: Mapping[int, Direction],
     rope: str = "",
 ) -> dict[str, str]:  # fmt: skip
-    """Return the header entries that must match those of the model that loads a state.
+    """Return the header entries that must match when a model loads a state.
 
-    The names of the tensors in use are among them, since they may depend on the length of the
-    context (`choose_rope_factors`), and how a load has changed RoPE.
+    They include the names of the tensors in use, which may depend on the context length
+    (`choose_rope_factors`), and changed RoPE settings.
     """
     names = "\n".join([slot.tensor.name for slot in slots] + [rope] * bool(rope))
     steering = hashlib.sha256()
@@ -179,7 +178,7 @@ class StateHeader:
     """The header of an open state file.
 
     Raises:
-        StateFileError: the file is no state file, or damaged.
+        StateFileError: the file is not a state file, or damaged.
     """
 
     def __init__(self, path: Path, file: BinaryIO) -> None:
@@ -188,14 +187,14 @@ class StateHeader:
         n_bytes = int.from_bytes(file.read(LENGTH_BYTES), "little")
         self._data = LENGTH_BYTES + n_bytes
         if not 2 <= n_bytes <= min(MAX_HEADER, self._size - LENGTH_BYTES):
-            raise self.broken("its header has an impossible length")
+            raise self.broken(Sentence("its header has an impossible length"))
         try:
             table = json.loads(file.read(n_bytes))
         except (ValueError, RecursionError):
-            raise self.broken("its header is no JSON") from None
+            raise self.broken(Sentence("its header is not JSON")) from None
         about = table.pop("__metadata__", None) if isinstance(table, dict) else None
         if not isinstance(about, dict) or about.get("format") != FORMAT:
-            raise self.broken("its header has none of what belongs there")
+            raise self.broken(Sentence("its header lacks required entries"))
         self._table: dict[str, Any] = table
         self._about: dict[str, Any] = about
 
@@ -203,45 +202,52 @@ class StateHeader:
         """Return the error that names a problem of this file."""
         return StateFileError(
             self.path,
-            f"{self.path.name} is no usable state of a conversation: {problem}.",
-            "Without it the conversation is computed again.",
+            "{file} is not a usable conversation state: {problem}.",
+            "Without it the conversation is recomputed.",
+            file=self.path.name,
+            problem=problem,
         )
 
-    def check_identity(self, wanted: Mapping[str, str], name: str) -> None:
-        """Check that the state belongs to the loaded model, which is called `name`.
+    def check_identity(self, expected: Mapping[str, str], name: str) -> None:
+        """Check that the state belongs to the loaded model, called `name`.
 
         Raises:
             StateFileError: something differs; the message says what.
         """
         if self._about.get("version") != VERSION:
-            raise self.broken("another version of Tandem made it")
+            raise self.broken(Sentence("it was saved by another version of Tandem"))
         kv_type = str(self._about.get("kv_type"))[:20]
-        for key, problem, hint in (
-            ("model", f"is of another model than {name}", "Load the model that it was saved with."),
-            (
-                "kv_type",
-                f"holds keys and values in {kv_type} and not in {wanted['kv_type']}",
-                f"Load the model with the KV type {kv_type}.",
+        problems = {
+            "model": (
+                Sentence("it is of another model than {name}", name=name),
+                Sentence("Load the model that it was saved with."),
             ),
-            (
-                "tensors",
-                "was made with a context of a length, or RoPE settings, for which the model marks "
-                "positions otherwise",
-                "Load the model with the context and the RoPE settings that it was saved with.",
+            "kv_type": (
+                Sentence(
+                    "it has keys and values in {found} instead of {expected}",
+                    found=kv_type,
+                    expected=expected["kv_type"],
+                ),
+                Sentence("Load the model with the KV type {kv_type}.", kv_type=kv_type),
             ),
-            (
-                "steering",
-                "was made with other control vectors",
-                "Load the model with the control vectors that it was saved with.",
+            "tensors": (
+                Sentence("it was saved with a context length or RoPE settings that differ"),
+                Sentence("Load the model with the context and RoPE settings it was saved with."),
             ),
-        ):
-            if self._about.get(key) != wanted[key]:
-                raise StateFileError(self.path, f"{self.path.name} {problem}.", hint)
+            "steering": (
+                Sentence("it was saved with other control vectors"),
+                Sentence("Load the model with the control vectors that it was saved with."),
+            ),
+        }
+        for key, (problem, hint) in problems.items():
+            if self._about.get(key) != expected[key]:
+                message = "{file} cannot be used here: {problem}."
+                raise StateFileError(self.path, message, hint, file=self.path.name, problem=problem)
 
     def contents(
         self, file: BinaryIO, n_vocab: int, windows: Sequence[AttentionWindow]
     ) -> Contents:
-        """Read the tokens, the first positions and the number of tokens of saved states.
+        """Read the tokens, the first positions and the length of the checkpoint.
 
         Args:
             windows: windows of the groups of the model's layers.
@@ -253,13 +259,13 @@ class StateHeader:
         is_wide = self._table["tokens"].get("dtype") == "I64"
         n = (end - begin) // (8 if is_wide else 4)
         if n > MAX_TOKENS:
-            raise self.broken(f"it claims {n} tokens")
-        self._check(tokens_entry(n, has_pictures=is_wide))
+            raise self.broken(Sentence("it claims {n} tokens", n=n))
+        self._check(tokens_entry(n, has_images=is_wide))
         file.seek(self._data + begin)
         ids = np.frombuffer(file.read(end - begin), "<i8" if is_wide else "<i4")
         is_known = ((ids >= 0) & (ids < n_vocab)) | (ids >= FIRST_ID)
         if len(ids) != n or not n or not is_known.all():
-            raise self.broken("it has tokens that the model does not have")
+            raise self.broken(Sentence("it has tokens that the model does not have"))
         start, n_saved = (
             self._count(self._about.get("start")),
             self._count(self._about.get("n_saved")),
@@ -271,26 +277,26 @@ class StateHeader:
             for first, most in zip(firsts, seen, strict=False)
         )
         if not (fit and start < n and n_saved <= n):
-            raise self.broken("its tokens and its positions do not fit together")
+            raise self.broken(Sentence("its tokens and its positions do not match"))
         return Contents(ids.tolist(), start, n_saved, firsts)
 
     def places(self, expected: Sequence[Entry]) -> dict[str, int]:
-        """Return where each tensor begins in the file, by name, after a check of all of them.
+        """Return the offset of each tensor in the file, by name, after checking all of them.
 
         Raises:
             StateFileError: tensors are missing, misshapen, overlap or leave the file.
         """
         if set(self._table) != {entry.name for entry in expected}:
-            raise self.broken("it does not have the tensors of this model")
+            raise self.broken(Sentence("it does not have the tensors of this model"))
         for entry in expected:
             self._check(entry)
         at = 0
         for begin, end in sorted(self._span(entry.name) for entry in expected):
             if begin != at:
-                raise self.broken("its tensors overlap or have gaps between them")
+                raise self.broken(Sentence("its tensors overlap or have gaps between them"))
             at = end
         if self._data + at != self._size:
-            raise self.broken("it is truncated, or longer than its tensors")
+            raise self.broken(Sentence("it is truncated, or longer than its tensors"))
         return {entry.name: self._data + self._span(entry.name)[0] for entry in expected}
 
     def _check(self, entry: Entry) -> None:
@@ -298,24 +304,20 @@ class StateHeader:
         begin, end = self._span(entry.name)
         is_same = found.get("dtype") == entry.dtype and found.get("shape") == list(entry.shape)
         if not is_same or end - begin != entry.n_bytes:
-            raise self.broken(f"its tensor {entry.name} is not as this model would have it")
+            problem = Sentence("its tensor {name} does not match this model", name=entry.name)
+            raise self.broken(problem)
 
     def _span(self, name: str) -> tuple[int, int]:
-        """Return begin and end of a tensor's bytes, counted from the first tensor's begin.
-
-        Raises:
-            StateFileError: the header does not say it, or the bytes lie outside of the file.
-        """
         entry = self._table.get(name)
         span = entry.get("data_offsets") if isinstance(entry, dict) else None
         if not isinstance(span, list) or [type(at) for at in span] != [int, int]:
-            raise self.broken(f"its header does not say where {name} lies")
+            raise self.broken(Sentence("its header has no place for {name}", name=name))
         begin, end = span
         if not 0 <= begin <= end <= self._size - self._data:
-            raise self.broken("it is truncated, or claims tensors outside of it")
+            raise self.broken(Sentence("it is truncated, or claims tensors outside of it"))
         return begin, end
 
     def _count(self, text: object) -> int:
         if not isinstance(text, str) or not text.isascii() or not text.isdigit() or len(text) > 10:
-            raise self.broken("one of its counts is none")
+            raise self.broken(Sentence("one of its counts is invalid"))
         return int(text)

@@ -1,8 +1,8 @@
 """Copies of tensors between a state file and caches in strips: few reads, writes and copies.
 
-A tensor of keys or values is (units, rows, width) in the file: the heads, and the positions of each
-one behind another. In a rank's memory the rows of a unit lie in *slots*, page by page. A strip is
-read or written at once, and moved with one copy for each run of neighbouring slots.
+A tensor of keys or values is (units, rows, width) in the file: heads, and the positions of each
+head in order. In a rank's memory the rows of a unit lie in *slots*, page by page. A strip is read
+or written at once, and moved with one copy per run of adjacent slots.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from engine.runtime.memory import CachedRows
 from engine.util.progress import IsCancelled, StateProgress, StateSink
 
 STRIP_BYTES = 1 << 20
-"""Largest number of bytes of a strip, unless a single row has more; it stays in a core's cache."""
+"""Largest number of bytes of a strip, unless a single row has more; it fits a core's cache."""
 
 
 class CopyProgress:
-    """Progress of a copy in bytes, and the check for cancellation.
+    """Progress of a copy in bytes, with its cancellation check.
 
     Args:
         total: number of bytes of the whole copy.
-        doing: first word of the sentence about a cancelled copy, such as "Saving".
+        doing: first word of the message of a cancelled copy, such as "Saving".
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class CopyProgress:
         """Report `n_bytes` more.
 
         Raises:
-            Cancelled: the person has asked to stop.
+            Cancelled: the user has cancelled.
         """
         if self._is_cancelled():
             raise Cancelled(self._doing)
@@ -48,32 +48,28 @@ class CopyProgress:
 
 
 class Strip(NamedTuple):
-    """A part of a tensor (units, rows, width) that lies in one piece in a file.
+    """A part of a tensor (units, rows, width) that is contiguous in a file.
 
     Attributes:
-        units: neighbouring units.
-        rows: neighbouring rows of each; if there are several units, all of the file's.
+        units: range of units.
+        rows: range of rows of each; with several units, all rows of the file.
     """
 
     units: range
     rows: range
 
 
-def strips(units: range, n_wanted: int, n_rows: int, row_bytes: int) -> Iterator[Strip]:
-    """Cut the first `n_wanted` of the `n_rows` rows of units into strips.
-
-    Args:
-        row_bytes: number of bytes of a row.
-    """
-    if n_wanted == n_rows and 0 < n_rows * row_bytes <= STRIP_BYTES:
+def strips(units: range, n_used: int, n_rows: int, row_bytes: int) -> Iterator[Strip]:
+    """Cut the first `n_used` of the `n_rows` rows of units, of `row_bytes` bytes, into strips."""
+    if n_used == n_rows and 0 < n_rows * row_bytes <= STRIP_BYTES:
         step = STRIP_BYTES // (n_rows * row_bytes)
         for at in range(0, len(units), step):
             yield Strip(units[at : at + step], range(n_rows))
         return
     step = max(1, STRIP_BYTES // row_bytes)
     for unit in units:
-        for at in range(0, n_wanted, step):
-            yield Strip(range(unit, unit + 1), range(at, min(at + step, n_wanted)))
+        for at in range(0, n_used, step):
+            yield Strip(range(unit, unit + 1), range(at, min(at + step, n_used)))
 
 
 def pieces(tensor: Tensor) -> Iterator[Tensor]:
@@ -96,15 +92,15 @@ def read_units(
     """Read units of a file's tensor into a rank's memory.
 
     Args:
-        begin: where the tensor begins in the file.
+        begin: offset of the tensor in the file.
         n_rows: number of rows of a unit in the file.
         first: unit of the file that becomes the first one of `rows`.
-        rows: where the rows go, from the first one on; there may be fewer than in the file.
+        rows: destination of the rows from the first one on; it may be fewer than in the file.
         put: copies rows there.
 
     Raises:
         OSError: the file has become shorter.
-        Cancelled: the person has asked to stop.
+        Cancelled: the user has cancelled.
     """
     for strip in strips(range(*rows.units), rows.n_rows, n_rows, rows.row_bytes):
         part = _part(rows, strip)
@@ -135,7 +131,6 @@ def _read_into(file: BinaryIO, tensor: Tensor) -> None:
 
 
 def _part(rows: CachedRows, strip: Strip) -> CachedRows:
-    """Return where the rows of a strip lie."""
     slots, at = [], 0
     for start, stop in rows.slots:
         begin, end = max(at, strip.rows.start), min(at + stop - start, strip.rows.stop)

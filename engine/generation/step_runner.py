@@ -1,10 +1,9 @@
-"""What one step computes, and its execution: a forward pass, or a token sampled on the device.
+"""Plan and execution of one step: a forward pass, or a token sampled on the device.
 
-Where an image's tokens see each other (`ImageProcessor.is_two_way`), prompts and cache hits are
-never cut inside it. Where they have rows and columns in place of positions (M-RoPE), a token's
-position is its number and `Piece.shift`, which follows from the images before it; caches and masks
-go by numbers. Features wider than the residual stream are added behind the first blocks
-(`Context.deepen`).
+If an image's tokens attend to each other (`ImageProcessor.is_two_way`), prompts and cache hits are
+never cut inside it. If they have rows and columns instead of positions (M-RoPE), a token's position
+is its index plus `Piece.shift`, which follows from the images before it; caches and masks use the
+index. Features wider than the residual stream are added after the first blocks (`Context.deepen`).
 """
 
 from __future__ import annotations
@@ -32,18 +31,18 @@ T = TypeVar("T")
 
 @dataclass(slots=True, eq=False)
 class StepPlan:
-    """What one step computes, for which there are pages; `Scheduler.schedule` makes it.
+    """Plan of one step, for which pages are reserved; made by `Scheduler.schedule`.
 
     Attributes:
-        prefill: sequence of which a piece of the prompt is computed; None for none.
+        prefill: sequence of which a piece of the prompt is computed, if any.
         n_prefill: number of tokens of that piece.
-        is_last_piece: whether it ends the prompt, so that the next token is sampled behind it.
-        decodes: sequences of which the next token is computed, behind the prompt's rows.
-        drafts: draft tokens to verify behind these tokens; none beside a prompt.
-        n_ahead: number of tokens that the device may sample by itself, where it does that for the
-            only sequence (`AsyncDecode`); 0 for a forward pass.
-        begun: `time.perf_counter()` at the step's start, less the time that a device lost before.
-        made_s: seconds that drafts had taken until then, see `Drafts.made_s`.
+        is_last_piece: whether it ends the prompt, so that the next token is sampled.
+        decodes: sequences of which the next token is computed, after the prompt's rows.
+        drafts: draft tokens to verify after these tokens; none with a prompt.
+        n_ahead: number of tokens that the device may sample by itself for the only sequence
+            (`AsyncDecode`); 0 for a forward pass.
+        begun: `time.perf_counter()` at the start, less the time that a device lost before.
+        made_s: `Drafts.made_s` at the start.
     """
 
     prefill: TokenSequence | None = None
@@ -71,13 +70,13 @@ class StepPlan:
         return self.n_prefill + len(self.decodes) + sum(map(len, self.drafts.values()))
 
     def rows(self) -> tuple[list[int], tuple[Piece, ...]]:
-        """Return the tokens of the pass and where they belong."""
+        """Return the tokens of the pass and their positions."""
         ids, pieces = list[int](), list[Piece]()
         for sequence in self.sequences:
             cache, drafts = sequence.cache, self.drafts.get(sequence, ())
             assert cache is not None
             n = self.n_prefill if sequence is self.prefill else 1
-            at, tables, shift = cache.n, cache.tables, sequence.pictures.shift(cache.n)
+            at, tables, shift = cache.n, cache.tables, sequence.images.shift(cache.n)
             state = cache.state_slot
             slots = [state, state, *(cache.draft_slots or [state] * len(drafts))]
             for i, (source, goal) in enumerate(pairwise(slots)):
@@ -87,9 +86,9 @@ class StepPlan:
         return ids, tuple(pieces)
 
     def sampling_requests(self) -> list[SamplingRequest | None]:
-        """Return for each row with logits how its token may be sampled where they are.
+        """Return the sampling request of each row with logits.
 
-        There is None for a row whose logits are wanted, as for all rows of a sequence with drafts.
+        It is None for a row whose logits are needed, as for all rows of a sequence with drafts.
         """
         requests: list[SamplingRequest | None] = []
         for sequence in self.sampled:
@@ -103,14 +102,14 @@ class StepPlan:
 
 @dataclass(slots=True)
 class StepOutput:
-    """What a step has found.
+    """Results of a step.
 
     Attributes:
         results: token, or logits (n_vocab,) to sample it from, for each row with logits.
-        times: times of the token, if they were wanted.
+        times: times of the token, if requested.
         seconds: duration of the pass.
-        is_lost: whether the device has lost its results, with what the states hold.
-        error: error because of which nothing was computed, and which concerns the prompt alone.
+        is_lost: whether the device has lost the results, and the states are undefined.
+        error: error of the prompt because of which nothing was computed.
     """
 
     results: Sequence[int | Logits] = ()
@@ -123,30 +122,30 @@ class StepOutput:
 class AsyncDecode:
     """Sampling of one sequence's tokens on a device, ahead of their reader (run-ahead).
 
-    Where a device has computed tokens that nobody has read, and recurrent states cannot go back,
-    they become a part of the sequence: mostly it is the token that has ended the answer, with which
+    If a device has computed tokens beyond the answer and recurrent states cannot go back, these
+    tokens become a part of the sequence: usually it is the token that ended the answer, with which
     the next turn begins.
 
     Attributes:
-        sequence: the sequence; None while there is none.
-        sampled_at: when its last token was read, in seconds of `time.perf_counter`, as the device
-            has computed the next one since then; None if it has not.
+        sequence: the sequence, if any.
+        sampled_at: time at which its last token was read, in seconds of `time.perf_counter`, from
+            which the next one takes its time; None if the device has not computed the next one.
     """
 
     def __init__(self, runtime: ModelRunner) -> None:
         self.runtime = runtime
         self.sequence: TokenSequence | None = None
         self.sampled_at: float | None = None
-        self._lost: Decode | None = None  # what the device could not do, so that the host does it
+        self._lost: Decode | None = None  # step that the device failed, left to the host
 
     @property
     def is_beyond(self) -> bool:
-        """Whether states have seen the sequence's last token already, and cannot go back."""
+        """Whether states already include the sequence's last token, and cannot go back."""
         source = self.runtime.token_source
         return self.sequence is not None and source is not None and source.is_beyond
 
     def can_serve(self, step: Decode) -> bool:
-        """Return whether a device can compute a step, and sample the next token."""
+        """Return whether a device can compute a step and sample the next token."""
         source = self.runtime.token_source
         is_open = not step.wants_logits and step.allowed is None
         if source is None or not is_open or step is self._lost:
@@ -154,7 +153,7 @@ class AsyncDecode:
         return source.serve(step.sampler, step.never)
 
     def decode(self, sequence: TokenSequence, n_left: int) -> int | Logits | None:
-        """Have the device compute a token and sample the next one; see `TokenSource.next`.
+        """Compute a token on the device and sample the next one; see `TokenSource.next`.
 
         Args:
             n_left: number of tokens for which there are pages.
@@ -164,19 +163,15 @@ class AsyncDecode:
         assert isinstance(step, Decode)
         assert cache is not None
         self.sequence = sequence
-        piece = cache.piece(1, shift=sequence.pictures.shift(cache.n))
-        found = source.next(step.token, piece, n_left)
-        self.sampled_at = time.perf_counter() if isinstance(found, int) else None
-        if found is None:
+        piece = cache.piece(1, shift=sequence.images.shift(cache.n))
+        result = source.next(step.token, piece, n_left)
+        self.sampled_at = time.perf_counter() if isinstance(result, int) else None
+        if result is None:
             sequence.is_ahead, self._lost = True, step
-        return found
+        return result
 
     def stop(self, sequence: TokenSequence | None = None) -> None:
-        """End sampling there, and note if the states have seen what nobody has read.
-
-        Args:
-            sequence: sequence to do it for, if it is served; None for any.
-        """
+        """Stop sampling for a sequence, or for any; note tokens that cannot be undone."""
         served, source = self.sequence, self.runtime.token_source
         if served is None or sequence not in (None, served):
             return
@@ -190,8 +185,8 @@ class StepRunner:
     """Executes the plans of a scheduler on a runtime.
 
     Attributes:
-        encoder: encoder of images; None where the model cannot see.
-        async_decode: sequence that the device samples ahead.
+        encoder: vision encoder; None if the model has none.
+        async_decode: sampling ahead on the device.
     """
 
     def __init__(self, runtime: ModelRunner) -> None:
@@ -200,11 +195,11 @@ class StepRunner:
         self.encoder: ImageEncoder | None = None
 
     def move(self, runtime: ModelRunner) -> None:
-        """Go on with another runtime."""
+        """Continue on another runtime."""
         self._runtime = self.async_decode.runtime = runtime
 
     def execute(self, plan: StepPlan) -> StepOutput:
-        """Compute a step; images of its prompt are encoded before.
+        """Compute a step, after encoding the images of its prompt.
 
         Raises:
             EngineError: see `ModelRunner.forward`.
@@ -216,7 +211,7 @@ class StepRunner:
             return StepOutput(is_lost=True) if token is None else StepOutput([token], times)
         try:
             ids, batch = self.batch(plan)
-        except Exception as error:  # noqa: BLE001 others go on
+        except Exception as error:  # noqa: BLE001 other answers continue
             return StepOutput(error=error)
         requests = plan.sampling_requests()
         begun = time.perf_counter()
@@ -224,53 +219,51 @@ class StepRunner:
         return StepOutput(found, times, time.perf_counter() - begun)
 
     def batch(self, plan: StepPlan) -> tuple[Sequence[int], Batch]:
-        """Return the tokens of a pass, and what they are.
+        """Return the tokens of a pass and their description.
 
         Raises:
             EngineError: an image of the prompt cannot be encoded.
-            Cancelled: the prompt's request was cancelled meanwhile.
+            Cancelled: the prompt's request was cancelled.
         """
         ids, pieces = plan.rows()
         images, places = self._image_rows(plan), Places()
         if images and plan.prefill:
             ids = [token if token < FIRST_ID else 0 for token in ids]  # some token of the model
-            places = plan.prefill.pictures.places(pieces[0].n_past, plan.n_prefill)
+            places = plan.prefill.images.places(pieces[0].n_past, plan.n_prefill)
         return ids, Batch(pieces, plan.n_prefill - plan.is_last_piece, False, images, places)
 
     def _image_rows(self, plan: StepPlan) -> tuple[PictureRows, ...]:
-        """Return the rows of images among the tokens of a prompt."""
         sequence = plan.prefill
-        if sequence is None or not sequence.pictures:
+        if sequence is None or not sequence.images:
             return ()
         assert sequence.cache is not None
         at, found = sequence.cache.n, list[PictureRows]()
         end = at + plan.n_prefill
-        for start, picture in sequence.pictures.among(at, end):
-            assert self.encoder is not None, "who has prompts with images can encode them"
-            first, stop = max(at, start), min(end, start + picture.n)
-            features = self.encoder.encode(picture, sequence.is_cancelled)
-            rule = picture.rule
+        for start, image in sequence.images.among(at, end):
+            assert self.encoder is not None, "only models with an encoder get images"
+            first, stop = max(at, start), min(end, start + image.n)
+            features = self.encoder.encode(image, sequence.is_cancelled)
+            rule = image.rule
             whole = (start, stop) if rule.is_two_way else None
             rows = features[first - start : stop - start]
             found.append(PictureRows(first - at, rows, whole, rule.only_in_windows))
         return tuple(found)
 
     def n_with_one_new_image(self, sequence: TokenSequence, n: int) -> int:
-        """Return how many of the next n tokens of a prompt to compute while other answers wait.
+        """Limit the next n tokens of a prompt to one image, or tile, that is not encoded yet.
 
-        Of the images and tiles among them, one at most is not encoded yet.
+        Other answers wait only for that one.
         """
         assert sequence.cache is not None
         at, encoder = sequence.cache.n, self.encoder
         new = [
             placed.start
-            for placed in sequence.pictures.among(at, at + n)
+            for placed in sequence.images.among(at, at + n)
             if encoder is not None and not encoder.has(placed.image)
         ]
         return n if len(new) < 2 else new[1] - at
 
     def _timed(self, plan: StepPlan, compute: Callable[[], T]) -> tuple[T, TokenTimes | None]:
-        """Compute, and measure it if the times of one of the tokens are wanted."""
         for sequence in plan.sampled:
             if isinstance(sequence.step, Decode) and sequence.step.is_timed:
                 assert sequence.cache is not None

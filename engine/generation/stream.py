@@ -1,7 +1,7 @@
-"""Takes turns between threads that call one model, of which one at a time computes.
+"""Mutual exclusion of threads that call one model, and streams of answers.
 
-A *use* is a call while it computes: all of most methods, but one step of the answers under way.
-Uses follow each other in the order in which they came.
+A *use* is a call while it computes: all of most methods, but only one step of the answers.
+Uses run in order of arrival.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from functools import cache
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
-from engine.errors import Cancelled, EngineError, ModelBusy
+from engine.errors import Cancelled, EngineError, ModelBusy, Sentence
 from engine.generation.results import Finished, GenerationEvent, Timings, Usage
 from engine.generation.sequence import TokenSequence
 from engine.util.progress import IsCancelled, never
@@ -28,17 +28,20 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 POLL_S = 0.05
-"""Seconds between two looks of a waiting thread at what nobody tells it, such as `is_cancelled`."""
+"""Seconds between checks of a waiting thread for changes without notification, such as
+`is_cancelled`."""
+
+COMPUTING = Sentence("it computes an answer")
 
 EXIT_S = 2.0
-"""Longest time that the program's end waits for a use, in seconds."""
+"""Seconds that the program's exit waits for a use."""
 
 
 class Use:
     """One call of a model while it computes, or waits for others that do.
 
     Args:
-        doing: what the model is doing then, such as "it is being split anew".
+        doing: activity of the model, such as "it is being re-split".
         closes: whether it closes the model.
 
     Attributes:
@@ -53,7 +56,7 @@ class Use:
 
 
 class Occupancy:
-    """The uses of one model: the one under way, and those that wait.
+    """The uses of one model: active and waiting.
 
     Attributes:
         is_closing: whether the model is closed, or about to be.
@@ -61,9 +64,9 @@ class Occupancy:
 
     def __init__(self) -> None:
         self.is_closing = False
-        self._lock = threading.RLock()  # a signal's handler may come in twice
+        self._lock = threading.RLock()  # a signal handler may enter again
         self._changed = threading.Condition(self._lock)
-        self._users: dict[int, Use] = {}  # one at most; `setdefault` tests and sets at once
+        self._users: dict[int, Use] = {}  # at most one; `setdefault` is an atomic test-and-set
         self._waiting: list[Use] = []
         self._free: Callable[[], None] | None = None
         self._called_back = threading.local()
@@ -72,7 +75,7 @@ class Occupancy:
 
     @contextmanager
     def use(self, doing: str, is_cancelled: IsCancelled = never) -> Iterator[IsCancelled]:
-        """Use the model, alone; wait for others first.
+        """Use the model exclusively, after waiting for others.
 
         Yields:
             A check that is also true once the model is to be closed.
@@ -88,9 +91,9 @@ class Occupancy:
             self.leave(use)
 
     def called_back(self, callback: Callable[P, R]) -> Callable[P, R]:
-        """Return a function that calls `callback`, on any thread, as a part of the use under way.
+        """Return a function that calls `callback`, on any thread, as a part of the active use.
 
-        The use waits for it, so if it calls the model, that must be refused rather than wait.
+        The use waits for it, so if it calls the model, that call is refused instead of waiting.
         """
 
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -110,9 +113,9 @@ class Occupancy:
         """Begin a use; `leave` has to follow, also after an error.
 
         Raises:
-            ModelBusy: the call comes from inside the use under way.
+            ModelBusy: the call comes from inside the active use.
             EngineError: the model has been closed.
-            Cancelled: `is_cancelled` was true while others were waited for.
+            Cancelled: `is_cancelled` was true while waiting for others.
         """
         if not self._waiting and self._takes(use):
             return
@@ -122,7 +125,6 @@ class Occupancy:
         self._wait(use, is_cancelled)
 
     def _takes(self, use: Use) -> bool:
-        """Make a use the one under way if there is none; return whether it is now."""
         if self._users.setdefault(0, use) is not use:
             return False
         if self.is_closing and not use.closes:
@@ -131,7 +133,7 @@ class Occupancy:
         return True
 
     def leave(self, use: Use) -> None:
-        """End a use; without effect if it has not begun."""
+        """End a use; no effect if it has not begun."""
         if self._users.get(0) is not use:
             return
         if self._free is not None:
@@ -143,10 +145,10 @@ class Occupancy:
                 self._changed.notify_all()
 
     def close(self, free: Callable[[], None]) -> None:
-        """End what is under way, wait for that, and free the model; safe to call twice.
+        """Cancel the active use, wait for it, and free the model; safe to call twice.
 
-        From inside a use (a callback, a signal's handler) it only asks for that: the use frees the
-        model at its end.
+        From inside a use (a callback, a signal handler) it returns immediately, and the use frees
+        the model at its end.
 
         Args:
             free: frees the model, and raises nothing.
@@ -157,7 +159,7 @@ class Occupancy:
             if self._inside() is not None:
                 self._free = free
                 return
-        use = Use("it is being closed", closes=True)
+        use = Use(Sentence("it is being closed"), closes=True)
         try:
             self.enter(use)
             free()
@@ -165,14 +167,14 @@ class Occupancy:
             self.leave(use)
 
     def _inside(self) -> Use | None:
-        """Return the use under way if the caller is inside of it, so that it cannot end now."""
+        """Return the active use if the caller is inside of it, so that it cannot wait for it."""
         user = self._users.get(0)
         if user is not None and (user.thread == threading.get_ident() or self._is_called_back):
             return user
         return None
 
     def check_open(self) -> None:
-        """Check that the model is there, for what needs it but computes nothing.
+        """Check that the model is open, for calls that compute nothing.
 
         Raises:
             EngineError: it has been closed.
@@ -181,13 +183,12 @@ class Occupancy:
             raise EngineError("The model has been unloaded.", "Load it again.")
 
     def _wait(self, use: Use, is_cancelled: IsCancelled) -> None:
-        """Begin a use once it is the next one."""
         try:
             with self._lock:
                 self._waiting.insert(0 if use.closes else len(self._waiting), use)
             while not self._has_begun(use):
                 if is_cancelled():
-                    raise Cancelled("Waiting for the model")
+                    raise Cancelled(Sentence("Waiting for the model"))
         finally:
             with self._lock:
                 if use in self._waiting:
@@ -211,38 +212,33 @@ _models: weakref.WeakSet[Occupancy] = weakref.WeakSet()
 
 @cache
 def _watch_exit() -> None:
-    """Have `_end_uses` called when the program ends.
-
-    That comes before what was registered earlier, so before weak references end the threads of a
-    model that was loaded already.
-    """
+    """Register `_end_uses` at exit, before weak references end the threads of loaded models."""
     atexit.register(_end_uses)
 
 
 def _end_uses() -> None:
-    """Wait for the uses under way, and let no other begin.
+    """Wait for active uses, and let no other begin.
 
-    Threads that do not keep a program alive may compute beyond its end. Python ends them where they
-    come back to it, which aborts the program if that is in the middle of C++.
+    Python ends daemon threads when they return to it, which aborts programs in the middle of C++.
     """
     end = time.monotonic() + EXIT_S
     for occupancy in list(_models):
         with suppress(EngineError):  # it is closed, or takes longer
-            occupancy.enter(Use("the program is ending"), lambda: time.monotonic() > end)
+            use = Use(Sentence("the program is ending"))
+            occupancy.enter(use, lambda: time.monotonic() > end)
 
 
 class AnswerStream(Iterator[GenerationEvent]):
     """The events of one answer of a model; threads that read it together share the events.
 
-    Whoever finds no event computes a step of all answers of the model. One that nobody reads is
-    computed a few events further, and one that nobody holds any more gives way with the next step.
+    If its queue is empty, a reader runs one step for all answers of the model. An answer that is
+    not read pauses after a few events, and one that is dropped ends with the next step.
 
     Args:
         occupancy: uses of the model; each step is one.
-        steps: the answer, which begins when its first event is read.
-        is_cancelled: asked before each step, on whichever thread computes it.
-        wake: set once the answer can go on after it has waited for a thread; None for an event of
-            its own.
+        steps: the answer, which starts when its first event is read.
+        is_cancelled: called before each step, on the thread that computes it.
+        wake: set once the answer can continue after background work; None for a new event.
     """
 
     def __init__(
@@ -256,12 +252,12 @@ class AnswerStream(Iterator[GenerationEvent]):
 
     @property
     def ids(self) -> Sequence[int]:
-        """Tokens of the prompt and the answer, as far as the answer wanted them to be computed."""
+        """Tokens of the prompt and the answer that were to be computed so far."""
         return self._sequence.tokens
 
     @property
     def is_over(self) -> bool:
-        """Whether all events were read, and an error that has ended the answer."""
+        """Whether all events were read, and any error that ended the answer."""
         sequence = self._sequence
         return self._is_closed or (
             sequence.is_over and not sequence.events and sequence.error is None
@@ -269,7 +265,7 @@ class AnswerStream(Iterator[GenerationEvent]):
 
     @property
     def is_waiting(self) -> bool:
-        """Whether there is no event, and none comes before a thread has prepared the answer."""
+        """Whether there is no event until background work is done."""
         return self._sequence.background is not None and not self._sequence.events
 
     def __next__(self) -> GenerationEvent:
@@ -298,42 +294,35 @@ class AnswerStream(Iterator[GenerationEvent]):
         raise StopIteration
 
     def ready(self) -> list[GenerationEvent]:
-        """Return the events that are there already; for who computes steps, see `Model.step`.
+        """Return the queued events, without computing; see `Model.step`.
 
         Raises:
-            EngineError: see `__next__`; not before all events were returned.
+            EngineError: see `__next__`; only after all events were returned.
         """
         if not self._has_begun:
-            with self._occupancy.use("it computes an answer"):
+            with self._occupancy.use(COMPUTING):
                 self._begin()
-        found = []
+        events = []
         while (event := self._taken()) is not None:
-            found.append(event)
+            events.append(event)
         error = self._sequence.error
-        if error is not None and not found:
+        if error is not None and not events:
             self._sequence.error = None
             raise error
-        return found
+        return events
 
     def _begin(self) -> None:
-        """Have the answer computed from the next step on."""
         self._has_begun = True
         self._scheduler.submit(self._sequence)
 
     def _taken(self) -> GenerationEvent | None:
-        """Take the first event, if there is one and no other thread takes it."""
         try:
             return self._sequence.events.popleft()
         except IndexError:
             return None
 
     def _step(self) -> None:
-        """Compute a step, unless another thread has done so meanwhile.
-
-        Raises:
-            Cancelled: the answer was cancelled while it waited to begin.
-        """
-        use, sequence = Use("it computes an answer"), self._sequence
+        use, sequence = Use(COMPUTING), self._sequence
         try:
             self._occupancy.enter(use, never if self._has_begun else self._is_cancelled)
             if not self._has_begun:
@@ -344,7 +333,7 @@ class AnswerStream(Iterator[GenerationEvent]):
             self._occupancy.leave(use)
 
     def _compute(self) -> None:
-        """Compute a step; what interrupts it, such as a person, ends this answer and no other."""
+        """Compute a step; an interruption, such as Ctrl+C, ends only this answer."""
         try:
             self._scheduler.step()
         except BaseException:
@@ -352,7 +341,6 @@ class AnswerStream(Iterator[GenerationEvent]):
             raise
 
     def _wait(self) -> None:
-        """Wait a moment for the thread that prepares the answer, while others may compute."""
         try:
             self._wake.wait(POLL_S)
             self._wake.clear()
@@ -365,10 +353,10 @@ class AnswerStream(Iterator[GenerationEvent]):
         return Finished("cancelled", Usage(), Timings())
 
     def close(self) -> None:
-        """End the answer where it is; its pages are free with the next step."""
+        """End the answer; its pages are freed in the next step."""
         self._is_closed = True
         self._sequence.drop()
 
     def __del__(self) -> None:
-        """Give way; a finalizer may run in the middle of anything, so it takes no lock."""
+        """Drop the answer; a finalizer may run anywhere, so it takes no lock."""
         self._sequence.drop()

@@ -35,26 +35,25 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 GAP = b"\n\n"
-"""Line breaks that may stand between a mark and what the grammar describes; models put them there.
-"""
+"""Line breaks that models may write between a mark and the constrained text."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConstraintState:
-    """State of one answer with a form: what has come of it, and what may come next.
+    """State of one constrained answer: its progress, and the text that may follow.
 
     Attributes:
-        waits: texts that come before the grammar begins, in this order; anything may stand before
-            and between them.
-        tail: end of what was said, in which the first of `waits` may have begun.
-        n_opening: number of bytes of the opening mark of thinking with which the answer has begun;
-            None where no thinking can begin any more.
-        gap: line breaks that may still come before what the grammar describes.
-        matcher: what the grammar says; None where the answer has begun with a part of the opening
-            mark that it does not allow.
+        waits: texts that must come, in this order, before the grammar begins; anything may stand
+            before and between them.
+        tail: end of the text so far, in which the first of `waits` may have begun.
+        n_opening: number of bytes of the opening mark of thinking at the start of the answer; None
+            if no thinking can begin any longer.
+        gap: line breaks that may still come before the constrained text.
+        matcher: state of the grammar; None after a part of the opening mark that the grammar does
+            not allow.
         n: number of tokens that the matcher has accepted.
-        lead: tokens with which the answer has begun, and which may become the grammar's lead; None
-            where it is known whether they do.
+        lead: first tokens of the answer while they may become the grammar's lead; None once that is
+            decided.
     """
 
     waits: tuple[bytes, ...] = ()
@@ -67,23 +66,23 @@ class ConstraintState:
 
 
 FREE = ConstraintState()
-"""State of an answer that turned out to have no form: anything may come."""
+"""State of an answer that turned out to be unconstrained."""
 
 
 class AnswerConstraint:
-    """The form that one answer must have, and how much of it has been said.
+    """Constraint of one answer, with its progress.
 
-    The grammar begins exactly behind the end of thinking, or behind its trigger if it has one. A
-    triggered one may begin any number of times. One with a lead holds from the beginning, but only
-    once the answer has begun with the lead.
+    The grammar begins directly after the end of thinking, or after its trigger if it has one. With
+    a trigger it may apply any number of times. With a lead it applies from the start of the answer,
+    but only if the answer starts with the lead.
 
     Args:
-        grammar: matcher of the grammar, of which nothing has been said.
+        grammar: matcher of the grammar, at its start.
         marks: marks of the model's thinking; None if it does not think.
         thinking: whether the answer begins within thinking.
 
     Attributes:
-        is_slow: whether the last mask took so long that one pass should not compute several.
+        is_slow: whether the last mask took too long to compute several in one pass.
     """
 
     def __init__(
@@ -94,9 +93,9 @@ class AnswerConstraint:
         self._opening = marks.opening.encode() if marks else b""
         closing = tuple(text.encode() for text in marks.closing) if marks else ()
         self._trigger = (grammar.trigger.encode(),) if grammar.trigger else ()
-        self._behind_thought = closing + self._trigger
+        self._after_thought = closing + self._trigger
         self._lead = AnswerMark(grammar.lead) if grammar.lead else None
-        state = ConstraintState(waits=self._behind_thought if thinking == "open" else self._trigger)
+        state = ConstraintState(waits=self._after_thought if thinking == "open" else self._trigger)
         if not state.waits and self._lead:
             state = ConstraintState(lead=())
         elif not state.waits:
@@ -109,7 +108,7 @@ class AnswerConstraint:
 
     @property
     def is_over(self) -> bool:
-        """Whether the answer has its form, and nothing more may come."""
+        """Whether the answer is complete, and nothing may follow."""
         matcher = self._state.matcher
         is_lazy = self._trigger or self._lead
         return not is_lazy and matcher is not None and matcher.is_over
@@ -128,7 +127,7 @@ class AnswerConstraint:
         logits[: mask.size][~mask] = -np.inf
 
     def allowed(self, ends: Collection[int]) -> Mask:
-        """Return which tokens are allowed next; see `restrict`."""
+        """Return the mask of tokens that are allowed next; see `restrict`."""
         with self._metered():
             mask = self._mask()
         self.is_slow = self._spent > DRAFTED_MASK_SECONDS
@@ -136,7 +135,7 @@ class AnswerConstraint:
         return mask
 
     def accept(self, token: int) -> None:
-        """Take the next token of the answer.
+        """Accept the next token of the answer.
 
         Raises:
             GrammarError: it is not allowed, or the grammar takes too long.
@@ -146,12 +145,12 @@ class AnswerConstraint:
             self._state = self._after(self._vocabulary.bytes_of(token), token)
 
     def accept_text(self, text: str) -> None:
-        """Take the beginning of an answer whose tokens are not known; see `accept`."""
+        """Accept the beginning of an answer whose tokens are unknown; see `accept`."""
         for token in self._vocabulary.encode(text.encode()):
             self.accept(token)
 
     def take_back(self, n: int) -> None:
-        """Forget the last n tokens."""
+        """Roll back the last n tokens."""
         self._state = self._before[-n]
         del self._before[-n:]
         if self._state.matcher is not None:
@@ -159,16 +158,11 @@ class AnswerConstraint:
 
     @contextmanager
     def _metered(self) -> Iterator[None]:
-        """Count the unusual processor time of the `with` block, for which other answers wait.
-
-        Raises:
-            GrammarError: too much was used before.
-        """
+        """Sum up the excess CPU time of the `with` block, for which other answers wait."""
         if self._seconds > MAX_MASK_SECONDS:
             raise GrammarError(
-                "The answer cannot go on in its form: to find out which tokens it allows takes too"
-                " long.",
-                hint="Use a grammar that reads each text in one way only.",
+                "The answer cannot be continued: its output format takes too long to check.",
+                hint="Use a grammar that parses each text in only one way.",
             )
         begun = time.thread_time()
         try:
@@ -177,7 +171,7 @@ class AnswerConstraint:
             self._spent = time.thread_time() - begun
             self._seconds += max(0.0, self._spent - USUAL_MASK_SECONDS)
 
-    # which tokens are allowed
+    # masks
 
     def _mask(self) -> Mask:
         state = self._state
@@ -194,10 +188,7 @@ class AnswerConstraint:
         return mask
 
     def _free(self, state: ConstraintState) -> Mask:
-        """Return the tokens that may come before the grammar begins.
-
-        An answer does not end there, unless the grammar begins only behind a trigger.
-        """
+        """Return the tokens that may come before the grammar begins."""
         mask = np.ones(self._vocabulary.n, np.bool_)
         if state.waits != self._trigger:
             mask[self._vocabulary.eog_ids] = False
@@ -206,7 +197,6 @@ class AnswerConstraint:
         return mask
 
     def _too_long(self, tail: bytes, mark: bytes) -> list[int]:
-        """Return the tokens that complete a mark and go on with more than line breaks."""
         found = self._vocabulary.beyond(mark)
         for n in range(len(mark)):
             if tail.endswith(mark[:n]):
@@ -216,7 +206,6 @@ class AnswerConstraint:
         return found
 
     def _opening_pieces(self, n: int) -> list[int]:
-        """Return the tokens that go on with the opening mark of thinking behind its first bytes."""
         rest, found = self._opening[n:], self._vocabulary.with_bytes
         ends = [token for size in range(len(GAP) + 1) for token in found(rest + GAP[:size])]
         if found(rest):
@@ -227,7 +216,7 @@ class AnswerConstraint:
         sizes = range(1, len(gap) + 1)
         return [token for size in sizes for token in self._vocabulary.with_bytes(gap[:size])]
 
-    # what they lead to
+    # transitions
 
     def _after(self, text: bytes, token: int) -> ConstraintState:
         state = self._state
@@ -245,7 +234,6 @@ class AnswerConstraint:
         return self._opened(state, state.n_opening, text, token)
 
     def _searched(self, state: ConstraintState, text: bytes) -> ConstraintState:
-        """Return the state behind more text, in which texts that are waited for may come."""
         waits, text = state.waits, state.tail + text
         while waits and waits[0] in text:
             text = text[text.index(waits[0]) + len(waits[0]) :]
@@ -258,22 +246,18 @@ class AnswerConstraint:
         begun = ConstraintState(matcher=self._fresh.copy())
         if GAP.startswith(text):
             return replace(begun, gap=GAP[len(text) :])
-        for token in self._vocabulary.encode(text):  # of an answer that nobody has restricted
+        for token in self._vocabulary.encode(text):  # of an answer without a constraint so far
             begun = self._matched(begun, token)
         return begun
 
     def _led(self, tokens: tuple[int, ...]) -> ConstraintState:
-        """Return the state behind the first tokens of an answer, which may make the lead.
-
-        An answer with the lead that the grammar does not allow, such as a call of a function that
-        there is not, is free.
-        """
+        """Return the state after an answer's first tokens, which may make the lead."""
         assert self._lead is not None, "only a grammar with a lead waits for it"
-        told = b"".join(map(self._vocabulary.bytes_of, tokens)).lstrip()
-        text, opening = told.decode("utf-8", "replace"), self._opening.decode()
+        said = b"".join(map(self._vocabulary.bytes_of, tokens)).lstrip()
+        text, opening = said.decode("utf-8", "replace"), self._opening.decode()
         if opening and text.startswith(opening):
-            rest = told.removeprefix(self._opening)
-            return self._searched(ConstraintState(waits=self._behind_thought), rest)
+            rest = said.removeprefix(self._opening)
+            return self._searched(ConstraintState(waits=self._after_thought), rest)
         found, held = self._lead.find(text, 0)
         if (found is None and held == 0) or (opening and opening.startswith(text)):
             return ConstraintState(lead=tokens)
@@ -287,7 +271,6 @@ class AnswerConstraint:
         return state
 
     def _matched(self, state: ConstraintState, token: int) -> ConstraintState:
-        """Return the state behind a token of what the grammar describes."""
         matcher = state.matcher
         assert matcher is not None, "other tokens are not allowed"
         matcher.accept(token)
@@ -298,10 +281,9 @@ class AnswerConstraint:
         return ConstraintState(matcher=matcher, n=matcher.n)
 
     def _opened(self, state: ConstraintState, n: int, text: bytes, token: int) -> ConstraintState:
-        """Return the state behind a token that may be of the opening mark, or of the grammar."""
         rest = self._opening[n:]
         if text.startswith(rest):
-            return self._searched(ConstraintState(waits=self._behind_thought), text[len(rest) :])
+            return self._searched(ConstraintState(waits=self._after_thought), text[len(rest) :])
         if not text or not rest.startswith(text):
             return self._matched(state, token)
         matcher = state.matcher
@@ -312,11 +294,11 @@ class AnswerConstraint:
 
 
 N_END = 64
-"""Number of tokens at the end of a prompt in which a mark of thinking is looked for."""
+"""Number of tokens at the end of a prompt that are searched for a mark of thinking."""
 
 
 class Constraints:
-    """Maker of the constraints of one model's answers; threads may share it."""
+    """Maker of the constraints of one model's answers; thread-safe."""
 
     def __init__(self, prompts: Prompts) -> None:
         self._prompts = prompts
@@ -328,8 +310,8 @@ class Constraints:
         """Return the matcher of a grammar, which may take seconds.
 
         Args:
-            as_text: the same grammar, but with texts in place of tokens, so that it can be checked
-                without the vocabulary.
+            as_text: the same grammar with texts in place of tokens, to check it without the
+                vocabulary.
 
         Raises:
             GrammarError: it cannot be used; the error names the place.
@@ -345,18 +327,17 @@ class Constraints:
         said: str = "", *, thinks: bool | None = None, is_chat: bool = True,
         marks: ThinkingMarks | None = None,
     ) -> AnswerConstraint | None:  # fmt: skip
-        """Return the constraint of an answer; None if any is accepted.
+        """Return the constraint of an answer; None without a matcher.
 
         Args:
-            matcher: see `matcher`.
-            ids: tokens of the prompt, with those that the answer has had.
-            begun: tokens that the answer has had, if they are known.
-            said: text that it has had.
+            ids: tokens of the prompt, including an earlier part of the answer.
+            begun: tokens of that part, if known.
+            said: text of that part.
             thinks, is_chat: see `thinking_state`.
-            marks: marks of its thinking; None for those of its template.
+            marks: marks of its thinking; None for its template's.
 
         Raises:
-            GrammarError: what the answer has had does not have the form.
+            GrammarError: the earlier part violates the constraint.
         """
         if matcher is None:
             return None
@@ -376,9 +357,9 @@ class Constraints:
                 constraint.accept_text(said)
         except GrammarError as error:
             raise GrammarError(
-                "The answer that is to be continued does not have the form that is asked for.",
+                "The answer to continue does not have the requested output format.",
                 "",
-                "Have it answered anew, or leave the form of the answer open.",
+                "Regenerate it, or do not request a format.",
             ) from error
         return constraint
 
@@ -386,16 +367,16 @@ class Constraints:
     def _vocabulary(self) -> MaskVocabulary:
         if self._masks is None:
             _ = self._prompts.tokenizer
-            raise AssertionError("with a tokenizer there are masks")
+            raise AssertionError("a tokenizer comes with masks")
         return self._masks
 
 
 class AnswerGrammar(NamedTuple):
-    """The form that an answer must have.
+    """Grammar of an answer.
 
     Attributes:
-        matcher: matcher of the grammar; None where any answer will do.
-        marks: marks of the thinking behind which it begins; None for those of the template.
+        matcher: matcher of the grammar; None for any answer.
+        marks: marks of the thinking before it; None for the template's.
     """
 
     matcher: Matcher | None
@@ -405,20 +386,22 @@ class AnswerGrammar(NamedTuple):
 def output_format(
     prompts: Prompts, constraints: Constraints, request: AnswerRequest, is_cancelled: IsCancelled
 ) -> AnswerGrammar:
-    """Return the form that the answer to a conversation must have.
+    """Return the grammar of the answer to a conversation.
 
-    Where the model is to choose whether it calls a function, the schema of one may be beyond what
-    grammars can say; then nothing holds it to the schema.
+    If the model may choose whether to call a function, and the schema of one cannot be expressed as
+    a grammar, calls are unconstrained.
 
     Raises:
-        GrammarError: the grammar that is asked for cannot be used.
-        PromptError: the function that must be called is none that can be.
+        GrammarError: the requested grammar cannot be used.
+        PromptError: calls are required, but the functions' schemas cannot be used.
         Cancelled: `is_cancelled` has returned True.
     """
     tools, choice = callable_tools(request), request.tool_choice
-    own = request.grammar or request.sampling.form
-    if not tools or (choice == "auto" and own):
-        return AnswerGrammar(constraints.checked(own, own, is_cancelled) if own else None)
+    requested = request.grammar or request.sampling.form
+    if not tools or (choice == "auto" and requested):
+        return AnswerGrammar(
+            constraints.checked(requested, requested, is_cancelled) if requested else None
+        )
     form = prompts.template_use.form
     tokens = {text: token for token, text in prompts.control_marks.items()}
     grammar = grammar_of_calls(form, tools, tokens, choice)
@@ -432,28 +415,25 @@ def output_format(
         if choice != "auto":
             _check_parameters(tools, is_cancelled)
             raise PromptError(
-                f"No call can be required of these functions. {error}", "Simplify their schemas."
+                "No call of these functions can be enforced. {problem}",
+                "Simplify their schemas.",
+                problem=error.message,
             ) from error
-        log.info("calls are not held to the schemas of their functions: %s", error)
+        log.info("tool calls are not constrained by their schemas: %s", error)
         return AnswerGrammar(None)
 
 
 def _check_parameters(tools: Sequence[Tool], is_cancelled: IsCancelled) -> None:
-    """Check the schemas of functions one by one.
-
-    Raises:
-        ToolError: one cannot be used; unlike an error of the grammar that is made of all of
-            them, it names the function and the place in its schema.
-    """
     for tool in tools:
         try:
             schema = Grammar("json_schema", tool.parameters or NO_PARAMETERS)
             check_grammar(schema, is_cancelled)
         except GrammarError as error:
             raise ToolError(
-                f"The parameters of the function {tool.name} cannot be used. {error}",
+                "The parameters of the function {tool} cannot be used. {problem}",
                 tool.name,
                 "Correct them, or leave tool_choice open.",
+                problem=error.message,
             ) from error
 
 
@@ -461,13 +441,15 @@ def callable_tools(request: AnswerRequest) -> Sequence[Tool]:
     """Return the functions that an answer may call.
 
     Raises:
-        PromptError: it must call one that there is not.
+        PromptError: it must call one that does not exist.
     """
     choice = request.tool_choice
     if choice == "none":
         return ()
     if choice.startswith("=") and choice[1:] not in {tool.name for tool in request.tools}:
-        raise PromptError(f"There is no function {choice[1:]} to call.", "Name one of the tools.")
+        raise PromptError(
+            "There is no function {name} to call.", "Name one of the tools.", name=choice[1:]
+        )
     if choice == "required" and not request.tools:
         raise PromptError("There is no function to call.", "Give the request tools.")
     return request.tools

@@ -1,7 +1,7 @@
-"""The engine behind a queue: it takes commands and sends events.
+"""The engine on a background thread: it takes commands from a queue and sends events.
 
-`EngineHost` is what a front end holds. `ThreadHost` runs the engine on a background thread of this
-process; `engine.hosts.process` has another host, which runs a `ThreadHost` in a child process.
+Front ends hold an `EngineHost`. `ThreadHost` runs the engine on a thread of this process;
+`engine.hosts.process` has another host, which runs a `ThreadHost` in a child process.
 """
 
 from __future__ import annotations
@@ -17,7 +17,15 @@ from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol
 
-from engine.errors import Cancelled, EngineCrashed, EngineError, StateFileError
+from engine.errors import (
+    Cancelled,
+    DeviceStopped,
+    EngineCrashed,
+    EngineError,
+    OutOfDeviceMemory,
+    Sentence,
+    StateFileError,
+)
 from engine.events import (
     Command,
     EngineReady,
@@ -37,28 +45,29 @@ from engine.events import (
     Unload,
     new_command_id,
 )
-from engine.generation.queries import ANSWERING, BESIDE, reply_to
-from engine.generation.requests import AnswerRequest, Question, has_pictures
+from engine.generation.queries import TEXT_QUESTIONS, reply_to
+from engine.generation.requests import AnswerRequest, Question, has_images
 from engine.text.messages import text_size
+from engine.util.progress import IsCancelled, ProgressSink
 
 if TYPE_CHECKING:
     from engine.api import Model
     from engine.generation.stream import AnswerStream
     from engine.hardware.fallbacks import Fallback
+    from engine.load_params import LoadParams
 
 log = logging.getLogger(__name__)
 
-BETWEEN = (AnswerRequest, Resplit, SaveState, LoadState, *ANSWERING)
-"""Commands that are done, or begun, while answers are computed."""
+EXCLUSIVE = (Load, Tune, Unload)
+"""Commands that wait until all answers have ended; others run, or start, between two tokens."""
 
 MAX_ENDED = 64
-"""Number of ended answers whose tokens are known, so that what is cached of them can be saved."""
+"""Number of finished answers to keep the tokens of, so that their cache can be saved."""
 
 MAX_SHORT = 1 << 14
-"""Number of characters of a question that does not wait for the longer ones."""
+"""Number of characters up to which a question does not wait for long ones."""
 
 EventSink = Callable[[HostEvent], None]
-"""A receiver of events."""
 
 
 class EngineHost(Protocol):
@@ -68,16 +77,12 @@ class EngineHost(Protocol):
         """Queue a command and return the id that its events will carry.
 
         Args:
-            command_id: id of the command, of `new_command_id`; None to take one here.
+            command_id: id of the command, from `new_command_id`; None to take one here.
         """
         ...
 
     def cancel(self, command_id: int | None = None) -> None:
-        """Ask a command to end, or all that run and wait; return at once.
-
-        Args:
-            command_id: id of the command; None for all.
-        """
+        """Request that a command, or with None all of them, ends; do not wait for that."""
         ...
 
     def close(self, timeout_s: float = 5.0) -> bool:
@@ -89,8 +94,7 @@ class ThreadHost:
     """Engine on a thread of this process.
 
     Args:
-        on_event: receiver of events, called on the engine thread, or another one of the host; it
-            must return quickly.
+        on_event: receiver of events, called on threads of the host; it must return quickly.
     """
 
     def __init__(self, on_event: EventSink) -> None:
@@ -98,20 +102,20 @@ class ThreadHost:
         self._short = ThreadPoolExecutor(1, "tandem-question")
         self._long = ThreadPoolExecutor(2, "tandem-long-question")
         for pool in (self._short, self._long):
-            pool.submit(int)  # so that its thread is there from the beginning, as the engine's is
-        self._asked: dict[int, Future[None]] = {}  # questions that are answered on these threads
+            pool.submit(int)  # starts its thread now, like the engine's
+        self._questions: dict[int, Future[None]] = {}  # running or queued on these threads
         self._commands: queue.SimpleQueue[tuple[int, Command] | None] = queue.SimpleQueue()
-        self._next: list[tuple[int, Command] | None] = []  # taken from the queue, but not yet done
-        self._streams: dict[int, AnswerStream] = {}  # answers under way
+        self._next: list[tuple[int, Command] | None] = []  # taken from the queue, not yet done
+        self._streams: dict[int, AnswerStream] = {}  # unfinished answers
         self._ended: dict[int, Sequence[int]] = {}  # tokens of answers, the newest last
         self._open: set[int] = set()  # commands that have not ended
-        self._cancelled: set[int] = set()  # those of them that shall
+        self._cancelled: set[int] = set()  # cancelled ones among them
         self._is_closing = False
         self._import_error: EngineError | None = None
         self._lock = threading.Lock()
         self._wake = threading.Event()  # set by commands, cancellations and background work
         self._model: Model | None = None
-        self._told: tuple[Fallback, ...] = ()  # what the receiver knows to make GPUs slower
+        self._fallbacks: tuple[Fallback, ...] = ()  # as sent last
         self._thread = threading.Thread(target=self._run, name="tandem-engine", daemon=True)
         self._thread.start()
 
@@ -142,10 +146,11 @@ class ThreadHost:
     def _run(self) -> None:
         try:
             self._send(0, _import_engine())
-        except Exception as error:  # a broken installation has many ways to say so
+        except Exception as error:  # a broken installation can raise anything
             log.exception("the engine cannot be imported")
+            problem = f"{type(error).__name__}: {error}"
             self._import_error = EngineError(
-                f"PyTorch cannot be used ({type(error).__name__}: {error}).", "Install it again."
+                "PyTorch cannot be used ({problem}).", "Install it again.", problem=problem
             )
             self._send(0, Failed(self._import_error))
         while True:
@@ -164,24 +169,21 @@ class ThreadHost:
         self._free()
 
     def _settle(self) -> None:
-        """Wait until the questions are answered that came before."""
-        while self._asked:
-            wait(list(self._asked.values()))
+        while self._questions:
+            wait(list(self._questions.values()))
 
     def _do(self, command_id: int, command: Command) -> None:
-        """Do a command, or begin an answer."""
-        if isinstance(command, BESIDE):
+        if isinstance(command, TEXT_QUESTIONS):
             self._ask_beside(command_id, command)
             return
-        if not isinstance(command, BETWEEN):
+        if isinstance(command, EXCLUSIVE):
             self._settle()
         self._attempt(command_id, command, partial(self._dispatch, command_id, command))
         if command_id not in self._streams:
             self._close(command_id)
-            self._tell_fallbacks(command_id)
+            self._send_fallbacks(command_id)
 
     def _do_between(self) -> None:
-        """Do the commands next in line that may come in the middle of answers."""
         while True:
             if not self._next:
                 try:
@@ -189,15 +191,14 @@ class ThreadHost:
                 except queue.Empty:
                     return
             item = self._next[0]
-            if item is None or not isinstance(item[1], BETWEEN):
+            if item is None or isinstance(item[1], EXCLUSIVE):
                 return
             self._next.pop()
             self._do(*item)
 
     def _step(self) -> None:
-        """Compute a pass for all answers, and send their events."""
         for command_id, stream in list(self._streams.items()):
-            self._attempt(command_id, stream, partial(self._tell, command_id, stream))
+            self._attempt(command_id, stream, partial(self._send_ready, command_id, stream))
         if not self._streams:
             return
         oldest = next(iter(self._streams))
@@ -205,18 +206,17 @@ class ThreadHost:
         if self._streams and all(stream.is_waiting for stream in self._streams.values()):
             self._wake.wait()
 
-    def _tell(self, command_id: int, stream: AnswerStream) -> None:
-        """Send the events of an answer that are there, and forget it at its end."""
-        while events := stream.ready():  # until none is left, or the error behind them is raised
+    def _send_ready(self, command_id: int, stream: AnswerStream) -> None:
+        while events := stream.ready():  # until none is left, or an error follows
             for event in events:
-                self._tell_fallbacks(command_id)
+                self._send_fallbacks(command_id)
                 self._send(command_id, event)
         if stream.is_over:
             self._forget(command_id)
-            self._tell_fallbacks(command_id)
+            self._send_fallbacks(command_id)
 
     def _forget(self, command_id: int) -> None:
-        """Forget an answer that has ended, but not its tokens."""
+        """Forget a finished answer, except its tokens."""
         stream = self._streams.pop(command_id, None)
         self._close(command_id)
         if stream is not None:
@@ -225,7 +225,6 @@ class ThreadHost:
                 del self._ended[next(iter(self._ended))]
 
     def _attempt(self, command_id: int, what: object, act: Callable[[], None]) -> None:
-        """Do something for a command; if it fails, that is the command's end."""
         had_model = self._model is not None
         try:
             act()
@@ -240,21 +239,21 @@ class ThreadHost:
         if self._model is not None and self._model.has_stopped:
             self._model.close()  # it can neither answer nor be saved
         if self._model is not None and not self._model.is_loaded:
-            self._model = None  # the failure has closed it, as where a device does not answer
+            self._model = None  # the failure has closed it, such as when a device hangs
         is_lost = had_model and self._model is None
         self._send(command_id, Failed(failure, is_lost))
 
     def _ask_beside(self, command_id: int, command: Question) -> None:
-        """Have a thread answer a question, so that answers go on meanwhile."""
-        model, asked = self._model, Future[None]()
-        self._asked[command_id] = asked
+        """Answer a question on another thread, while answers continue."""
+        model, future = self._model, Future[None]()
+        self._questions[command_id] = future
 
         def ask() -> None:
             try:
                 if self._is_cancelled(command_id):
-                    raise Cancelled("The question")
+                    raise Cancelled(Sentence("The question"))
                 is_cancelled = partial(self._is_cancelled, command_id)
-                event: Event = reply_to(_there(model), command, is_cancelled)
+                event: Event = reply_to(_checked(model), command, is_cancelled)
             except EngineError as error:
                 event = Failed(_without_frames(error))
             except Exception as error:  # as in `_attempt`
@@ -262,10 +261,10 @@ class ThreadHost:
                 event = Failed(_without_frames(_as_crash(error)))
             self._close(command_id)
             self._send(command_id, event)
-            del self._asked[command_id]
-            asked.set_result(None)
+            del self._questions[command_id]
+            future.set_result(None)
 
-        is_long = has_pictures(command) or text_size(command) > MAX_SHORT
+        is_long = has_images(command) or text_size(command) > MAX_SHORT
         (self._long if is_long else self._short).submit(ask)
 
     def _dispatch(self, command_id: int, command: Command) -> None:
@@ -289,25 +288,61 @@ class ThreadHost:
     def _load(self, command_id: int, command: Load) -> None:
         if self._import_error is not None:
             raise self._import_error
-        from engine.hosts.replace import replace_model
 
         if self._is_cancelled(command_id):
-            raise Cancelled("Loading")
+            raise Cancelled(Sentence("Loading"))
         start = time.perf_counter()
-        replace_model(
-            self._model,
+        self._replace(
             command.params,
             lambda progress: self._send(command_id, progress),
             lambda: self._is_cancelled(command_id),
-            self._hold,
-            lambda: self._is_closing,
         )
         self._send(command_id, self._described(start))
 
+    def _replace(
+        self, params: LoadParams, on_progress: ProgressSink, is_cancelled: IsCancelled
+    ) -> None:
+        """Load a model in place of the current one, and keep that if the new one fails.
+
+        If both fit, the old one is freed last. If not, it is freed first and loaded again after a
+        failure. A model whose GPU has stopped working is not kept.
+        """
+        from engine.api import Model
+
+        old = self._model
+        try:
+            new = Model(params, on_progress, is_cancelled)
+        except OutOfDeviceMemory:
+            if old is None:
+                raise
+        except DeviceStopped:
+            if old is not None and old.has_stopped:  # it can neither answer nor be saved
+                self._model = None
+                old.close()
+            raise
+        else:
+            self._model = new
+            if old is not None:
+                old.close()
+            return
+        self._model = None
+        old.close()
+        try:
+            self._model = Model(params, on_progress, is_cancelled)
+        except EngineError as error:
+            try:
+                self._model = Model(old.params, on_progress, lambda: self._is_closing)
+            except EngineError:
+                error.hint = Sentence(
+                    "{hint} {model} was unloaded to make room and could not be loaded again.",
+                    hint=error.hint,
+                    model=old.info.name,
+                )
+            raise
+
     def _described(self, start: float) -> ModelLoaded:
-        """Return a description of the loaded model; `start` is when loading it began."""
         model = self._loaded()
-        self._told = model.fallbacks
+        self._fallbacks = model.fallbacks
         return ModelLoaded(
             info=model.info,
             params=model.params,
@@ -316,18 +351,13 @@ class ThreadHost:
             seconds=time.perf_counter() - start,
             warnings=model.other_warnings,
             model_hash=model.model_hash,
-            fallbacks=self._told,
+            fallbacks=self._fallbacks,
             n_batch=model.plan.n_batch,
             vision=model.vision,
         )
 
     def _loaded(self) -> Model:
-        """Return the loaded model.
-
-        Raises:
-            EngineError: no model is loaded.
-        """
-        return _there(self._model)
+        return _checked(self._model)
 
     def _resplit(self, command_id: int, command: Resplit) -> None:
         model, start = self._loaded(), time.perf_counter()
@@ -352,7 +382,7 @@ class ThreadHost:
         self._send(command_id, done)
 
     def _ids_of(self, command: SaveState) -> Sequence[int] | None:
-        """Return the tokens of which the cache is to be saved; None for the latest sequence."""
+        """Return the tokens of the sequence to save; None for the latest one."""
         if not command.of:
             return None
         if command.of in self._streams:
@@ -360,8 +390,8 @@ class ThreadHost:
         if command.of not in self._ended:
             raise StateFileError(
                 command.path,
-                "The tokens of an answer are not known any more after so many others, so that "
-                "their state cannot be saved.",
+                "That answer is too old: its tokens are no longer known, so its state cannot be"
+                " saved.",
                 "Ask the model something in that chat first.",
             )
         return list(self._ended[command.of])
@@ -372,7 +402,7 @@ class ThreadHost:
         from engine.hosts.tuning import Interlude
 
         if self._is_cancelled(command_id):
-            raise Cancelled("The search")
+            raise Cancelled(Sentence("The search"))
         start = time.perf_counter()
         result = Interlude(self._model, self._hold, lambda: self._is_closing).run(
             command,
@@ -383,17 +413,15 @@ class ThreadHost:
         self._send(command_id, Tuned(result, model))
 
     def _hold(self, model: Model | None) -> None:
-        """Note which model is loaded now, at every moment of a replacement."""
         self._model = model
 
     def _generate(self, command_id: int, command: AnswerRequest) -> None:
         stream = self._loaded().answer(command, lambda: self._is_cancelled(command_id), self._wake)
         self._streams[command_id] = stream
 
-    def _tell_fallbacks(self, command_id: int) -> None:
-        """Send what makes the model's GPUs slower, if that has changed since it was sent."""
-        if self._model is not None and (found := self._model.fallbacks) != self._told:
-            self._told = found
+    def _send_fallbacks(self, command_id: int) -> None:
+        if self._model is not None and (found := self._model.fallbacks) != self._fallbacks:
+            self._fallbacks = found
             self._send(command_id, FallbacksChanged(found))
 
     def _free(self) -> None:
@@ -406,7 +434,6 @@ class ThreadHost:
         return command_id in self._cancelled
 
     def _close(self, command_id: int) -> None:
-        """Forget a command that has ended."""
         with self._lock:
             self._open.discard(command_id)
             self._cancelled.discard(command_id)
@@ -417,27 +444,27 @@ class ThreadHost:
 
 def _import_engine() -> EngineReady:
     start = time.perf_counter()
-    import_module("engine.api")  # first: it sets what torch reads
+    import_module("engine.api")  # first: it sets variables that torch reads
     import torch
 
     return EngineReady(torch.__version__, time.perf_counter() - start)
 
 
-def _there(model: Model | None) -> Model:
+def _checked(model: Model | None) -> Model:
     if model is None:
         raise EngineError("No model is loaded.", "Open a GGUF file first.")
     return model
 
 
 def _without_frames(error: EngineError) -> EngineError:
-    """Return an error: who keeps it must not keep the frames, and with them the tensors, it came
-    from."""
+    """Clear an error's references to frames, which would keep tensors alive; return it."""
     error.__traceback__ = error.__context__ = error.__cause__ = None
     return error
 
 
 def _as_crash(error: Exception) -> EngineCrashed:
     return EngineCrashed(
-        f"The engine stopped on an unexpected error ({type(error).__name__}: {error}).",
+        "The engine stopped on an unexpected error ({problem}).",
         "This is a bug in Tandem; the log has the details. Load the model again to go on.",
+        problem=f"{type(error).__name__}: {error}",
     )

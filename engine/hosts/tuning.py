@@ -1,4 +1,4 @@
-"""The measured search for the best split: short runs of a model that is split again and again."""
+"""The measured search for the best split: short runs of a model that is re-split repeatedly."""
 
 from __future__ import annotations
 
@@ -10,7 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from engine.api import Model
-from engine.errors import Cancelled, EngineError, OutOfDeviceMemory, SplitError, StateFileError
+from engine.errors import (
+    Cancelled,
+    EngineError,
+    OutOfDeviceMemory,
+    Sentence,
+    SplitError,
+    StateFileError,
+)
 from engine.events import Tune, TuneProgress, TuneStarted
 from engine.formats.gguf.reader import GGUFFile, model_hash
 from engine.generation.benchmark import BenchTest, measure_drafts, with_draft_trials
@@ -32,29 +39,26 @@ if TYPE_CHECKING:
 
 Hold = Callable[[Model | None], None]
 
+SEARCH = Sentence("The search")
+
 FIXED = ("path", "n_ctx", "kv_type", "control_vectors", "control_layers")
-"""Settings that a loaded model keeps when it is split anew."""
+"""Settings that a loaded model keeps in a re-split."""
 
 
 class TrialModel:
-    """The model of a search, which goes from split to split to be measured.
-
-    It is split anew for each trial, which takes less time than loading it from the start.
+    """The model of a search, which is re-split for each trial, as that is faster than loading.
 
     Args:
         size: numbers of tokens of a trial; they become smaller once a trial takes long.
-        is_cancelled: asked again and again; returning True ends a trial.
+        is_cancelled: polled; returning True ends a trial.
         model: model that is loaded already; None for none.
-        hold: receiver of the loaded model, or None, after every change.
+        hold: called with the loaded model, or None, after every change.
     """
 
     def __init__(
-        self,
-        size: TrialSize,
-        is_cancelled: IsCancelled = never,
-        model: Model | None = None,
+        self, size: TrialSize, is_cancelled: IsCancelled = never, model: Model | None = None,
         hold: Hold = ignore,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.model, self.size = model, size
         self._is_cancelled, self._hold = is_cancelled, hold
 
@@ -64,17 +68,17 @@ class TrialModel:
         Raises:
             Infeasible: the split cannot run here.
             Cancelled: the search was cancelled.
-            EngineError: the file cannot be read any more.
+            EngineError: the file can no longer be read.
         """
         if self._is_cancelled():
-            raise Cancelled("The search")
+            raise Cancelled(SEARCH)
         try:
             model, size = self._split(candidate.params), self.size
-            # generating comes first, since its warm-up compiles and records what both need
+            # decode comes first: its warm-up compiles and records for both
             decode = self._bench(model, BenchTest(n_gen=size.n_gen), warm_up=True)
             prefill = self._bench(model, BenchTest(n_prompt=size.n_prompt), warm_up=False)
         except (OutOfDeviceMemory, SplitError) as error:
-            raise Infeasible(str(error)) from None
+            raise Infeasible(error.message) from None
         self.size = size.fitting(prefill.avg_ts, decode.avg_ts)
         return Sample(
             prefill.samples_ts,
@@ -85,11 +89,11 @@ class TrialModel:
         )
 
     def measure_drafts(self, params: LoadParams) -> tuple[DraftTrial, ...]:
-        """Measure a split with each way of guessing; see `engine.generation.benchmark`.
+        """Measure a split with each drafter; see `engine.generation.benchmark`.
 
         Raises:
             Cancelled: the search was cancelled.
-            EngineError: the split cannot run here any more.
+            EngineError: the split can no longer run here.
         """
         model, n_tokens = self._split(params), 2 * self.size.n_gen
         ways = model.draft_variants()
@@ -99,7 +103,6 @@ class TrialModel:
         return model.bench(test, REPETITIONS, warm_up=warm_up, is_cancelled=self._is_cancelled)
 
     def _split(self, params: LoadParams) -> Model:
-        """Return the model, loaded or split anew as `params` say."""
         model = self.model
         if model is None:
             model = self.model = Model(params, is_cancelled=self._is_cancelled)
@@ -121,33 +124,25 @@ class TrialModel:
 
 
 def tune(
-    params: LoadParams,
-    *,
-    goal: str = "chat",
-    budget_s: float | None = None,
-    modes: Sequence[str] = SPLIT_MODES,
-    on_start: Callable[[TuneEstimate], None] = ignore,
-    on_progress: Callable[[TuneProgress], None] = ignore,
-    is_cancelled: IsCancelled = never,
-    forecaster: Forecaster | None = None,
-    file: TuneFile | None = None,
-    with_drafts: bool = False,
-) -> TuneResult:
+    params: LoadParams, *, goal: str = "chat", budget_s: float | None = None,
+    modes: Sequence[str] = SPLIT_MODES, on_start: Callable[[TuneEstimate], None] = ignore,
+    on_progress: Callable[[TuneProgress], None] = ignore, is_cancelled: IsCancelled = never,
+    forecaster: Forecaster | None = None, file: TuneFile | None = None, with_drafts: bool = False,
+) -> TuneResult:  # fmt: skip
     """Find the split that is the fastest on this machine, by measuring.
 
     Args:
         params: settings that all trials share; its devices are those to choose from, its split
             does not matter.
         goal: "chat" or "prompts", see `engine.planning.search.results.GOALS`.
-        budget_s: largest number of seconds, but for the trial that is under way; None is what the
-            search takes, up to ten minutes.
+        budget_s: limit in seconds, which the current trial may exceed; None is up to ten minutes.
         modes: split modes to choose from.
         on_start: receiver of an estimate of the search, before it begins.
         on_progress: receiver of each trial.
-        is_cancelled: asked before each token; returning True ends the search with the best so far.
+        is_cancelled: called before each token; returning True ends the search with the best so far.
         forecaster: predicts speeds and learns from the trials; None is this machine's.
         file: store of the result; None is this user's.
-        with_drafts: whether to measure the best split with guesses of the next tokens, too.
+        with_drafts: whether to measure the best split with each drafter, too.
 
     Raises:
         EngineError: the file or a device cannot be used, or nothing fits.
@@ -168,13 +163,9 @@ class Tuning:
     """One search for the fastest split of a model."""
 
     def __init__(
-        self,
-        planner: Planner,
-        params: LoadParams,
-        forecaster: Forecaster,
-        goal: str,
+        self, planner: Planner, params: LoadParams, forecaster: Forecaster, goal: str,
         budget_s: float | None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._planner, self._params, self._forecaster = planner, params, forecaster
         self._goal, self._budget_s = goal, budget_s
         self._plan: TunePlan | None = None
@@ -183,7 +174,7 @@ class Tuning:
     def prepare(
         self, held: dict[str, int] | None = None, modes: Sequence[str] = SPLIT_MODES
     ) -> None:
-        """Work out the splits to try.
+        """Determine the splits to try.
 
         Args:
             held: bytes by device that are freed before the search; they count as free.
@@ -218,7 +209,7 @@ class Tuning:
         """Search until the end, or until it is cancelled; store and return the result.
 
         Args:
-            with_drafts: whether to measure the best split with each way of guessing behind it.
+            with_drafts: whether to measure the best split with each drafter afterwards.
         """
         self._others = other_load(self._params.all_devices)
         begun, plan = time.perf_counter(), self.plan
@@ -264,7 +255,6 @@ class Tuning:
         )
 
     def _learn(self, result: TuneResult, size: TrialSize) -> None:
-        """Correct later predictions by the measured speeds."""
         quant = self._planner.info.quant
         for trial in result.trials:
             if trial.sample is None:
@@ -283,8 +273,8 @@ class Interlude:
 
     Args:
         model: loaded model; None for none.
-        hold: receiver of the loaded model, or None, after every change.
-        is_closing: returns whether restoring the model is no longer of use.
+        hold: called with the loaded model, or None, after every change.
+        is_closing: returns whether restoring the model is pointless.
     """
 
     def __init__(self, model: Model | None, hold: Hold, is_closing: IsCancelled) -> None:
@@ -296,7 +286,7 @@ class Interlude:
         send: Callable[[TuneStarted | TuneProgress], None],
         is_cancelled: IsCancelled,
     ) -> TuneResult:
-        """Search as the command says, and restore the model.
+        """Run the search of a command, and restore the model.
 
         Args:
             send: receiver of the search's events.
@@ -318,22 +308,15 @@ class Interlude:
                 )  # fmt: skip
 
     def _held(self) -> dict[str, int]:
-        """Return the bytes that the loaded model takes, by device."""
         if self._model is None:
             return {}
         devices = ("cpu", *self._model.params.all_devices)
         return self._model.runtime.free_once_closed(dict.fromkeys(devices, 0))
 
     def _search(
-        self,
-        tuning: Tuning,
-        state: Path,
-        params: LoadParams,
-        send: Callable[[TuneProgress], None],
-        is_cancelled: IsCancelled,
-        *,
-        with_drafts: bool,
-    ) -> TuneResult:
+        self, tuning: Tuning, state: Path, params: LoadParams, send: Callable[[TuneProgress], None],
+        is_cancelled: IsCancelled, *, with_drafts: bool,
+    ) -> TuneResult:  # fmt: skip
         before = self._model.params if self._model else None
         self._save(state)
         trials = TrialModel(tuning.estimate.size, is_cancelled, self._lent(params), self._hold)
@@ -346,7 +329,6 @@ class Interlude:
                 self._load_state(self._restored(trials.model, before), state)
 
     def _lent(self, params: LoadParams) -> Model | None:
-        """Return the loaded model if it can take the splits of a search; else free it."""
         model = self._model
         if model is None or can_be_split_as(model, params):
             return model
@@ -355,7 +337,7 @@ class Interlude:
         return None
 
     def _save(self, path: Path) -> None:
-        """Save the cache; without it a conversation is computed again when it goes on."""
+        """Save the cache; without it a conversation is recomputed later."""
         if self._model is not None and self._model.n_cached:
             with suppress(StateFileError):
                 self._model.save_state(path)
@@ -366,12 +348,6 @@ class Interlude:
                 model.load_state(path)
 
     def _restored(self, model: Model | None, params: LoadParams) -> Model:
-        """Return the model as it was loaded before the search.
-
-        Args:
-            model: model that is loaded now; None for none.
-            params: settings before the search.
-        """
         if model is not None and can_be_split_as(model, params):
             with suppress(EngineError):
                 model.split_as(params, is_cancelled=self._is_closing)
@@ -385,7 +361,7 @@ class Interlude:
 
 
 def can_be_split_as(model: Model, params: LoadParams) -> bool:
-    """Return whether a loaded model differs from `params` in nothing but the split."""
+    """Return whether a loaded model differs from `params` only in the split."""
     return all(getattr(model.params, name) == getattr(params, name) for name in FIXED)
 
 

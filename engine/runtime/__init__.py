@@ -1,4 +1,1 @@
-"""A loaded model: builder, loader, one forward pass on all ranks, re-splits.
-
-Imports nothing that knows text, prompts or answers: `generation` builds on it.
-"""
+"""A loaded model: loader, forward passes on all ranks, re-splits."""

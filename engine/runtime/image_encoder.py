@@ -1,4 +1,4 @@
-"""A loaded encoder of pictures, whole on one device, with what it has computed lately."""
+"""A vision encoder on one device, with a cache of recent results."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from engine.backends.reference.backend import Backend
 from engine.backends.reference.weights import PackedWeight
-from engine.errors import OutOfDeviceMemory
+from engine.errors import OutOfDeviceMemory, Sentence
 from engine.formats.gguf.reader import GGUFFile, model_hash
 from engine.hardware.faults import explain_faults
 from engine.hardware.torch_devices import free_bytes, is_out_of_memory
@@ -30,18 +30,18 @@ if TYPE_CHECKING:
     from engine.vision.images.resizing import ImageProcessor
 
 MAX_KEPT_BYTES = 256 << 20
-"""Largest number of bytes of results that are kept: hundreds of pictures."""
+"""Largest size of the cached results: hundreds of images."""
 
 LEVELS = 255.0
-"""Largest value of a channel of a pixel."""
+"""Largest value of a pixel's channel."""
 
 
 class PictureWeight(PackedWeight):
-    """A packed matrix of a tower, which multiplies all patches of a picture at once."""
+    """A packed matrix of a vision encoder, which multiplies all patches of an image together."""
 
     @classmethod
     def take_over(cls, slots: Sequence[Slot]) -> None:
-        """Put matrices of this class in the place of the packed ones in slots."""
+        """Replace the packed matrices of slots by matrices of this class."""
         for slot in slots:
             held = getattr(slot.owner, slot.attribute)
             if isinstance(held, PackedWeight):
@@ -52,21 +52,20 @@ class PictureWeight(PackedWeight):
 
 
 class ImageEncoder:
-    """The tower of an mmproj file on one device.
+    """The vision encoder of an mmproj file on one device.
 
     Args:
         path: path of the file.
         device: name of the device.
-        text: model that it is for.
-        is_cancelled: asked again and again; returning True ends the loading.
-        n_threads: number of CPU threads that encode, where the device is the CPU.
+        text: the language model.
+        is_cancelled: polled; returning True ends the loading.
+        n_threads: number of CPU threads that encode, if the device is the CPU.
 
     Attributes:
-        device: name of its device.
-        rule: what prompts need to know of its pictures.
+        rule: image processor for prompts.
         hash: hash of the file, see `model_hash`.
         n_bytes: bytes of its weights.
-        n_encoded: number of pictures that it has encoded so far.
+        n_encoded: number of images encoded so far.
 
     Raises:
         EngineError: the file cannot be used with the model, the device is full, or it was
@@ -91,51 +90,47 @@ class ImageEncoder:
             slots = declaration.slots
             self.n_bytes = sum(held_bytes(slot, 0, STORAGE) for slot in slots)
             progress = ByteProgress(self.n_bytes, ignore, is_cancelled)
-            with self._explaining("to load the encoder of pictures"):
+            with self._explaining(Sentence("to load the vision encoder")):
                 load_rank(file, slots, 0, self._torch_device, STORAGE, Backend(), progress)
         PictureWeight.take_over(slots)
 
-    def has(self, picture: PromptImage) -> bool:
-        """Return whether the result for a picture is kept."""
-        return picture.number in self._kept
+    def has(self, image: PromptImage) -> bool:
+        """Return whether the result for an image is cached."""
+        return image.number in self._kept
 
-    def encode(self, picture: PromptImage, is_cancelled: IsCancelled = never) -> Tensor:
-        """Return the features of a picture, (tokens, n_text), in the host's memory.
-
-        Those of the pictures used last are kept.
+    def encode(self, image: PromptImage, is_cancelled: IsCancelled = never) -> Tensor:
+        """Return the features of an image in host memory, (tokens, n_text); cache recent ones.
 
         Args:
-            is_cancelled: asked in each block of the tower; returning True ends the work.
+            is_cancelled: polled in each block of the encoder; returning True ends the work.
 
         Raises:
             EngineError: the device is full or lost, or it was cancelled.
         """
-        found = self._kept.pop(picture.number, None)
-        if found is None:
+        features = self._kept.pop(image.number, None)
+        if features is None:
             self._ops.is_cancelled = is_cancelled
-            with self._explaining("to see a picture"), torch.inference_mode():
+            with self._explaining(Sentence("to encode an image")), torch.inference_mode():
                 self._use_threads()
-                found = self._tower.encode(self._normalised(picture), self._ops).cpu()
+                features = self._tower.encode(self._normalised(image), self._ops).cpu()
             self.n_encoded += 1
-        self._kept[picture.number] = found
+        self._kept[image.number] = features
         while len(self._kept) > 1 and sum(x.nbytes for x in self._kept.values()) > MAX_KEPT_BYTES:
             self._kept.popitem(last=False)
-        return found
+        return features
 
     def _use_threads(self) -> None:
-        """Have torch compute with all threads; the next pass of the model sets its own number."""
+        """Let torch use all threads; the model's next pass sets its own number."""
         if self._torch_device.type == "cpu" and torch.get_num_threads() != self._n_threads:
             torch.set_num_threads(self._n_threads)
 
-    def _normalised(self, picture: PromptImage) -> Tensor:
-        """Return the pixels of a picture as the tower takes them, (3, height, width)."""
-        pixels = torch.tensor(picture.pixels).to(self._torch_device).float() / LEVELS
+    def _normalised(self, image: PromptImage) -> Tensor:
+        pixels = torch.tensor(image.pixels).to(self._torch_device).float() / LEVELS
         mean, std = (pixels.new_tensor(numbers) for numbers in (self.rule.mean, self.rule.std))
         return ((pixels - mean) / std).permute(2, 0, 1)
 
     @contextmanager
     def _explaining(self, doing: str) -> Iterator[None]:
-        """Turn failures of the device into errors that a person understands."""
         try:
             with explain_faults([self._torch_device]):
                 yield

@@ -1,4 +1,4 @@
-"""Types of what a model runner offers: groups of pages, copies of states, sources of tokens."""
+"""Interfaces of a model runner: groups of pages, copies of states, token sources."""
 
 from __future__ import annotations
 
@@ -17,29 +17,27 @@ if TYPE_CHECKING:
     from engine.model.forward.state import CacheSize
 
 SlotState = Sequence["Mapping[str, Tensor]"]
-"""Copy of one sequence's recurrent states in the host's memory, whatever the split.
+"""Copy of one sequence's recurrent states in host memory, independent of the split.
 
-For each layer that has one, in order, its tensors as a single rank would have them: F32, all units
-in order (`RecurrentState.whole_shapes`). So it can be loaded after a re-split, and saved to a file.
-Ranks that are processes keep their parts instead; then it only stands for them.
+For each recurrent layer, in order, its tensors as a single rank would have them: F32, all units in
+order (`RecurrentState.whole_shapes`). So it can be loaded after a re-split, and saved to a file. On
+several machines it is a reference, while each machine keeps its part.
 """
 
 Guard = Callable[[str, int], AbstractContextManager[None]]
-"""Function that returns the context of a call on the ranks, which explains failures.
-
-It is given the purpose, such as "to compute the next tokens", and the number of tokens.
-"""
+"""Returns the context of a call on the ranks, which explains failures, given its purpose, such as
+"to compute the next tokens", and the number of tokens."""
 
 
 class TokenSource(Protocol):
     """Sampler of tokens on the device, which may run some tokens ahead of their reader.
 
-    It serves one sequence that is computed alone. Whoever else computes must stop it first.
+    It serves a single sequence at a time, and must be stopped before any other computation.
     """
 
     @property
     def waited_s(self) -> float:
-        """Total time in which the host only waited for the device, in seconds."""
+        """Total seconds in which the host only waited for the device."""
         ...
 
     @property
@@ -48,13 +46,9 @@ class TokenSource(Protocol):
         ...
 
     def serve(self, sampler: Sampler, never: Sequence[int]) -> bool:
-        """Sample as `sampler` would from now on; return False where the host must sample.
+        """Sample as `sampler` would from now on; return False if the host must sample.
 
-        Called before each token.
-
-        Args:
-            sampler: settings, history and random numbers.
-            never: ids of tokens that must not come.
+        Called before each token; `never` are token ids that must not be sampled.
         """
         ...
 
@@ -65,22 +59,22 @@ class TokenSource(Protocol):
 
         Args:
             token: id of the token to run.
-            piece: where it belongs: one token of a sequence, whose tables have pages for `n_left`
-                tokens. They are those of the last call unless its `n_left` was 1.
-            n_left: number of tokens that may still be sampled, with this one; no more are computed.
+            piece: its position: one token of a sequence, with tables that have pages for `n_left`
+                tokens. They must be the tables of the last call unless its `n_left` was 1.
+            n_left: limit of the tokens to sample from here on, including this one.
 
         Returns:
             The sampled token; or logits (n_vocab,), from which `sampler` must sample; or None if
-            these are lost too and the content of the states is unknown.
+            these are lost too and the states are undefined.
         """
         ...
 
     def hold(self, n: int) -> bool:
-        """Run nothing ahead of the reader for the next n tokens, so that nothing is run in vain.
+        """Run nothing ahead of the reader for the next n tokens, so that no work is wasted.
 
         Returns:
-            Whether nothing is under way, so that others may compute; else after some calls of
-            `next`. States have not seen the token read last then, see `is_beyond`.
+            Whether nothing is running, so that others may compute; otherwise it takes some calls of
+            `next`. States then do not include the token read last, see `is_beyond`.
         """
         ...
 
@@ -89,27 +83,18 @@ class TokenSource(Protocol):
 
         Returns:
             Tokens that were run after the last one given to `next` and cannot be undone, so that
-            the cache holds them; none where the cache can rewind.
+            the cache holds them; none if the cache can rewind.
         """
         ...
 
 
 class PageGroup(NamedTuple):
-    """Layers that see equally far back, as a runtime has them.
-
-    Attributes:
-        n_pages: number of pages of the cache of each of these layers.
-        window: how far back the layers see.
-    """
+    """Layers with the same attention window, each with a cache of `n_pages` pages."""
 
     n_pages: int
     window: AttentionWindow
 
 
 def page_groups(size: CacheSize, windows: Sequence[AttentionWindow]) -> Sequence[PageGroup]:
-    """Return the groups of a cache.
-
-    Args:
-        windows: window of each group, see `windows_of`.
-    """
+    """Return the groups of a cache, given the window of each, see `windows_of`."""
     return [PageGroup(size.n_held(window) // PAGE, window) for window in windows]

@@ -8,7 +8,7 @@ from datetime import date
 
 import torch
 
-from engine.errors import EngineError, OutOfDeviceMemory
+from engine.errors import EngineError, OutOfDeviceMemory, Sentence
 from engine.hardware.backend_choice import (
     VARIABLE,
     allow_kernels,
@@ -38,7 +38,6 @@ from engine.util.programs import program_command
 log = logging.getLogger(__name__)
 
 COMMAND = program_command("engine.backends.gpu.self_test")
-"""Command of the child."""
 
 START_S = 120.0
 """Seconds for the child to import torch."""
@@ -48,11 +47,11 @@ STEP_S = 120.0
 
 
 def verdict_on(info: DeviceInfo, records: CardRecords | None = None) -> CardVerdict | None:
-    """Return whether kernels work on a GPU: the verdict on disk, else that of a trial made now.
+    """Return whether kernels work on a GPU: the verdict on disk, else that of a new trial.
 
     Args:
         info: the GPU.
-        records: place for verdicts; the user's by default.
+        records: store of verdicts; the user's by default.
 
     Returns:
         None if no trial could be made.
@@ -67,24 +66,21 @@ def verdict_on(info: DeviceInfo, records: CardRecords | None = None) -> CardVerd
 
 
 def try_card(
-    info: DeviceInfo,
-    *,
-    command: Sequence[str] = COMMAND,
-    start_s: float = START_S,
+    info: DeviceInfo, *, command: Sequence[str] = COMMAND, start_s: float = START_S,
     step_s: float = STEP_S,
-) -> CardVerdict | None:
-    """Test kernels on a GPU in a child process, which is killed when it falls silent.
+) -> CardVerdict | None:  # fmt: skip
+    """Test kernels on a GPU in a child process, which is killed if it stops responding.
 
     Args:
         info: the GPU.
         command: command line of the child.
-        start_s: seconds it may be silent before its first step.
-        step_s: seconds it may be silent later.
+        start_s: timeout in seconds before its first step.
+        step_s: timeout in seconds of later steps.
 
     Returns:
         None if the child did not start, or found something that says nothing about the kernels.
     """
-    log.info("testing kernels on %s (%s) in a process of its own", info.id, info.name)
+    log.info("testing kernels on %s (%s) in a child process", info.id, info.name)
     try:
         with TrialProcess(command, {"device": "cuda:0"}, only_shown(info)) as child:
             return _verdict(child, start_s, step_s)
@@ -94,7 +90,6 @@ def try_card(
 
 
 def _verdict(child: TrialProcess, start_s: float, step_s: float) -> CardVerdict | None:
-    """Return what a child finds, or in which step it failed; None if it does not get that far."""
     step, today = "", date.today().isoformat()
     for message in child.messages(start_s, step_s):
         if isinstance(message, str):
@@ -102,9 +97,15 @@ def _verdict(child: TrialProcess, start_s: float, step_s: float) -> CardVerdict 
             if not step:
                 return None
             if message == HUNG:
-                why = f"a test program did not end within {step_s:.0f} s in {step}"
+                why = Sentence(
+                    "a test program did not end within {n:.0f} s in {step}", n=step_s, step=step
+                )
                 return CardVerdict("hung", why, today)
-            why = f"a test program ended in the middle of {step} ({message})"
+            why = Sentence(
+                "a test program ended in the middle of {step} ({message})",
+                step=step,
+                message=message,
+            )
             return CardVerdict("crashed", why, today)
         if "begin" in message:
             step = str(message["begin"])
@@ -119,15 +120,15 @@ def _verdict(child: TrialProcess, start_s: float, step_s: float) -> CardVerdict 
 
 
 def only_shown(info: DeviceInfo) -> Mapping[str, str]:
-    """Return the environment variables for a process that sees one GPU alone, as cuda:0."""
+    """Return the environment variables of a process that sees only this GPU, as cuda:0."""
     return variables_for({info.id: info.uuid}, on_hip=bool(torch.version.hip))
 
 
-UNSET = f"Unset the environment variable {VARIABLE}."
-"""Sentence on what helps where a person chose the slower way."""
+UNSET = Sentence("Unset the environment variable {variable}.", variable=VARIABLE)
+"""Remedy where the slower backend was chosen on purpose."""
 
 NEEDED_BYTES = 64 << 20
-"""Bytes that the test needs beside what is loaded, mostly for the code of kernels."""
+"""Bytes that the test needs in addition to loaded models, mostly for the code of kernels."""
 
 
 def prove_kernels(names: Iterable[str]) -> Fallbacks:
@@ -137,8 +138,8 @@ def prove_kernels(names: Iterable[str]) -> Fallbacks:
         names: ids of the devices that hold parts of a model.
 
     Returns:
-        The model's list of what makes these GPUs slower. A GPU whose kernels are refused, or that
-        has none, computes with the torch reference.
+        The model's list of fallbacks. A GPU without usable kernels computes with the torch
+        reference.
     """
     names = tuple(dict.fromkeys(names))
     gpus = [name for name in names if name != "cpu"]
@@ -152,14 +153,13 @@ def prove_kernels(names: Iterable[str]) -> Fallbacks:
 
 
 def prove_cards(devices: Iterable[DeviceInfo]) -> Mapping[str, str]:
-    """Test our kernels on GPUs in child processes again, whatever is known of them.
+    """Test our kernels on GPUs again in child processes, whatever the verdicts on disk.
 
     Args:
-        devices: any devices; the CPU is skipped, and all are where no kernels would be used.
+        devices: any devices; the CPU is skipped, and all are if no kernels would be used.
 
     Returns:
-        What is wrong, as the end of a sentence, by the id of the GPU; the others passed, or could
-        not be tested.
+        The problem, as the end of a sentence, by GPU id; the others passed or could not be tested.
     """
     records, uses_kernels = CardRecords.of_user(), has_triton() and chosen_backend() != "reference"
     gpus = [info for info in devices if info.kind != "cpu" and uses_kernels]
@@ -173,14 +173,7 @@ def prove_cards(devices: Iterable[DeviceInfo]) -> Mapping[str, str]:
 
 
 def _problem_of(name: str) -> str:
-    """Return why kernels must not be used on a GPU, as the end of a sentence; "" if they may.
-
-    The card is tested in a child process once, or in this one where that is not possible.
-
-    Raises:
-        OutOfDeviceMemory: it has no memory left.
-        RuntimeError: it is lost to this process.
-    """
+    """Return why not to use kernels on a GPU, tested once in a child process; "" if they work."""
     from engine.backends.gpu.launch.own_launcher import prepare  # needs Triton
 
     info = next((info for info in list_devices() if info.id == name), None)
@@ -188,7 +181,7 @@ def _problem_of(name: str) -> str:
         return _problem_here(name)
     try:
         prepare()
-    except EngineError as error:  # is said of this machine, not of the card
+    except EngineError as error:  # concerns this machine rather than the GPU
         return str(error).rstrip(".")
     records = CardRecords.of_user()
     if verdict_on(info, records) is None:
@@ -197,7 +190,6 @@ def _problem_of(name: str) -> str:
 
 
 def _problem_here(name: str) -> str:
-    """Test kernels on a GPU in this process; see `_problem_of`."""
     from engine.backends.gpu.self_test import problem_of  # needs Triton
 
     try:
@@ -206,18 +198,20 @@ def _problem_here(name: str) -> str:
         if not is_out_of_memory(error):
             raise
         free = free_bytes([name])[name]
-        raise OutOfDeviceMemory(name, free + NEEDED_BYTES, free, "to test its kernels") from None
+        doing = Sentence("to test its kernels")
+        raise OutOfDeviceMemory(name, free + NEEDED_BYTES, free, doing) from None
 
 
 def _report_choice(name: str, found: Fallbacks) -> None:
-    """Report why a GPU computes without our kernels, or starts them one by one."""
     backend = chosen_backend()
     if why := refused_kernels().get(name):
         found.report("kernels", [name], why)
     elif backend == "reference":
-        found.report("kernels", [name], f"{VARIABLE} is set to {backend}", UNSET)
+        why = Sentence("{variable} is set to {backend}", variable=VARIABLE, backend=backend)
+        found.report("kernels", [name], why, UNSET)
     elif not kernels_for(name):
-        package = triton_package()
-        found.report("kernels", [name], "Triton is not installed", f"Run: pip install {package}")
+        remedy = Sentence("Run: {remedy}", remedy=f"pip install {triton_package()}")
+        found.report("kernels", [name], Sentence("Triton is not installed"), remedy)
     elif not captures_tokens():
-        found.report("graph", [name], f"{VARIABLE} is set to {backend}", UNSET)
+        why = Sentence("{variable} is set to {backend}", variable=VARIABLE, backend=backend)
+        found.report("graph", [name], why, UNSET)

@@ -17,7 +17,7 @@ from engine.backends.cpu.backend import CpuBackend
 from engine.backends.cpu.thread_comm import ThreadGroup
 from engine.backends.reference.backend import Backend
 from engine.backends.reference.weights import DenseWeight, PackedWeight, chunks
-from engine.errors import Cancelled, EngineError, KernelError, UnsupportedQuant
+from engine.errors import Cancelled, EngineError, KernelError, Sentence, UnsupportedQuant
 from engine.formats.quants.dequantise import QUANTS, dequantise
 from engine.hardware.backend_choice import kernels_for, use_interpreter
 from engine.hardware.faults import call_all
@@ -58,20 +58,14 @@ class ByteProgress:
     Args:
         total_bytes: number of bytes that all ranks will read.
         on_progress: called with the progress, from several threads, one at a time.
-        is_cancelled: returns whether the user has asked to stop.
+        is_cancelled: returns whether the user has cancelled.
         doing: name of the work for the message of `Cancelled`, such as "Loading".
-
-    Attributes:
-        is_cancelled: returns whether the user has asked to stop.
     """
 
     def __init__(
-        self,
-        total_bytes: int,
-        on_progress: Callable[[LoadProgress], None],
-        is_cancelled: Callable[[], bool],
-        doing: str = "Loading",
-    ) -> None:
+        self, total_bytes: int, on_progress: Callable[[LoadProgress], None],
+        is_cancelled: Callable[[], bool], doing: str = Sentence("Loading"),
+    ) -> None:  # fmt: skip
         self._total = total_bytes
         self._doing = doing
         self._done = 0
@@ -88,10 +82,10 @@ class ByteProgress:
             self._report()
 
     def add(self, n_bytes: int) -> None:
-        """Count `n_bytes` more as read, and report that at most every `PROGRESS_INTERVAL_S`.
+        """Count `n_bytes` as read; report progress at most every `PROGRESS_INTERVAL_S`.
 
         Raises:
-            Cancelled: the user has asked to stop.
+            Cancelled: the user has cancelled.
         """
         self.check()
         with self._lock:
@@ -102,7 +96,6 @@ class ByteProgress:
                 self._report()
 
     def _report(self) -> None:
-        """Call `on_progress`; the caller holds the lock."""
         doing = next(filter(None, self._other_work.values()), "")
         self._on_progress(LoadProgress(self._done, self._total, doing))
 
@@ -110,7 +103,7 @@ class ByteProgress:
         """Check for a cancellation.
 
         Raises:
-            Cancelled: the user has asked to stop.
+            Cancelled: the user has cancelled.
         """
         if self.is_cancelled():
             raise Cancelled(self._doing)
@@ -120,7 +113,7 @@ def check_types(path: str, slots: Sequence[Slot]) -> None:
     """Check that every tensor can be dequantised.
 
     Raises:
-        UnsupportedQuant: a tensor cannot; names the first one.
+        UnsupportedQuant: names the first tensor that cannot.
     """
     for slot in slots:
         if slot.tensor.type.number not in QUANTS:
@@ -128,28 +121,19 @@ def check_types(path: str, slots: Sequence[Slot]) -> None:
 
 
 def load_rank(
-    file: GGUFFile,
-    slots: Sequence[Slot],
-    rank: int,
-    device: torch.device,
-    storage: str,
-    backend: Backend,
-    progress: ByteProgress,
-) -> None:
+    file: GGUFFile, slots: Sequence[Slot], rank: int, device: torch.device, storage: str,
+    backend: Backend, progress: ByteProgress,
+) -> None:  # fmt: skip
     """Load a rank's parts of tensors into the attributes that `slots` name.
 
     Args:
-        file: file of the model.
         slots: tensors to load and the attributes of the rank's modules that hold them.
-        rank: number of the rank.
-        device: device of the rank.
-        storage: form of the rank's matrices, see `engine.planning.plan.DevicePlan`.
-        backend: backend of the rank.
+        storage: storage format of the rank's matrices, see `engine.planning.plan.DevicePlan`.
         progress: progress of all ranks' loads.
 
     Raises:
-        ModelFileError: the file has been changed or cut short, or its drive fails.
-        Cancelled: the user has asked to stop.
+        ModelFileError: the file has changed or was cut short, or its drive fails.
+        Cancelled: the user has cancelled.
     """
     with backend.loader(file, slots, rank, progress.add) as loader:
         for slot in slots:
@@ -164,7 +148,6 @@ def _value(
     file: GGUFFile, slot: Slot, pieces: Sequence[Slices], device: torch.device, storage: str,
     progress: ByteProgress, loader: WeightLoader,
 ) -> Weight | Tensor:  # fmt: skip
-    """Return a rank's part of one tensor."""
     dim = slot.placement.dim if isinstance(slot.placement, Shard) else 0
     kind = slot.holding(storage)
     if kind == "packed":
@@ -177,14 +160,9 @@ def _value(
 
 
 def _load_packed(
-    file: GGUFFile,
-    tensor: TensorInfo,
-    pieces: Sequence[Slices],
-    dim: int,
-    device: torch.device,
+    file: GGUFFile, tensor: TensorInfo, pieces: Sequence[Slices], dim: int, device: torch.device,
     loader: WeightLoader,
-) -> Weight:
-    """Return a matrix as the file's bytes: the blocks that cover all pieces, joined along `dim`."""
+) -> Weight:  # fmt: skip
     parts, columns, begin = [], [], 0
     for piece in pieces:
         raw, inside = _blocks(file, tensor, piece)
@@ -202,7 +180,6 @@ def _load_packed(
 def _dequantised(
     file: GGUFFile, tensor: TensorInfo, slices: Slices, progress: ByteProgress
 ) -> Tensor:
-    """Return one piece of a tensor in F32; dequantises it in chunks of rows."""
     raw, columns = _blocks(file, tensor, slices)
     n_columns = columns.stop - columns.start
     result = torch.empty(prod(raw.shape[:-1]), n_columns)
@@ -227,18 +204,14 @@ Prepare = Callable[["Communicator"], "Communicator"]
 
 @dataclass(frozen=True, slots=True)
 class RankSetup:
-    """Facts that the builders of all ranks of a model share.
+    """Settings that the builders of all ranks of a model share.
 
     Attributes:
-        devices: device of each rank.
         kinds: kind of each rank's device; ranks of one kind compute the same bits.
-        plan: placement and memory of the model.
-        hp: hyperparameters of the model.
         n_batch: largest number of prompt tokens in a pass.
-        threads_per_rank: CPU threads of each rank.
-        communicator: returns the communicator of a rank, given its number, its device, and what
-            prepares one between ranks of this process for captured tokens.
-        fallbacks: list of what makes the model's GPUs slower.
+        communicator: makes a rank's communicator from its number, its device, and the function
+            that prepares one between ranks of this process for captured tokens.
+        fallbacks: fallbacks that make the model's GPUs slower.
     """
 
     devices: Sequence[torch.device]
@@ -255,10 +228,7 @@ class RankBuilder:
     """Builder of a model's ranks, called on each rank's own thread or in its own process.
 
     Args:
-        setup: facts that all ranks share.
-        file: file of the model.
-        params: parameters of the load.
-        declaration: declaration whose modules the first rank of this process uses.
+        declaration: declaration with modules for the first rank of this process.
         first: number of that rank.
     """
 
@@ -275,12 +245,7 @@ class RankBuilder:
         return self._made(number, self._own_declaration(number), ())
 
     def loaded(self, number: int, progress: ByteProgress) -> Rank:
-        """Return a rank with its weights and its cache.
-
-        Args:
-            number: number of the rank.
-            progress: progress of all ranks' loads.
-        """
+        """Return a rank with its weights and its cache; `progress` is that of all ranks."""
         mine = self._own_declaration(number)
         rank = self._made(number, mine, mine.states)
         try:
@@ -300,7 +265,6 @@ class RankBuilder:
 
     @contextmanager
     def _compiled(self, rank: Rank, progress: ByteProgress) -> Iterator[None]:
-        """Compile a rank's kernels in the background; they are ready when the context ends."""
         setup = self._setup
         name = setup.plan.devices[rank.number].device
         with _explained(name):
@@ -317,7 +281,6 @@ class RankBuilder:
             compiling.cancel()
 
     def _made(self, number: int, declaration: Declaration, states: Sequence[State]) -> Rank:
-        """Return a rank without weights, whose cache holds `states`."""
         setup = self._setup
         device, storage = setup.devices[number], setup.plan.devices[number].storage
         cache = Cache(
@@ -328,16 +291,16 @@ class RankBuilder:
         comm = setup.communicator(number, device, backend.captured_collectives)
         kinds = setup.kinds
 
-        guessing = declaration.split.blocks[setup.hp.n_trunk :]
+        mtp_blocks = declaration.split.blocks[setup.hp.n_trunk :]
 
         def make_context() -> Context:
             context = Context(comm, backend.make_ops(), cache, device, kinds)
-            if any(number in block.group for block in guessing):
+            if any(number in block.group for block in mtp_blocks):
                 context.keep_hidden_states(setup.hp.n_embd, setup.hp.n_mtp)
             return context
 
         micro_batches = None
-        if backend.captures and not guessing:
+        if backend.captures and not mtp_blocks:
             from engine.backends.gpu.comm.communicator import DeviceCommunicator  # needs Triton
 
             if isinstance(comm, DeviceCommunicator):
@@ -345,7 +308,7 @@ class RankBuilder:
         return Rank(declaration, storage, make_context(), backend, micro_batches)
 
     def _backend(self, number: int, has_kernels: bool) -> Backend:
-        """Return a rank's backend; an idle one's can record tokens, too."""
+        """Return a rank's backend; that of an idle rank can record tokens, too."""
         setup, device = self._setup, self._setup.devices[number]
         is_idle = number not in self._declaration.split.holders
         name = "cpu" if is_idle else setup.plan.devices[number].device
@@ -368,13 +331,7 @@ def make_group(
 ) -> ThreadGroup:
     """Return the group in which the ranks of a model exchange values.
 
-    If all of them use the GPU's kernels, collectives run on the devices, without the host waiting.
-
-    Args:
-        plan: plan of the model.
-        devices: device of each rank.
-        params: parameters of the load.
-        fallbacks: list of what makes the model's GPUs slower.
+    If all of them use GPU kernels, collectives run on the devices without the host waiting.
     """
     used = [d for d in plan.devices if d.memory.total]
     has_kernels = all(d.storage == "kernels" for d in used)
@@ -390,11 +347,7 @@ def make_group(
 
 @contextmanager
 def _explained(device: str) -> Iterator[None]:
-    """Turn errors into a `KernelError` that names the device, whose kernels are then not used.
-
-    Raises:
-        KernelError: any error of the engine but `Cancelled` and a lack of memory.
-    """
+    """Turn errors, except out of memory and `Cancelled`, into a `KernelError` of the device."""
     try:
         yield
     except Cancelled:

@@ -1,10 +1,10 @@
 """Two-batch overlap: a prompt batch in two micro-batches, one computed while the other is reduced.
 
-In each block the first micro-batch is ahead of the second, so the keys and values that the second
-one attends to are in the cache. All-reduces that take as long as the products are then nearly free,
-and pipelined ranks compute at the same time; but each matrix is read, or dequantised, twice. What
-weighs more depends on links and GPUs, so it is measured when a model is loaded. The choice then
-stays, as the results of micro-batches may differ in their last bits from those of a whole batch.
+In each block the first micro-batch is ahead of the second, so the cache has the keys and values
+that the second one attends to. All-reduces that take as long as the matmuls become nearly free, and
+pipelined ranks compute at the same time; but each matrix is read, or dequantised, twice. Which
+matters more depends on links and GPUs, so it is measured when a model is loaded. The choice is
+kept, as the results of micro-batches may differ in their last bits from those of a whole batch.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ MIN_MICRO_ROWS = 128
 """Smallest number of tokens of a batch that is split; all-reduces of fewer take microseconds."""
 
 TRIED_ROWS = 512
-"""Largest number of tokens of a batch with which it is measured, since four of them delay a load.
-Halves of larger batches cost less, so what pays with it pays with them."""
+"""Largest batch, in tokens, to measure with, as a load computes four of them. Halves of larger
+batches cost less, so if it pays with this size it pays with those."""
 
 ORDER = (False, True, True, False)
 """Order of the measurements: True is in micro-batches; each twice, because clock rates drift."""
@@ -40,7 +40,7 @@ MIN_GAIN = 0.03
 
 
 class MicroBatches:
-    """Computation of prompt batches as two micro-batches, on one rank.
+    """Computes prompt batches as two micro-batches, on one rank.
 
     Args:
         comm: communicator of the rank.
@@ -57,14 +57,12 @@ class MicroBatches:
         """Compute ids (T,) as `CausalLM.forward` does.
 
         Args:
-            model: the rank's modules.
             first: context of the first T // 2 tokens.
-            ids: ids of the tokens.
-            batch: tokens of one sequence; logits are wanted of tokens from T // 2 on at most.
+            batch: tokens of one sequence, with logits only of tokens from T // 2 on.
         """
         (piece,), n = batch.pieces, len(ids) // 2
         n_past, first_logit = piece.n_past, batch.first_logit
-        assert n <= first_logit, "logits of the first micro-batch are asked for"
+        assert n <= first_logit, "logits of the first micro-batch were requested"
         second = self._twin = self._twin or self._make_twin()
         overlap = self._overlap = self._overlap or BatchOverlap()
         second.directions = first.directions
@@ -103,7 +101,6 @@ def _with_this_stream(
 
 @contextmanager
 def _on(device: torch.device, stream: torch.cuda.Stream | None) -> Iterator[None]:
-    """Make a device and a CUDA stream current; does nothing if the stream is None."""
     if stream is None:
         yield
         return

@@ -1,4 +1,4 @@
-"""Forward passes on all ranks of a model: batches of tokens, and single tokens, which replay."""
+"""Forward passes on all ranks of a model; passes over single tokens are recorded and replayed."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.errors import CommError, EngineError
+from engine.errors import CommError, EngineError, Sentence
 from engine.hardware.backend_choice import captures_tokens
 from engine.hardware.fallbacks import Fallbacks
 from engine.hardware.faults import call_all, stopped_error
 from engine.model.forward.batch import FIRST_TOKEN, MAX_AT_ONCE, SMALL_BATCH, Batch, PassSize, Piece
+from engine.model.forward.state import RecurrentState
+from engine.model.sharding.split import as_one, runs
 from engine.runtime import micro_batches
 from engine.runtime.interface import page_groups
-from engine.runtime.memory import CacheMemory
 from engine.runtime.mtp_reading import MAX_AHEAD, NotedSource, UnreadTokens
 from engine.runtime.pass_executor import OneShotUse, PassExecutor, gpus_of, has_kernels, make_passes
 from engine.runtime.prompt_batches import PromptBatches
@@ -34,49 +35,50 @@ if TYPE_CHECKING:
     from engine.decoding.sampling.sampler import Logits, SamplingRequest
     from engine.model.forward.pages import AttentionWindow
     from engine.model.forward.state import CacheSize
-    from engine.runtime.interface import Guard, TokenSource
+    from engine.runtime.interface import Guard, SlotState, TokenSource
+    from engine.runtime.memory import CachedRows
     from engine.runtime.mtp_reading import Reading
 
 T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
-NO_CANDIDATES = "its kernels cannot compare the likeliest tokens of all devices"
-"""Reason for sampling on the host where ranks have no kernels that meet."""
+NEXT_TOKENS = Sentence("to compute the next tokens")
+BEGIN = Sentence("to begin a sequence")
+COPY = Sentence("to copy the cache")
+DRAFT = Sentence("to draft tokens")
+
+NO_CANDIDATES = Sentence("its kernels cannot compare the likeliest tokens of all devices")
 
 
-class ModelRunner(CacheMemory):
-    """Runner of forward passes on all ranks of one model, which hold what sequences remember.
+class ModelRunner:
+    """Runner of forward passes on all ranks of one model, which hold the KV cache.
 
-    It runs tokens of several sequences, and does not know which of them its pages hold: the
-    scheduler keeps count of that.
+    It runs batches of several sequences without knowing which sequence uses which page; the
+    scheduler keeps track of that.
 
     Passes over single tokens are recorded and then replayed, see `engine.runtime.pass_executor`.
-    MTP blocks guess what follows tokens: a pass of guesses first reads the tokens that were
-    computed one by one since the last one. A device that samples ahead comes to a stop before a
-    guess, and prompts are not computed in micro-batches on GPUs, so `--draft auto` loads the blocks
-    on CPUs alone.
+    MTP blocks draft the next tokens: before a draft they read the tokens that were decoded since
+    the last one. A device that samples ahead has to stop for each draft, and models with MTP
+    blocks do not compute prompts in micro-batches on GPUs, so `--draft auto` loads the blocks on
+    CPUs only.
 
     Args:
         executor: executor of the ranks.
         n_vocab: number of tokens of the vocabulary.
-        size: sizes of the cache, and with them of the context and of batches.
-        windows: how far back each group of layers sees.
-        can_rewind: whether the cache can drop its last tokens.
+        size: sizes of the cache, of the context and of batches.
+        windows: attention window of each group of layers.
+        can_rewind: whether the cache can drop its last tokens; recurrent states cannot.
         guard: returns the contexts of calls on the ranks.
-        fallbacks: list of what makes the GPUs slower.
+        fallbacks: fallbacks that make the GPUs slower.
 
     Attributes:
-        batches: batches of prompts.
-        token_source: samples tokens where they are computed; None if the host samples all.
+        ranks: the ranks, in rank order; empty once closed.
+        token_source: samples tokens on the device; None if the host samples all of them.
         meeting: use of the one-shot all-reduces of the ranks' kernels.
-        n_vocab: number of tokens of the vocabulary.
-        n_ctx: largest number of tokens of a sequence.
         n_batch: largest number of rows of a pass.
-        can_rewind: whether all of the cache lies in pages, so that its last tokens can be dropped;
-            recurrent states cannot go back.
-        groups: the groups of layers, which each have a table in `Piece.tables`, in this order.
-        n_slots: number of slots for the recurrent states of sequences, 1 at least.
+        groups: groups of layers; each has a table in `Piece.tables`, in this order.
+        n_slots: number of slots for recurrent states, at least 1.
     """
 
     def __init__(
@@ -106,17 +108,14 @@ class ModelRunner(CacheMemory):
 
     @property
     def max_verify_rows(self) -> int:
-        """Largest number of rows of a pass that checks drafts.
-
-        Up to it, a row has the bits that it has alone.
-        """
+        """Largest number of rows of a pass that verifies drafts with the bits of single rows."""
         busy = [rank for rank in self.ranks if not rank.is_idle]
         are_alike = all(rank.backend.captures or rank.device.type == "cpu" for rank in busy)
         return MAX_AT_ONCE if are_alike else SMALL_BATCH
 
     @property
     def passes(self) -> PassExecutor:
-        """Executor of passes over single tokens, for the ranks that are loaded by the first one."""
+        """Executor of passes over single tokens, made for the loaded ranks on first use."""
         if self._made_passes is None:
             self._made_passes = make_passes(
                 self.executor, self.ranks, self.batches, self.meeting, self.fallbacks,
@@ -126,17 +125,17 @@ class ModelRunner(CacheMemory):
 
     @property
     def n_single(self) -> Counter[PassSize]:
-        """Number of passes over single tokens since the recordings were last dropped, by size."""
+        """Number of passes over single tokens since recordings were last dropped, by size."""
         return self.passes.n_single
 
     def warm_up(self) -> None:
-        """Compile, record and measure now, so that the first prompt and token do not wait for it.
+        """Compile, record and measure now, so that the first prompt and token do not have to wait.
 
-        If the ranks' kernels wait for each other in vain, all is computed once more, then without
+        If kernels time out waiting for each other, everything is computed once more without
         one-shot all-reduces.
 
         Raises:
-            EngineError: a pass failed otherwise.
+            EngineError: a pass failed for another reason.
         """
         if not has_kernels(self.ranks):
             return
@@ -151,7 +150,6 @@ class ModelRunner(CacheMemory):
                 return
 
     def _compute_once(self) -> None:
-        """Compute the passes of `warm_up` once."""
         for _ in range(self.passes.n_until_recorded):
             self.compute([0], Batch.of_one(0, 1, 0))
         compiles = any(rank.backend.compiles for rank in self.ranks)
@@ -166,7 +164,6 @@ class ModelRunner(CacheMemory):
             rank.backend.prepare()
 
     def _try_micro_batches(self, n: int) -> None:
-        """Measure whether batches of n tokens take less time in micro-batches; keep the answer."""
         if n < micro_batches.MIN_MICRO_ROWS or not any(rank.micro_batches for rank in self.ranks):
             return
 
@@ -179,13 +176,12 @@ class ModelRunner(CacheMemory):
     def rehearse(self, n: int) -> bool:
         """Compute n tokens while no kernel waits for another rank; return whether any could wait.
 
-        A device's first pass allocates memory and loads libraries, which waits for its kernels. If
-        these wait for a rank that does the same, both wait in vain.
+        A device's first pass allocates memory and loads libraries, which waits for its kernels.
+        Two ranks that do so while their kernels wait for each other would deadlock.
         """
         return self._rehearsed(lambda: self._computed([0] * n, Batch.of_one(0, n, n - 1)))
 
     def _rehearsed(self, compute: Callable[[], Tensor]) -> bool:
-        """Compute while no kernel waits for another rank; return whether any could wait."""
         if not self.meeting.meetings.wait:
             return False
         with self.meeting.without_waiting():
@@ -206,46 +202,45 @@ class ModelRunner(CacheMemory):
         """Run tokens of one or several sequences and return their logits.
 
         Args:
-            ids: ids of the tokens, of one piece after the other.
-            batch: what each row is. The pages of its tables must not be used otherwise until the
-                pass has ended. If no logits are wanted, devices may still compute afterwards: what
-                fails there is raised by a later call, by `finish` at the latest.
+            ids: token ids, piece by piece.
+            batch: description of the rows. The pages of its tables must not be used otherwise until
+                the pass has ended. Without logits, devices may still compute after this returns:
+                errors are then raised by a later call, by `finish` at the latest.
 
         Returns:
-            (len(ids) - batch.first_logit, n_vocab); if the batch wants hidden states,
-            (len(ids) - batch.first_logit, n_embd).
+            (len(ids) - batch.first_logit, n_vocab), or (len(ids) - batch.first_logit, n_embd) if
+            the batch requests hidden states.
 
         Raises:
-            EngineError: the model was closed, a device ran out of memory or a rank was lost; what
-                the cache holds is then undefined.
+            EngineError: the model was closed, a device ran out of memory or a rank was lost; the
+                contents of the cache are then undefined.
         """
         self.check_loaded()
-        with self._guard("to compute the next tokens", len(ids)), self._noted(ids, batch):
+        with self._guard(NEXT_TOKENS, len(ids)), self._noted(ids, batch):
             return self.compute(ids, batch)
 
     def sample(
-        self, ids: Sequence[int], batch: Batch, wishes: Sequence[SamplingRequest | None]
+        self, ids: Sequence[int], batch: Batch, requests: Sequence[SamplingRequest | None]
     ) -> Sequence[int | Logits]:
-        """Run tokens like `forward`, and sample the next ones on a device where that can do it.
+        """Run tokens like `forward`, and sample the next ones on a device where possible.
 
         Random numbers are taken from the samplers, which accept the tokens later.
 
         Args:
-            wishes: how to sample behind each of the rows from `batch.first_logit` on; None where
-                logits are wanted.
+            requests: sampling request of each row from `batch.first_logit` on; None for logits.
 
         Returns:
             For each of these rows the next token, or logits (n_vocab,) from which the host samples.
         """
-        if not any(wishes) or not self.ranks:
+        if not any(requests) or not self.ranks:
             return list(self.forward(ids, batch))
         if self._row_sampling is None:
             head = self.ranks[self.ranks[0].model.split.last_group[0]]
             self._row_sampling = RowSampling(self.executor, head, self.n_vocab)
         sampling, tokens = self._row_sampling, ids[batch.first_logit :]
-        with self._guard("to compute the next tokens", len(ids)), self._noted(ids, batch):
+        with self._guard(NEXT_TOKENS, len(ids)), self._noted(ids, batch):
             return self._computed_rows(
-                ids, batch, lambda logits: sampling.results(logits, tokens, wishes)
+                ids, batch, lambda logits: sampling.results(logits, tokens, requests)
             )
 
     @property
@@ -253,20 +248,20 @@ class ModelRunner(CacheMemory):
         """Number of tokens that `forward` has started and devices have not computed yet.
 
         Raises:
-            EngineError: a device has failed meanwhile, see `forward`.
+            EngineError: a device has failed since, see `forward`.
         """
-        with self._guard("to compute the next tokens", 1), self._recovering():
+        with self._guard(NEXT_TOKENS, 1), self._recovering():
             return self.batches.n_running
 
     def finish(self) -> None:
         """Wait for all batches that were started without logits."""
-        with self._guard("to compute the next tokens", 1), self._recovering():
+        with self._guard(NEXT_TOKENS, 1), self._recovering():
             self.batches.finish()
 
     def compute(self, ids: Sequence[int], batch: Batch) -> Logits:
         """Run the rows of a batch and return their logits; see `forward`.
 
-        Without logits nothing is read from devices: hosts start a few batches ahead of them.
+        Without logits nothing is read from devices: hosts run a few batches ahead of them.
         """
         if batch.first_logit >= len(ids):
             with self._recovering():
@@ -275,7 +270,6 @@ class ModelRunner(CacheMemory):
         return self._computed_rows(ids, batch, _on_host)
 
     def _computed_rows(self, ids: Sequence[int], batch: Batch, read: Callable[[Tensor], T]) -> T:
-        """Run the rows of a batch; return what `read` makes of their logits."""
         passes = self.passes
         if not passes.may_repeat(batch):
             return self._read(lambda: self._computed(ids, batch), read)
@@ -283,60 +277,49 @@ class ModelRunner(CacheMemory):
         size = passes.size_of(wide)
         passes.n_single[size] += captures_tokens()
         if passes.has(size):
-            self.batches.finish()  # the limit of a token's time is not meant for them
+            self.batches.finish()  # a token's timeout is too short for them
             return self._read(lambda: self._found(passes.replay(wide_ids, wide))[: len(ids)], read)
         if not passes.is_due(size):
             return self._read(lambda: self._computed(ids, batch), read)
         slot, has_states = batch.pieces[0].state_slot, size == 1 and not self.can_rewind
         before = self.copied_states(slot) if has_states else ()
         found = self._read(lambda: self._recorded(wide_ids, wide)[: len(ids)], read)
-        if has_states:  # from others than those before it, it would cache other keys and values
-            behind = self.copied_states(slot)
+        if has_states:  # computed from other states, the token's keys and values would differ
+            after = self.copied_states(slot)
             self.put_states(slot, before)
             self.sample_on_device(ids[0], batch.pieces[0])
-            self.put_states(slot, behind)
+            self.put_states(slot, after)
         elif size == 1:
             self.sample_on_device(ids[0], batch.pieces[0])
         return found
 
     def _recorded(self, ids: Sequence[int], batch: Batch) -> Tensor:
-        """Compute single tokens and record that, step by step where that is impossible."""
         self.batches.finish()
         found = self.passes.record(ids, batch)
         return self._computed(ids, batch) if found is None else self._found(found)
 
     def _computed(self, ids: Sequence[int], batch: Batch) -> Tensor:
-        """Compute tokens on all ranks, without recordings; return the logits."""
         return self._logits(self.batches.task(self.ranks, ids, batch))
 
     def _logits(self, compute: Callable[[int], Tensor | None]) -> Tensor:
-        """Compute on all ranks; return the logits, which exactly one rank returns."""
         return self._found(self.executor.run(compute, is_watched=True))
 
     def _found(self, found: Sequence[Tensor | None]) -> Tensor:
-        """Return the only value that is not None."""
         (logits,) = (x for x in found if x is not None)
         return logits
 
     @property
     def is_captured_whole(self) -> bool:
-        """Whether a token is a single graph on each device, without work of the host between."""
+        """Whether a token is a single graph on each device, with no host work in between."""
         return self.passes.is_whole(1)
 
     def start(self, ids: Sequence[int], batch: Batch) -> None:
-        """Start tokens on all devices from the calling thread; if each has one graph."""
+        """Start tokens on all devices from the calling thread, if each has a single graph."""
         ranks = self.ranks
         self.executor.call_inline(lambda rank: ranks[rank].begin(ids, batch))
         self.executor.call_inline(lambda rank: ranks[rank].start())
 
     def _read(self, compute: Callable[[], Tensor], read: Callable[[Tensor], T]) -> T:
-        """Return what `read` makes of computed logits, once one-shot all-reduces have succeeded.
-
-        Recovers after any failure, see `recover`.
-
-        Raises:
-            CommError: a rank was missing from an all-reduce, or does not finish.
-        """
         with self._recovering():
             found = read(compute())
             self.batches.finish()
@@ -344,7 +327,6 @@ class ModelRunner(CacheMemory):
 
     @contextmanager
     def _recovering(self) -> Iterator[None]:
-        """Recover after any failure, also one of a one-shot all-reduce; see `recover`."""
         try:
             yield
             problem = self.one_shots.problem() if self.one_shots else None
@@ -356,12 +338,12 @@ class ModelRunner(CacheMemory):
 
     @property
     def drafter(self) -> Self | None:
-        """Itself if the model has an MTP block."""
+        """The runner itself if the model has an MTP block, else None."""
         return self if self._n_blocks else None
 
     @property
     def max_drafts(self) -> int:
-        """Largest number of drafts in a row: as many as there are blocks; 0 for any number."""
+        """Largest number of drafts in a row: the number of blocks; a single one has no limit, 0."""
         return self._n_blocks if self._n_blocks > 1 else 0
 
     @property
@@ -373,37 +355,37 @@ class ModelRunner(CacheMemory):
         return UnreadTokens(self._n_blocks)
 
     def noted(self, source: TokenSource) -> TokenSource:
-        """Return a source of tokens that the MTP blocks are going to read, if there are some."""
+        """Return a token source that keeps tokens for the MTP blocks to read, if there are any."""
         if self.drafter is None:
             return source
-        me = weakref.ref(self)  # which has the source, too
+        me = weakref.ref(self)  # this object refers to the source
         return NotedSource(source, self._unread, lambda batch: _read_due(me(), batch))
 
     def draft(self, ids: Sequence[int], batch: Batch, number: int = 0) -> Logits:
-        """Return logits of what follows tokens, (n, n_vocab), as an MTP block sees it.
+        """Return an MTP block's logits (n, n_vocab) of the tokens after `ids`.
 
-        A block that is alone drafts any number of tokens, one after the other. Of several, the
-        first drafts the first token, the second the one behind it, and so on.
+        A single block drafts any number of tokens, one after the other. Of several blocks, the
+        first drafts the first token, the second the next one, and so on.
 
         Args:
-            ids: a token of each sequence: the next one to compute, or the draft made last.
-            batch: where they belong, as in the pass that will compute them; there are pages.
-            number: number of drafts before, which were made right before this one.
+            ids: a token of each sequence: the next one to compute, or the last draft.
+            batch: their positions, as in the pass that will compute them; there are pages.
+            number: number of drafts made immediately before this one.
 
         Raises:
             EngineError: see `forward`.
         """
         self.check_loaded()
-        with self._guard("to guess the next tokens", 1):
+        with self._guard(DRAFT, 1):
             before, (block, rows) = self._unread.joined(ids, batch, number)
             self._read_tokens(before)
-            found = self._read(lambda: self._drafted(*rows, block), lambda x: x.cpu().numpy())
+            logits = self._read(lambda: self._drafted(*rows, block), lambda x: x.cpu().numpy())
             self._unread.note_guess(batch, number)
-            return found
+            return logits
 
     @contextmanager
     def _noted(self, ids: Sequence[int], batch: Batch) -> Iterator[None]:
-        """Enter a pass over the blocks before the MTP blocks, if there are some that guess."""
+        """Surround a pass over the main blocks: MTP blocks read what is due and note the ids."""
         if self.drafter is None:
             yield
             return
@@ -419,14 +401,13 @@ class ModelRunner(CacheMemory):
                 self.executor.run(partial(_read_on, ranks, tokens, batch, block), is_watched=True)
 
     def forget_hidden_states(self, batch_index: int) -> None:
-        """Forget the hidden states of a sequence whose number another one has now."""
+        """Forget the hidden states at a batch index that a new sequence now uses."""
         ranks = self.ranks
         self._unread.forget(batch_index)
-        with self._guard("to begin a sequence", 1):
+        with self._guard(BEGIN, 1):
             self.executor.run(lambda rank: ranks[rank].context.forget_hidden_states(batch_index))
 
     def _drafted(self, ids: Sequence[int], batch: Batch, block: int) -> Tensor:
-        """Have a block guess on all ranks; return the logits of the rows that want some."""
         found = self.passes.draft(
             ids, batch, block, lambda task: self._rehearsed(lambda: self._logits(task))
         )
@@ -436,9 +417,9 @@ class ModelRunner(CacheMemory):
         """Set up the sampling of tokens on the devices, if GPUs hold the whole model.
 
         Args:
-            token: token that has just been computed: what is cached of it is computed once more.
-            piece: where it lies, with the recurrent states before it; as long as nothing is
-                cached, anywhere.
+            token: token that has just been computed; it is computed once more.
+            piece: its position, with the recurrent states before it; anywhere while the cache is
+                empty.
         """
         is_sure = all(
             rank.backend.samples and 1 in rank.recordings and not rank.refusal
@@ -474,11 +455,110 @@ class ModelRunner(CacheMemory):
             self.fallbacks.withdraw("sampling")
             self.token_source = self.noted(stream)
 
-    def recover(self) -> None:
-        """Make the runner usable again after a failure, perhaps in the middle of a token.
+    # the cache
 
-        If a rank is lost, close it.
+    def copy_page(self, group: int, source: int, target: int) -> None:
+        """Copy a page of a group of layers on all ranks, after any earlier work."""
+        ranks = self.ranks
+        with self._guard(COPY, 1):
+            self.executor.run(
+                lambda rank: ranks[rank].context.cache.copy_page(group, source, target)
+            )
+
+    def clear_slot(self, slot: int) -> None:
+        """Reset the recurrent states of a slot to an empty sequence's."""
+        ranks = self.ranks
+        with self._guard(BEGIN, 1):
+            self.executor.run(lambda rank: ranks[rank].context.cache.reset(slot))
+
+    @torch.inference_mode()
+    def save_slot(self, slot: int) -> tuple[SlotState, int]:
+        """Return a copy of the recurrent states of a slot on the host, and its bytes."""
+        self.finish()
+        found = []
+        with self._guard(Sentence("to save a recurrent state"), 1):
+            for index, state in self._recurrent_states():
+                whole = {name: torch.empty(shape) for name, shape in state.whole_shapes().items()}
+                for name, cut in state.cuts().items():
+                    for run in runs(cut, as_one(cut), 0, range(len(self.ranks))):
+                        rank = self.ranks[run.source]
+                        held = rank.context.cache.tensors(rank.states[index], slot)[name]
+                        part = held[run.start : run.start + run.n]
+                        whole[name][run.goal : run.goal + run.n] = part
+                found.append(whole)
+        return found, sum(x.nbytes for tensors in found for x in tensors.values())
+
+    @torch.inference_mode()
+    def load_slot(self, slot: int, state: SlotState) -> None:
+        """Restore the recurrent states of a slot from a copy."""
+        with self._guard(Sentence("to restore a recurrent state"), 1):
+            for (index, declared), whole in zip(self._recurrent_states(), state, strict=True):
+                for rank in self.ranks:
+                    held = rank.context.cache.tensors(rank.states[index], slot)
+                    for name, cut in declared.cuts().items():
+                        for run in runs(as_one(cut), cut, rank.number, [0]):
+                            part = whole[name][run.start : run.start + run.n]
+                            held[name][run.goal : run.goal + run.n] = part.to(rank.device)
+
+    def copied_states(self, slot: int) -> Sequence[Sequence[Tensor]]:
+        """Return copies of each rank's recurrent states of a slot, on its device."""
+        ranks = self.ranks
+
+        def copied(rank: int) -> list[Tensor]:
+            return [x.clone() for x in ranks[rank].context.cache.recurrent_tensors([slot])]
+
+        return self.executor.run(copied)
+
+    def put_states(self, slot: int, copies: Sequence[Sequence[Tensor]]) -> None:
+        """Restore each rank's recurrent states of a slot from `copied_states`."""
+        ranks = self.ranks
+
+        def put(rank: int) -> None:
+            held = ranks[rank].context.cache.recurrent_tensors([slot])
+            for state, copy in zip(held, copies[rank], strict=True):
+                state.copy_(copy)
+
+        self.executor.run(put)
+
+    def whole_state(self, state: SlotState) -> SlotState:
+        """Return the result of `save_slot` in memory of this process."""
+        return state
+
+    def read_rows(self, rows: CachedRows) -> Tensor:
+        """Return a copy of keys or values of a rank on the host, see `CachedRows.read`."""
+        with self._guard(COPY, 1), torch.inference_mode():
+            return rows.read(self._held(rows))
+
+    def write_rows(self, rows: CachedRows, found: Tensor) -> None:
+        """Copy keys or values to a rank, see `CachedRows.write`."""
+        with self._guard(COPY, 1), torch.inference_mode():
+            rows.write(self._held(rows), found)
+
+    def _held(self, rows: CachedRows) -> Tensor:
+        rank = next(rank for rank in self.ranks if rank.number == rows.rank)
+        return rank.context.cache.tensors(rank.states[rows.layer])[rows.name]
+
+    def zero_rows(self, layer: int, slots: Sequence[Sequence[int]]) -> None:
+        """Zero slots of a layer with keys and values on all ranks.
+
+        Args:
+            layer: index of the layer in `Rank.states`.
+            slots: first one and the end of neighbouring slots, for each run of them.
         """
+        with self._guard(COPY, 1), torch.inference_mode():
+            for rank in self.ranks:
+                for held in rank.context.cache.tensors(rank.states[layer]).values():
+                    for start, stop in slots:
+                        held[:, start:stop].zero_()
+
+    def _recurrent_states(self) -> Sequence[tuple[int, RecurrentState]]:
+        states = enumerate(self.ranks[0].states)
+        return [(index, s) for index, s in states if isinstance(s, RecurrentState)]
+
+    # the end
+
+    def recover(self) -> None:
+        """Make the runner usable again after a failure, or close it if a rank is lost."""
         self.drop_recordings()
         self.batches.forget()
         if self.executor.lost:
@@ -496,7 +576,7 @@ class ModelRunner(CacheMemory):
             self._made_passes.restart()
 
     def close(self) -> None:
-        """Free everything, and raise nothing; safe to call twice.
+        """Free everything, raising nothing; safe to call twice.
 
         What a lost rank uses is freed when its thread returns.
         """
@@ -507,30 +587,23 @@ class ModelRunner(CacheMemory):
 
 
 def _on_host(logits: Tensor) -> Logits:
-    """Return logits as an array of the host."""
     found: Logits = logits.cpu().numpy()
     return found
 
 
 def _fail(runner: ModelRunner | None, error: Exception) -> None:
-    """Make a runner usable again after a failure, and explain that; do nothing once it is gone.
-
-    Raises:
-        Exception: the error to show.
-    """
+    """Recover the runner if it still exists, and raise an error that explains the failure."""
     if runner is not None:
         runner.recover()
-        with runner._guard("to compute the next tokens", 1):
+        with runner._guard(NEXT_TOKENS, 1):
             raise error
 
 
 def _read_due(runner: ModelRunner | None, batch: Batch) -> None:
-    """Have MTP blocks read what tokens that a device samples ahead would take the places of."""
     if runner is not None:
-        with runner._guard("to compute the next tokens", 1):
+        with runner._guard(NEXT_TOKENS, 1):
             runner._read_tokens(runner._unread.due(batch, MAX_AHEAD))
 
 
 def _read_on(ranks: Sequence[Rank], tokens: Tensor, batch: Batch, block: int, rank: int) -> None:
-    """Have a rank, given its number, read tokens."""
     ranks[rank].read(tokens, batch, block)

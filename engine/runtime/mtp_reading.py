@@ -1,4 +1,4 @@
-"""What MTP blocks have yet to read: each sequence's tokens, and a token source that notes them."""
+"""Tokens that MTP blocks have not read yet, and a token source that keeps track of them."""
 
 from __future__ import annotations
 
@@ -16,15 +16,14 @@ Rows = tuple[Sequence[int], Batch]
 """Tokens, and the pass that reads them."""
 
 Reading = tuple[int, Rows]
-"""Index of an MTP block, and what it reads."""
+"""Index of an MTP block, and the rows it reads."""
 
 
 class UnreadTokens:
-    """The unread tokens of all sequences, by their seats (`Piece.batch_index`).
+    """The unread tokens of all sequences, by batch index.
 
     Args:
-        n_blocks: number of MTP blocks. The k-th guess behind a sequence is the k-th block's; one
-            that is alone makes all of them.
+        n_blocks: number of MTP blocks. Block k makes the k-th draft; a single block makes all.
     """
 
     def __init__(self, n_blocks: int = 1) -> None:
@@ -36,29 +35,29 @@ class UnreadTokens:
         self._of.pop(batch_index, None)
 
     def note(self, ids: Sequence[int], batch: Batch) -> None:
-        """Note a pass over the model's other blocks."""
+        """Note a pass over the model's main blocks."""
         row, is_kept = 0, batch.is_of_few_singles
         for piece in batch.pieces:
             text = self._text(piece)
-            is_of_picture = row == 0 and bool(batch.pictures)  # its id stands for no token
-            if is_kept or (piece.n == 1 and not is_of_picture):
+            is_of_image = row == 0 and bool(batch.pictures)  # its id is a placeholder
+            if is_kept or (piece.n == 1 and not is_of_image):
                 text.add(piece.n_past, ids[row])
             else:
                 text.begin(piece.stop)
             row += piece.n
 
     def is_due(self, piece: Piece, n_ahead: int = 0) -> bool:
-        """Return whether a single token needs places of hidden states that are not read.
+        """Return whether a single token would overwrite hidden states that are not read yet.
 
         Args:
-            n_ahead: number of tokens behind it that may be computed along with it.
+            n_ahead: number of tokens after it that may be computed along with it.
         """
         text = self._of.get(piece.batch_index)
-        most = KEPT_STATES - self._n_blocks + 1  # guesses take places, too
+        most = KEPT_STATES - self._n_blocks + 1  # drafts take places, too
         return text is not None and piece.stop + n_ahead - min(text.n_read) >= most
 
     def due(self, batch: Batch, n_ahead: int = 0) -> Iterator[Reading]:
-        """Yield what has to be read before a pass, as hidden states would be lost.
+        """Yield the rows to read before a pass overwrites their hidden states.
 
         Args:
             n_ahead: see `is_due`.
@@ -78,15 +77,15 @@ class UnreadTokens:
     def joined(
         self, ids: Sequence[int], batch: Batch, number: int = 0
     ) -> tuple[list[Reading], Reading]:
-        """Return what has to be read before guesses, and their pass, which reads the rest.
+        """Return the rows to read before a draft, and the draft's pass, which reads the rest.
 
         Args:
-            ids: token of each sequence that is computed next, or that was guessed.
-            batch: places of these tokens.
-            number: number of guesses before them.
+            ids: token of each sequence: the next one to compute, or the last draft.
+            batch: positions of these tokens.
+            number: number of drafts before them.
         """
         block = min(number, self._n_blocks - 1)
-        if block < number:  # hidden states of guesses are what the block has made itself
+        if block < number:  # the block has computed the hidden states of drafts itself
             return [], (block, (ids, batch))
         for token, piece in zip(ids, batch.pieces, strict=True):
             self._text(piece).add(piece.n_past, token)
@@ -100,13 +99,12 @@ class UnreadTokens:
         return [], (block, rows)
 
     def note_guess(self, batch: Batch, number: int = 0) -> None:
-        """Note that a block has read all up to some tokens, and guessed what follows them."""
+        """Note that a block has read everything up to these tokens and drafted the next ones."""
         if number < self._n_blocks:
             for piece in batch.pieces:
                 self._text(piece).note_read(number, piece.stop)
 
     def _text(self, piece: Piece) -> _Text:
-        """Return the tokens of a sequence."""
         if piece.batch_index not in self._of:
             self._of[piece.batch_index] = _Text(self._n_blocks)
         return self._of[piece.batch_index]
@@ -115,13 +113,12 @@ class UnreadTokens:
 class _Text:
     """The last tokens of one sequence, some of which blocks have not read.
 
-    A token is among them before it is computed where something was guessed behind it. Another one
-    in its place takes away all that follow.
+    A token that a draft was based on is added before it is computed; another token at its position
+    removes it and all that follow.
 
     Attributes:
-        n_read: number of tokens that each block has read, or that come before all that it reads:
-            there is nothing for the first block at position 0, and for each further one at as many
-            more.
+        n_read: position up to which each block has read. Block k starts at position k + 1, as
+            there are no hidden states before.
     """
 
     def __init__(self, n_blocks: int) -> None:
@@ -129,12 +126,10 @@ class _Text:
         self.begin(0)
 
     def begin(self, n: int) -> None:
-        """Go on behind so many tokens, which the blocks have read."""
         self._first, self._ids = n, list[int]()
         self.n_read = [max(n, block + 1) for block in range(len(self.n_read))]
 
     def add(self, at: int, token: int) -> None:
-        """Note a token that was computed, or is going to be unless a guess is wrong."""
         if not at or not self._first <= at <= self._first + len(self._ids):
             self.begin(at)
         index = at - self._first
@@ -143,7 +138,6 @@ class _Text:
             self.n_read = [max(min(n, at), block + 1) for block, n in enumerate(self.n_read)]
 
     def note_read(self, block: int, n: int) -> None:
-        """Note that a block has read so many tokens."""
         self.n_read[block] = max(self.n_read[block], n)
         n_spare = min(self.n_read) - KEPT_STATES - self._first
         if n_spare > 0:
@@ -151,7 +145,6 @@ class _Text:
             self._first += n_spare
 
     def rows(self, block: int, piece: Piece) -> Rows:
-        """Return what a block has not read right before a piece, as far as there are its pages."""
         at, stop = self.n_read[block], piece.n_past
         if not at <= stop <= self._first + len(self._ids):
             at = stop
@@ -166,19 +159,19 @@ def _singles(piece: Piece) -> list[Piece]:
 
 
 MAX_AHEAD = 8
-"""Number of tokens that a source runs ahead of its reader, at most, and one that it cannot undo:
-their hidden states take the places of unread ones."""
+"""Most tokens that a source runs ahead of its reader, plus one that it cannot undo: their hidden
+states overwrite unread ones."""
 
 
 class NotedSource:
-    """A token source whose tokens are noted, so that an MTP block can read them.
+    """A token source that notes its tokens, so that an MTP block can read them.
 
-    Before hidden states are lost that it has not read, the source pauses and the block reads.
+    Before unread hidden states are overwritten, the source pauses and the block reads them.
 
     Args:
         source: samples the tokens.
-        unread: what the block has not read.
-        read: has the block read what it must before a pass.
+        unread: the tokens that blocks have not read.
+        read: called before such a pass, so that the block reads.
     """
 
     def __init__(
@@ -199,7 +192,6 @@ class NotedSource:
         return self._source.serve(sampler, never)
 
     def next(self, token: int, piece: Piece, n_left: int) -> int | Logits | None:
-        """Run a token, and sample the next one; see `TokenSource.next`."""
         if self._unread.is_due(piece, MAX_AHEAD) and self._source.hold(MAX_AHEAD):
             self._read(Batch((piece,), 0))
         found = self._source.next(token, piece, n_left)

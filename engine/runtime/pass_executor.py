@@ -1,8 +1,8 @@
 """Passes over single tokens and MTP blocks: computed, then recorded or captured, then replayed.
 
-Every pass of a size takes the same operations, so one is recorded and then replayed: as native
-calls if all ranks use the CPU's kernels (`RecordedPasses`), else as CUDA graphs on the ranks with
-GPUs, in several parts if the hosts make the collectives (`CapturedPasses`).
+All passes of a size run the same operations, so one is recorded and then replayed: as native calls
+if all ranks use the CPU's kernels (`RecordedPasses`), else as CUDA graphs on the ranks with GPUs,
+in several parts if the hosts make the collectives (`CapturedPasses`).
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
+from engine.errors import Sentence
 from engine.model.forward.batch import (
     CAPTURED_ROWS,
     DRAFT_ROWS,
@@ -42,19 +42,19 @@ MAX_DRAFTS_RECORDED = 6
 """Largest number of sizes of passes over an MTP block that are kept recorded."""
 
 Results = Sequence["Tensor | None"]
-"""Result of each rank; exactly one has the logits, or one of each machine."""
+"""Result of each rank; exactly one has the logits, or one per machine."""
 
 Rehearse = Callable[[Callable[[int], "Tensor | None"]], object]
-"""Computes a task of ranks while no kernel waits for another rank, if any could."""
+"""Computes a task of ranks such that no kernel waits for another rank."""
 
 
 def are_captured(ranks: Sequence[Rank]) -> bool:
-    """Return whether any rank captures passes over single tokens, those of other machines too."""
+    """Return whether any rank, on any machine, captures passes over single tokens."""
     return any(rank.backend.captures or rank.elsewhere.some for rank in ranks)
 
 
 def captures_of(ranks: Sequence[Rank]) -> Captures:
-    """Return which ranks capture passes over single tokens, those of other machines included."""
+    """Return which ranks, on all machines, capture passes over single tokens."""
     return Captures(
         some=are_captured(ranks),
         all=all((r.is_idle or r.backend.captures) and r.elsewhere.all for r in ranks),
@@ -72,8 +72,8 @@ class KernelMeetings(NamedTuple):
 
     Attributes:
         some: whether any do.
-        wait: whether they wait for each other, as on cards. Then passes of a size are computed once
-            before without waiting, see `ModelRunner.rehearse`.
+        wait: whether they wait for each other, as on GPUs. Passes of a size are then computed once
+            beforehand without waiting, see `ModelRunner.rehearse`.
     """
 
     some: bool
@@ -82,9 +82,6 @@ class KernelMeetings(NamedTuple):
 
 class OneShotUse:
     """The one-shot all-reduces of a model's ranks, while they are in use.
-
-    Args:
-        has_gpus: whether ranks compute on GPUs.
 
     Attributes:
         control: the all-reduces; None if there are none, or retired.
@@ -108,17 +105,16 @@ class OneShotUse:
         return self.here if self._of_machines is None else self._of_machines
 
     def join(self, meetings: KernelMeetings, agreed: Callable[[str], str]) -> None:
-        """Do as other machines do from now on, whose ranks take part in each pass.
+        """Agree with the other machines from now on, as their ranks take part in each pass.
 
         Args:
             meetings: meetings of all machines' ranks.
-            agreed: tells all machines what is wrong here, "" if nothing is; returns what is wrong
-                on the first machine where anything is.
+            agreed: see the method; called on all machines.
         """
         self._of_machines, self._agreed = meetings, agreed
 
     def agreed(self, problem: str) -> str:
-        """Return what is wrong on the first machine where anything is; called on all of them."""
+        """Send this machine's problem, or ""; return that of the first machine with one."""
         return problem if self._agreed is None else self._agreed(problem)
 
     def without_waiting(self) -> AbstractContextManager[object]:
@@ -126,9 +122,9 @@ class OneShotUse:
         return nullcontext() if self.control is None else self.control.without_waiting()
 
     def may_try_again(self, why: str) -> bool:
-        """Return whether to repeat what failed because kernels of ranks meet, or might have.
+        """Return whether to repeat a pass that may have failed because kernels meet.
 
-        The first time it is repeated as it was: what had to be allocated or loaded is there by
+        The first time it is repeated unchanged, as memory is allocated and libraries are loaded by
         then. The second time one-shot all-reduces are retired.
         """
         if not self.meetings.some:
@@ -141,7 +137,6 @@ class OneShotUse:
         return True
 
     def _retire(self, why: str) -> None:
-        """Let ranks use other collectives, on all machines."""
         if self.control is not None:
             self.control.retire(why)
             self.control = None
@@ -149,21 +144,17 @@ class OneShotUse:
             self._of_machines = KernelMeetings(some=False, wait=False)
 
     def note_success(self) -> None:
-        """Note that kernels have met: the next failure is a first one again."""
+        """Note that kernels have met, so that the next failure counts as the first."""
         self._has_tried_again = False
 
 
 class PassExecutor:
-    """Computes passes of all ranks step by step, as the reference has nothing to repeat.
-
-    Args:
-        executor: executor of the ranks.
-        ranks: the ranks, in rank order; recordings lie in them.
+    """Computes passes of all ranks without recording any, as for the reference backend.
 
     Attributes:
-        n_until_recorded: number of passes of a size up to the recorded one, which is included.
-        n_single: number of passes over single tokens since `restart`, by their size.
-        n_drafts: number of passes over MTP blocks since then, by their size.
+        n_until_recorded: number of the pass of a size that is recorded, from 1.
+        n_single: number of passes over single tokens since `restart`, by size.
+        n_drafts: number of passes over MTP blocks since `restart`, by size.
     """
 
     n_until_recorded: ClassVar[int] = 2
@@ -175,15 +166,15 @@ class PassExecutor:
         self._refused: set[PassSize] = set()
 
     def may_repeat(self, batch: Batch) -> bool:
-        """Return whether a pass computes single tokens as a recording of so many would."""
+        """Return whether a recording can replace a pass of this kind."""
         return False
 
     def size_of(self, batch: Batch) -> PassSize:
-        """Return the size by which recordings of passes like one over single tokens are kept."""
+        """Return the size under which a pass over single tokens is recorded."""
         return len(batch.pieces)
 
     def padded(self, ids: Sequence[int], batch: Batch) -> tuple[Sequence[int], Batch]:
-        """Return single tokens as a size that is recorded."""
+        """Return single tokens padded to a size that is recorded."""
         return ids, batch
 
     def has(self, size: PassSize) -> bool:
@@ -191,11 +182,11 @@ class PassExecutor:
         return all(size in rank.recordings for rank in self._ranks)
 
     def is_due(self, size: PassSize) -> bool:
-        """Return whether a pass of a size, counted already, is to be recorded."""
+        """Return whether a pass of a size, already counted, should be recorded."""
         return self.n_single[size] == self.n_until_recorded and size not in self._refused
 
     def record(self, ids: Sequence[int], batch: Batch) -> Results | None:
-        """Compute single tokens and record that; None if a pass of that size cannot be recorded."""
+        """Compute single tokens and record the pass; None if it cannot be recorded."""
         return None
 
     def replay(self, ids: Sequence[int], batch: Batch) -> Results:
@@ -203,19 +194,20 @@ class PassExecutor:
         raise AssertionError("nothing is recorded")
 
     def draft(self, ids: Sequence[int], batch: Batch, block: int, rehearse: Rehearse) -> Results:
-        """Have an MTP block guess; as `record` and `replay` for its passes.
+        """Run an MTP block, recorded or replayed if possible; `rehearse` a first pass if not.
 
         Returns:
-            Results with logits of the rows that want some, and perhaps of further ones.
+            Results with the requested logits, and perhaps further rows.
         """
-        return self._run(partial(_draft_on, self._ranks, ids, batch, block))
+        ranks = self._ranks
+        return self._run(lambda rank: ranks[rank].draft(ids, batch, block))
 
     def is_whole(self, size: PassSize) -> bool:
         """Return whether passes of a size are a single graph on each device."""
         return False
 
     def restart(self) -> None:
-        """Count anew, after recordings were dropped."""
+        """Restart counting after recordings were dropped."""
         self.n_single.clear()
         self.n_drafts.clear()
 
@@ -226,12 +218,12 @@ class PassExecutor:
 class RecordedPasses(PassExecutor):
     """Passes that each rank records and replays on its own thread, with the CPU's kernels.
 
-    The first pass of a size allocates what is kept, so the second one is recorded.
+    The first pass of a size allocates buffers, so the second one is recorded.
     """
 
     def __init__(self, executor: RankExecutor, ranks: Sequence[Rank]) -> None:
         super().__init__(executor, ranks)
-        self._used: list[PassSize] = []  # sizes beside one, the one used last at the end
+        self._used: list[PassSize] = []  # sizes above 1, the most recently used last
 
     def may_repeat(self, batch: Batch) -> bool:
         return _are_few_singles(batch)
@@ -250,7 +242,6 @@ class RecordedPasses(PassExecutor):
         return self._run(lambda rank: ranks[rank].replay(ids, batch) if kept else None)
 
     def _note(self, size: int) -> None:
-        """Note that a recording is used, and drop the one that was not used for longest."""
         if size == 1 or not self.has(size):
             return
         self._used = [*(used for used in self._used if used != size), size]
@@ -263,15 +254,14 @@ class RecordedPasses(PassExecutor):
     def draft(self, ids: Sequence[int], batch: Batch, block: int, rehearse: Rehearse) -> Results:
         ranks, size = self._ranks, (block, len(ids), batch.first_logit)
         if all(size in rank.draft_recordings for rank in ranks):
-            return self._run(lambda rank: ranks[rank].replay_draft(ids, batch, block))
+            return self._run(lambda rank: ranks[rank].replay(ids, batch, block))
         self.n_drafts[size] += 1
         if self.n_drafts[size] == self.n_until_recorded:
             self._make_room_for_drafts(block)
-            return self._run(lambda rank: ranks[rank].record_draft(ids, batch, block))
+            return self._run(lambda rank: ranks[rank].record(ids, batch, block))
         return super().draft(ids, batch, block, rehearse)
 
     def _make_room_for_drafts(self, block: int) -> None:
-        """Drop a block's oldest recordings if there is to be one more than are kept."""
         found = (size for rank in self._ranks for size in rank.draft_recordings if size[0] == block)
         sizes = list(dict.fromkeys(found))
         for size in sizes[: max(0, len(sizes) + 1 - MAX_DRAFTS_RECORDED)]:
@@ -285,16 +275,15 @@ class RecordedPasses(PassExecutor):
 
 
 class CapturedPasses(PassExecutor):
-    """Passes that GPUs capture, all ranks together; ranks without a GPU compute theirs again.
+    """Passes that GPUs capture, all ranks together; ranks without a GPU recompute theirs.
 
-    A capture computes its tokens without recording first, so the first pass of a size is captured.
+    A capture computes its tokens first, so the first pass of a size is captured.
 
     Args:
-        batches: batches of prompts, which must have ended: a token's time limit is not for them.
+        batches: prompt batches, which must end first: a token's timeout is too short for them.
         meeting: use of the one-shot all-reduces of the ranks' kernels.
-        fallbacks: list of what makes the GPUs slower.
-        can_rewind: whether there are no recurrent states, which CPUs beside GPUs would change once
-            more for each row that `padded` adds.
+        can_rewind: whether there are no recurrent states, which CPUs would update
+            again for each row that `padded` adds.
     """
 
     n_until_recorded = 1
@@ -318,9 +307,9 @@ class CapturedPasses(PassExecutor):
         return batch.captured_size
 
     def padded(self, ids: Sequence[int], batch: Batch) -> tuple[Sequence[int], Batch]:
-        """Return single tokens as a size that is captured, by computing the last one repeatedly.
+        """Pad single tokens to a captured size by computing the last one repeatedly.
 
-        Its keys and values are written to the same place again; recurrent states change once, see
+        Its keys and values are written to the same slot again; recurrent states change once, see
         `engine.backends.gpu.page_tables`.
         """
         n_more = captured_rows(len(ids)) - len(ids)
@@ -353,19 +342,19 @@ class CapturedPasses(PassExecutor):
             found = self._repeated_draft(*wide, (block, len(wide[0]), wide[1].first_logit))
             if found is not None:
                 return found
-        task, size = (
-            partial(_draft_on, self._ranks, ids, batch, block),
-            (block, len(ids), batch.first_logit),
-        )
+        ranks, size = self._ranks, (block, len(ids), batch.first_logit)
+
+        def task(rank: int) -> Tensor | None:
+            return ranks[rank].draft(ids, batch, block)
+
         self.n_drafts[size] += 1
         if self.n_drafts[size] == 1:
             rehearse(task)
         return self._run(task)
 
     def _repeated_draft(self, ids: Sequence[int], batch: Batch, size: DraftSize) -> Results | None:
-        """Guess by a captured pass, or capture it; return None if that cannot be."""
         ranks, block = self._ranks, size[0]
-        known = {found for rank in ranks for found in rank.draft_recordings if found[0] == block}
+        known = {kept for rank in ranks for kept in rank.draft_recordings if kept[0] == block}
         has_room = size in known or len(known) < MAX_DRAFTS_CAPTURED
         if not has_room or size in self._refused_drafts:
             return None
@@ -376,9 +365,9 @@ class CapturedPasses(PassExecutor):
         from engine.backends.gpu.launch.graph import NotRepeatable
 
         try:
-            made, results = self._captured(lambda rank: rank.draft_capture_task(ids, batch, block))
+            made, results = self._captured(lambda rank: rank.capture_task(ids, batch, block))
         except NotRepeatable as error:
-            log.warning("guesses from %d tokens are computed step by step: %s", len(ids), error)
+            log.warning("drafts from %d tokens are computed step by step: %s", len(ids), error)
             self._refused_drafts.add(size)
             return None
         for rank, replay in zip(ranks, made, strict=True):
@@ -386,11 +375,6 @@ class CapturedPasses(PassExecutor):
         return results
 
     def _captured(self, task: Callable[[Rank], CaptureTask]) -> tuple[Sequence[Replay], Results]:
-        """Compute each rank's task and capture it; return the captures, and what was computed.
-
-        Raises:
-            NotRepeatable: see `engine.backends.gpu.decode.rank_capture.capture_on_all`.
-        """
         from engine.backends.gpu.decode.rank_capture import Unproven, capture_on_all
 
         self._batches.finish()
@@ -410,7 +394,6 @@ class CapturedPasses(PassExecutor):
                 return [Replay(part) for part in found.parts], results
 
     def _repeated(self, replays: Sequence[Replay], ids: Sequence[int], batch: Batch) -> Results:
-        """Replay what each rank has captured, for other tokens."""
         self._batches.finish()
         executor, ranks = self._executor, self._ranks
 
@@ -438,7 +421,6 @@ class CapturedPasses(PassExecutor):
         return bool(found) and all(isinstance(x, Replay) and x.is_whole for x in found)
 
     def _note_parts(self, size: PassSize) -> None:
-        """Report whether hosts take part in passes of a size though all ranks are on GPUs."""
         if self.is_whole(size):
             self._fallbacks.withdraw("exchange")
             return
@@ -446,11 +428,10 @@ class CapturedPasses(PassExecutor):
         is_for_gpus = all(rank.backend.captures and rank.backend.compiles for rank in busy)
         is_known = any(found.kind == "exchange" for found in self._fallbacks.current)
         if is_for_gpus and not is_known:
-            why = "its kernels cannot do all of them"
+            why = Sentence("its kernels cannot do all of them")
             self._fallbacks.report("exchange", gpus_of(self._ranks), why)
 
     def _refuse(self, size: PassSize, why: str) -> None:
-        """Give up recording passes of a size, for good."""
         log.warning("passes of size %s are computed step by step: %s", size, why)
         self._refused.add(size)
         if size != 1:
@@ -464,14 +445,14 @@ def make_passes(
     executor: RankExecutor, ranks: Sequence[Rank], batches: PromptBatches, meeting: OneShotUse,
     fallbacks: Fallbacks, *, can_rewind: bool,
 ) -> PassExecutor:  # fmt: skip
-    """Return the executor of passes that suits the ranks' backends; see `CapturedPasses`."""
+    """Return the pass executor for the ranks' backends; see `CapturedPasses`."""
     if are_captured(ranks):
         return CapturedPasses(executor, ranks, batches, meeting, fallbacks, can_rewind=can_rewind)
     return RecordedPasses(executor, ranks) if has_kernels(ranks) else PassExecutor(executor, ranks)
 
 
 def has_kernels(ranks: Sequence[Rank]) -> bool:
-    """Return whether any rank has kernels whose calls can be recorded or captured."""
+    """Return whether any rank can record or capture calls of its kernels."""
     return any(rank.backend.records or rank.backend.captures for rank in ranks)
 
 
@@ -482,26 +463,19 @@ def _are_few_singles(batch: Batch) -> bool:
     return len(batch.pieces) <= MAX_AT_ONCE
 
 
-def _draft_on(
-    ranks: Sequence[Rank], ids: Sequence[int], batch: Batch, block: int, rank: int
-) -> Tensor | None:
-    """Have a rank, given its number, guess step by step."""
-    return ranks[rank].draft(ids, batch, block)
-
-
 def padded_drafts(ids: Sequence[int], batch: Batch) -> tuple[Sequence[int], Batch] | None:
-    """Return tokens of a pass over an MTP block as a size that is captured; None if there is none.
+    """Pad a pass over an MTP block to a captured size; return None if there is none.
 
     The first token that is only read, and the last one, are computed repeatedly: their keys and
-    values are written to the same place again.
+    values are written to the same slot again.
     """
-    n_read, wanted = batch.first_logit, captured_rows(len(ids) - batch.first_logit)
-    n = wanted
+    n_read, n_wide = batch.first_logit, captured_rows(len(ids) - batch.first_logit)
+    n = n_wide
     if n_read:
-        n = next((size for size in DRAFT_ROWS if size >= n_read + wanted), 0)
+        n = next((size for size in DRAFT_ROWS if size >= n_read + n_wide), 0)
     if not n:
         return None
-    before, behind = n - n_read - wanted, n_read + wanted - len(ids)
-    pieces = batch.pieces[:1] * before + batch.pieces + batch.pieces[-1:] * behind
-    wide = batch._replace(pieces=pieces, first_logit=n - wanted)
-    return [*[ids[0]] * before, *ids, *[ids[-1]] * behind], wide
+    before, after = n - n_read - n_wide, n_read + n_wide - len(ids)
+    pieces = batch.pieces[:1] * before + batch.pieces + batch.pieces[-1:] * after
+    wide = batch._replace(pieces=pieces, first_logit=n - n_wide)
+    return [*[ids[0]] * before, *ids, *[ids[-1]] * after], wide

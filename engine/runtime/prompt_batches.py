@@ -1,4 +1,4 @@
-"""Batches of a prompt on all ranks; those whose logits nobody reads run ahead of their reader."""
+"""Batches of a prompt on all ranks; batches without logits run ahead of the host."""
 
 from __future__ import annotations
 
@@ -17,15 +17,12 @@ if TYPE_CHECKING:
     from engine.runtime.rank import Rank
 
 MAX_AHEAD = 2
-"""Most batches that run or wait on devices: with one, devices would idle while their hosts start
-another; with more, Cancel would have to wait for more."""
+"""Most batches that run or wait on devices: with one, devices would idle while hosts start the
+next; with more, cancelling would take longer."""
 
 
 class PromptBatches:
     """Batches of a prompt on all ranks of a model.
-
-    Args:
-        executor: executor of the ranks.
 
     Attributes:
         in_micro_batches: whether large batches are computed in two halves.
@@ -42,7 +39,7 @@ class PromptBatches:
         """Return the function that computes tokens on a rank, given its number."""
         whole, n = torch.tensor(ids), len(ids)
         if self._executor.has_gpus:
-            whole = whole.pin_memory()  # copied to devices without waiting for the work before
+            whole = whole.pin_memory()  # so that the copy to devices does not wait for earlier work
         in_halves = (
             self.in_micro_batches
             and len(batch.pieces) == 1
@@ -78,5 +75,5 @@ class PromptBatches:
             self._started.popleft()
 
     def forget(self) -> None:
-        """Discard all batches, after something has failed."""
+        """Discard all batches after a failure."""
         self._started.clear()

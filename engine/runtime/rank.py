@@ -17,7 +17,7 @@ from engine.planning.memory import MemoryUse
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from engine.backends.cpu.recorder import Recorder, Recording
+    from engine.backends.cpu.recorder import Recording
     from engine.backends.gpu.comm.one_shot import OneShot, OneShotGroups
     from engine.backends.gpu.decode.rank_capture import CaptureTask
     from engine.backends.gpu.decode.token_stream import TokenStep
@@ -31,14 +31,14 @@ if TYPE_CHECKING:
     from engine.runtime.micro_batches import MicroBatches
 
 DraftSize = tuple[int, int, int]
-"""Index of an MTP block, number of tokens of a pass over it, and of those that are only read."""
+"""Index of an MTP block, number of tokens of its pass, and of tokens that are only read."""
 
 
 class Captures(NamedTuple):
     """Which ranks with a part of a model capture passes over single tokens on their devices.
 
     Attributes:
-        some: whether any does. Then the others take part in its steps, and compute as many rows.
+        some: whether any does; the others then take part step by step, with as many rows.
         all: whether all do.
     """
 
@@ -47,29 +47,26 @@ class Captures(NamedTuple):
 
 
 NO_RANKS = Captures(some=False, all=True)
-"""Captures of no ranks at all."""
 
 
 class Rank:
     """One rank: its slices of the weights and its part of the cache, on one device.
 
     Args:
-        declaration: declaration of the model; its modules are this rank's alone, and hold its
-            slices of the weights.
-        storage: form of the rank's matrices, see `engine.planning.plan.DevicePlan`.
+        declaration: declaration of the model, with modules of this rank only.
+        storage: storage format of the rank's matrices, see `engine.planning.plan.DevicePlan`.
         context: context of the forward pass, with the cache and the communicator.
-        backend: backend of the rank.
         micro_batches: computes batches as micro-batches; None where hosts make the all-reduces.
 
     Attributes:
-        model: modules of the rank.
+        model: modules of the rank, which hold its slices of the weights.
         slots: tensors of the model and the attributes that hold the rank's parts of them.
         states: keys, values and recurrent states of the layers.
         is_idle: whether the rank has no part of the model.
-        tokens: ids of the tokens that a pass over single tokens computes, int64 (MAX_AT_ONCE,).
-        recordings: recordings of such passes, by their size.
-        guesses: recordings of passes over MTP blocks.
-        refusal: reason why tokens cannot be recorded; "" if they may be.
+        tokens: input ids of passes over single tokens, int64 (MAX_AT_ONCE,).
+        recordings: recordings of such passes, by size.
+        draft_recordings: recordings of passes over MTP blocks.
+        refusal: reason why tokens cannot be recorded; "" if they can.
         elsewhere: captures of the ranks on other machines.
     """
 
@@ -107,12 +104,12 @@ class Rank:
 
     @property
     def trunk_states(self) -> Sequence[State]:
-        """Keys, values and recurrent states of the blocks that every token goes through."""
+        """Keys, values and recurrent states of the main blocks, which compute every token."""
         return self.states[: sum(len(block.states()) for block in self.model.trunk)]
 
     @property
     def trunk_slots(self) -> Sequence[Slot]:
-        """Tensors of these blocks and of the model's ends, each once."""
+        """Tensors of the main blocks and of the model's ends, each once."""
         n_trunk = self.model.hp.n_trunk
         slots = (slot for slot in self.slots if not isinstance(slot.owner, CopiedHead))
         places = ((slot, split_name(slot.tensor.name)) for slot in slots)
@@ -147,58 +144,37 @@ class Rank:
         self._forget()
         return logits
 
-    def record(self, ids: Sequence[int], batch: Batch) -> Tensor | None:
-        """Run single tokens and record their calls; `refusal` says why, if none can be replayed.
+    def record(self, ids: Sequence[int], batch: Batch, block: int | None = None) -> Tensor | None:
+        """Run single tokens, or an MTP block for them, and record the calls.
 
-        As many single tokens must have been computed before, which allocates what is kept.
+        If tokens cannot be replayed, set `refusal`. A pass of this size must have run before, as
+        the first one allocates buffers that stay.
         """
         self.begin(ids, batch)
         if not isinstance(self.backend, CpuBackend):
-            return self.forward(len(ids))
+            return self._pass(len(ids), block)
         recorder = self.backend.recorder(self._memory())
-        logits, recording = self._recorded(recorder, lambda: self.forward(len(ids)))
-        if recording is not None:
-            self.recordings[len(ids)] = recording
-        if len(ids) == 1:
-            self.refusal = recorder.refusal
-        return logits
-
-    def _recorded(
-        self, recorder: Recorder, compute: Callable[[], Tensor | None]
-    ) -> tuple[Tensor | None, Recording | None]:
-        """Compute and record; return the logits, and the recording if it can be replayed."""
         self.context.run_live = recorder.run_live
         try:
-            logits = recorder.record(compute)
+            logits = recorder.record(lambda: self._pass(len(ids), block))
         finally:
             self.context.run_live = None
         self._forget()
-        return logits, recorder.recording(self.context.rank, self._memory())
+        recording = recorder.recording(self.context.rank, self._memory())
+        if recording is not None and block is None:
+            self.recordings[len(ids)] = recording
+        elif recording is not None and block is not None:
+            self.draft_recordings[block, len(ids), batch.first_logit] = recording
+        if block is None and len(ids) == 1:
+            self.refusal = recorder.refusal
+        return logits
 
     def draft(self, ids: Sequence[int], batch: Batch, block: int) -> Tensor | None:
-        """Run an MTP block, given its index, for single tokens; see `MTP.guess`."""
+        """Run an MTP block, given its index, for single tokens."""
         self.begin(ids, batch)
-        logits = self._drafted(len(ids), block)
+        logits = self._pass(len(ids), block)
         self._forget()
         return logits
-
-    def record_draft(self, ids: Sequence[int], batch: Batch, block: int) -> Tensor | None:
-        """Run an MTP block and record its calls, as `record` does for the whole model."""
-        self.begin(ids, batch)
-        if not isinstance(self.backend, CpuBackend):
-            return self._drafted(len(ids), block)
-        recorder = self.backend.recorder(self._memory())
-        logits, recording = self._recorded(recorder, lambda: self._drafted(len(ids), block))
-        if recording is not None:
-            self.draft_recordings[block, len(ids), batch.first_logit] = recording
-        return logits
-
-    def replay_draft(self, ids: Sequence[int], batch: Batch, block: int) -> Tensor | None:
-        """Replay the recording of an MTP block for single tokens; return the logits."""
-        recording = self.draft_recordings[block, len(ids), batch.first_logit]
-        assert not isinstance(recording, Replay), "a captured pass is started instead"
-        self.begin(ids, batch)
-        return recording.run()
 
     def read(self, ids: Tensor, batch: Batch, block: int) -> None:
         """Have an MTP block read ids (T,), which were computed before; see `MTP.read`."""
@@ -206,8 +182,9 @@ class Rank:
         self.model.read(ids.to(self.context.device), self.context, block)
         self._forget()
 
-    def _drafted(self, n: int, block: int) -> Tensor | None:
-        """Run an MTP block for the n tokens that `begin` wrote; return logits."""
+    def _pass(self, n: int, block: int | None) -> Tensor | None:
+        if block is None:
+            return self.forward(n)
         return self.model.guess(self.tokens[:n], self.context, block)
 
     def forward(self, n: int = 1) -> Tensor | None:
@@ -215,39 +192,30 @@ class Rank:
         with computing(self.context.batch):
             return self.model.forward(self.tokens[:n], self.context)
 
-    def capture_task(self, ids: Sequence[int], batch: Batch) -> CaptureTask:
-        """Return the computation of single tokens as a task that `capture_on_all` captures."""
+    def capture_task(
+        self, ids: Sequence[int], batch: Batch, block: int | None = None
+    ) -> CaptureTask:
+        """Return a pass, over an MTP block or the model, as a task for `capture_on_all`."""
         from engine.backends.gpu.decode.rank_capture import CaptureTask
 
-        return CaptureTask(
-            lambda: self.begin(ids, batch),
-            lambda: self.forward(len(ids)),
-            lambda: self.captured(lambda: self.forward(len(ids))),
-            self.context.cache.recurrent_tensors(
+        states = (
+            ()
+            if block is not None
+            else self.context.cache.recurrent_tensors(
                 piece.state_slot for piece in batch.pieces if piece.read_slot == piece.state_slot
-            ),
+            )
         )
-
-    def draft_capture_task(self, ids: Sequence[int], batch: Batch, block: int) -> CaptureTask:
-        """Return a pass over an MTP block as a task that `capture_on_all` captures."""
-        from engine.backends.gpu.decode.rank_capture import CaptureTask
-
         return CaptureTask(
             lambda: self.begin(ids, batch),
-            lambda: self._drafted(len(ids), block),
-            lambda: self.captured(lambda: self._drafted(len(ids), block)),
+            lambda: self._pass(len(ids), block),
+            lambda: self.captured(lambda: self._pass(len(ids), block)),
+            states,
         )
 
     def token_step(
         self, n_vocab: int, one_shot: OneShot | None, *, can_rewind: bool
     ) -> TokenStep | None:
-        """Return the rank's part in sampling on devices; None if it has no part of the model.
-
-        Args:
-            n_vocab: number of tokens of the vocabulary.
-            one_shot: one-shot exchange with the other ranks that sample; None for a single one.
-            can_rewind: whether the cache can drop its last tokens.
-        """
+        """Return the rank's part in sampling on devices; None if it has no part of the model."""
         from engine.backends.gpu.decode.token_stream import TokenStep
 
         if self.is_idle:
@@ -261,7 +229,6 @@ class Rank:
         )  # fmt: skip
 
     def _sliced(self) -> tuple[Tensor | None, Tensor | None]:
-        """Return the rank's slice of the logits, and the hidden state it is computed from."""
         context = self.context
         context.is_sliced, context.head_input = True, None
         context.follow_position()
@@ -287,15 +254,18 @@ class Rank:
         return found
 
     def _recompute(self, compute: Callable[[], Tensor | None]) -> Tensor | None:
-        """Call `compute` and drop cached activations; return its result."""
         found = compute()
         self._forget()
         return found
 
-    def replay(self, ids: Sequence[int], batch: Batch) -> Tensor | None:
-        """Replay the native recording for single tokens; return the logits."""
-        recording = self.recordings[len(ids)]
-        assert not isinstance(recording, Replay), "a captured token is started instead"
+    def replay(self, ids: Sequence[int], batch: Batch, block: int | None = None) -> Tensor | None:
+        """Replay the native recording of `record`; return the logits."""
+        recording = (
+            self.recordings[len(ids)]
+            if block is None
+            else self.draft_recordings[block, len(ids), batch.first_logit]
+        )
+        assert not isinstance(recording, Replay), "a captured pass is started instead"
         self.begin(ids, batch)
         return recording.run()
 
@@ -318,14 +288,14 @@ class Rank:
         self.begin([token], Batch((piece,), 0))
 
     def _memory(self) -> Sequence[Tensor]:
-        """Return the tensors that kernels use beside those that a pass allocates, as of now."""
+        """Return the current tensors that kernels use, except those that a pass allocates."""
         return [*self.backend.memory, *self.context.ops.memory]
 
     def _forget(self) -> None:
         self.backend.forget()
 
     def drop_references(self) -> None:
-        """Drop everything that refers to weights and caches besides modules and cache."""
+        """Drop all references to weights and caches except the modules and the cache."""
         self.recordings.clear()
         self.draft_recordings.clear()
         if self.micro_batches is not None:
@@ -339,11 +309,11 @@ class Rank:
 
 
 FEW_ROWS = 512
-"""Largest number of tokens whose passes take little of a load's time, beside the largest batch."""
+"""Largest batch, in tokens, that takes little time of a load compared with the largest one."""
 
 
 def warm_rows(most: int) -> list[int]:
-    """Return batch sizes whose passes together start every kernel that any pass on a GPU may start.
+    """Return batch sizes that together launch every kernel that any pass on a GPU may launch.
 
     The choice of kernels changes only at powers of two.
 
@@ -384,7 +354,7 @@ def rehearsed_rows(most: int) -> list[int]:
 
 
 class Replay:
-    """Recording of a rank whose token was captured."""
+    """Captured pass of a rank."""
 
     def __init__(self, captured: Captured[Tensor | None]) -> None:
         self._captured = captured

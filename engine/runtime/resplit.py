@@ -1,16 +1,14 @@
-"""Re-split: a loaded model goes from one split to another in the middle of a conversation.
+"""Re-split: a loaded model changes from one split to another in the middle of a conversation.
 
-Weights are read from the file again, but only those that a device did not hold in the same form
-before. Keys, values and recurrent states are copied unchanged, layer by layer. If anything fails on
-the way, the old split is restored. The new split adds up partial sums in another order, so its
-logits are rounded otherwise: they have the bits of a model that was loaded with the new split and
-has read the same state from a file.
+Only weights that a device does not already hold in the same format are read from the file again.
+Keys, values and recurrent states are copied unchanged, layer by layer. If anything fails, the old
+split is restored. The new split adds partial sums in another order, so its logits are rounded
+differently: they have the bits of a model that was loaded with the new split and has read the same
+state from a file.
 
 A device never holds more weights, keys and values than the larger of its amounts before and after,
-plus those of one block.
-
-KV heads that several ranks hold are copied from one of them; on ranks of one kind, which compute
-the same bits, they are equal.
+plus those of one block. KV heads that several ranks hold are copied from one of them; on ranks of
+one kind, which compute the same bits, they are equal.
 """
 
 from __future__ import annotations
@@ -22,6 +20,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from engine.errors import Sentence
 from engine.formats.gguf.tensors import split_name
 from engine.hardware.torch_devices import trim_heap
 from engine.model.forward.state import RecurrentState
@@ -42,21 +41,15 @@ if TYPE_CHECKING:
     from engine.runtime.rank import Rank
 
 UsedSlots = Sequence[Sequence[range]]
-"""For each group of layers, the neighbouring slots of the KV cache that hold what is to be kept."""
+"""For each group of layers, the ranges of slots of the KV cache to keep."""
 
-DOING = "to split the model anew"
+DOING = Sentence("to re-split the model")
 """Purpose of the memory that a re-split takes, for errors."""
 
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One of the two splits of a transfer.
-
-    Attributes:
-        ranks: its ranks, in order.
-        executor: executor of these ranks.
-        explaining: returns a context that explains failures of the calls in it.
-    """
+    """One of the two splits of a transfer; failures of calls are explained in `explaining`."""
 
     ranks: Sequence[Rank]
     executor: RankExecutor
@@ -79,16 +72,13 @@ class TransferBlock:
 class Transfer:
     """Transfer of weights and caches from the ranks of an old split to those of a new one.
 
-    The new ranks have neither weights nor layers in their caches yet. After `run` they have all,
-    and the old ones are to be closed; after `undo` it is the other way round.
+    The new ranks have neither weights nor layers in their caches yet. After `run` they have
+    everything, and the old ones are to be closed; after `undo` it is the other way round.
 
     Args:
-        file: file of the model.
-        old: old split.
-        new: new split.
         used: slots of the cache to keep, see `UsedSlots`.
         on_progress: called with the progress of reading the file.
-        is_cancelled: returns whether the user has asked to stop.
+        is_cancelled: returns whether the user has cancelled.
     """
 
     def __init__(
@@ -107,7 +97,7 @@ class Transfer:
         self._is_failed = is_failed = threading.Event()  # a cycle would keep weights alive
         self._progress = ByteProgress(
             self._file_bytes(), on_progress, lambda: is_failed.is_set() or is_cancelled(),
-            "Splitting anew",
+            Sentence("Re-splitting"),
         )  # fmt: skip
 
     def run(self) -> None:
@@ -150,14 +140,13 @@ class Transfer:
             self._old.executor.run(load)
 
     def _transfer(self, block: TransferBlock, move: Move) -> None:
-        """Load a block's weights on the new ranks and copy its states to them."""
         self._make_room(move)
 
         def load(number: int) -> None:
-            wanted = [index for index in block.slots if (number, index) not in self._kept]
+            missing = [index for index in block.slots if (number, index) not in self._kept]
             try:
                 self._progress.check()
-                self._load(self._new.ranks[number], wanted, self._progress)
+                self._load(self._new.ranks[number], missing, self._progress)
             except BaseException:
                 self._is_failed.set()
                 raise
@@ -171,7 +160,6 @@ class Transfer:
             self._held[device] -= n_bytes
 
     def _make_room(self, move: Move) -> None:
-        """Free as many weights of the old split as the next block needs."""
         n_on_heap = 0
         for device, n_bytes in move.adds.items():
             slots = self._spare.get(device, deque())
@@ -212,7 +200,7 @@ class Transfer:
         _drop(source.ranks, index)
 
     def _move(self, block: TransferBlock) -> Move:
-        """Return the bytes that a block takes on devices, and those that old caches free."""
+        """Return the bytes that a block takes on devices, and that old caches free."""
         adds: Counter[str] = Counter()
         drops: Counter[str] = Counter()
         for rank in self._new.ranks:
@@ -230,7 +218,6 @@ class Transfer:
         return Move(adds, drops)
 
     def _spare_slots(self) -> Mapping[str, deque[tuple[int, int, int]]]:
-        """Return the weights that can be freed at any time: (rank, slot, bytes) by device."""
         kept = {(source, index) for (_, index), source in self._kept.items()}
         spare: dict[str, deque[tuple[int, int, int]]] = defaultdict(deque)
         for block in self._blocks:
@@ -242,7 +229,6 @@ class Transfer:
         return spare
 
     def _file_bytes(self) -> int:
-        """Return the number of file bytes that the new ranks have to read."""
         return sum(
             packed_bytes(slot, piece)
             for rank in self._new.ranks
@@ -257,7 +243,6 @@ def copy_state(sources: Sequence[Rank], rank: Rank, index: int, used: UsedSlots)
 
     Args:
         sources: ranks of the other split.
-        rank: rank to copy to.
         index: index of the layer's state in `Rank.states`.
         used: slots of the cache to copy; recurrent states are copied whole.
     """
@@ -286,11 +271,7 @@ def _parts_to_copy(rank: Rank, state: State, used: UsedSlots) -> list[tuple[slic
 
 
 def _kept_slots(old: Sequence[Rank], new: Sequence[Rank]) -> dict[tuple[int, int], int]:
-    """Return the values that new ranks take from an old one on their device.
-
-    Returns:
-        The number of the old rank, by the new rank's number and the index of the slot.
-    """
+    """Return the old rank from which each (new rank, slot) takes its value on the same device."""
     kept: dict[tuple[int, int], int] = {}
     for index in range(len(new[0].slots)):
         holders: dict[object, list[int]] = defaultdict(list)
@@ -306,7 +287,7 @@ def _kept_slots(old: Sequence[Rank], new: Sequence[Rank]) -> dict[tuple[int, int
 def _kept_whole(
     kept: Mapping[tuple[int, int], int], old: Sequence[Rank]
 ) -> dict[tuple[int, int], int]:
-    """Return `kept` without matrices that share memory with some that are not: it would stay."""
+    """Return `kept` without matrices that share memory with others that are not kept."""
     taken = {(source, index) for (_, index), source in kept.items()}
     left = {
         (rank.number, arena_key(slot, rank.storage))
@@ -325,7 +306,6 @@ def _kept_whole(
 
 
 def _form(rank: Rank, index: int) -> object:
-    """Return a key, equal for ranks with the same bits of a slot; None without a part."""
     slot = rank.slots[index]
     pieces = slot_pieces(slot, rank.number)
     if not pieces:
@@ -336,11 +316,7 @@ def _form(rank: Rank, index: int) -> object:
 
 
 def _staying(source: Sequence[Rank], target: Sequence[Rank], index: int) -> dict[int, int]:
-    """Return the target ranks that can take a source rank's whole state of a layer.
-
-    Returns:
-        The number of the source rank, on the same device, by the number of the target rank.
-    """
+    """Return the source rank, on the same device, whose state each target rank can take whole."""
     holders: dict[object, list[int]] = defaultdict(list)
     for rank in source:
         holders[rank.context.cache.memory_key(rank.states[index])].append(rank.number)
@@ -353,7 +329,6 @@ def _staying(source: Sequence[Rank], target: Sequence[Rank], index: int) -> dict
 
 
 def _blocks(rank: Rank) -> list[TransferBlock]:
-    """Return the units of a transfer: the model's blocks, then each tensor outside of them."""
     blocks = [TransferBlock() for _ in rank.model.blk]
     others: list[TransferBlock] = []
     for index, slot in enumerate(rank.slots):
@@ -369,7 +344,6 @@ def _blocks(rank: Rank) -> list[TransferBlock]:
 
 
 def _held(ranks: Sequence[Rank]) -> Counter[str]:
-    """Return the bytes of weights and caches on each device when everything is loaded."""
     held: Counter[str] = Counter()
     for rank in ranks:
         held[str(rank.device)] += sum(_planned(rank, i) for i in range(len(rank.slots)))
@@ -379,18 +353,15 @@ def _held(ranks: Sequence[Rank]) -> Counter[str]:
 
 
 def _planned(rank: Rank, index: int) -> int:
-    """Return the bytes of a rank's part of a slot."""
     return held_bytes(rank.slots[index], rank.number, rank.storage)
 
 
 def _count_state(total: Counter[str], rank: Rank, index: int) -> None:
-    """Add the bytes of a rank's part of a state to its device's total."""
     device, n_bytes = rank.context.cache.allocation(rank.states[index])
     total[str(device)] += n_bytes
 
 
 def _drop(ranks: Sequence[Rank], index: int) -> None:
-    """Free a layer's state on all ranks."""
     for rank in ranks:
         rank.context.cache.drop(rank.states[index])
 

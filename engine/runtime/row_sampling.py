@@ -1,4 +1,4 @@
-"""Sampling of a pass's rows where their logits are: on a GPU, or by the host."""
+"""Sampling of a pass's rows on the GPU that has their logits, or on the host."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 class RowSampling:
-    """Sampling of rows on the rank that has their logits.
+    """Samples rows on the rank that has their logits.
 
     Args:
         executor: executor of the ranks.
@@ -39,32 +39,31 @@ class RowSampling:
         self._is_possible = backend.captures and backend.samples and captures_tokens()
 
     def results(
-        self, logits: Tensor, ids: Sequence[int], wishes: Sequence[SamplingRequest | None]
+        self, logits: Tensor, ids: Sequence[int], requests: Sequence[SamplingRequest | None]
     ) -> list[int | Logits]:
         """Return the next token of each row, or its logits (n_vocab,) where the host samples.
 
         Args:
             logits: F32 (n, n_vocab) on the rank's device.
             ids: token of each row.
-            wishes: how each row is to be sampled; None where the host does.
+            requests: sampling request of each row; None where the host samples.
         """
-        if not self._is_possible or not any(wishes):
+        if not self._is_possible or not any(requests):
             return list(logits.cpu().numpy())
         from engine.backends.gpu.decode.sampling import SampledRow
 
         rows = list[SampledRow]()
-        for row, (token, wish) in enumerate(zip(ids, wishes, strict=True)):
-            if wish is not None:
-                with suppress(EngineError):  # the host raises it once more, for this row alone
-                    mask = wish.allowed() if wish.allowed else None
-                    rows.append(SampledRow(row, token, wish.sampler, wish.never, mask))
+        for row, (token, request) in enumerate(zip(ids, requests, strict=True)):
+            if request is not None:
+                with suppress(EngineError):  # raised again on the host, for this row only
+                    mask = request.allowed() if request.allowed else None
+                    rows.append(SampledRow(row, token, request.sampler, request.never, mask))
         tokens = self._sampled(logits, rows) if rows else {}
         rest = [row for row in range(len(ids)) if row not in tokens]
         on_host = iter(logits[rest].cpu().numpy() if rest else ())
         return [tokens[row] if row in tokens else next(on_host) for row in range(len(ids))]
 
     def _sampled(self, logits: Tensor, rows: Sequence[SampledRow]) -> dict[int, int]:
-        """Return the tokens that the device samples, by row."""
         sampler = self._sampler_for(len(rows))
         if sampler is None:
             return {}
@@ -75,11 +74,10 @@ class RowSampling:
         return {row.row: token for row, token in tokens if token is not None}
 
     def _sampler_for(self, n: int) -> RowSampler | None:
-        """Return a sampler with at least n slots; None if there is no memory for it."""
         if self._sampler is None or self._sampler.n_slot < n:
             from engine.backends.gpu.decode.sampling import RowSampler
 
-            self._sampler = None  # its memory is free before there is more
+            self._sampler = None  # free its memory before allocating more
             device, n_slot = self._executor.devices[self._rank], captured_rows(n)
             try:
                 found = self._executor.run(

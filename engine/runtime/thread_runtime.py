@@ -1,4 +1,4 @@
-"""A loaded model whose ranks are threads of this process."""
+"""A loaded model with ranks that are threads of this process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 
 from engine.backends.executor import RankExecutor, RankOutOfMemory
 from engine.backends.reference.weights import release_scratch
-from engine.errors import DeviceStopped, EngineError, KernelError, OutOfDeviceMemory
+from engine.errors import DeviceStopped, EngineError, KernelError, OutOfDeviceMemory, Sentence
 from engine.formats.gguf.companions import Direction, read_control_vectors
 from engine.hardware.backend_choice import refuse_kernels
 from engine.hardware.faults import call_all, explain_faults, has_stopped, stopped_error
@@ -58,28 +58,27 @@ log = logging.getLogger(__name__)
 
 
 class ThreadRuntime:
-    """Owner of a loaded model whose ranks are threads: loads and re-splits it, knows its memory.
+    """Owner of a loaded model whose ranks are threads: loads and re-splits it, measures its memory.
 
     Args:
         file: file of the model.
         params: parameters of the load.
         on_progress: called with the progress, from several threads, one at a time.
-        is_cancelled: returns whether the user has asked to stop; asked between chunks of weights.
+        is_cancelled: returns whether the user has cancelled; called between chunks of weights.
         donor: runtime of the same file with another split, from which this one takes weights and
-            cache. It is closed at the end; if this one fails, it stays usable.
+            cache. It is closed at the end, or stays usable if this one fails.
         used: slots of the cache to take from `donor`.
 
     Attributes:
         local: numbers of the ranks of this process.
         devices: device of each of them.
-        directions: control vectors' sum for each layer, by the layer's number.
-        fallbacks: list of what makes the GPUs slower than they could be.
-        draft: kind of guesses for which a split of the same layers asks.
-        mmproj: path of the file that encodes pictures; "" for none.
-        left_pictures: whether one was left out, as there is no memory for it.
+        directions: sum of the control vectors, by layer.
+        fallbacks: fallbacks that make the GPUs slower.
+        draft: kind of drafts to request for another split of the same layers.
+        mmproj: path of the vision encoder's file; "" for none.
+        left_pictures: whether a vision encoder was left out for lack of memory.
         plan: placement and predicted memory of the model.
         n_threads: number of CPU threads of all ranks together.
-        threads_per_rank: number of CPU threads of each rank.
         group: group in which the ranks exchange values.
         runner: runner of forward passes on all ranks.
 
@@ -88,14 +87,9 @@ class ThreadRuntime:
     """
 
     def __init__(
-        self,
-        file: GGUFFile,
-        params: LoadParams,
-        on_progress: ProgressSink,
-        is_cancelled: IsCancelled,
-        donor: ThreadRuntime | None = None,
-        used: UsedSlots = (),
-    ) -> None:
+        self, file: GGUFFile, params: LoadParams, on_progress: ProgressSink,
+        is_cancelled: IsCancelled, donor: ThreadRuntime | None = None, used: UsedSlots = (),
+    ) -> None:  # fmt: skip
         if donor is not None:
             params = _as_before(params, donor)
         declaration = declare(file, params)
@@ -147,7 +141,6 @@ class ThreadRuntime:
         self._memory.watch(self.ranks)
 
     def _start_threads(self, params: LoadParams) -> None:
-        """Make the group, the executor with its threads, and the runner."""
         plan = self.local_plan
         self.threads_per_rank = threads = threads_per_rank(params.cpu_threads, plan)
         self.n_threads = threads * max(1, len(busy_on_cpu(plan)))
@@ -163,13 +156,11 @@ class ThreadRuntime:
         self._finalizer = weakref.finalize(self, executor.close)
 
     def _local_ranks(self, declaration: Declaration) -> Sequence[int]:
-        """Return the numbers of the ranks of this process: all of them."""
         return range(len(declaration.devices))
 
     def _torch_devices(
         self, names: Sequence[str], holders: Collection[int]
     ) -> Sequence[torch.device]:
-        """Return the torch device of each rank; see `torch_devices`."""
         return torch_devices(names, holders)
 
     def _kinds(self, devices: Sequence[torch.device]) -> Sequence[str]:
@@ -196,7 +187,7 @@ class ThreadRuntime:
 
     @property
     def token_source(self) -> TokenSource | None:
-        """Source of tokens sampled where they are computed; None if the host samples all."""
+        """Token source that samples on the device; None if the host samples."""
         return self.runner.token_source
 
     @token_source.setter
@@ -206,7 +197,6 @@ class ThreadRuntime:
     def _load(
         self, builder: RankBuilder, on_progress: ProgressSink, is_cancelled: IsCancelled
     ) -> None:
-        """Load all ranks' weights from the file, and warm up."""
         stop = threading.Event()
         progress = ByteProgress(
             self.plan.file_bytes, on_progress, lambda: stop.is_set() or is_cancelled()
@@ -219,19 +209,17 @@ class ThreadRuntime:
                 stop.set()
                 raise
 
-        with self._explaining("to load the model"):
+        with self._explaining(Sentence("to load the model")):
             self.runner.ranks = self.runner.executor.run(load)
             self._steer()
         self._begin()
 
     def _begin(self) -> None:
-        """Compute the first passes."""
-        with self._explaining("to compute the first tokens"):
+        with self._explaining(Sentence("to compute the first tokens")):
             self.runner.warm_up()
         self.runner.sample_on_device()
 
     def _steer(self) -> None:
-        """Copy the control vectors' directions to the ranks' devices."""
         for rank in self.ranks:
             rank.context.directions = {
                 layer: torch.from_numpy(direction).to(rank.device)
@@ -242,7 +230,6 @@ class ThreadRuntime:
         self, donor: ThreadRuntime, used: UsedSlots, builder: RankBuilder,
         on_progress: ProgressSink, is_cancelled: IsCancelled,
     ) -> None:  # fmt: skip
-        """Take over the donor's weights and cache; no forward pass may be under way there."""
         if donor.token_source is not None:
             donor.token_source.stop()
             donor.token_source = None
@@ -263,7 +250,6 @@ class ThreadRuntime:
         donor.close()
 
     def _keep_fallbacks(self, donor: ThreadRuntime) -> None:
-        """Report what slows the model down in any split."""
         for kind in ("weights", "wrong", "draft"):
             self.fallbacks.take_over(donor.fallbacks, kind)
 
@@ -271,21 +257,19 @@ class ThreadRuntime:
         return Side(self.ranks, self.runner.executor, lambda: self._explaining(DOING))
 
     def _take_back(self, transfer: Transfer, error: BaseException) -> None:
-        """Take back what a failed re-split has taken; close this runtime if that fails, too."""
+        """Take back everything after a failed re-split; close this runtime if that fails, too."""
         self.runner.drop_recordings()
         try:
             transfer.undo()
-        except BaseException:  # noqa: BLE001 the first failure is the one to tell
+        except BaseException:  # noqa: BLE001 the first failure is the one to report
             self.close()
             if isinstance(error, EngineError) and not isinstance(error, DeviceStopped):
-                error.hint = "The old split could not be restored either: load the model again."
+                error.hint = Sentence(
+                    "The old split could not be restored either: load the model again."
+                )
 
     def free_once_closed(self, free: Mapping[str, int]) -> dict[str, int]:
-        """Return the free memory of each device as it will be once this model is freed.
-
-        Args:
-            free: free bytes now, by device.
-        """
+        """Return the free memory of each device once the model is freed, given that of now."""
         return self._memory.free_once_closed(free, self.plan, self.ranks)
 
     def kernel_s(self) -> list[float] | None:
@@ -296,14 +280,9 @@ class ThreadRuntime:
 
     @contextmanager
     def _explaining(self, doing: str, n_tokens: int = 1) -> Iterator[None]:
-        """Turn failures into errors that a person understands; drop recordings after each.
+        """Translate failures into errors for users, and drop recordings after each failure.
 
-        The collectives in them cannot be replayed after a failure. If a rank or a GPU is lost, the
-        runtime is closed.
-
-        Args:
-            doing: what the memory is needed for, such as "to load the model".
-            n_tokens: number of tokens of the pass; 1 for other calls.
+        Their collectives cannot be replayed. If a rank or a GPU is lost, the runtime is closed.
         """
         if torch.get_num_threads() != self.threads_per_rank:
             torch.set_num_threads(self.threads_per_rank)  # torch has one setting for all models
@@ -320,7 +299,6 @@ class ThreadRuntime:
         self._memory.note_pass(n_tokens)
 
     def _explained(self, error: BaseException, doing: str) -> BaseException:
-        """Return the error to show instead of one of a call on the ranks, or the same one."""
         try:
             if isinstance(error, RankOutOfMemory):
                 return self._out_of_memory(error.rank, doing)
@@ -329,7 +307,6 @@ class ThreadRuntime:
         return stopped_error(error, self.devices) or error
 
     def _out_of_memory(self, rank: int, doing: str) -> OutOfDeviceMemory:
-        """Return the error that a rank's device is full."""
         plan = self.plan.devices[self.local[rank]]
         device = plan.device
         free = free_bytes([device])[device]
@@ -341,16 +318,12 @@ class ThreadRuntime:
         return self._memory.compared(self.local_plan, self.ranks)
 
     def rest(self) -> None:
-        """Send the ranks' threads to sleep until the next pass: another model needs the cores."""
+        """Put the ranks' threads to sleep until the next pass: another model needs the cores."""
         for rank in self.ranks:
             rank.backend.rest()
 
     def note_beside(self, kind: str, n_bytes: int) -> None:
-        """Note what something beside the model has taken of a device's memory, in bytes.
-
-        Args:
-            kind: one of `BESIDE`.
-        """
+        """Note the device memory, in bytes, of `kind`, one of `BESIDE`."""
         self._memory.note_beside(kind, n_bytes)
         self._memory.watch(self.ranks)
 
@@ -361,7 +334,7 @@ class ThreadRuntime:
         return bool(self.plan.pictures_device) and bool(self.local_plan.shortages(free))
 
     def close(self) -> None:
-        """Free everything, and raise nothing; safe to call twice.
+        """Free everything, raising nothing; safe to call twice.
 
         What a lost rank uses is freed when its thread returns.
         """
@@ -378,7 +351,6 @@ class ThreadRuntime:
 
 
 def _as_before(params: LoadParams, donor: ThreadRuntime) -> LoadParams:
-    """Return the settings of a re-split with what stays: pages, guesses, the encoder's place."""
     params = replace(params, n_batch=donor.n_batch, draft=donor.draft, mmproj=donor.mmproj or "off")
     device = donor.plan.pictures_device
     return replace(params, mmproj_device=device) if device in params.picture_devices else params
@@ -387,23 +359,16 @@ def _as_before(params: LoadParams, donor: ThreadRuntime) -> LoadParams:
 def _guard(
     runtime: ThreadRuntime | None, doing: str, n_tokens: int
 ) -> AbstractContextManager[None]:
-    """Return `ThreadRuntime._explaining`; a context without effect once the runtime is gone."""
     return nullcontext() if runtime is None else runtime._explaining(doing, n_tokens)
 
 
 def _directions(params: LoadParams, hp: HParams) -> Mapping[int, Direction]:
-    """Return the control vectors' sum for each layer, by the layer's number."""
     return read_control_vectors(
         params.control_vectors, params.control_layers, hp.n_embd, hp.n_trunk
     )
 
 
 def _without_machines(*_: object) -> ThreadRuntime:
-    """Refuse to load a model that several machines are to compute.
-
-    Raises:
-        EngineError: always.
-    """
     raise EngineError(
         "These settings are for a model on several machines, which have not joined.",
         "Start them with tandem serve --nodes and tandem join.",
@@ -414,7 +379,7 @@ _opener_on_machines: Callable[..., ThreadRuntime] = _without_machines
 
 
 def open_on_machines_by(opener: Callable[..., ThreadRuntime]) -> None:
-    """Set what loads models that several machines compute; it is called as `open_runtime`."""
+    """Set the function that loads models on several machines, called like `open_runtime`."""
     global _opener_on_machines  # a process is one of several machines, or none
     _opener_on_machines = opener
 
@@ -423,10 +388,10 @@ def open_runtime(
     file: GGUFFile, params: LoadParams, on_progress: ProgressSink, is_cancelled: IsCancelled,
     donor: ThreadRuntime | None = None, used: UsedSlots = (),
 ) -> ThreadRuntime:  # fmt: skip
-    """Return a `ThreadRuntime`; a GPU on which our kernels do not compile uses the reference.
+    """Return a `ThreadRuntime`; GPUs on which our kernels do not compile use the reference backend.
 
     Raises:
-        EngineError: see `ThreadRuntime`; or several machines are to compute, and none have joined.
+        EngineError: see `ThreadRuntime`; or the load is for several machines, and none have joined.
     """
     if params.machines:
         return _opener_on_machines(file, params, on_progress, is_cancelled, donor, used)

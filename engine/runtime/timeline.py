@@ -1,6 +1,6 @@
 """Times of a token on each rank: computing, waiting for other ranks, and the rest.
 
-They are read from clocks that run anyway, so a measurement costs some microseconds.
+They are read from clocks that run anyway, so measuring costs only microseconds.
 """
 
 from __future__ import annotations
@@ -18,12 +18,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class RankTimes:
-    """Times of one rank for one token.
-
-    Attributes:
-        computed_s: seconds spent in kernels.
-        waited_s: seconds spent waiting for other ranks in collectives.
-    """
+    """Seconds of one rank for one token: in kernels, and waiting for others in collectives."""
 
     computed_s: float
     waited_s: float
@@ -50,10 +45,8 @@ class KernelTime:
     """Time of one kernel, or one kind of copy, on one device, per token.
 
     Attributes:
-        device: id of the device.
-        name: name of the kernel.
-        count: number of starts.
-        seconds: seconds of all starts together.
+        count: number of launches.
+        seconds: seconds of all launches together.
     """
 
     device: str
@@ -68,7 +61,7 @@ class GpuTimes:
 
     Attributes:
         kernels: times of the kernels, the longest first.
-        busy_s: seconds in which anything ran on a device, by the device's id.
+        busy_s: seconds in which anything ran, by device id.
     """
 
     kernels: tuple[KernelTime, ...]
@@ -76,12 +69,7 @@ class GpuTimes:
 
 
 class _Clock(NamedTuple):
-    """Clock readings of one rank.
-
-    Attributes:
-        worked_s: seconds spent in kernels so far; None if nothing measures them.
-        waited_s: seconds spent waiting for other ranks so far.
-    """
+    """Clock readings of one rank; `worked_s` is None if its kernels are not timed."""
 
     worked_s: float | None
     waited_s: float
@@ -92,13 +80,11 @@ def timed(
 ) -> tuple[T, TokenTimes]:
     """Compute a token; return the result and the times of each rank.
 
-    On ranks whose kernels are not timed (GPUs, the reference) all time but waiting counts as
+    On ranks whose kernels are not timed (GPUs, the reference) all time except waiting counts as
     computing.
 
     Args:
-        ranks: ranks that compute the token.
         position: position of the token in the context.
-        compute: computes the token.
         begun: start of the token, in seconds of `time.perf_counter`; None for now.
     """
     before = [_clock(rank) for rank in ranks]
@@ -116,7 +102,6 @@ def _clock(rank: Rank) -> _Clock:
 
 
 def _times(before: _Clock, after: _Clock, seconds: float) -> RankTimes:
-    """Return a rank's times between two readings that are `seconds` apart."""
     waited = min(seconds, after.waited_s - before.waited_s)
     if before.worked_s is None or after.worked_s is None:
         return RankTimes(seconds - waited, waited)

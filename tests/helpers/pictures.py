@@ -56,4 +56,4 @@ def prompt_logits(model: Model, prompt: Prompt) -> Any:
 
 
 def _steps(prompt: Prompt) -> Steps:
-    yield Prefill(prompt.ids, pictures=PlacedImages(prompt.ids, prompt.pictures))
+    yield Prefill(prompt.ids, images=PlacedImages(prompt.ids, prompt.images))

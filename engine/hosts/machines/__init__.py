@@ -1,5 +1,5 @@
-"""How processes on several machines find each other, start and end together.
+"""Processes of one model on several machines: how they find each other, start and end together.
 
-A handshake with a token comes first, then torchrun's agents; `engine.distributed` computes. All but
-`agent` and `worker` import no torch.
+After a handshake with a token, torchrun's agents start workers; `engine.distributed` computes. Only
+`agent` and `worker` import torch.
 """

@@ -1,10 +1,9 @@
 """Runs torchrun's agent for this machine: `python -m engine.hosts.machines.agent TASK`.
 
-TASK is the JSON of an `AgentTask`. Further arguments, if there are any, are the handle of a
-connection to this program's parent, which goes on to the worker, and the parent's id. It starts one
-worker (`engine.hosts.machines.worker`), watches it, and ends with it.
-
-On its output it writes a line of JSON for whatever the parent should know.
+TASK is the JSON of an `AgentTask`. Optional further arguments are the handle of a connection to
+this program's parent, for the worker, and the parent's id. The agent starts one worker
+(`engine.hosts.machines.worker`), watches it, and ends with it. It reports a fault to its parent as
+a line of JSON on its output.
 """
 
 from __future__ import annotations
@@ -32,22 +31,22 @@ VARIABLE = "TANDEM_MACHINE"
 """Environment variable of the worker with the task."""
 
 PLACE_VARIABLE, KEY_VARIABLE = "TANDEM_AGENT", "TANDEM_AGENT_KEY"
-"""Environment variables of the worker: where it finds the agent, and what it must know."""
+"""Environment variables of the worker: address of the agent, and the authentication key."""
 
 LOOK_S = 0.25
-"""Seconds between two looks at the worker."""
+"""Seconds between two checks of the worker."""
 
 MAX_STOPPED = 6
-"""Number of looks in a row that find the worker stopped before it counts as lost."""
+"""Number of consecutive checks that find the worker stopped before it counts as lost."""
 
 MAX_SILENT = 120
-"""Number of looks without a sign of life before it does: some libraries hold Python's lock."""
+"""The same without a heartbeat: some libraries hold Python's lock."""
 
 CONNECT_S = 60
 """Seconds in which all machines must have started their workers."""
 
 FAULT_STATUS = 70
-"""Exit status after a fault that was told."""
+"""Exit status after a reported fault."""
 
 FAULTS = "engine.hosts.machines.fault"
 """Name of the logger of faults."""
@@ -55,15 +54,10 @@ FAULTS = "engine.hosts.machines.fault"
 
 @dataclass(frozen=True, slots=True)
 class AgentTask:
-    """What an agent is to do.
+    """Task of an agent.
 
     Attributes:
-        n_machines: number of machines.
-        number: number of this machine.
-        name: name of this machine.
         master: address of machine 0, where the agents meet.
-        port: port there.
-        interface: network interface to use.
         path: path of this machine's copy of the model's file; "" for the path on machine 0.
         cpu_threads: number of threads of this machine's CPU ranks; None is one per core.
     """
@@ -83,11 +77,11 @@ class AgentTask:
         return (*program_command("engine.hosts.machines.agent"), json.dumps(asdict(self)))
 
     def network(self) -> dict[str, str]:
-        """Return the variables by which gloo and NCCL choose the interface, and who ends them.
+        """Return the environment variables for gloo and NCCL.
 
-        NCCL may use InfiniBand only if the interface is one of its, or the person allows it.
-        PyTorch's watchdog of NCCL ends nothing: this program ends the worker, once it is known
-        which machine has failed, and the watchdog would end healthy workers before that.
+        They select the interface; NCCL may use InfiniBand only on such an interface, or if the user
+        allows it. They disable PyTorch's watchdog of NCCL: this program ends the worker once it is
+        known which machine has failed, and the watchdog would end healthy workers before that.
         """
         is_infiniband = self.interface.startswith("ib")
         return {
@@ -101,7 +95,7 @@ class AgentTask:
 
 
 def task_of_environment() -> AgentTask:
-    """Return the task that the environment names."""
+    """Return the task in the environment."""
     return AgentTask(**json.loads(os.environ[VARIABLE]))
 
 
@@ -110,7 +104,7 @@ def main() -> int:
     tie_to_parent()
     text, *inherited = sys.argv[1:]
     if inherited and sys.platform == "linux" and os.getppid() != int(inherited[1]):
-        return 1  # it has ended before
+        return 1  # the parent has ended already
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     task, key = AgentTask(**json.loads(text)), secrets.token_bytes(16)
     os.environ.update(task.network(), **{VARIABLE: text})
@@ -122,7 +116,6 @@ def main() -> int:
 
 
 def _launch(task: AgentTask) -> int:
-    """Run the worker until it ends; return the exit status."""
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, launch_agent
 
@@ -137,7 +130,7 @@ def _launch(task: AgentTask) -> int:
         launch_agent(config, sys.executable, ["-P", "-m", "engine.hosts.machines.worker"])
     except ChildFailedError as error:
         _, failure = error.get_first_failure()
-        _tell_fault(_end_of(failure.exitcode))
+        _report_fault(_end_of(failure.exitcode))
         return FAULT_STATUS
     finally:
         del store
@@ -145,11 +138,7 @@ def _launch(task: AgentTask) -> int:
 
 
 def _own_store(task: AgentTask) -> object:
-    """Open the store where the agents meet, at the address of the rendezvous alone.
-
-    The one that torchrun would open listens at all addresses of this machine, for anyone; it uses
-    one that its process has at that port. Return None where that is not possible.
-    """
+    """Open the agents' store at one address only; torchrun would listen on all. None on Windows."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
     if sys.platform == "win32":
@@ -168,26 +157,25 @@ def _end_of(code: int) -> str:
     return f"its process ended by itself (exit status {code})"
 
 
-def _tell_fault(why: str) -> None:
-    """Tell the parent why this machine cannot go on, unless it knows already."""
-    if _told.acquire(blocking=False):
+def _report_fault(why: str) -> None:
+    """Report to the parent why this machine cannot go on, once."""
+    if _reported.acquire(blocking=False):
         with suppress(OSError):
             os.write(1, json.dumps({"fault": why}).encode() + b"\n")
         logging.getLogger(FAULTS).error("%s", why)
 
 
-def told_fault(log: Sequence[str]) -> str:
+def logged_fault(log: Sequence[str]) -> str:
     """Return the fault that an agent has written to its log; "" for none."""
     mark = f"ERROR {FAULTS}: "
     found = [line.removeprefix(mark) for line in log if line.startswith(mark)]
     return found[-1] if found else ""
 
 
-_told = threading.Lock()
+_reported = threading.Lock()
 
 
 def _watch(listener: Listener, handle: int | None) -> None:
-    """Wait for the worker, give it the handle, and watch it; runs on a thread."""
     connection = listener.accept()
     pid = int(connection.recv_bytes().decode())
     if handle is not None:
@@ -195,12 +183,12 @@ def _watch(listener: Listener, handle: int | None) -> None:
         _close_handle(handle)
     why = _fault(connection, pid)
     if why:
-        _tell_fault(why)
+        _report_fault(why)
         os._exit(FAULT_STATUS)  # the worker ends with this process
 
 
 def _close_handle(handle: int) -> None:
-    """Close this process's copy of the handle, so that the worker's end is seen."""
+    """Close this process's copy of the handle, so that the end of the worker's copy is noticed."""
     if sys.platform == "win32":
         import _winapi
 
@@ -210,7 +198,6 @@ def _close_handle(handle: int) -> None:
 
 
 def _fault(connection: Connection, pid: int) -> str:
-    """Watch the worker until it fails; return why, or "" once it has ended."""
     n_stopped = n_silent = 0
     while True:
         try:
@@ -218,7 +205,7 @@ def _fault(connection: Connection, pid: int) -> str:
                 n_silent = 0
                 found = json.loads(connection.recv_bytes())
                 if "fault" in found:
-                    time.sleep(LOOK_S)  # its last events still go out
+                    time.sleep(LOOK_S)  # let it send its last events
                     return str(found["fault"])
                 continue
             n_silent += 1

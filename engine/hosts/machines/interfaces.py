@@ -1,6 +1,6 @@
-"""Which network interface machines use: the one that routes to the other machine, or a named one.
+"""Choice of the network interface: the one that routes to the other machine, or a named one.
 
-gloo would look up the machine's own name, which Debian maps to 127.0.1.1, so it is always told.
+It is always passed to gloo, which would look up the machine's own name: 127.0.1.1 on Debian.
 """
 
 from __future__ import annotations
@@ -10,26 +10,26 @@ import socket
 
 import psutil
 
-from engine.errors import EngineError
+from engine.errors import EngineError, Sentence
 
 CONNECT_S = 5.0
-"""Seconds in which a machine must answer."""
+"""Timeout of a connection, in seconds."""
 
 NOWHERE = "192.0.2.1"
-"""An address of no machine (RFC 5737), to which the default route leads; nothing is sent there."""
+"""An unassigned address (RFC 5737) on the default route; nothing is sent there."""
 
 
 def parse_address(text: str, usual_port: int) -> tuple[str, int]:
     """Return host and port of `HOST:PORT`, `HOST` or `[IPV6]:PORT`.
 
     Raises:
-        EngineError: it is none of them.
+        EngineError: it has none of these formats.
     """
     host, colon, port = text.rpartition(":")
     if not colon or text.endswith("]") or (":" in host and not host.startswith("[")):
         host, port = text, str(usual_port)
     if not host or not port.isdecimal() or int(port) > 65535:
-        raise EngineError(f"'{text[:60]}' is no address.", "Write it as HOST:PORT.")
+        raise EngineError("'{text}' is not an address.", "Write it as HOST:PORT.", text=text[:60])
     return host.strip("[]"), int(port)
 
 
@@ -39,7 +39,7 @@ def interface_of(address: str) -> str:
     Raises:
         EngineError: none has it.
     """
-    wanted = ipaddress.ip_address(address.partition("%")[0])
+    sought = ipaddress.ip_address(address.partition("%")[0])
     for name, found in psutil.net_if_addrs().items():
         for one in found:
             if one.family in (socket.AF_INET, socket.AF_INET6):
@@ -48,13 +48,13 @@ def interface_of(address: str) -> str:
                     if one.family == socket.AF_INET
                     else one.address.partition("%")[0]
                 )
-                if own.ip == wanted or (wanted.is_loopback and own.ip.is_loopback):
+                if own.ip == sought or (sought.is_loopback and own.ip.is_loopback):
                     return name
-    raise EngineError(f"No interface of this machine has the address {address}.")
+    raise EngineError("No interface of this machine has the address {address}.", address=address)
 
 
 def address_of(interface: str) -> str:
-    """Return the address of an interface, which may be named by that address itself.
+    """Return the address of an interface, which may also be given by its address.
 
     Raises:
         EngineError: there is no such interface, or it has none.
@@ -66,13 +66,16 @@ def address_of(interface: str) -> str:
     found = psutil.net_if_addrs()
     if interface not in found:
         raise EngineError(
-            f"There is no interface {interface}.", f"Choose one of {', '.join(sorted(found))}."
+            "There is no interface {name}.",
+            "Choose one of {names}.",
+            name=interface,
+            names=", ".join(sorted(found)),
         )
     for family in (socket.AF_INET, socket.AF_INET6):
         for one in found[interface]:
             if one.family == family:
                 return one.address.partition("%")[0]
-    raise EngineError(f"The interface {interface} has no address.")
+    raise EngineError("The interface {name} has no address.", name=interface)
 
 
 def default_address() -> str:
@@ -116,11 +119,19 @@ def connect(host: str, port: int, interface: str = "") -> socket.socket:
     try:
         return socket.create_connection((host, port), CONNECT_S, source)
     except OSError as error:
-        why = error.strerror or str(error) or "it does not answer"
-        through = f" from {interface} ({source[0]})" if source else ""
+        problem = Sentence(error.strerror or str(error) or "it does not respond")
+        hint = "Is `tandem serve --nodes` running there, and the port open in its firewall?"
+        address = f"{host}:{port}"
+        if source is None:
+            raise EngineError(
+                "{address} cannot be reached: {problem}.", hint, address=address, problem=problem
+            ) from None
         raise EngineError(
-            f"{host}:{port} cannot be reached{through}: {why}.",
-            "Is `tandem serve --nodes` running there, and the port open in its firewall?",
+            "{address} cannot be reached from {interface}: {problem}.",
+            hint,
+            address=address,
+            interface=f"{interface} ({source[0]})",
+            problem=problem,
         ) from None
 
 
@@ -144,18 +155,20 @@ def listen_for_machines(host: str, port: int) -> socket.socket:
             raise
     except OSError as error:
         raise EngineError(
-            f"No other machine can join at {host}:{port}: {error.strerror or error}.",
+            "No other machine can join at {address}: {problem}.",
             "Choose another address of this machine with --rendezvous HOST:PORT.",
+            address=f"{host}:{port}",
+            problem=Sentence(error.strerror or str(error)),
         ) from None
     return sock
 
 
-def free_port(host: str, wanted: int) -> int:
-    """Return a port of an address that is free: the wanted one, or any."""
-    for port in (wanted, 0):
+def free_port(host: str, preferred: int) -> int:
+    """Return a free port at an address: the preferred one, or any."""
+    for port in (preferred, 0):
         try:
             with listen_for_machines(host, port) as sock:
                 return int(sock.getsockname()[1])
         except EngineError:
             continue
-    return wanted
+    return preferred

@@ -1,4 +1,4 @@
-"""The side of a machine that joins machine 0: it waits to be started, and starts again."""
+"""The side of a machine that joins machine 0, and rejoins after a lost connection."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from engine.errors import EngineError
+from engine.errors import EngineError, Sentence
 from engine.formats.gguf.reader import GGUFFile, model_hash
 from engine.hardware.devices.catalog import list_devices
 from engine.hardware.devices.monitor import DeviceMonitor
@@ -32,27 +32,26 @@ REPORT_S = 2.0
 """Seconds between two reports."""
 
 MAX_DEVICES, MAX_LETTERS, MAX_NUMBER, MAX_BYTES = 64, 200, 1e6, 1 << 60
-"""Most devices of a machine, letters of a text about one, and what a load, a temperature and a
-memory are below."""
+"""Limits of reports: devices of a machine, letters of a text, loads and temperatures, memory."""
 
-TOLD = ("id", "kind", "name", "total_bytes", "free_bytes", "n_cores", "compute_capability")
-"""Facts of a device that are told."""
+FACTS = ("id", "kind", "name", "total_bytes", "free_bytes", "n_cores", "compute_capability")
+"""Reported facts of a device."""
 
 
-def told_devices() -> list[dict[str, Any]]:
-    """Return facts of this machine's usable devices, as JSON."""
+def device_report() -> list[dict[str, Any]]:
+    """Return facts about this machine's usable devices, as JSON."""
     usable = [device for device in list_devices() if device.usable]
-    return [{name: getattr(device, name) for name in TOLD} for device in usable]
+    return [{name: getattr(device, name) for name in FACTS} for device in usable]
 
 
 def devices_from(document: object) -> tuple[DeviceInfo, ...]:
-    """Return the devices that a machine tells of; what makes no sense is left out."""
+    """Return the devices in a machine's report, without invalid entries."""
     types = {spec.name: spec.type for spec in fields(DeviceInfo)}
     found = []
     for entry in _dicts(document):
-        given = {name: entry.get(name) for name in TOLD}
-        wanted = {name: int if types[name] == "int" else str for name in TOLD}
-        is_whole = all(type(value) is wanted[name] for name, value in given.items())
+        given = {name: entry.get(name) for name in FACTS}
+        expected = {name: int if types[name] == "int" else str for name in FACTS}
+        is_whole = all(type(value) is expected[name] for name, value in given.items())
         if is_whole and given["kind"] in ("cpu", "cuda"):
             cut: dict[str, Any] = {
                 k: v[:MAX_LETTERS] if isinstance(v, str) else v for k, v in given.items()
@@ -61,7 +60,7 @@ def devices_from(document: object) -> tuple[DeviceInfo, ...]:
     return tuple(found)
 
 
-def told_states(snapshots: Sequence[DeviceSnapshot]) -> list[dict[str, Any]]:
+def state_report(snapshots: Sequence[DeviceSnapshot]) -> list[dict[str, Any]]:
     """Return the states of this machine's devices, as JSON."""
     return [
         {
@@ -75,7 +74,7 @@ def told_states(snapshots: Sequence[DeviceSnapshot]) -> list[dict[str, Any]]:
 
 
 def states_from(document: object) -> tuple[DeviceSnapshot, ...]:
-    """Return the states that a machine tells of, as of now; what makes no sense is left out."""
+    """Return the states in a machine's report, dated now, without invalid entries."""
     found = []
     for entry in _dicts(document):
         sizes = [_size(entry.get(f"{name}_bytes")) for name in ("used", "total", "free")]
@@ -108,7 +107,7 @@ def _number(value: object) -> float | None:
 
 
 def machine_facts() -> dict[str, str]:
-    """Return the name of this machine, and versions that must be alike."""
+    """Return the name of this machine, and versions that must match."""
     try:
         torch = metadata.version("torch")
     except metadata.PackageNotFoundError:
@@ -126,12 +125,17 @@ def difference(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
     for what in ("Tandem", "PyTorch", "byte order"):
         own, other = ours.get(what, ""), str(theirs.get(what, ""))[:40]
         if own != other:
-            return f"It has {what} {other or '?'}, and this machine {own or '?'}."
+            return Sentence(
+                "It has {name} {other}, and this machine {own}.",
+                name=what,
+                other=other or "?",
+                own=own or "?",
+            )
     return ""
 
 
 def file_facts(path: str) -> dict[str, Any]:
-    """Return what tells a model's file from others, whatever it is called.
+    """Return facts that identify a model's file, whatever its name.
 
     Raises:
         EngineError: it cannot be read.
@@ -144,48 +148,52 @@ def file_facts(path: str) -> dict[str, Any]:
 def file_difference(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
     """Return how a machine's file differs from machine 0's, as a sentence; "" if it does not."""
     if theirs.get("bytes") != ours["bytes"]:
-        sizes = f"{theirs.get('bytes')} bytes of weights instead of {ours['bytes']}"
-        return f"It has another file: {sizes}."
+        return Sentence(
+            "It has another file: {n} bytes of weights instead of {expected}.",
+            n=str(theirs.get("bytes")),
+            expected=ours["bytes"],
+        )
     if theirs.get("hash") != ours["hash"]:
-        return "It has another file of the same size: the header or samples of the weights differ."
+        return Sentence(
+            "It has another file of the same size: the header or samples of the weights differ."
+        )
     return ""
 
 
 def checked_path(path: str) -> str:
-    """Return a path as an absolute one.
+    """Return the absolute path of a file.
 
     Raises:
         EngineError: there is no such file.
     """
     if not Path(path).is_file():
-        raise EngineError(f"There is no file {path}.", "Name this machine's copy with --model.")
+        raise EngineError(
+            "There is no file {path}.", "Name this machine's copy with --model.", path=path
+        )
     return str(Path(path).resolve())
 
 
 log = logging.getLogger(__name__)
 
 AGAIN_S = 1.0
-"""Seconds between two attempts to join again."""
+"""Seconds between two attempts to rejoin."""
 
 FREED_S = 10.0
-"""Seconds after a lost connection in which a refusal is not the last word: machine 0 may notice
-later that this machine's place is free."""
+"""Seconds after a lost connection in which a refusal is not final: machine 0 may take a while to
+notice that this machine's place is free."""
 
 BUSY_S = 15.0
-"""Seconds for which a machine that says nothing is tried again: strangers may take its time."""
+"""Seconds in which to retry while machine 0 is silent: other connections may keep it busy."""
 
 KILLED_S = 5.0
-"""Seconds in which a killed agent and its worker end."""
+"""Seconds to wait for a killed agent and its worker."""
 
 
 @dataclass(frozen=True, slots=True)
 class JoinRequest:
-    """How a machine joins.
+    """Settings with which a machine joins.
 
     Attributes:
-        host: address of machine 0.
-        port: port there.
-        token: what both must know.
         devices: devices of this machine's ranks.
         path: path of this machine's copy of the model's file; "" for the path on machine 0.
         interface: name or address of the interface to use; "" for the one that routes there.
@@ -202,15 +210,16 @@ class JoinRequest:
 
 
 def join_machines(request: JoinRequest, note: Callable[[str], None]) -> None:
-    """Join machine 0 and compute with it, again and again, until it says that this is the end.
+    """Join machine 0 and compute with it, rejoining when necessary, until it ends.
 
     Args:
-        note: receiver of sentences about what happens.
+        note: receiver of sentences about progress.
 
     Raises:
         EngineError: machine 0 cannot be reached at first, or refuses this machine.
     """
-    server, lost_at = "The server", None
+    server: str = Sentence("The server")
+    lost_at = None
     busy_until = time.monotonic() + BUSY_S
     while True:
         try:
@@ -231,7 +240,8 @@ def join_machines(request: JoinRequest, note: Callable[[str], None]) -> None:
                     stay.end()
                     lines.close()
                     server = stay.server
-                why = f"{server} has not answered for {MAX_SILENT * BEAT_S:g} s."
+                template = "{server} has not responded for {n:g} s. Joining again."
+                why = Sentence(template, server=server, n=MAX_SILENT * BEAT_S)
             except LineError as error:
                 is_busy = isinstance(error, SilentError) and time.monotonic() < busy_until
                 if not is_busy and (lost_at is None or time.monotonic() > lost_at + FREED_S):
@@ -239,34 +249,35 @@ def join_machines(request: JoinRequest, note: Callable[[str], None]) -> None:
                 time.sleep(AGAIN_S)  # it may not have noticed yet that the place is free
                 continue
             except OSError:
-                why = f"{server} has closed the connection, or is gone."
-        note(f"{why} Joining again.")
+                template = "{server} has closed the connection, or is gone. Joining again."
+                why = Sentence(template, server=server)
+        note(why)
         lost_at = time.monotonic()
         busy_until = lost_at + BUSY_S
 
 
 class Stay:
-    """The time of this machine with machine 0 over one connection.
+    """One connection of this machine to machine 0.
 
     Args:
-        request: how it joins.
+        request: settings of joining.
         lines: connection to machine 0.
         note: receiver of sentences.
 
     Attributes:
-        server: what machine 0 is called in sentences.
+        server: name of machine 0 for messages.
     """
 
     def __init__(self, request: JoinRequest, lines: Lines, note: Callable[[str], None]) -> None:
         self._request, self._lines, self._note = request, lines, note
         self._agent: Agent | None = None
-        self._faults: queue.SimpleQueue[tuple[Agent, str]] = queue.SimpleQueue()
+        self._faults: queue.SimpleQueue[tuple[Agent | None, str]] = queue.SimpleQueue()
         self._path, self._name = "", ""
         self._number, self._n = 0, 0
-        self.server = "The server"
+        self.server: str = Sentence("The server")
 
     def run(self) -> bool:
-        """Do what machine 0 says; return whether it has said that this is the end.
+        """Follow machine 0; return whether it has ended, rather than the connection.
 
         Raises:
             EngineError: this machine is refused.
@@ -275,7 +286,7 @@ class Stay:
         facts = machine_facts()
         self._name = facts["name"]
         self._lines.send(
-            "hello", devices=list(self._request.devices), infos=told_devices(), **facts
+            "hello", devices=list(self._request.devices), infos=device_report(), **facts
         )
         watch = threading.Thread(target=self._pass_on, name="tandem-faults", daemon=True)
         watch.start()
@@ -283,44 +294,39 @@ class Stay:
             with DeviceMonitor() as monitor:
                 for line in self._lines.alive():
                     if line["kind"] == "bye":
-                        self._note("The server has ended.")
+                        self._note(Sentence("The server has ended."))
                         return True
                     if line["kind"] == "welcome":
-                        monitor.start(self._tell_states, REPORT_S)
+                        monitor.start(self._send_states, REPORT_S)
                     self._take(line)
         finally:
-            self._faults.put((Agent.none(), ""))
+            self._faults.put((None, ""))
             watch.join(BEAT_S)
         return False
 
     def _take(self, line: dict[str, Any]) -> None:
-        """Do what a line says."""
         kind = line["kind"]
         if kind == "refused":
             why = one_line(str(line.get("why")), 300)
-            raise LineError(f"The server refuses this machine: {why}")
+            raise LineError("The server refuses this machine: {problem}", problem=why)
         if kind == "file":
-            self._tell_file(str(line.get("path")))
+            self._send_file_facts(str(line.get("path")))
         elif kind == "welcome":
             self._number, self._n = int(line["number"]), int(line["n"])
             self.server = f"{one_line(str(line.get('name')), 60)} ({self._lines.peer_address})"
-            self._note(f"Joined as machine {self._number + 1} of {self._n}.")
+            joined = "Joined as machine {n} of {total}."
+            self._note(Sentence(joined, n=self._number + 1, total=self._n))
         elif kind == "start":
             self._start(int(line["port"]))
         elif kind == "end":
             self.end()
             self._note(one_line(str(line.get("why")), 300))
 
-    def _tell_states(self, snapshots: Sequence[DeviceSnapshot]) -> None:
+    def _send_states(self, snapshots: Sequence[DeviceSnapshot]) -> None:
         with suppress(OSError):
-            self._lines.send("states", states=told_states(snapshots))
+            self._lines.send("states", states=state_report(snapshots))
 
-    def _tell_file(self, path: str) -> None:
-        """Tell machine 0 what this machine's copy of the file is.
-
-        Raises:
-            EngineError: there is none.
-        """
+    def _send_file_facts(self, path: str) -> None:
         self._path = checked_path(self._request.path or path)
         self._lines.send("has", **file_facts(self._path))
 
@@ -331,21 +337,20 @@ class Stay:
             interface_of(self._lines.own_address), self._path, self._request.cpu_threads,
         )  # fmt: skip
         self._agent = Agent(task, lambda agent, why: self._faults.put((agent, why)))
-        self._note("Computing.")
+        self._note(Sentence("Computing."))
 
     def _pass_on(self) -> None:
-        """Tell machine 0 about faults of this machine until the end; runs on a thread."""
         while True:
             agent, why = self._faults.get()
             if not why:
                 return
             if agent is self._agent:
-                self._note(f"This machine: {why}.")
+                self._note(Sentence("This machine: {problem}.", problem=why))
                 with suppress(OSError):
                     self._lines.send("fault", why=why)
 
     def end(self) -> None:
-        """End what computes here, at once."""
+        """Kill the processes here."""
         agent, self._agent = self._agent, None
         if agent is not None:
             agent.kill()
@@ -355,8 +360,8 @@ class Agent:
     """torchrun's agent on this machine, as a child process.
 
     Args:
-        task: what it is to do.
-        on_fault: called on a thread with this object, if it ends though nobody wants it to.
+        task: its task.
+        on_fault: called on a thread with this object and the reason, if it ends unexpectedly.
     """
 
     def __init__(self, task: AgentTask, on_fault: Callable[[Agent, str], None]) -> None:
@@ -369,13 +374,7 @@ class Agent:
         self._thread = threading.Thread(target=self._follow, name="tandem-agent", daemon=True)
         self._thread.start()
 
-    @staticmethod
-    def none() -> Agent:
-        """Return what stands for no agent."""
-        return Agent.__new__(Agent)
-
     def _follow(self) -> None:
-        """Read what the agent tells until it ends; runs on a thread."""
         assert self._process.stdout is not None
         why = ""
         for line in self._process.stdout:
@@ -384,10 +383,11 @@ class Agent:
                 self._on_fault(self, why)
         status = self._process.wait()
         if status and not why:
-            self._on_fault(self, f"torchrun's agent has ended (exit status {status})")
+            template = "torchrun's agent has ended (exit status {code})"
+            self._on_fault(self, Sentence(template, code=status))
 
     def kill(self) -> None:
-        """End the agent and its worker at once."""
+        """Kill the agent and its worker."""
         with suppress(OSError):
             self._process.kill()
         with suppress(subprocess.TimeoutExpired):

@@ -1,8 +1,8 @@
-"""Lines of JSON between two machines that know the same token, and the handshake before them.
+"""Signed lines of JSON between two machines with a shared token, and the handshake before them.
 
 The token itself is never sent. Each side sends a random number and proves by HMAC-SHA256 that it
-knows the token; a key made of token and numbers then signs every line, with its number. So nobody
-else can join or add a line. Nothing is encrypted.
+knows the token; a key derived from token and numbers then signs every line, with its number. So
+others can neither join nor insert lines. Nothing is encrypted.
 """
 
 from __future__ import annotations
@@ -18,38 +18,39 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
-from engine.errors import EngineError
+from engine.errors import EngineError, Sentence
 from engine.util.sanitize import one_line
 
 PROTOCOL = 1
-"""Version of what machines say to each other."""
+"""Version of the protocol."""
 
 MAX_LINE = 1 << 16
 """Largest number of bytes of a line."""
 
 HANDSHAKE_S = 5.0
-"""Seconds within which a handshake must be over."""
+"""Timeout of a handshake, in seconds."""
 
 BEAT_S = 0.5
-"""Seconds between two signs of life."""
+"""Seconds between two heartbeats."""
 
 MAX_SILENT = 6
-"""Number of turns of `BEAT_S` without a line after which the other machine counts as lost. They
-are counted, not timed: this process may have stood still itself."""
+"""Number of waits of `BEAT_S` without a line after which the other machine counts as lost. They are
+counted, not timed: this process may have been suspended itself."""
 
-SILENT = "What answers there says nothing: it is busy with other connections, or not Tandem."
-SILENT_HINT = "Try again, and look at what else connects to that port."
+SILENT = Sentence("The server there is silent: it is busy with other connections, or not Tandem.")
+SILENT_HINT = Sentence("Try again, and check which programs connect to that port.")
+NOT_TANDEM = Sentence("The server there is not Tandem.")
 
 MIN_TOKEN = 8
-"""Least number of characters of a token."""
+"""Minimum number of characters of a token."""
 
 
 class LineError(EngineError):
-    """Error of a machine that says something wrong, or does not know the token."""
+    """Error of a machine that sends an invalid line, or does not know the token."""
 
 
 class SilentError(LineError):
-    """Error of a machine that says nothing, as it may have too many connections."""
+    """Error of a machine that sends nothing, as it may have too many connections."""
 
 
 class Lines:
@@ -74,7 +75,7 @@ class Lines:
         """Send a line.
 
         Raises:
-            OSError: the other machine is gone, or takes nothing.
+            OSError: the other machine is gone, or receives nothing.
         """
         text = json.dumps({"kind": kind, **values}).encode()
         with self._lock:
@@ -83,10 +84,10 @@ class Lines:
             self._sock.sendall(mac + b" " + text + b"\n")
 
     def receive(self, timeout_s: float) -> dict[str, Any] | None:
-        """Return the next line; None if there is none within the time.
+        """Return the next line; None after the timeout.
 
         Raises:
-            LineError: what arrived is not signed, or no line.
+            LineError: the received bytes are not signed, or not a line.
             OSError: the other machine is gone.
         """
         line = self._line(timeout_s)
@@ -94,15 +95,15 @@ class Lines:
             return None
         mac, _, text = line.partition(b" ")
         if not hmac.compare_digest(mac, self._mac(self._names[1], self._n_received, text)):
-            raise LineError("A line came from somebody who does not know the token.")
+            raise LineError("A line with an invalid signature was received.")
         self._n_received += 1
         found = _object(text)
         if not isinstance(found.get("kind"), str):
-            raise LineError("A line of another kind than expected came.")
+            raise LineError("A line of an unexpected kind was received.")
         return found
 
     def alive(self) -> Iterator[dict[str, Any]]:
-        """Yield the lines that come, with signs of life both ways; end when there are none.
+        """Yield received lines, with heartbeats both ways, until they stop.
 
         Raises:
             LineError, OSError: see `receive`.
@@ -121,7 +122,6 @@ class Lines:
         return _hmac(self._key, name, str(number).encode(), text)
 
     def _line(self, timeout_s: float) -> bytes | None:
-        """Return the next line without its end; None if there is none within the time."""
         self._sock.settimeout(timeout_s)
         while b"\n" not in self._unread:
             try:
@@ -137,27 +137,27 @@ class Lines:
         return line
 
     def close(self) -> None:
-        """Close the connection; whoever waits for a line gets an error."""
+        """Close the connection; a waiting `receive` gets an error."""
         with suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
         self._sock.close()
 
 
 def lead(sock: socket.socket, token: str) -> Lines:
-    """Return the lines to a machine that wants to join, once it has proven to know the token.
+    """Return the lines to a machine that joins, after it has proven to know the token.
 
     Raises:
-        LineError: it does not; it is told so.
+        LineError: it does not know it, and is refused.
         OSError: it is gone.
     """
     sock.settimeout(HANDSHAKE_S)
     until = time.monotonic() + HANDSHAKE_S
     mine = secrets.token_hex(16).encode()
     _send(sock, {"tandem": PROTOCOL, "nonce": mine.decode()})
-    answer = _object(_plain_line(sock, until))
-    theirs = _text(answer, "nonce")
-    if not hmac.compare_digest(_text(answer, "proof"), _proof(token, b"join", mine, theirs)):
-        why = "The token is wrong."
+    reply = _object(_plain_line(sock, until))
+    theirs = _text(reply, "nonce")
+    if not hmac.compare_digest(_text(reply, "proof"), _proof(token, b"join", mine, theirs)):
+        why = Sentence("The token is wrong.")
         _send(sock, {"refused": why})
         raise LineError(why)
     _send(sock, {"proof": _proof(token, b"lead", mine, theirs).decode()})
@@ -165,11 +165,11 @@ def lead(sock: socket.socket, token: str) -> Lines:
 
 
 def join(sock: socket.socket, token: str) -> Lines:
-    """Return the lines to machine 0, once both have proven to know the token.
+    """Return the lines to machine 0, after both have proven to know the token.
 
     Raises:
-        SilentError: the other one says nothing.
-        LineError: one of them does not, or the other one is no Tandem or of another version.
+        SilentError: machine 0 sends nothing.
+        LineError: a proof fails, or it is not Tandem or another version.
         OSError: it is gone.
     """
     sock.settimeout(HANDSHAKE_S)
@@ -179,18 +179,18 @@ def join(sock: socket.socket, token: str) -> Lines:
     except ConnectionResetError:
         raise SilentError(SILENT, SILENT_HINT) from None
     if "tandem" not in greeting:
-        raise LineError("What answers there is not `tandem serve --nodes`.")
+        raise LineError("The server there is not `tandem serve --nodes`.")
     if greeting["tandem"] != PROTOCOL:
-        raise LineError("The server is of another version of Tandem.", "Install the same version.")
+        raise LineError("The server is another version of Tandem.", "Install the same version.")
     theirs, mine = _text(greeting, "nonce"), secrets.token_hex(16).encode()
     proof = _proof(token, b"join", theirs, mine)
     _send(sock, {"nonce": mine.decode(), "proof": proof.decode()})
-    answer = _object(_plain_line(sock, until))
-    if "refused" in answer:
-        why = one_line(str(answer["refused"]), 300)
+    reply = _object(_plain_line(sock, until))
+    if "refused" in reply:
+        why = one_line(str(reply["refused"]), 300)
         raise LineError(why, "Give the token that the server shows.")
-    if not hmac.compare_digest(_text(answer, "proof"), _proof(token, b"lead", theirs, mine)):
-        raise LineError("What answers there does not know the token.")
+    if not hmac.compare_digest(_text(reply, "proof"), _proof(token, b"lead", theirs, mine)):
+        raise LineError("The server there does not know the token.")
     return Lines(sock, _hmac(token.encode(), b"lines", theirs, mine), is_leader=False)
 
 
@@ -201,12 +201,12 @@ def check_token(token: str) -> str:
         EngineError: it is too short.
     """
     if len(token) < MIN_TOKEN:
-        raise EngineError(f"A token needs {MIN_TOKEN} characters or more.")
+        raise EngineError("A token needs at least {n} characters.", n=MIN_TOKEN)
     return token
 
 
 def _hmac(key: bytes, *parts: bytes) -> bytes:
-    """Return the HMAC of parts as hexadecimal digits; no two lists of parts have the same."""
+    """Return the HMAC of parts in hexadecimal; lengths make the parts unambiguous."""
     joined = b"".join(len(part).to_bytes(4, "big") + part for part in parts)
     return hmac.new(key, joined, hashlib.sha256).hexdigest().encode()
 
@@ -218,7 +218,7 @@ def _proof(token: str, side: bytes, leaders: bytes, joiners: bytes) -> bytes:
 def _text(found: dict[str, Any], name: str) -> bytes:
     value = found.get(name)
     if not isinstance(value, str) or len(value) > 200 or not value.isascii():
-        raise LineError("What answers there is not Tandem.")
+        raise LineError(NOT_TANDEM)
     return value.encode()
 
 
@@ -227,11 +227,6 @@ def _send(sock: socket.socket, value: dict[str, Any]) -> None:
 
 
 def _plain_line(sock: socket.socket, until: float) -> bytes:
-    """Return a line of the handshake; byte by byte, as signed ones may follow it at once.
-
-    Args:
-        until: end of the handshake, by `time.monotonic`.
-    """
     line = b""
     while not line.endswith(b"\n"):
         try:
@@ -240,11 +235,11 @@ def _plain_line(sock: socket.socket, until: float) -> bytes:
         except TimeoutError:
             if not line:
                 raise SilentError(SILENT, SILENT_HINT) from None
-            raise LineError("What answers there is not Tandem, or does not answer.") from None
+            raise LineError("The server there is not Tandem, or does not respond.") from None
         if not found and not line:
             raise SilentError(SILENT, SILENT_HINT)
         if not found or len(line) > 1000:
-            raise LineError("What answers there is not Tandem.")
+            raise LineError(NOT_TANDEM)
         line += found
     return line
 
@@ -255,5 +250,5 @@ def _object(text: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
-        raise LineError("What answers there is not Tandem.")
+        raise LineError(NOT_TANDEM)
     return found

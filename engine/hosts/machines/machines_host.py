@@ -1,4 +1,4 @@
-"""An engine whose models several machines compute, on machine 0."""
+"""An engine on machine 0 whose models run on several machines."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import threading
 from collections.abc import Callable
 from functools import partial
 
-from engine.errors import EngineError, MachineLost
+from engine.errors import EngineError, MachineLost, Sentence
 from engine.events import Command, Failed, HostEvent, ModelLoaded, new_command_id
-from engine.hosts.machines.agent import AgentTask, told_fault
+from engine.hosts.machines.agent import AgentTask, logged_fault
 from engine.hosts.machines.gathering import Gathering
 from engine.hosts.machines.interfaces import free_port, interface_of
 from engine.hosts.process.child import Death
@@ -20,10 +20,10 @@ log = logging.getLogger(__name__)
 
 
 class SessionHost(ProcessHost):
-    """A `ProcessHost` of which no second process is wanted once the first has ended.
+    """A `ProcessHost` that does not restart its process.
 
     Args:
-        on_end: called on a thread when it has ended by itself, with why.
+        on_end: called on a thread with the error when it has ended unexpectedly.
     """
 
     def __init__(
@@ -33,19 +33,22 @@ class SessionHost(ProcessHost):
         super().__init__(on_event, task.command)
 
     def _error_of(self, death: Death, doing: str) -> EngineError:
-        return MachineLost(f"{self._name}: {told_fault(death.log) or f'its agent {death.manner}'}.")
+        problem: str = logged_fault(death.log)
+        if not problem:
+            problem = Sentence("its agent {manner}", manner=death.manner)
+        return MachineLost("{machine}: {problem}.", machine=self._name, problem=problem)
 
     def _fail(self, error: EngineError) -> None:
-        self._on_end(error)  # first, so that it tells the commands
+        self._on_end(error)  # first, as it fails the commands
         super()._fail(error)
 
 
 class MachinesHost:
-    """Engine of which the processes on all machines are started and ended together.
+    """Engine whose processes on all machines start and end together.
 
-    A command that comes while machines are missing fails with a sentence. A fault on any machine
-    ends the processes on all of them and fails what is under way; the next command starts them
-    anew, once all machines are there, which `Gathering.on_change` is told.
+    A command fails while machines are missing. A fault on any machine ends the processes on all of
+    them and fails unfinished commands; the next command restarts them once all machines are
+    connected, which is reported to `Gathering.on_change`.
 
     Args:
         on_event: receiver of events, called on threads of this process; it must return quickly.
@@ -65,14 +68,13 @@ class MachinesHost:
         """Start the processes of all machines, which measure the links, before any command.
 
         Raises:
-            EngineError: a machine is missing, or the others have no common way here.
+            EngineError: a machine is missing, or the others use different addresses of this one.
         """
         with self._lock:
             if self._session is None:
                 self._start()
 
     def submit(self, command: Command, command_id: int | None = None) -> int:
-        """Queue a command and return the id that its events will carry; see `EngineHost`."""
         number = new_command_id() if command_id is None else command_id
         with self._lock:
             self._unanswered.add(number)
@@ -80,20 +82,18 @@ class MachinesHost:
                 if self._session is None:
                     self._start()
             except EngineError as error:
-                self._tell(HostEvent(number, Failed(error)))
+                self._send(HostEvent(number, Failed(error)))
             else:
                 assert self._session is not None, "it has just been started"
                 self._session.submit(command, number)
         return number
 
     def cancel(self, command_id: int | None = None) -> None:
-        """Ask a command to end, or all that run and wait; return at once."""
         with self._lock:
             if self._session is not None:
                 self._session.cancel(command_id)
 
     def close(self, timeout_s: float = 5.0) -> bool:
-        """Cancel, free the model and end all processes; return whether they ended in time."""
         with self._lock:
             session, self._session = self._session, None
         is_ended = session is None or session.close(timeout_s)
@@ -101,11 +101,6 @@ class MachinesHost:
         return is_ended
 
     def _start(self) -> None:
-        """Start the processes of all machines.
-
-        Raises:
-            EngineError: a machine is missing, or the others have no common way here.
-        """
         gathering = self._gathering
         if not gathering.is_complete:
             raise MachineLost(gathering.missing, "Run tandem join there.")
@@ -113,7 +108,7 @@ class MachinesHost:
         port = free_port(address, self._port)
         n = 1 + len(gathering.machines)
         task = AgentTask(n, 0, gathering.name, address, port, interface_of(address))
-        gathering.tell("start", port=port)
+        gathering.send_all("start", port=port)
         session: list[SessionHost] = []  # filled before this object's lock is free
         host = SessionHost(
             lambda event: self._pass_on(session, event), task,
@@ -128,10 +123,9 @@ class MachinesHost:
         with self._lock:
             if session[0] is not self._session:
                 return
-            self._tell(event)
+            self._send(event)
 
-    def _tell(self, event: HostEvent) -> None:
-        """Send an event, and note what it says."""
+    def _send(self, event: HostEvent) -> None:
         if isinstance(event.event, CLOSING_EVENTS):
             self._unanswered.discard(event.command_id)
         if isinstance(event.event, Failed) and event.event.is_model_lost:
@@ -152,12 +146,14 @@ class MachinesHost:
             if session is None:
                 return
             log.error("%s", why)
-            self._gathering.tell("end", why=why)
+            self._gathering.send_all("end", why=why)
             threading.Thread(target=partial(session.close, 0), daemon=True).start()
-            error = MachineLost(why, "The model is loaded again once all machines are there.")
+            error = MachineLost(why, "The model is loaded again once all machines have joined.")
             numbers = sorted(self._unanswered) or [0]
             for number in numbers:
                 is_lost = self._has_model and number == numbers[0]
-                self._tell(HostEvent(number, Failed(error, is_lost)))
+                self._send(HostEvent(number, Failed(error, is_lost)))
             if had_model and self._gathering.is_complete:
-                self._gathering.on_change("All machines are there: the model is loaded again.")
+                self._gathering.on_change(
+                    Sentence("All machines have joined: the model is loaded again.")
+                )

@@ -1,7 +1,7 @@
-"""The process that has one machine's ranks: `python -m engine.hosts.machines.worker`.
+"""The process with one machine's ranks: `python -m engine.hosts.machines.worker`.
 
-torchrun's agent starts it (`machines.agent`). On machine 0 it is an engine like that of
-`engine.hosts.process.program`, whose models the other machines compute as well; there it follows.
+torchrun's agent starts it (`machines.agent`). On machine 0 it is an engine like
+`engine.hosts.process.program`, with models on all machines; on others it follows machine 0.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ from engine.runtime.thread_runtime import open_on_machines_by
 from engine.util.programs import tie_to_parent
 
 BEAT_S = 1.0
-"""Seconds between two signs of life."""
+"""Seconds between two heartbeats."""
 
 
 def main() -> int:
-    """Compute with the other machines until machine 0's parent wants the end."""
+    """Compute with the other machines until machine 0's parent ends it."""
     tie_to_parent()
     faulthandler.enable()
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
@@ -58,7 +58,7 @@ def main() -> int:
     agent.begin()
     try:
         wire = Wire(task.name)
-        machines = Machines(wire, agent.tell_fault, backend_of_environment())
+        machines = Machines(wire, agent.report, backend_of_environment())
         found = WiresMeasured(tuple(machines.names), measure_wires(wire))
         if channel is None:
             follow(machines, task.path, task.cpu_threads)
@@ -68,19 +68,14 @@ def main() -> int:
             machines.orders.send(END)
         machines.close()
     except EngineError as error:
-        return _failed(agent, error)
+        agent.report(error)
+        threading.Event().wait(10)  # for the agent to end this process
+        return FAULT_STATUS
     return 0
 
 
-def _failed(agent: AgentLink, error: EngineError) -> int:
-    """Tell the agent why this machine cannot go on, and wait for it to end this process."""
-    agent.tell_fault(error)
-    threading.Event().wait(10)
-    return FAULT_STATUS
-
-
 class AgentLink:
-    """The worker's connection to the agent, with signs of life."""
+    """The worker's connection to the agent, with heartbeats."""
 
     def __init__(self) -> None:
         key = bytes.fromhex(os.environ.pop(KEY_VARIABLE))
@@ -93,7 +88,7 @@ class AgentLink:
         return reduction.recv_handle(self._connection)
 
     def begin(self) -> None:
-        """Show signs of life from now on."""
+        """Start sending heartbeats."""
         threading.Thread(target=self._beat, name="tandem-beat", daemon=True).start()
 
     def _beat(self) -> None:
@@ -101,8 +96,8 @@ class AgentLink:
         while not stop.wait(BEAT_S):
             self._send({})
 
-    def tell_fault(self, error: EngineError) -> None:
-        """Tell why this machine cannot go on; the agent then ends this process."""
+    def report(self, error: EngineError) -> None:
+        """Report why this machine cannot go on; the agent then ends this process."""
         self._send({"fault": error.message.rstrip(".")})
 
     def _send(self, value: dict[str, str]) -> None:

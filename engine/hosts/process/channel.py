@@ -23,22 +23,17 @@ In = TypeVar("In")
 
 
 class Channel(Generic[Out, In]):
-    """One end of a connection; several threads may send, one receives.
-
-    Args:
-        outgoing: codec of the messages that are sent.
-        incoming: codec of those that arrive.
-    """
+    """One end of a connection; several threads may send, one receives."""
 
     def __init__(self, connection: Connection, outgoing: Codec[Out], incoming: Codec[In]) -> None:
         self._connection, self._outgoing, self._incoming = connection, outgoing, incoming
         self._lock = threading.Lock()
 
     def send(self, message: Out) -> None:
-        """Send a message; wait while the other end takes none.
+        """Send a message, blocking while the other end is busy.
 
         Raises:
-            MessageError: it cannot cross.
+            MessageError: it cannot be serialized.
             OSError: the other end is gone.
         """
         data = self._outgoing.pack(message)
@@ -46,10 +41,10 @@ class Channel(Generic[Out, In]):
             self._connection.send_bytes(data)
 
     def receive(self, timeout_s: float | None = None) -> In | None:
-        """Return the next message; None if there is none within the time.
+        """Return the next message; None after the timeout.
 
         Raises:
-            MessageError: what arrived is no message.
+            MessageError: the received bytes are not a message.
             EOFError, OSError: the other end is gone, or sent more than a message may have.
         """
         if not self._connection.poll(timeout_s):
@@ -62,12 +57,12 @@ class Channel(Generic[Out, In]):
 
 
 def connected_pair() -> tuple[Connection, Connection]:
-    """Return the two ends of a connection that no other process can find."""
+    """Return the two ends of an anonymous connection."""
     return Pipe()
 
 
 def inherited_connection(handle: int) -> Connection:
-    """Return the end of a connection that this process has from its parent."""
+    """Return the end of a connection that this process inherits."""
     if sys.platform == "win32":
         from multiprocessing.connection import PipeConnection
 
@@ -85,18 +80,14 @@ class SubmitMessage:
 
 @dataclass(frozen=True, slots=True)
 class CancelMessage:
-    """The wish that a command ends, or all that were sent before.
-
-    Attributes:
-        command_id: id of the command; None for all.
-    """
+    """Request to cancel the command with this id, or all that were sent before."""
 
     command_id: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class CloseMessage:
-    """The wish that the engine frees its model and ends its process."""
+    """Request to free the model and end the process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,30 +99,28 @@ class EventsMessage:
 
 @dataclass(frozen=True, slots=True)
 class BeatMessage:
-    """A sign that the process runs, whatever its engine is busy with."""
+    """Heartbeat of the process, whatever its engine is doing."""
 
 
 ToEngine = SubmitMessage | CancelMessage | CloseMessage
 FromEngine = EventsMessage | BeatMessage
 
 TO_ENGINE: Codec[ToEngine] = Codec(ToEngine)
-"""Codec of what the window sends."""
 
 FROM_ENGINE: Codec[FromEngine] = Codec(FromEngine)
-"""Codec of what the engine sends."""
 
 
 log = logging.getLogger(__name__)
 
 FRAME_S = 1 / 25
 """Seconds between two batches of events that can wait: as often as the window empties its queue.
-Each batch takes processor time of both processes, which small models feel."""
+Each batch takes CPU time of both processes, which matters for small models."""
 
 BEAT_S = 0.5
 """Seconds between two heartbeats."""
 
 PATIENT = (TokenText, TokenTimes, PrefillProgress, LoadProgress, StateProgress)
-"""Events that can wait for the next batch; all others are sent at once, and these before them."""
+"""Events that can wait for the next batch; others are sent immediately, with these before them."""
 
 
 class EventSender:
@@ -150,7 +139,7 @@ class EventSender:
             thread.start()
 
     def put(self, event: HostEvent) -> None:
-        """Take an event to send; return at once."""
+        """Queue an event to send."""
         with self._changed:
             self._waiting.append(event)
             is_urgent = not isinstance(event.event, PATIENT)
@@ -159,7 +148,7 @@ class EventSender:
                 self._changed.notify_all()
 
     def close(self) -> None:
-        """Send what waits, and end."""
+        """Send the queued events, and end."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
@@ -172,11 +161,10 @@ class EventSender:
             sent = time.monotonic()
             try:
                 self._send(merged(events))
-            except OSError:  # the window's process is gone, which the reader of commands finds, too
+            except OSError:  # the window's process is gone, as the command reader notices, too
                 return
 
     def _take(self, sent: float) -> tuple[HostEvent, ...]:
-        """Wait for a batch, at least a frame after the last one; return none at the end."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._is_closed)
             rest = sent + FRAME_S - time.monotonic()
@@ -209,14 +197,14 @@ class EventSender:
 
 
 def merged(events: Iterable[HostEvent]) -> tuple[HostEvent, ...]:
-    """Return events with the texts of an answer joined, up to its next part or other event.
+    """Return events with the texts of each answer joined, up to its next part or other event.
 
-    Writing each by itself would take as long as a small model takes for a token. Answers that run
-    at once send theirs in turn; an event that cannot wait keeps its place among all.
+    Sending each separately would take as long as a small model takes for a token. Concurrent
+    answers alternate; an event that cannot wait keeps its place among all.
     """
     found: list[HostEvent] = []
-    tokens: dict[int, list[TokenText]] = {}  # by the place of the first one in `found`
-    growing: dict[int, int] = {}  # that place, by command id, where more may follow
+    tokens: dict[int, list[TokenText]] = {}  # by index of the first one in `found`
+    growing: dict[int, int] = {}  # that index, by command id, if more may follow
     for event in events:
         if isinstance(event.event, TokenText):
             place = growing.get(event.command_id)

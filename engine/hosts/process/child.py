@@ -1,4 +1,4 @@
-"""The engine's process as its parent sees it: started, followed, ended."""
+"""The engine's process as its parent sees it: start, messages, end."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from typing import Any
 
 import psutil
 
-from engine.errors import EngineCrashed
+from engine.errors import EngineCrashed, Sentence
 from engine.events import Command, Load, LoadState, ModelLoaded, Resplit, SaveState, Tune
 from engine.generation.requests import (
     AnswerRequest,
@@ -42,7 +42,7 @@ from engine.hosts.process.codec import MessageError
 from engine.util.programs import NO_WINDOW, child_environment, tie_child
 
 LOG_LINES = 3
-"""Number of lines from the end of the process's log that are shown to a person."""
+"""Number of lines from the end of the process's log that are shown to the user."""
 
 MAX_LINE = 120
 """Largest number of characters of such a line."""
@@ -51,33 +51,33 @@ FATAL = "Fatal Python error"
 """Start of the line before the trace that `faulthandler` writes at a crash."""
 
 _SIGNALS = {
-    "SIGKILL": "was killed",
-    "SIGTERM": "was told to end by another program",
-    "SIGSEGV": "crashed at an invalid memory address",
-    "SIGBUS": "crashed reading memory or a file that is gone",
-    "SIGILL": "crashed at an instruction that this processor lacks",
-    "SIGFPE": "crashed at an invalid calculation",
-    "SIGABRT": "gave up after an internal error",
+    "SIGKILL": Sentence("was killed"),
+    "SIGTERM": Sentence("was terminated by another program"),
+    "SIGSEGV": Sentence("crashed at an invalid memory address"),
+    "SIGBUS": Sentence("crashed reading memory or a file that is gone"),
+    "SIGILL": Sentence("crashed at an instruction that this processor lacks"),
+    "SIGFPE": Sentence("crashed at an invalid calculation"),
+    "SIGABRT": Sentence("gave up after an internal error"),
 }
 
 _WINDOWS_CODES = {
-    0xC0000005: "crashed at an invalid memory address",
-    0xC000001D: "crashed at an instruction that this processor lacks",
-    0xC0000017: "ran out of memory",
-    0xC00000FD: "ran out of stack memory",
-    0xC0000409: "gave up after an internal error",
+    0xC0000005: _SIGNALS["SIGSEGV"],
+    0xC000001D: _SIGNALS["SIGILL"],
+    0xC0000017: Sentence("ran out of memory"),
+    0xC00000FD: Sentence("ran out of stack memory"),
+    0xC0000409: _SIGNALS["SIGABRT"],
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """The end of a process that nobody asked for.
+    """The unexpected end of a process.
 
     Attributes:
-        code: exit status; minus the number of the signal that ended it.
-        why: why it was ended by the window, such as "has sent nothing for 30 s"; "" if it was not.
-        log: last lines of what it wrote.
-        is_memory_short: whether the system has killed processes for lack of memory meanwhile.
+        code: exit status, or minus the number of the signal that ended it.
+        why: why the parent ended it, such as "has sent nothing for 30 s"; "" if it did not.
+        log: last lines of its output.
+        is_memory_short: whether the system has killed processes for lack of memory since its start.
     """
 
     code: int
@@ -87,76 +87,86 @@ class Death:
 
     @property
     def manner(self) -> str:
-        """What became of it, as the rest of a sentence."""
+        """Manner of its end, as the rest of a sentence."""
         if self.why:
             return self.why
         if self.code < 0:
             name = _signal_name(-self.code)
-            return f"{_SIGNALS.get(name, 'was ended')} ({name})"
-        known = _WINDOWS_CODES.get(self.code & 0xFFFFFFFF)
-        return f"{known or 'ended by itself'} (exit status {self.code})"
+            manner = _SIGNALS.get(name) or Sentence("was ended")
+            return Sentence("{manner} ({signal})", manner=manner, signal=name)
+        manner = _WINDOWS_CODES.get(self.code & 0xFFFFFFFF) or Sentence("ended by itself")
+        return Sentence("{manner} (exit status {code})", manner=manner, code=self.code)
 
 
 def crash_of(death: Death, doing: str) -> EngineCrashed:
     """Return the error that says how the engine ended.
 
     Args:
-        doing: what it was doing, such as "while answering on cuda:0".
+        doing: its activity, such as "while answering on cuda:0".
     """
-    hints = ["Load the model again to go on; your chats are kept."]
+    hint = Sentence("Load the model again to go on; your chats are kept.")
     if death.is_memory_short and death.code == -_SIGKILL:
-        hints.append(
-            "The system had run out of memory and ended programs: choose a smaller context or"
-            " model, or close other programs."
+        hint = Sentence(
+            "{hint} The system had run out of memory and ended programs: choose a smaller context"
+            " or model, or close other programs.",
+            hint=hint,
         )
-    if lines := _telling(death.log):
-        hints.append(f"Its log ends with: {' | '.join(lines)}")
-    return EngineCrashed(f"The engine {death.manner} {doing}.", " ".join(hints))
+    if lines := _relevant(death.log):
+        hint = Sentence("{hint} Its log ends with: {log}", hint=hint, log=" | ".join(lines))
+    return EngineCrashed("The engine {manner} {doing}.", hint, manner=death.manner, doing=doing)
 
 
 def start_failure(error: OSError | MemoryError) -> EngineCrashed:
     """Return the error that says why the engine's process cannot be started."""
     number = error.errno if isinstance(error, OSError) else errno.ENOMEM
     why = os.strerror(number) if number else str(error)
-    hint = "Load the model again."
+    hint = Sentence("Load the model again.")
     if number in (errno.ENOMEM, errno.EAGAIN, errno.EMFILE, errno.ENFILE):
-        hint = "Close other programs, then load the model again."
+        hint = Sentence("Close other programs, then load the model again.")
     elif number in (errno.ENOENT, errno.EACCES, errno.EPERM, errno.ENOEXEC):
-        hint = f"Install Tandem again: its Python, {sys.executable}, cannot be run."
-    return EngineCrashed(f"The engine cannot be started: {why[:1].lower()}{why[1:]}.", hint)
+        hint = Sentence(
+            "Install Tandem again: its Python, {path}, cannot be run.", path=sys.executable
+        )
+    problem = Sentence(why)
+    return EngineCrashed("The engine cannot be started: {problem}.", hint, problem=problem)
 
 
 def stopped_hint(device: str, model: ModelLoaded | None) -> str:
-    """Return what to do about a GPU that has stopped working in the engine's process.
+    """Return the remedy for a GPU that has stopped working in the engine's process.
 
     Args:
-        model: the model that is left there, if any.
+        model: the model that still works there, if any.
     """
     if model is None:
-        return f"Load the model again; if this comes back, load it without {device}."
-    return f"{model.info.name} still answers; eject it to use {device} again."
+        template = "Load the model again; if this comes back, load it without {device}."
+        return Sentence(template, device=device)
+    template = "{model} still answers; eject it to use {device} again."
+    return Sentence(template, model=model.info.name, device=device)
 
 
 def doing_of(command: Command | None, model: ModelLoaded | None, is_ready: bool) -> str:
-    """Return what the engine was doing, and on which devices.
+    """Return the engine's activity and its devices, as the end of a sentence.
 
     Args:
-        command: command under way; None if there is none.
+        command: current command, if any.
         model: the loaded model, if any.
         is_ready: whether the engine has started.
     """
     if not is_ready:
-        return "while it was starting"
+        return Sentence("while it was starting")
     if isinstance(command, Load | Resplit | Tune):
         devices = command.params.all_devices
     else:
         devices = model.params.all_devices if model is not None else ()
-    where = f" on {', '.join(dict.fromkeys(devices))}" if devices else ""
-    return f"while {_activity(command)}{where}"
+    activity = _activity(command)
+    if not devices:
+        return Sentence("while {activity}", activity=activity)
+    names = ", ".join(dict.fromkeys(devices))
+    return Sentence("while {activity} on {devices}", activity=activity, devices=names)
 
 
 def oom_kills() -> int:
-    """Return how many processes Linux has killed for lack of memory; 0 where that is unknown."""
+    """Return how many processes Linux has killed for lack of memory; 0 if unknown."""
     with suppress(OSError, ValueError):
         for line in Path("/proc/vmstat").read_text().splitlines():
             if line.startswith("oom_kill "):
@@ -175,24 +185,23 @@ def _signal_name(number: int) -> str:
 
 def _activity(command: Command | None) -> str:
     if isinstance(command, Load):
-        return f"loading {Path(command.params.path).name}"
+        return Sentence("loading {file}", file=Path(command.params.path).name)
     names: dict[type, str] = {
-        AnswerRequest: "answering",
-        Resplit: "changing the split",
-        Tune: "searching for the best split",
-        SaveState: "saving the chat's cache",
-        LoadState: "loading the chat's cache",
-        Embed: "computing embeddings",
-        ScoreTokens: "scoring a text",
-        Tokenize: "splitting a text into tokens",
-        Detokenize: "joining tokens",
-        ApplyTemplate: "writing a prompt",
+        AnswerRequest: Sentence("answering"),
+        Resplit: Sentence("changing the split"),
+        Tune: Sentence("searching for the best split"),
+        SaveState: Sentence("saving the chat's cache"),
+        LoadState: Sentence("loading the chat's cache"),
+        Embed: Sentence("computing embeddings"),
+        ScoreTokens: Sentence("scoring a text"),
+        Tokenize: Sentence("splitting a text into tokens"),
+        Detokenize: Sentence("joining tokens"),
+        ApplyTemplate: Sentence("rendering a prompt"),
     }
-    return names.get(type(command), "it was idle")
+    return names.get(type(command)) or Sentence("it was idle")
 
 
-def _telling(lines: Sequence[str]) -> list[str]:
-    """Return the lines of a log that tell most: where Python was at a crash, else the last ones."""
+def _relevant(lines: Sequence[str]) -> list[str]:
     found = [line.strip() for line in lines if line.strip()]
     starts = [at for at, line in enumerate(found) if line.startswith(FATAL)]
     if starts:
@@ -204,36 +213,35 @@ def _telling(lines: Sequence[str]) -> list[str]:
 log = logging.getLogger(__name__)
 
 LOG_KEPT = 200
-"""Number of the last lines of a process's log that are kept."""
+"""Number of lines kept from the end of a process's log."""
 
 MAX_KEPT = 1000
 """Largest number of bytes that are kept of one line."""
 
 STOPPED_S = 2.0
-"""Seconds without a heartbeat after which a process that was stopped counts as lost."""
+"""Seconds without a heartbeat after which a stopped process counts as lost."""
 
 SILENT_S = 30.0
-"""Seconds without a heartbeat after which a process that does nothing counts as hanging."""
+"""Seconds without a heartbeat after which an idle process counts as hanging."""
 
 BUSY_S = 150.0
-"""The same for a process that computes: a library may hold the interpreter's lock meanwhile, so
-that nothing in the process can send a heartbeat."""
+"""The same for a process that computes: a library may hold Python's lock, which prevents
+heartbeats."""
 
 BUSY_SHARE = 0.1
-"""Share of one core that a process must have used for that, on a machine that may be overloaded."""
+"""Share of one core's time from which a process counts as computing; the machine may be busy."""
 
 END_S = 5.0
-"""Seconds that a process may take to end after its connection was closed; then it is killed."""
+"""Seconds for a process to end after its connection was closed; then it is killed."""
 
 LEVELS = {
     "DEBUG": 0, "INFO": 0, "WARNING": logging.WARNING, "ERROR": logging.ERROR,
     "CRITICAL": logging.CRITICAL,
 }  # fmt: skip
-"""Levels of logging by the word that a line of a process's log begins with; 0 where it is only
-kept for its end."""
+"""Logging levels by the first word of a line of a process's log; 0 is not logged here."""
 
 TRACE_S = 1.0
-"""Seconds that a hanging process gets to write where its threads are, before it is killed."""
+"""Seconds for a hanging process to write its stack traces before it is killed."""
 
 
 class EngineProcess:
@@ -241,7 +249,7 @@ class EngineProcess:
 
     Args:
         command: command line, without the handle of the connection.
-        on_refused: called on a thread with a message that cannot be sent, and why.
+        on_refused: called on a thread with a message that cannot be sent, and its error.
 
     Raises:
         OSError: it cannot be started.
@@ -265,7 +273,7 @@ class EngineProcess:
         self._log: deque[bytes] = deque(maxlen=LOG_KEPT)
         self._messages: queue.SimpleQueue[ToEngine | None] = queue.SimpleQueue()
         self._why = ""
-        self._cpu_s: float | None = None  # processor time when it fell silent
+        self._cpu_s: float | None = None  # CPU time when it fell silent
         self._threads = [
             threading.Thread(target=target, name=name, daemon=True)
             for target, name in ((self._read_log, "tandem-log"), (self._write, "tandem-commands"))
@@ -286,11 +294,11 @@ class EngineProcess:
         return self._process.pid
 
     def send(self, message: ToEngine) -> None:
-        """Send a message as soon as the process takes it; return at once."""
+        """Queue a message."""
         self._messages.put(message)
 
     def receive(self, timeout_s: float) -> FromEngine | None:
-        """Return the next message; None if there is none within the time.
+        """Return the next message; None after the timeout.
 
         Raises:
             EOFError, OSError: the process has ended.
@@ -298,13 +306,13 @@ class EngineProcess:
         try:
             return self._channel.receive(timeout_s)
         except MessageError as error:
-            log.exception("the engine's process has sent nonsense")
-            self._why = f"sent something wrong ({error.problem})"
+            log.exception("the engine's process has sent an invalid message")
+            self._why = Sentence("sent an invalid message ({problem})", problem=error.problem)
             self.kill()
             raise EOFError from error
 
     def check(self, silent_s: float) -> None:
-        """End the process if it is stopped or hangs; to be called after each wait for a message.
+        """Kill the process if it is stopped or hangs; to be called after each `receive`.
 
         Args:
             silent_s: seconds without a message from it.
@@ -315,26 +323,26 @@ class EngineProcess:
         if self._cpu_s is None:
             self._cpu_s = self._used_s()
         if silent_s >= STOPPED_S and self._is_stopped():
-            self._why = "was stopped by another program"
+            self._why = Sentence("was stopped by another program")
             self.kill()
         elif silent_s >= SILENT_S:
             used_s = self._used_s() - self._cpu_s
             if used_s > BUSY_SHARE * silent_s and silent_s < BUSY_S:
                 return
-            self._why = f"has shown no sign of life for {silent_s:.0f} s"
-            with suppress(OSError, ValueError):  # Windows knows no such signal
-                self._process.send_signal(signal.SIGABRT)  # writes where each thread is
+            self._why = Sentence("has shown no sign of life for {n:.0f} s", n=silent_s)
+            with suppress(OSError, ValueError):  # Windows has no such signal
+                self._process.send_signal(signal.SIGABRT)  # writes stack traces
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(TRACE_S)
             self.kill()
 
     def kill(self) -> None:
-        """End the process at once."""
+        """Kill the process."""
         with suppress(OSError):
             self._process.kill()
 
     def bury(self) -> Death:
-        """Wait until the process has ended, or end it; return how it did."""
+        """Wait for the process to end, or kill it; return how it ended."""
         self._messages.put(None)
         try:
             code = self._process.wait(END_S)
@@ -348,7 +356,6 @@ class EngineProcess:
         return Death(code, self._why, lines, oom_kills() > self._oom_kills)
 
     def _used_s(self) -> float:
-        """Return the seconds of processor time that the process has used; 0 if it is gone."""
         with suppress(psutil.Error):
             times = psutil.Process(self.pid).cpu_times()
             return float(times.user + times.system)
@@ -360,7 +367,6 @@ class EngineProcess:
         return False
 
     def _read_log(self) -> None:
-        """Keep the last lines that the process writes to its error output; runs on a thread."""
         assert self._process.stderr is not None
         level = 0
         with self._process.stderr as stream, suppress(OSError, ValueError):
@@ -372,21 +378,20 @@ class EngineProcess:
                     log.log(level, "%s", text)
 
     def _write(self) -> None:
-        """Send messages in order; runs on a thread, as sending waits while the process is busy."""
         while (message := self._messages.get()) is not None:
             try:
                 self._channel.send(message)
             except MessageError as error:
                 self._on_refused(message, error)
-            except OSError:  # it has ended, which the reader finds, too
+            except OSError:  # it has ended, as the reader notices, too
                 return
 
 
 def level_of(line: str, before: int) -> int:
-    """Return the level at which a line of a process's log is worth logging here; 0 is none.
+    """Return the level at which to log a line of a process's log; 0 for none.
 
     Args:
-        before: level of the line before, which a line without one, as of a traceback, belongs to.
+        before: level of the previous line, which lines without one, as of a traceback, share.
     """
     first = line.partition(" ")[0]
     if first in LEVELS:
@@ -395,7 +400,7 @@ def level_of(line: str, before: int) -> int:
 
 
 def _start(command: Sequence[str], connection: Connection) -> subprocess.Popen[bytes]:
-    """Start a process that inherits a connection, and nothing else that is open."""
+    """Start a process that inherits a connection and no other handles."""
     handle = connection.fileno()
     options: dict[str, Any] = {}
     if sys.platform == "win32":

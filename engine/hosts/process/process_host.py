@@ -1,4 +1,4 @@
-"""The engine in a child process, which may end in any way without taking its parent along."""
+"""The engine in a child process, which may end in any way without affecting its parent."""
 
 from __future__ import annotations
 
@@ -45,18 +45,18 @@ from engine.util.programs import program_command
 log = logging.getLogger(__name__)
 
 TICK_S = 1.0
-"""Seconds between two looks at a silent process. They are counted, not timed, since this process
-may have slept as well."""
+"""Seconds between two checks of a silent process. They are counted, not timed, since this process
+may have been suspended as well."""
 
 BACK_OFF_S = (0.0, 1.0, 2.0, 4.0, 8.0)
-"""Seconds between the death of a process and the start of the next, after the first death, the
-second one and so on. A process that dies at every load must not keep the machine busy."""
+"""Seconds between the end of a process and the start of the next, after the first crash, the second
+one and so on, so that crashes at every load do not keep the machine busy."""
 
 HEALTHY_S = 15.0
-"""Seconds that a process must live for earlier deaths to be forgotten."""
+"""Seconds that a process must live to reset the number of crashes."""
 
 KILLED_S = 2.0
-"""Seconds in which a killed process ends."""
+"""Seconds to wait for a killed process."""
 
 CLOSING_EVENTS = (
     ModelLoaded, ModelResplit, ModelUnloaded, Finished, StateSaved, StateLoaded, Tuned,
@@ -69,13 +69,13 @@ PROGRAM = program_command("engine.hosts.process.program")
 
 
 class ProcessHost:
-    """Engine in a process of its own; the next command after its end starts another one.
+    """Engine in a child process; the first command after its end starts another one.
 
-    Commands that it had not answered when it ended fail with `EngineCrashed`, which says how it
-    ended and what it was doing; if there were none, command id 0 does.
+    Commands that were pending when it ended fail with `EngineCrashed`, which says how it ended and
+    what it was doing; without any, the event has command id 0.
 
-    A device that has stopped working, or hangs, spoils the process rather than the machine. So the
-    process is ended as soon as no model is left in it that still answers.
+    A device that has stopped working, or hangs, is unusable only for this process. So the process
+    is ended as soon as it has no model that still works.
 
     Args:
         on_event: receiver of events, called on a thread of this process; it must return quickly.
@@ -90,9 +90,9 @@ class ProcessHost:
         self._process: EngineProcess | None = None
         self._model: ModelLoaded | None = None
         self._is_ready = self._was_ready = self._is_closing = False
-        self._is_spoilt = False  # a device does not work any more in this process
-        self._n_deaths = 0  # one after the other, none of which came after a healthy time
-        self._due = 0.0  # when the next process may start
+        self._is_spoilt = False  # a device no longer works in this process
+        self._n_deaths = 0  # consecutive crashes, without a healthy process in between
+        self._due = 0.0  # earliest start of the next process
         self._thread = threading.Thread(target=self._run, name="tandem-process", daemon=True)
         self._thread.start()
 
@@ -103,7 +103,6 @@ class ProcessHost:
         return None if process is None else process.pid
 
     def submit(self, command: Command, command_id: int | None = None) -> int:
-        """Queue a command and return the id that its events will carry; see `EngineHost`."""
         command_id = new_command_id() if command_id is None else command_id
         with self._changed:
             self._unanswered[command_id] = command
@@ -112,13 +111,11 @@ class ProcessHost:
         return command_id
 
     def cancel(self, command_id: int | None = None) -> None:
-        """Ask a command to end, or all that run and wait; return at once."""
         with self._changed:
             if command_id in self._unanswered or (command_id is None and self._unanswered):
                 self._send(CancelMessage(command_id))
 
     def close(self, timeout_s: float = 5.0) -> bool:
-        """Cancel, free the model and end the process; return whether it ended in time."""
         with self._changed:
             self._is_closing = True
             self._send(CloseMessage())
@@ -133,7 +130,6 @@ class ProcessHost:
         return False
 
     def _send(self, message: ToEngine) -> None:
-        """Send a message, or keep it for the process that starts next."""
         if self._process is not None:
             self._process.send(message)
         else:
@@ -142,13 +138,12 @@ class ProcessHost:
     # everything below runs on the host's own threads
 
     def _run(self) -> None:
-        """Start a process where one is wanted and follow it, again and again."""
         is_first = True
         while self._wait(is_first):
             is_first = False
             started = time.monotonic()
             try:
-                # Linux ends it with the thread that starts it, which therefore stays
+                # Linux ends it with the thread that starts it, so this thread must live as long
                 process = EngineProcess(self._command, self._refuse)
             except (OSError, MemoryError) as error:
                 log.exception("the engine's process cannot be started")
@@ -160,7 +155,7 @@ class ProcessHost:
             self._leave(process, time.monotonic() - started)
 
     def _wait(self, is_first: bool) -> bool:
-        """Wait until a process is wanted, and may be started; return False at the end."""
+        """Wait until a process is needed, and may be started; return False at the end."""
         with self._changed:
             self._changed.wait_for(lambda: is_first or self._is_closing or self._unanswered)
             pause_s = max(0.0, self._due - time.monotonic())
@@ -168,7 +163,6 @@ class ProcessHost:
             return not self._is_closing
 
     def _note_death(self, lived_s: float = 0.0) -> None:
-        """Put off the start of the next process, the longer the more have died lately."""
         if lived_s >= HEALTHY_S:
             self._n_deaths = 0
         pause_s = BACK_OFF_S[min(self._n_deaths, len(BACK_OFF_S) - 1)]
@@ -183,7 +177,6 @@ class ProcessHost:
             self._unsent.clear()
 
     def _follow(self, process: EngineProcess) -> None:
-        """Pass the process's events on until it ends, or is of no more use."""
         n_silent = 0
         while True:
             try:
@@ -200,11 +193,11 @@ class ProcessHost:
                     return
 
     def _retire(self) -> bool:
-        """Give up a spoilt process without a model; return whether it was."""
+        """Give up a process with a broken device and no model; return whether it was."""
         with self._changed:
             is_over = self._is_spoilt and self._model is None and not self._unanswered
             if is_over:
-                self._process = None  # what is sent from now on waits for the next one
+                self._process = None  # later messages wait for the next process
             return is_over
 
     def _pass_on(self, event: HostEvent) -> None:
@@ -217,7 +210,6 @@ class ProcessHost:
             self._on_event(event)
 
     def _note(self, event: HostEvent) -> None:
-        """Remember what an event says about the commands, the process and the model."""
         found: Event = event.event
         if isinstance(found, CLOSING_EVENTS):
             self._unanswered.pop(event.command_id, None)
@@ -235,16 +227,15 @@ class ProcessHost:
             self._model = None
 
     def _leave(self, process: EngineProcess, lived_s: float) -> None:
-        """Tell how the process has ended, unless it was asked to."""
         death = process.bury()
         with self._changed:
             was_asked = self._process is None or self._is_closing
             self._process = None
             if was_asked:
                 return
-            gauged = CountTokens, CountCache  # nobody has asked for these, which gauges show
-            wanted = (one for one in self._unanswered.values() if not isinstance(one, gauged))
-            running = next(wanted, None)
+            background = CountTokens, CountCache  # sent by the window for its gauges
+            commands = self._unanswered.values()
+            running = next((one for one in commands if not isinstance(one, background)), None)
             doing = doing_of(running, self._model, self._is_ready)
         log.error("the engine's process %s %s\n%s", death.manner, doing, "\n".join(death.log))
         self._note_death(lived_s)
@@ -254,7 +245,6 @@ class ProcessHost:
         return crash_of(death, doing)
 
     def _fail(self, error: EngineError) -> None:
-        """Fail all commands with an error; without any, tell it by itself."""
         with self._changed:
             numbers = list(self._unanswered) or [0]
             self._unanswered.clear()
@@ -264,6 +254,5 @@ class ProcessHost:
             self._on_event(HostEvent(number, Failed(error, had_model and number == numbers[0])))
 
     def _refuse(self, message: ToEngine, error: MessageError) -> None:
-        """Fail a command that cannot be sent."""
         if isinstance(message, SubmitMessage):
             self._pass_on(HostEvent(message.command_id, Failed(error)))

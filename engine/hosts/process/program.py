@@ -1,7 +1,7 @@
 """The program of the engine's process: `python -m engine.hosts.process.program HANDLE PARENT`.
 
 HANDLE is its inherited end of the connection, PARENT the id of the process that started it. It ends
-when it is told to, and when its parent has ended, however that happened.
+on request, and when its parent has ended for any reason.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ CLOSE_S = 4.0
 """Seconds that the engine has to free its model."""
 
 SWITCH_S = 0.0005
-"""Seconds for which another thread may keep the interpreter's lock from the one that computes: what
-reads a long request, or answers a question about one, may run for seconds. Python has 0.005."""
+"""Interval of Python's thread switches, in seconds, instead of 0.005: a thread that parses a long
+request may run for seconds and should not delay the engine thread."""
 
 OOM_SCORE = "300"
-"""Thousandths that Linux adds to this process's size where it must kill one for lack of memory."""
+"""Oom score of this process on Linux, so that it is killed before the window's process."""
 
 
 def main() -> int:
@@ -47,14 +47,14 @@ def main() -> int:
     faulthandler.enable()
     sys.setswitchinterval(SWITCH_S)
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
-    # a terminal sends Ctrl+C, and that it closes, to both processes, and the window ends this one
-    # when its last chat is saved; a handler, unlike SIG_IGN, is not inherited
+    # a terminal sends SIGINT and SIGHUP to both processes, and the window ends this one once its
+    # last chat is saved; a handler, unlike SIG_IGN, is not inherited
     for name in ("SIGINT", "SIGHUP"):
         if hasattr(signal, name):  # Windows has no SIGHUP
             signal.signal(getattr(signal, name), lambda *_: None)
     tie_to_parent()
     if sys.platform == "linux" and os.getppid() != parent:
-        return 1  # it has ended before
+        return 1  # the parent has ended already
     _offer_memory()
     channel = Channel(inherited_connection(handle), FROM_ENGINE, TO_ENGINE)
     if not serve(channel):
@@ -63,7 +63,7 @@ def main() -> int:
 
 
 def serve(channel: Channel[FromEngine, ToEngine], *first: Event) -> bool:
-    """Do what the window asks for until the end, and return whether the engine ended in time.
+    """Process messages until the end, and return whether the engine ended in time.
 
     Args:
         first: events that are sent before all others.
@@ -90,7 +90,7 @@ def serve(channel: Channel[FromEngine, ToEngine], *first: Event) -> bool:
 
 
 def _offer_memory() -> None:
-    """Have Linux end this process rather than the window where memory runs out."""
+    """Have Linux kill this process rather than the window's when memory runs out."""
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(OOM_SCORE)
 

@@ -1,9 +1,9 @@
-"""Trials of links in a child process, which is killed when it does not answer.
+"""Trials of links in a child process, which is killed if it hangs.
 
 On some machines the first use of a route between GPUs never returns, or ends the program. This
-module is the child's program, too. The child writes a line of JSON before each trial and one with
-its results; the trial it had begun when it fell silent is the one that failed. It sees only the
-GPUs that it is to try, numbered from 0.
+module is also the child's program. The child writes a line of JSON before each trial and one with
+its results; if it stops responding, the trial it had begun has failed. It sees only the GPUs to
+try, numbered from 0.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import engine.hardware.environment  # noqa: F401 before torch, which reads it
 # isort: split
 import torch
 
-from engine.errors import EngineError
+from engine.errors import EngineError, Sentence
 from engine.hardware.devices.topology import Pair, Place
 from engine.hardware.devices.torch_builds import find_torch_build
 from engine.hardware.devices.visibility import variables_for
@@ -36,21 +36,14 @@ START_S = 120.0
 """Seconds for the child to import torch, open its devices and compile kernels."""
 
 STEP_S = 40.0
-"""Seconds for one trial, which gives up by itself before; NCCL starts slowly."""
+"""Timeout in seconds of one trial, which usually gives up before; NCCL starts slowly."""
 
 COMMAND = program_command("engine.runtime.interconnect.child")
-"""Command of the child."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrialStep:
-    """One trial to make, in both directions.
-
-    Attributes:
-        pair: ids of the two devices.
-        means: what brings values: kernels' stores, copies or NCCL.
-        place: where values lie on the way.
-    """
+    """One trial to make, in both directions: its devices, means of transfer, and memory used."""
 
     pair: Pair
     means: Means
@@ -67,24 +60,20 @@ class StepResult:
 
 
 def try_steps(
-    steps: Sequence[TrialStep],
-    gpus: Mapping[str, str],
-    *,
-    command: Sequence[str] = COMMAND,
-    start_s: float = START_S,
-    step_s: float = STEP_S,
-) -> list[StepResult]:
-    """Make all trials, in as many child processes as it takes.
+    steps: Sequence[TrialStep], gpus: Mapping[str, str], *, command: Sequence[str] = COMMAND,
+    start_s: float = START_S, step_s: float = STEP_S,
+) -> list[StepResult]:  # fmt: skip
+    """Make all trials, in as many child processes as needed.
 
-    Trials that could not start are left out. After one that ended its process, others of the same
-    pair and place are skipped.
+    Trials that could not start are left out. If a trial ends its process, others of the same pair
+    and place are skipped.
 
     Args:
         steps: the trials to make.
-        gpus: UUID of each device by id, "" where it is not known; no other GPU is touched.
+        gpus: UUID of each device by id, or ""; no other GPU is touched.
         command: command line of the child.
-        start_s: seconds the child may be silent before its first trial.
-        step_s: seconds the child may be silent later.
+        start_s: timeout in seconds before the child's first trial.
+        step_s: timeout in seconds of later steps.
     """
     left, found = list(steps), list[StepResult]()
     names, visible = list(gpus), variables_for(gpus, on_hip=bool(find_torch_build().hip))
@@ -114,7 +103,6 @@ def try_steps(
 def _results(
     child: TrialProcess, steps: Sequence[TrialStep], start_s: float, step_s: float
 ) -> tuple[list[StepResult], StepResult | None]:
-    """Return the results of a child's trials, and the failure of the one that hung or crashed."""
     found: list[StepResult] = []
     begun: TrialStep | None = None
     for message in child.messages(start_s, step_s):
@@ -122,7 +110,7 @@ def _results(
             log.warning("a trial of links failed: %s; its output: %s", message, child.said())
             if begun is None:
                 return found, None
-            why = f"for {step_s:.0f} s" if message == HUNG else message
+            why = Sentence("for {n:.0f} s", n=step_s) if message == HUNG else message
             trial = TrialRecord("hung" if message == HUNG else "crashed", why)
             return found, StepResult(begun, trial, trial)
         if "begin" in message:
@@ -136,7 +124,7 @@ def _results(
 
 
 def run(requests: TextIO, replies: TextIO) -> None:
-    """Make the trials that the first line of `requests` lists, and reply before and after each."""
+    """Make the trials in the first line of `requests`, and reply before and after each."""
     request = json.loads(requests.readline())
     names = request["names"]
 
@@ -157,7 +145,6 @@ def run(requests: TextIO, replies: TextIO) -> None:
 
 
 def _tried(bench: GpuBench, means: Means, place: Place) -> BothDirections:
-    """Make one trial with full effort; what cannot start is refused."""
     try:
         return try_route(bench, means, place, FULL)
     except (EngineError, torch.OutOfMemoryError) as error:  # others end this process

@@ -14,7 +14,7 @@ from engine.backends.gpu.comm.slots import PacketSlot, new_slot
 from engine.backends.gpu.kernels import link_trial
 from engine.backends.gpu.launch.configs import target_of
 from engine.backends.gpu.launch.kernel_launch import launch
-from engine.errors import EngineError
+from engine.errors import EngineError, Sentence
 from engine.hardware.devices.topology import Place, read_topology
 from engine.hardware.host_memory import HostTensor
 from engine.planning.speed.link_records import TrialRecord
@@ -23,22 +23,22 @@ N_PROGRAMS = 8
 """Programs of each kernel of an exchange."""
 
 SIZE = 128
-"""Pairs of packets that a program writes at once, one per thread."""
+"""Pairs of packets that a program writes together, one per thread."""
 
 BULK_SIZE = 512
 """Pairs of packets per program of a bulk write or read."""
 
 LIMIT = 200_000_000 >> 10
-"""Time a kernel waits for a round, in units of 1024 ns: 0.2 s."""
+"""Timeout of a round in a kernel, in units of 1024 ns: 0.2 s."""
 
 LIMIT_POLLS = 200_000
-"""Polls a kernel without a clock waits for a round; a poll takes about a microsecond."""
+"""The same in polls for a kernel without a clock; a poll takes about a microsecond."""
 
 INTERPRETED_POLLS = 2
 """Polls of an interpreted kernel: they run one by one, so later packets never come."""
 
 PATIENCE_S = 5.0
-"""Seconds the host waits for the devices; kernels give up before."""
+"""Seconds the host waits for the devices; kernels give up earlier."""
 
 PASSED = TrialRecord("passed")
 """Result of a trial that passed, without times."""
@@ -60,7 +60,7 @@ class GpuBench:
 
     Attributes:
         devices: the torch devices.
-        spins: whether kernels of both run at once, so that one can wait for the other's writes.
+        spins: whether kernels of both run concurrently, so that each can wait for the other.
     """
 
     spins = True
@@ -69,7 +69,7 @@ class GpuBench:
         first, second = (torch.device("cuda", number) for number in numbers)
         self.devices = first, second
         self.names = names
-        # two copies at once need streams that do not wait for each other
+        # two concurrent copies need streams that do not wait for each other
         self._streams = [[_stream(device) for device in self.devices] for _ in (0, 1)]
         self._staging: dict[int, HostTensor] = {}
 
@@ -77,23 +77,22 @@ class GpuBench:
         """Create contexts, and compile and load the kernels.
 
         Raises:
-            EngineError: kernels cannot be started on these GPUs.
+            EngineError: kernels cannot be launched on these GPUs.
         """
         for device in self.devices:
             warm_up(device)
         if not self.finish(60):
-            raise EngineError(f"{' or '.join(self.names)} does not answer.")
+            names = Sentence("{a} or {b}", a=self.names[0], b=self.names[1])
+            raise EngineError("{devices} does not respond.", devices=names)
 
     def slot(self, writer: int, place: Place, n_packet: int) -> PacketSlot:
-        """Make a slot for packets that device `writer` (0 or 1) writes, all zeros.
-
-        The memory is the kind that the one-shot all-reduce uses.
+        """Make a zeroed slot for packets from device `writer` (0 or 1), as all-reduces use it.
 
         Raises:
             EngineError: there is no such memory.
         """
         if place == "peer" and torch.version.hip:
-            raise EngineError("Kernels on AMD GPUs can meet in host memory only.")
+            raise EngineError("Kernels on AMD GPUs can exchange values in host memory only.")
         return new_slot(place, n_packet, self.devices[writer], self.devices[1 - writer])
 
     def carry(self, slot: PacketSlot) -> None:
@@ -103,7 +102,7 @@ class GpuBench:
         """
 
     def copy(self, source: int, place: Place, x: Tensor, y: Tensor) -> None:
-        """Begin to copy x on device `source` to y on the other, directly or through host memory."""
+        """Begin to copy x on device `source` to y on the other, directly or via host memory."""
         here, there = self._streams[source][source], self._streams[source][1 - source]
         if place == "peer":
             with _current(there), _current(here):
@@ -128,7 +127,8 @@ class GpuBench:
         try:
             nccl.all_gather(values, outputs, streams=streams)
         except (RuntimeError, AttributeError) as error:
-            raise EngineError(f"NCCL: {error}".partition("\n")[0][:120]) from error
+            why = str(error).partition("\n")[0][:120]
+            raise EngineError("NCCL: {problem}", problem=why) from error
 
     def on(self, side: int) -> AbstractContextManager[object]:
         """Enter the benchmark stream of device `side`."""
@@ -148,12 +148,11 @@ class GpuBench:
         return True
 
     def lanes(self, source: int) -> tuple[int, int]:
-        """Return PCIe generation and lanes of a device's slot now; zeros if they are unknown."""
+        """Return the current PCIe generation and lanes of a device's slot; zeros if unknown."""
         slot = read_topology().pcie.get(str(self.devices[source]))
         return (slot.generation, slot.width) if slot else (0, 0)
 
     def _staged(self, source: int, x: Tensor) -> Tensor:
-        """Return pinned host memory for what one device sends."""
         held = self._staging.get(source)
         if held is None or len(held.value) < len(x):
             held = HostTensor(x.shape, x.dtype, self.devices[source])
@@ -163,10 +162,10 @@ class GpuBench:
 
 @contextmanager
 def _current(stream: torch.cuda.Stream) -> Iterator[None]:
-    """Make a stream torch's current one, and its device the current device.
+    """Make a stream and its device torch's current ones.
 
-    The device comes first: leaving a stream makes the device from before current, which would
-    create a context of hundreds of MB on a GPU that is not under test.
+    The device comes first: leaving a stream restores the device from before, which would create a
+    context of hundreds of MB on a GPU that is not under test.
     """
     with torch.cuda.device(stream.device), torch.cuda.stream(stream):
         yield
@@ -188,12 +187,9 @@ class Exchange:
     """
 
     def __init__(
-        self,
-        bench: GpuBench,
-        slots: tuple[PacketSlot, PacketSlot],
-        n_pairs: tuple[int, int],
+        self, bench: GpuBench, slots: tuple[PacketSlot, PacketSlot], n_pairs: tuple[int, int],
         n_rows: int,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._bench, self._slots, self._n_pairs = bench, slots, n_pairs
         self._n_rows, self._most = n_rows, max(n_pairs)
         words = [random_words(n_rows, N_PROGRAMS, 2 * self._most) for _ in range(2)]
@@ -228,7 +224,7 @@ class Exchange:
         return seconds, self._verdicts(n_rounds)
 
     def start(self, side: int, n_rounds: int) -> None:
-        """Start one device's kernel for all rounds, which waits for the other device's."""
+        """Launch one device's kernel for all rounds, which waits for the other device's."""
         has_asm = target_of(self._bench.devices[side]).has_asm
         launch(
             link_trial.exchange, (N_PROGRAMS,), self._words[side][side],
@@ -238,7 +234,7 @@ class Exchange:
         )  # fmt: skip
 
     def step(self, number: int) -> None:
-        """Run one round by kernels that run one after the other."""
+        """Run one round with kernels that run one after the other."""
         for side in (0, 1):
             launch(
                 link_trial.write_round, (N_PROGRAMS,), self._words[side][side],
@@ -267,9 +263,10 @@ class Exchange:
             goal = 1 - source
             n_lost, n_wrong = (int(n) for n in seen[goal][:, 1:].sum(dim=0))
             if n_wrong:
-                found.append(TrialRecord("wrong", f"{n_wrong} pairs of words differ"))
+                why = Sentence("{n} pairs of words differ", n=n_wrong)
+                found.append(TrialRecord("wrong", why))
             elif (n_lost or reached[goal] < n_rounds) and reached[goal] <= reached[source]:
-                why = f"after {reached[goal]} of {n_rounds} exchanges"
+                why = Sentence("after {n} of {total} exchanges", n=reached[goal], total=n_rounds)
                 found.append(TrialRecord("lost", why))
             else:
                 found.append(PASSED)
@@ -277,7 +274,7 @@ class Exchange:
 
 
 def warm_up(device: torch.device) -> None:
-    """Start each kernel once with nothing to do, so that it is compiled and on the device."""
+    """Launch each kernel once with nothing to do, so that it is compiled and on the device."""
     words = torch.zeros(2, dtype=torch.int32, device=device)
     table = torch.zeros(2, dtype=torch.int64, device=device)
     status = torch.zeros(N_PROGRAMS, 3, dtype=torch.int64, device=device)
@@ -303,8 +300,7 @@ def load_pairs(out: Tensor, table: Tensor) -> None:
     """Begin to read packets from the first address in `table`: words and flags alternate.
 
     Args:
-        out: memory for them, (4 n,) int32.
-        table: addresses.
+        out: output, (4 n,) int32.
     """
     n = len(out) // 4
     launch(
@@ -314,33 +310,35 @@ def load_pairs(out: Tensor, table: Tensor) -> None:
 
 
 def random_words(*shape: int) -> Tensor:
-    """Return random int32 words of all bits, on the host; different at each call."""
+    """Return random int32 words on the host; different at each call."""
     generator = torch.Generator()
     generator.seed()
     return torch.randint(-(1 << 31), 1 << 31, shape, dtype=torch.int32, generator=generator)
 
 
 def address_table(slot: PacketSlot, device: torch.device, *, is_writer: bool) -> Tensor:
-    """Return the table by which kernels on a device find a slot."""
+    """Return the address table by which kernels on a device find a slot."""
     address = slot.source if is_writer else slot.goal
     return torch.tensor([address], dtype=torch.int64).to(device)
 
 
 def compared(found: Tensor, expected: Tensor, sent: Tensor) -> TrialRecord:
-    """Compare what arrived with what was sent.
+    """Compare received words with sent ones.
 
     Args:
-        found: words that arrived.
-        expected: the words sent, on the same device, where another route has brought them.
-        sent: the words sent, on the host, for a comparison of their sums.
+        found: received words.
+        expected: the sent words on the same device, transferred by another route.
+        sent: the sent words on the host, to compare their sum.
     """
     n_wrong = int((found != expected).sum())
     if n_wrong and not bool(found.any()):
-        return TrialRecord("lost", "nothing was written")
+        return TrialRecord("lost", Sentence("nothing was written"))
     if n_wrong:
-        return TrialRecord("wrong", f"{n_wrong} of {len(sent)} words differ")
+        return TrialRecord(
+            "wrong", Sentence("{n} of {total} words differ", n=n_wrong, total=len(sent))
+        )
     if int(found.sum(dtype=torch.int64)) != int(sent.sum(dtype=torch.int64)):
-        return TrialRecord("wrong", "their sum differs")
+        return TrialRecord("wrong", Sentence("their sum differs"))
     return PASSED
 
 
@@ -351,13 +349,13 @@ _abandoned: list[object] = []
 def hung(*held: object) -> TrialRecord:
     """Return the result of a trial that does not end; memory in `held` is never freed."""
     _abandoned.append(held)
-    return TrialRecord("hung", f"for {PATIENCE_S:.0f} s")
+    return TrialRecord("hung", Sentence("for {n:.0f} s", n=PATIENCE_S))
 
 
 def with_figures(
     trials: Sequence[TrialRecord], seconds: dict[int, float], lanes: Sequence[tuple[int, int]] = ()
 ) -> tuple[TrialRecord, TrialRecord]:
-    """Return both directions' results with the times that were measured for both at once.
+    """Return both directions' results with their common times.
 
     Args:
         trials: results that passed, by direction.

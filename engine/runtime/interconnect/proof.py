@@ -1,10 +1,10 @@
 """Which routes between GPUs may be used: those proven on this machine, and tested at each load.
 
-The first trial of a route by which one GPU writes another one's memory runs in a process of its
-own: some drivers never return from it. Results are kept by driver and slots. A short trial follows
-at each load, as a machine's settings change without a new driver.
+The first trial of a route by which one GPU writes another one's memory runs in a child process, as
+some drivers never return from it. Results are stored by driver and slots. A short trial follows at
+each load, because a machine's settings can change without a new driver.
 
-What tries them needs Triton, and is imported only where there are two GPUs.
+The modules that make trials need Triton, and are imported only if there are two GPUs.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from engine.errors import EngineError
+from engine.errors import EngineError, Sentence
 from engine.hardware.backend_choice import kernels_for
 from engine.hardware.devices.catalog import list_devices
 from engine.hardware.devices.topology import Pair, Place, Routes, Way, read_topology
@@ -46,14 +46,10 @@ log = logging.getLogger(__name__)
 PLACES: tuple[Place, ...] = ("host", "peer")
 """Places that are tried between two GPUs."""
 
-NO_STORES = "Kernels on {} cannot write to {}; copies are used instead, which are slower."
-"""Sentence for a direction in which no kernel may write."""
-
-NO_LONGER = "Data from {} to {} {} arrived before but does not now; the next load tests it again."
-"""Sentence for a route that has stopped working."""
-
-BY = {"peer": "over the direct link", "host": "by host memory", "device": ""}
-"""Names of the places through which data travels, for that sentence."""
+BY: Mapping[str, str] = {
+    "peer": Sentence("over the direct link"), "host": Sentence("through host memory"), "device": "",
+}  # fmt: skip
+"""Names of the places through which data travels, for a route that has stopped working."""
 
 Trials = dict[tuple[Means, Place], TrialRecord]
 """Results of one direction's trials."""
@@ -63,12 +59,9 @@ Found = Mapping[Pair, Trials]
 
 
 def find_routes(
-    devices: Sequence[str],
-    p2p: PeerMode = "auto",
-    *,
-    file: MachineFile | None = None,
+    devices: Sequence[str], p2p: PeerMode = "auto", *, file: MachineFile | None = None,
     machine: ThisMachine | None = None,
-) -> Routes:
+) -> Routes:  # fmt: skip
     """Return the routes between all GPUs that hold parts of a model.
 
     Args:
@@ -81,7 +74,7 @@ def find_routes(
     if len(gpus) < 2:
         return Routes()
     machine = machine or ThisMachine()
-    if not set(gpus) <= set(machine.infos()):  # a proof needs the identity of its GPUs
+    if not set(gpus) <= set(machine.infos()):  # proofs are stored by the identity of the GPUs
         return Routes(dict.fromkeys(permutations(gpus, 2), Way(None, "host")))
     prover = Prover(gpus, p2p, file or MachineFile.of_user(), machine)
     prover.try_missing()
@@ -91,13 +84,13 @@ def find_routes(
 def prove_links(
     devices: Sequence[str], *, file: MachineFile | None = None, machine: ThisMachine | None = None
 ) -> Routes:
-    """Try and time all routes between GPUs again, whatever is known; takes some seconds.
+    """Try and time all routes between GPUs again, even known ones; takes some seconds.
 
     Args:
         devices: ids of GPUs; for all arguments see `find_routes`.
 
     Returns:
-        The routes that follow with the default `p2p`.
+        The resulting routes with the default `p2p`.
     """
     if len(_gpus(devices)) < 2:
         return Routes()
@@ -108,20 +101,11 @@ def prove_links(
 
 
 def _gpus(devices: Sequence[str]) -> list[str]:
-    """Return the GPUs among some devices, each once."""
     return [device for device in dict.fromkeys(devices) if device != "cpu"]
 
 
 class Prover:
-    """Finds the routes between some GPUs.
-
-    Args:
-        devices: ids of the GPUs.
-        p2p: see `LoadParams`.
-        file: machine file in which results are kept.
-        machine: the GPUs and their trials.
-        again: whether to try everything, also what is known.
-    """
+    """Finds the routes between some GPUs; `again` tries even known ones."""
 
     def __init__(
         self, devices: Sequence[str], p2p: PeerMode, file: MachineFile, machine: ThisMachine,
@@ -132,7 +116,7 @@ class Prover:
         self._infos = machine.infos()
         self._pairs = list(combinations(devices, 2))
         self._forbidden = {
-            pair: "peer access is off" if p2p == "off" else machine.peer_problem(*pair)
+            pair: Sentence("peer access is off") if p2p == "off" else machine.peer_problem(*pair)
             for pair in self._pairs
         }
         self._records = {
@@ -143,7 +127,7 @@ class Prover:
         self._fresh: set[Pair] = set()
 
     def try_missing(self) -> None:
-        """Try all routes that are not known yet, and keep the results."""
+        """Try all routes that are not known yet, and store the results."""
         apart = [pair for pair in self._pairs if self._misses(pair, "peer")]
         if apart:
             self._keep(self._machine.try_in_child(apart, PLACES, with_nccl=self._again))
@@ -158,12 +142,14 @@ class Prover:
         for a, b in self._pairs:
             why = self._forbidden[a, b]
             if self._p2p == "on" and why and not self._again:
-                notes.append(f"{a} and {b} cannot access each other's memory: {why}.")
+                note = "{a} and {b} cannot access each other's memory: {why}."
+                notes.append(Sentence(note, a=a, b=b, why=why))
             notes += self._checked(a, b)
             for pair in ((a, b), (b, a)):
                 pairs[pair] = way = self._way(pair)
                 if way.stores is None and "stores" in self._machine.means(a, b):
-                    notes.append(NO_STORES.format(*pair))
+                    note = "Kernels on {a} cannot write to {b}; slower copies are used instead."
+                    notes.append(Sentence(note, a=pair[0], b=pair[1]))
                 if self._p2p == "on" or pair in self._fresh:  # known ones are shown elsewhere
                     notes += link_problems(*pair, self._records[pair], self._mode(pair))
         self._machine.release(self._devices)
@@ -174,13 +160,7 @@ class Prover:
         return Routes(pairs, has_nccl, tuple(dict.fromkeys(notes)))
 
     def _checked(self, a: str, b: str) -> list[str]:
-        """Try the routes between two GPUs that would be used, shortly.
-
-        A failure counts from now on, and the results on disk are dropped.
-
-        Returns:
-            A sentence for each route that fails.
-        """
+        """Try the routes that would be used between two GPUs; return a note for each failure."""
         from engine.runtime.interconnect.trial import QUICK
 
         notes: list[str] = []
@@ -197,13 +177,16 @@ class Prover:
                         failure = LinkRecord(_today(), {(means, place): trial})
                         notes += link_problems(*pair, failure, "on")
                         continue
-                    notes.append(NO_LONGER.format(*pair, BY[place]))
+                    note = (
+                        "Data from {a} to {b} {way} arrived before but does not now; the next load"
+                        " tests it again."
+                    )
+                    notes.append(Sentence(note, a=pair[0], b=pair[1], way=BY[place]))
                     for ends in ((a, b), (b, a)):
                         self._file.forget_proof(*(self._infos[end] for end in ends))
         return notes
 
     def _used(self, a: str, b: str) -> set[tuple[Means, Place]]:
-        """Return the means and places by which two GPUs would exchange values."""
         found: set[tuple[Means, Place]] = set()
         for pair in ((a, b), (b, a)):
             way = self._way(pair)
@@ -213,7 +196,6 @@ class Prover:
         return found
 
     def _tried_here(self, pair: Pair, place: Place) -> Found:
-        """Try a place with full effort in this process."""
         from engine.runtime.interconnect.trial import FULL
 
         a, b = pair
@@ -230,7 +212,7 @@ class Prover:
 
         try:
             there, back = try_route(self._machine.bench(a, b), means, place, effort)
-        except (EngineError, RuntimeError) as error:  # CUDA fails in all ways
+        except (EngineError, RuntimeError) as error:  # CUDA can raise any RuntimeError
             if stopped := stopped_error(error, [torch.device(name) for name in (a, b)]):
                 raise stopped from None
             log.warning("%s of %s and %s by %s: %s", means, a, b, place, error)
@@ -249,7 +231,6 @@ class Prover:
         return not all(key in record.trials for record in records for key in keys)
 
     def _mode(self, pair: Pair) -> PeerMode:
-        """Return the p2p mode that applies to a pair: "off" where peer access is forbidden."""
         a, b = pair
         return "off" if self._forbidden.get((a, b)) or self._forbidden.get((b, a)) else self._p2p
 
@@ -260,7 +241,7 @@ class Prover:
         return self._file.proof(self._infos[source], self._infos[goal])
 
     def _keep(self, found: Found) -> None:
-        """Replace known results by new ones, also on disk but for trials that could not start."""
+        """Merge in new results, also on disk except for trials that could not start."""
         for pair, trials in found.items():
             self._fresh.add(pair)
             self._records[pair] = LinkRecord(_today(), {**self._records[pair].trials, **trials})
@@ -276,8 +257,8 @@ def _today() -> str:
     return date.today().isoformat()
 
 
-UNKNOWN = "the driver does not allow it"
-"""Why peer access is forbidden, where the driver gives no reason."""
+UNKNOWN = Sentence("the driver does not allow it")
+"""Reason where the driver gives none."""
 
 
 class ThisMachine:
@@ -304,7 +285,7 @@ class ThisMachine:
         return self._problems.get(frozenset((a, b))) or UNKNOWN
 
     def means(self, a: str, b: str) -> Sequence[Means]:
-        """Return the means to try between two GPUs: no stores where kernels are not used."""
+        """Return the means to try between two GPUs: no stores if kernels are not used."""
         return MEANS if kernels_for(a) == kernels_for(b) == "gpu" else ("copies",)
 
     def bench(self, a: str, b: str) -> GpuBench:
@@ -332,7 +313,7 @@ class ThisMachine:
     def try_in_child(
         self, pairs: Sequence[Pair], places: Sequence[Place], *, with_nccl: bool
     ) -> Mapping[Pair, dict[tuple[Means, Place], TrialRecord]]:
-        """Try pairs with full effort in other processes; trials that hang or crash are results."""
+        """Try pairs with full effort in child processes, where hanging or crashing is a result."""
         from engine.runtime.interconnect.child import TrialStep, try_steps
 
         steps = [

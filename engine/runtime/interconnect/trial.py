@@ -1,8 +1,8 @@
 """Trials of the routes between two GPUs: random data is sent, compared bit by bit, and timed.
 
-A driver that reports peer access proves nothing: behind some chipsets and settings, kernels' writes
-are lost or damaged without an error while copies arrive. So each route is tried as it will be used,
-in each direction and in both at once.
+A driver that reports peer access proves nothing: with some chipsets and settings, kernels' writes
+are lost or corrupted without an error while copies arrive. So each route is tried as it will be
+used, in each direction and in both together.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from engine.backends.gpu.comm.slots import PacketSlot
-from engine.errors import EngineError
+from engine.errors import EngineError, Sentence
 from engine.hardware.devices.topology import Place
 from engine.hardware.torch_devices import is_out_of_memory
 from engine.planning.speed.link_records import Means, TrialRecord
@@ -50,7 +50,7 @@ class Effort:
         n_rounds: number of exchanges by packets.
         n_pairs: pairs of packets per program and exchange.
         n_rows: number of exchanges after which the data repeat.
-        n_bulk: pairs of packets that are written at once.
+        n_bulk: pairs of packets that are written together.
         copied: sizes in bytes of the copies that are compared.
         timed_stores, timed_copies: sizes in bytes that are timed.
         n_timed: number of exchanges per timing.
@@ -90,8 +90,8 @@ def try_route(bench: GpuBench, means: Means, place: Place, effort: Effort) -> Bo
 def try_stores(bench: GpuBench, place: Place, effort: Effort) -> BothDirections:
     """Let kernels write packets: in each direction, then in both at once, then in bulk.
 
-    While one direction is tried, the answers go through host memory, so that it is known which
-    direction fails. Both directions get the same times: an exchange takes two.
+    While one direction is tried, the replies go through host memory, so that the failing direction
+    is known. Both directions get the same times: an exchange takes two.
     """
     found = [_one_way(bench, source, place, effort) for source in (0, 1)]
     if all(trial.passed for trial in found):
@@ -152,13 +152,12 @@ def try_nccl(bench: GpuBench, effort: Effort) -> BothDirections:
 
 
 def _gathered(bench: GpuBench, values: Sequence[Tensor], outputs: Sequence[Tensor]) -> bool:
-    """All-gather values by NCCL; return whether it ends in time."""
     bench.gather(values, outputs)
     return bench.finish(NCCL_PATIENCE_S)
 
 
 def failed_trials(error: EngineError | RuntimeError) -> BothDirections:
-    """Return the results of a trial that could not start, or ended with an error of the driver."""
+    """Return the results of a trial that could not start, or ended with a driver error."""
     is_refused = isinstance(error, EngineError) or is_out_of_memory(error)
     why = str(error).partition("\n")[0][:120].rstrip(".")
     found = TrialRecord("refused" if is_refused else "crashed", why)
@@ -166,26 +165,23 @@ def failed_trials(error: EngineError | RuntimeError) -> BothDirections:
 
 
 def _one_way(bench: GpuBench, source: int, place: Place, effort: Effort) -> TrialRecord:
-    """Run rounds in which `source` writes data and the other device answers with one pair."""
     n = effort.n_pairs
     there, back = _slot(bench, source, place, n), _slot(bench, 1 - source, "host", n)
     slots, n_pairs = ((there, back), (n, 1)) if source == 0 else ((back, there), (1, n))
     swap = Exchange(bench, slots, n_pairs, effort.n_rows)
     found = swap.run(effort.n_rounds)[1]
     if found[source].passed and not found[1 - source].passed:
-        return TrialRecord("lost", "an answer through host memory does not arrive")
+        return TrialRecord("lost", Sentence("a reply through host memory does not arrive"))
     return found[source]
 
 
 def _both_ways(bench: GpuBench, place: Place, effort: Effort) -> list[TrialRecord]:
-    """Run rounds in which both devices write data at once."""
     n = effort.n_pairs
     slots = _slot(bench, 0, place, n), _slot(bench, 1, place, n)
     return Exchange(bench, slots, (n, n), effort.n_rows).run(effort.n_rounds)[1]
 
 
 def _bulk(bench: GpuBench, source: int, place: Place, effort: Effort) -> TrialRecord:
-    """Write many packets at once, and read them after the writing kernel has ended."""
     device, goal, n = bench.devices[source], bench.devices[1 - source], effort.n_bulk
     slot = bench.slot(source, place, 2 * n)
     words, flag = random_words(2 * n), int(random_words(1))
@@ -207,7 +203,6 @@ def _bulk(bench: GpuBench, source: int, place: Place, effort: Effort) -> TrialRe
 
 
 def _store_times(bench: GpuBench, place: Place, effort: Effort) -> dict[int, float]:
-    """Return the seconds of an exchange by the bytes that each side writes, without flags."""
     found = {}
     for n_bytes in effort.timed_stores:
         n = n_bytes // 8 // exchange.N_PROGRAMS
@@ -222,7 +217,6 @@ def _store_times(bench: GpuBench, place: Place, effort: Effort) -> dict[int, flo
 def _copied(
     bench: GpuBench, place: Place, n_bytes: int, sources: Sequence[int]
 ) -> dict[int, TrialRecord]:
-    """Copy n_bytes from each of `sources` at the same time; return the results by source."""
     words = {source: random_words(n_bytes // 4) for source in sources}
     sent = {source: words[source].to(bench.devices[source]) for source in sources}
     expected = {source: words[source].to(bench.devices[1 - source]) for source in sources}
@@ -237,7 +231,6 @@ def _copied(
 
 
 def _copy_times(bench: GpuBench, place: Place, effort: Effort) -> dict[int, float] | None:
-    """Return the seconds of two opposite copies at once by the bytes of one; None if one hangs."""
     times: dict[int, float] = {}
     for n_bytes in effort.timed_copies:
         x = [torch.ones(n_bytes // 4, dtype=torch.int32, device=d) for d in bench.devices]
@@ -251,13 +244,11 @@ def _copy_times(bench: GpuBench, place: Place, effort: Effort) -> dict[int, floa
 
 
 def _copy_both(bench: GpuBench, place: Place, x: Sequence[Tensor], y: Sequence[Tensor]) -> None:
-    """Begin a copy in each direction."""
     for source in (0, 1):
         bench.copy(source, place, x[source], y[source])
 
 
 def _best_s(bench: GpuBench, begin: Callable[[], None]) -> float | None:
-    """Return the shortest time of three runs after a warm-up, in seconds; None if one hangs."""
     seconds = []
     for _ in range(4):
         if not bench.finish(PATIENCE_S):

@@ -1,4 +1,1 @@
-"""Measurements: benchmarks, speeds of devices, weights and links, configurations of kernels.
-
-Imported by `api` and `host`, and by nothing that computes.
-"""
+"""Speeds of devices, weights and links, kernel times, and tuning of kernel configurations."""

@@ -1,4 +1,4 @@
-"""Times of kernels on GPUs, from NVIDIA's and AMD's own records, which torch's profiler reads."""
+"""Times of kernels on GPUs, from the drivers' records that torch's profiler reads."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from engine.runtime.thread_runtime import ThreadRuntime
 
 N_STARTED = 32
-"""Number of tokens that the host starts to measure how long starting one takes."""
+"""Number of tokens to launch when measuring the time of a launch."""
 
 
 class Span(NamedTuple):
@@ -34,13 +34,12 @@ class Span(NamedTuple):
 
 
 def gpu_times(compute: Callable[[], object], n_tokens: int) -> GpuTimes | None:
-    """Compute some tokens and return the times of all that ran on GPUs; None without records.
+    """Compute some tokens and return the times of all work on GPUs; None without records.
 
-    Recording slows the host down, so nothing else is to be measured at the same time.
+    Recording slows the host down, so measure nothing else at the same time.
 
     Args:
-        compute: computes the tokens.
-        n_tokens: number of tokens that it computes.
+        compute: computes `n_tokens` tokens.
     """
     profiler = torch.profiler
     with profiler.profile(activities=[profiler.ProfilerActivity.CUDA]) as record:
@@ -75,7 +74,6 @@ def summed(spans: Iterable[Span], n_tokens: int) -> GpuTimes | None:
 
 
 def _covered(spans: Iterable[Span]) -> float:
-    """Return the time in which at least one of the spans ran; they are sorted by their begin."""
     total, until = 0.0, float("-inf")
     for span in spans:
         total += max(0.0, span.end - max(span.begin, until))
@@ -91,14 +89,14 @@ def short_name(name: str) -> str:
 
 
 def host_s(runtime: ThreadRuntime, place: Piece) -> float | None:
-    """Measure the host's seconds to start a token on all GPUs, without waiting for them.
+    """Measure the host's seconds to launch a token on all GPUs, without waiting for them.
 
     Args:
-        place: place of the token, which is computed anew each time; what the cache holds from there
-            on is then of no use.
+        place: position of the token, which is recomputed each time; the cache is invalid from there
+            on.
 
     Returns:
-        The median; None where a model is not one graph on each of its GPUs.
+        The median; None if the model is not one graph on each of its GPUs.
     """
     runner = runtime.runner
     if not runner.is_captured_whole or not runner.executor.has_gpus:

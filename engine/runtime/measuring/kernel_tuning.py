@@ -25,18 +25,18 @@ def tune_kernels(
     on_progress: TuningProgress = lambda n_done, n_total, what: None,
     is_cancelled: IsCancelled = never,
 ) -> list[KernelTuning]:
-    """Search for configurations for all products of a model on some GPUs, and store the best.
+    """Search for configurations of all matmuls of a model on some GPUs, and store the best.
 
-    Models that are loaded from then on use them.
+    Models loaded later use them.
 
     Args:
         path: path of the model's file, of which only the header is read.
         devices: ids of GPUs, such as "cuda:0"; none for all GPUs of this machine.
         on_progress: receiver of the search's progress.
-        is_cancelled: asked again and again; returning True ends the search.
+        is_cancelled: polled; returning True ends the search.
 
     Raises:
-        EngineError: there is no such GPU, kernels cannot be started, or the model has no matrices
+        EngineError: there is no such GPU, kernels cannot be launched, or the model has no matrices
             for them.
         Cancelled: it was cancelled; the results of finished searches are kept.
     """
@@ -47,8 +47,8 @@ def tune_kernels(
         return tune(path, found, on_progress, is_cancelled)
 
 
-def tunable(wanted: Sequence[str] = ()) -> list[str]:
-    """Return the GPUs whose kernels can be tuned, of the wanted devices or of this machine.
+def tunable(requested: Sequence[str] = ()) -> list[str]:
+    """Return the GPUs whose kernels can be tuned, of the requested devices or of this machine.
 
     Raises:
         EngineError: there is none, or GPUs compute without kernels here.
@@ -56,10 +56,12 @@ def tunable(wanted: Sequence[str] = ()) -> list[str]:
     devices = list_devices()
     path = find_gpu_path(devices)
     if not path.has_gpu or path.arithmetic != "kernels":
-        raise EngineError(f"There is no GPU with kernels to tune: {path.sentence}")
+        raise EngineError("There is no GPU with kernels to tune: {reason}", reason=path.sentence)
     here = [device.id for device in devices if device.kind == "cuda" and device.usable]
-    named = parse_devices(",".join(wanted)) if wanted else here
+    named = parse_devices(",".join(requested)) if requested else here
     found = [device for device in dict.fromkeys(named) if device in here]
     if not found:
-        raise EngineError("Only GPUs have kernels to tune.", f"Name {here[0]}, or no device.")
+        raise EngineError(
+            "Only GPUs have kernels to tune.", "Name {gpu}, or no device.", gpu=here[0]
+        )
     return found

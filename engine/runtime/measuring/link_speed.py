@@ -29,10 +29,10 @@ LARGE_BYTES = 16 << 20
 """Size in bytes of an all-reduce in the prefill of a long prompt."""
 
 N_SMALL, N_LARGE = 50, 2
-"""Number of all-reduces in one measurement: many, so that the cost of the call hardly counts."""
+"""Number of all-reduces in one measurement: many, so that the call overhead is negligible."""
 
 N_ROUNDS = 9
-"""Number of measurements of which the best counts, after one that does not."""
+"""Number of measurements after a warm-up; the best one counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,21 +77,22 @@ def measure_link(a: str, b: str) -> LinkSpeed:
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
-        raise EngineError(f"{a} or {b} has no memory left to measure their link with.") from None
+        raise EngineError(
+            "{a} or {b} has no memory left to measure their link with.", a=a, b=b
+        ) from None
     finally:
         release_cached_memory(devices)
     return LinkSpeed(a, b, small, LARGE_BYTES / large)
 
 
 class _Rank:
-    """One rank of the link, which all-reduces numbers with the other one."""
+    """One rank of the link."""
 
     def __init__(self, group: ThreadGroup, rank: int, device: torch.device) -> None:
         self._comm = group.communicator(rank, device)
         self._device = device
 
     def run(self, n_bytes: int, count: int) -> float:
-        """Return the mean seconds of `count` all-reduces of `n_bytes`."""
         x = torch.ones(1, n_bytes // 4, device=self._device)
         self._comm.all_reduce(x, (0, 1), x.shape)  # so that both begin together
         self._wait()
@@ -131,7 +132,7 @@ def _two_ranks(
 
 
 def _seconds(threads: RankThreads, ranks: list[_Rank], n_bytes: int, count: int) -> float:
-    """Return the shortest measured time of an all-reduce, each time of the slower rank."""
+    """Return the shortest time of an all-reduce, where each time is the slower rank's."""
 
     def measure(rank: int) -> float:
         with torch.inference_mode():

@@ -1,4 +1,4 @@
-"""Measurement of a device: its speeds of reading memory and of multiplying matrices.
+"""Measurement of a device's memory bandwidth and matmul speed.
 
 A model's measured speed is compared with these, and predictions start from them.
 """
@@ -36,7 +36,7 @@ READ_BYTES = 512 << 20
 """Bytes to read at a time: more than any cache holds."""
 
 MATMUL_SIZES = {"cpu": (512, 4096, 4096), "cuda": (8192, 4096, 4096)}
-"""Number of tokens, inputs and outputs of a product, by kind of device: about as in prefill."""
+"""Number of tokens, inputs and outputs of a matmul, by kind of device: about as in prefill."""
 
 MIN_SECONDS = 0.3
 """Seconds for which each measurement is repeated; the best one counts."""
@@ -53,11 +53,10 @@ class DeviceSpeed:
     """Measured speeds of one device.
 
     Attributes:
-        device: id of the device.
         n_threads: number of threads of the CPU; 0 for a GPU.
         bytes_per_s: bandwidth of reading memory in order.
-        f32_flop_per_s: speed of torch's matrix product in F32.
-        bf16_flop_per_s: speed of torch's matrix product in BF16.
+        f32_flop_per_s: speed of torch's matmul in F32.
+        bf16_flop_per_s: speed of torch's matmul in BF16.
         copy_bytes_per_s: bytes read and written per second while a GPU copies its own memory; None
             for the CPU.
     """
@@ -71,15 +70,12 @@ class DeviceSpeed:
 
     @property
     def flop_per_s(self) -> float:
-        """Speed of the faster of the two matrix products."""
+        """Speed of the faster of the two matmuls."""
         return max(self.f32_flop_per_s, self.bf16_flop_per_s)
 
 
 def measure_device(name: str) -> DeviceSpeed:
     """Measure a device for about a second; the CPU with all its cores.
-
-    Args:
-        name: id of the device.
 
     Raises:
         NoDevice: the device does not exist here.
@@ -103,7 +99,9 @@ def measure_device(name: str) -> DeviceSpeed:
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
-        raise EngineError(f"{name} has no memory left to measure its speed with.") from None
+        raise EngineError(
+            "{device} has no memory left to measure its speed with.", device=name
+        ) from None
     finally:
         torch.set_num_threads(n_before)
         release_cached_memory([device])
@@ -115,11 +113,11 @@ def measure_facts(
     """Return the facts that predictions for a device start from; measure those not yet stored.
 
     Measuring takes some seconds, and about one more for each kind of weights. Facts that are not
-    measured (the time of an operation, the time between tokens) are expectations.
+    measured (the time of an operation, the time between tokens) are estimates.
 
     Args:
         info: device to measure.
-        kinds: GGML types of weights; on a GPU all are expected to be read alike.
+        kinds: GGML types of weights; on a GPU all are assumed to be read equally fast.
         file: store of the measured facts; None keeps none.
 
     Raises:
@@ -165,19 +163,20 @@ def _weight_rates(kinds: Iterable[str], n_threads: int) -> dict[str, WeightRate]
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
-        raise EngineError("cpu has no memory left to measure its speed with.") from None
+        raise EngineError(
+            "{device} has no memory left to measure its speed with.", device="cpu"
+        ) from None
     finally:
         torch.set_num_threads(n_before)
 
 
 def _read_speed(device: torch.device, n_free: int) -> float:
-    """Return the bytes per second of torch's sum, for which adding takes less time than reading."""
+    """Return the bytes per second of torch's sum, which is limited by reading."""
     numbers = torch.ones(min(READ_BYTES, n_free // 4) // 4, device=device)
     return numbers.nbytes / _best_seconds(numbers.sum, device)
 
 
 def _copy_speed(device: torch.device, n_free: int) -> float:
-    """Return the bytes per second of a copy on a device, read and written ones together."""
     source = torch.ones(min(READ_BYTES, n_free // 8) // 4, device=device)
     goal = torch.empty_like(source)
     return 2 * source.nbytes / _best_seconds(lambda: goal.copy_(source), device)
@@ -193,7 +192,6 @@ def _matmul_speed(device: torch.device, dtype: torch.dtype) -> float:
 
 
 def _best_seconds(compute: Callable[[], Tensor], device: torch.device) -> float:
-    """Return the shortest time of several calls, after one that does not count."""
     _seconds(compute, device)
     times: list[float] = []
     while len(times) < MIN_REPETITIONS or sum(times) < MIN_SECONDS:
@@ -217,9 +215,9 @@ MIN_PERCENT = 15.0
 
 
 def other_load(devices: Sequence[str]) -> tuple[tuple[str, float], ...]:
-    """Return (device, load in percent) of those that are in use while this program does nothing.
+    """Return (device, load in percent) of devices that are busy while this program is idle.
 
-    Devices whose load nobody tells are left out.
+    Devices whose load is unknown are left out.
     """
     try:
         with DeviceMonitor(devices) as monitor:

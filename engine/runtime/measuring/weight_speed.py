@@ -1,6 +1,6 @@
-"""Measurement of this CPU's speed with weights of each GGML type, by the kernels of models.
+"""Measurement of this CPU's speed with weights of each GGML type, using the kernels of models.
 
-A CPU reads each type at another part of its memory's speed, as unpacking takes time, too.
+A CPU reads each type at another fraction of its memory bandwidth, as unpacking also takes time.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from engine.model.forward.operands import Weight
 from engine.planning.speed.facts import WeightRate
 
 N_ROWS, N_COLUMNS = 32768, 2048
-"""Number of rows and columns of a matrix for gemv: large, so that Python's time hardly counts."""
+"""Size of a matrix for gemv: large, so that Python's overhead is negligible."""
 
 N_GEMM_ROWS = 8192
 """Number of rows of the matrix for GEMM."""
@@ -86,7 +86,7 @@ def _measure(kind: str, n_threads: int, n_bytes: int) -> WeightRate:
 
 
 class Probe:
-    """Matrices of one GGML type, to be multiplied again and again.
+    """Matrices of one GGML type, to be multiplied repeatedly.
 
     Args:
         kind: name of the type.
@@ -95,7 +95,6 @@ class Probe:
         fast_prompts: see `LoadParams`.
 
     Attributes:
-        kind: name of the type.
         bits: bits of a weight in memory.
     """
 
@@ -131,7 +130,7 @@ class Probe:
         return 2 * n_tokens * n_rows * N_COLUMNS * len(weights) / _seconds(weights, x)
 
     def arithmetic(self, n_tokens: int) -> str:
-        """Return what a product computes in: "INT8", "INT16", "BF16" or "F32"."""
+        """Return the arithmetic of a matmul: "INT8", "INT16", "BF16" or "F32"."""
         worker = self._worker
         if self.kind in NUMBERS:
             return "BF16" if n_tokens >= worker.bf16_from else "INT8"
@@ -150,7 +149,6 @@ def _are_int16(kind: str, worker: Worker) -> bool:
 
 
 def _filled(kind: str, n_bytes: int, worker: Worker) -> Tensor:
-    """Return memory for as many matrices as fit in `n_bytes`, filled with `FILL`."""
     if kind in NUMBERS:
         n_row, row_bytes = (
             N_ROWS // TILE,
@@ -181,7 +179,6 @@ def _seconds(weights: Sequence[Weight], x: Tensor) -> float:
 
 
 def _median(measure: Callable[[], float]) -> float:
-    """Return the median of a rate that is measured repeatedly; the first time does not count."""
     measure()
     rates: list[float] = []
     end = time.perf_counter() + MIN_SECONDS
@@ -191,27 +188,27 @@ def _median(measure: Callable[[], float]) -> float:
 
 
 FEW, MANY = 8, 512
-"""Numbers of tokens that are multiplied at once, beside one."""
+"""Batch sizes, in tokens, to measure in addition to 1."""
 
 ROUNDS = 5
-"""Number of rounds; in each everything is measured once, and medians of them count."""
+"""Number of rounds; each measures everything once, and their medians count."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProductSpeed:
-    """Speed of the products with weights of one type.
+    """Speed of the matmuls with weights of one type.
 
     Attributes:
         kind: name of the GGML type.
         bits: bits of a weight in memory.
         n_threads: number of threads.
-        instruction_set: what kernels are compiled for, a value of `TANDEM_CPU`.
+        instruction_set: target of the kernels, a value of `TANDEM_CPU`.
         bytes_per_s: bytes of weights per second while one token is multiplied.
-        read_bytes_per_s: bytes per second of a sum of memory by torch, measured by turns with it.
+        read_bytes_per_s: bytes per second of torch's sum, measured alternately with it.
         few_op_per_s: multiplications and additions per second for `FEW` tokens.
         many_op_per_s: the same for `MANY` tokens.
-        arithmetic: what the product of `MANY` tokens computes in: "INT8" (kernels of Tandem),
-            "INT16" or "F32" (likewise, for weights that are not quantised) or "BF16" (torch).
+        arithmetic: arithmetic for `MANY` tokens: "INT8" (our kernels), "INT16" or "F32" (our
+            kernels, for weights that are not quantised) or "BF16" (torch).
     """
 
     kind: str
@@ -226,7 +223,7 @@ class ProductSpeed:
 
 
 def product_types() -> list[str]:
-    """Return the names of all types whose products have kernels."""
+    """Return the names of all types whose matmuls have kernels."""
     return measurable(info.name for info in TYPES.values())
 
 
@@ -234,11 +231,11 @@ def measure_products(
     kinds: Iterable[str] = (), n_threads: int | None = None, *, fast_prompts: bool = False,
     n_bytes: int = READ_BYTES,
 ) -> Iterator[ProductSpeed]:  # fmt: skip
-    """Measure the products of each type, for a second or a few each.
+    """Measure the matmuls of each type, for a second or a few each.
 
     Args:
-        kinds: names of GGML types; those without kernels are left out. All quantised types that
-            have kernels if there are none.
+        kinds: names of GGML types; those without kernels are left out. Empty for all quantised
+            types with kernels.
         n_threads: number of threads; None for one on each core.
         fast_prompts: whether long prompts may be multiplied in BF16, see `LoadParams`.
         n_bytes: largest number of bytes of the weights, and of the sum.
@@ -267,7 +264,6 @@ def measure_products(
 
 
 def _summed_bytes_per_s(numbers: Tensor) -> float:
-    """Return the bytes per second of torch's sum."""
     begun = time.perf_counter()
     numbers.sum()
     return numbers.nbytes / (time.perf_counter() - begun)

@@ -66,5 +66,5 @@ def test_what_cannot_be_seen_is_told(run: Run, seeing: Path, model: Path) -> Non
     assert_refused(run(*asked, "--image", seeing / "model.gguf"), "A picture cannot be used")
     assert_refused(run(*asked, "--raw", "--image", picture), "--image has no effect on a raw text")
     off = run(*asked, "--mmproj", "off", "--image", picture)
-    assert_refused(off, "cannot see pictures: no mmproj file is loaded")
+    assert_refused(off, "cannot see images: no mmproj file is loaded")
     assert_refused(run("generate", model, "-p", "x", "--mmproj", picture), "'mmproj' must be")

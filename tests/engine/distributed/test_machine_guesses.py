@@ -126,8 +126,8 @@ def test_pictures_are_seen(tmp_path: Path, family: str, monkeypatch: pytest.Monk
             list(model.answer(AnswerRequest(messages=tuple(messages), sampling=GREEDY)))
             for messages in ([first], second)
         ]
-        assert model._pictures.encoder is not None
-        assert model._pictures.encoder.n_encoded == 2
+        assert model._images.encoder is not None
+        assert model._images.encoder.n_encoded == 2
         return [(ids_of(events), n_cached(events)) for events in told]
 
     with Model(wanted) as one:

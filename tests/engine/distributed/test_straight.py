@@ -50,7 +50,9 @@ def test_the_way_is_proven_and_given_up_where_it_fails(tmp_path: Path) -> None:
         assert all(found["sums"])
         assert found["wrong"] == []
         (sentence,) = found["fallbacks"]
-        assert sentence.startswith("Between the machines, NCCL is not used: here: it brings wrong")
+        assert sentence.startswith(
+            "Between the machines, NCCL is not used: here: it delivers wrong"
+        )
         assert found["error"].startswith("NCCL cannot carry values between the machines: here: ")
         assert found["still"] == [0, 1], "control goes on"
     assert first["hanging"] == "values have not arrived within 2 s"

@@ -217,7 +217,7 @@ def test_a_full_context_shifts_between_what_is_held_back(model: Model) -> None:
 def test_where_nothing_may_follow_the_answer_ends_in_a_sentence() -> None:
     runtime, letters = toy("cpu"), Letters()
     every = tuple(letters.feed(token) for token in range(runtime.n_vocab))
-    with pytest.raises(EngineError, match="would be a banned string"):
+    with pytest.raises(EngineError, match="continuation is banned"):
         answer(runtime, SamplingParams(**GREEDY, banned_strings=every), tokenizer=letters)
 
 

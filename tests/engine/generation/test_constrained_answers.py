@@ -96,7 +96,7 @@ def test_banned_strings_are_left_out_of_the_form(model: Model) -> None:
 
 def test_a_form_that_is_banned_ends_in_a_sentence(model: Model) -> None:
     sampling = params(regex="abc", banned_strings=("bc",))
-    with pytest.raises(EngineError, match="or not have its form"):
+    with pytest.raises(EngineError, match="violates the output format"):
         list(model.answer(AnswerRequest(ASKED, sampling=sampling)))
 
 
@@ -150,7 +150,7 @@ def test_an_answer_is_continued_in_its_form(model: Model) -> None:
     rest = text_of(list(model.answer(AnswerRequest(begun, sampling=sampling, continue_last=True))))
     assert json.loads('{"a": "x' + rest)["a"].startswith("x")
     wrong = (*ASKED, ChatMessage("assistant", "Well"))
-    with pytest.raises(GrammarError, match="to be continued"):
+    with pytest.raises(GrammarError, match="answer to continue"):
         list(model.answer(AnswerRequest(wrong, sampling=sampling, continue_last=True)))
 
 

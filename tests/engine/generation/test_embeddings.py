@@ -117,7 +117,7 @@ def test_what_cannot_be_embedded_is_a_sentence(
     ("keys", "sentence"),
     [
         ({"pooling_type": RANK}, "it makes no embeddings"),
-        ({"pooling_type": 9}, "in a way that is not known"),
+        ({"pooling_type": 9}, "in a way that is not supported"),
         ({"attention.causal": False}, "reads texts in both directions"),
     ],
     ids=["rank", "unknown", "both directions"],

@@ -81,7 +81,7 @@ def test_tokens_of_pictures_are_never_guessed(folder: Path, expected: list[int])
     """One source knows that a picture comes next, another finds it behind the same words."""
     with opened(folder, draft="off") as model:
         prompt = prompt_of(model, TWICE)
-        picture = next(iter(prompt.pictures.values()))
+        picture = next(iter(prompt.images.values()))
         known = [*prompt.ids, *expected[:2], *picture.ids]
         for source in (Prophet([known], lambda _: None), NgramSource()):
             model.scheduler.drafts = Drafts(7, [source], always())

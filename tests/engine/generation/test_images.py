@@ -87,8 +87,8 @@ def answered(model: Model, messages: list[ChatMessage]) -> tuple[list[int], int]
 
 
 def n_encoded(model: Model) -> int:
-    assert model._pictures.encoder is not None
-    return model._pictures.encoder.n_encoded
+    assert model._images.encoder is not None
+    return model._images.encoder.n_encoded
 
 
 @all_families
@@ -99,10 +99,10 @@ def test_the_next_turn_finds_its_pictures_in_the_cache(folder: Path, fresh: list
         first = prompt_of(model, [FIRST])
         assert cached >= len(first.ids) - 8  # the assistant's turn begins otherwise
         assert tokens == fresh
-        assert n_encoded(model) == len(first.pictures)  # or their tiles
+        assert n_encoded(model) == len(first.images)  # or their tiles
         other = replace(FIRST, pictures=FIRST.pictures[::-1])
         assert answered(model, [other])[1] < 32
-        assert n_encoded(model) == len(first.pictures)  # results are kept as well
+        assert n_encoded(model) == len(first.images)  # results are kept as well
 
 
 @all_families
@@ -128,7 +128,7 @@ def test_pictures_survive_a_resplit_and_a_state_file(
 def test_pieces_of_a_prompt_change_nothing(folder: Path, fresh: list[int]) -> None:
     n_batch = 96 if folder.name.startswith("gemma4") else 32  # with room for a whole picture
     with opened(folder, n_batch=n_batch) as model:
-        assert model._pictures.encoder is not None
+        assert model._images.encoder is not None
         assert answered(model, SECOND)[0] == fresh
 
 
@@ -151,9 +151,7 @@ def test_pictures_stand_where_their_message_says(folder: Path) -> None:
         (one,) = shown("", random_picture(20, 20)).pictures
         text = f"hello {IMAGE_PLACEHOLDER} world {IMAGE_PLACEHOLDER}"
         ids = prompt_of(model, [ChatMessage("user", text, pictures=(one,))]).ids
-        (picture,) = prompt_of(
-            model, [ChatMessage("user", text, pictures=(one,))]
-        ).pictures.values()
+        (picture,) = prompt_of(model, [ChatMessage("user", text, pictures=(one,))]).images.values()
         at = ids.index(picture.ids[0])
         assert model._prompts.tokenizer.decode(ids[:at]).endswith("hello \n\n<start_of_image>")
         assert model._prompts.tokenizer.decode(ids[at + picture.n :]).startswith(
@@ -167,7 +165,7 @@ def test_the_tokens_of_a_picture_follow_from_its_size(folder: Path) -> None:
         assert model.vision is not None
         assert model.vision.mmproj == str(folder / "mmproj.gguf")
         for width, height in ((90, 60), (50, 120)):
-            read = model._prompts._seen([shown("", random_picture(width, height))])
+            read = model._prompts._read_images([shown("", random_picture(width, height))])
             n = sum(view.n for view in read[0].views)
             assert model.vision.n_tokens(width, height) == n
     with opened(folder, mmproj="off") as model:
@@ -192,7 +190,7 @@ def test_pictures_can_be_files_and_are_counted(folder: Path, tmp_path: Path) -> 
         image.write_bytes(as_file(random_picture(90, 60, seed=1)))
         assert prompt_of(model, asked).ids != ids
         image.unlink()
-        with pytest.raises(EngineError, match="A picture cannot be read: No such file"):
+        with pytest.raises(EngineError, match="An image cannot be read: No such file"):
             prompt_of(model, asked)
 
 
@@ -245,7 +243,7 @@ def test_the_plan_counts_the_encoder(folder: Path) -> None:
 def test_what_cannot_see_says_so(folder: Path, tmp_path: Path) -> None:
     with opened(folder, mmproj="off") as model, pytest.raises(EngineError) as told:
         answered(model, [FIRST])
-    assert "cannot see pictures: no mmproj file is loaded" in str(told.value)
+    assert "cannot see images: no mmproj file is loaded" in str(told.value)
     with opened(folder) as model:
         broken = replace(FIRST, pictures=("AAAA",))
         with pytest.raises(EngineError, match="A picture cannot be used"):
@@ -276,7 +274,7 @@ def test_a_wrong_file_is_refused_by_name_and_not_found_beside(
         opened(folder, mmproj=wrong)
     (tmp_path / "model.gguf").symlink_to(folder / "model.gguf")
     with opened(tmp_path) as model:
-        assert model._pictures.encoder is None
+        assert model._images.encoder is None
 
 
 @pytest.mark.parametrize("part", [0.0, 0.3, 0.99])

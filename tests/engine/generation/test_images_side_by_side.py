@@ -112,10 +112,10 @@ def test_an_answer_is_cancelled_inside_the_encoder(
 def test_results_of_the_encoder_are_kept_up_to_so_many_bytes(
     model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    encoder = model._pictures.encoder
+    encoder = model._images.encoder
     assert encoder is not None
     images = [random_picture(64, 64, seed=n) for n in range(5)]
-    pictures = list(prompt_of(model, [shown("", *images)]).pictures.values())
+    pictures = list(prompt_of(model, [shown("", *images)]).images.values())
     one = encoder.encode(pictures[0]).nbytes
     monkeypatch.setattr(image_encoder, "MAX_KEPT_BYTES", 3 * one + one // 2)
     for picture in pictures:

@@ -134,7 +134,7 @@ def test_the_token_that_ends_an_answer_has_its_probability_at_the_end(model: Mod
 
 @pytest.mark.parametrize("n", [-1, 21])
 def test_more_than_twenty_or_fewer_than_none_are_refused(model: Model, n: int) -> None:
-    with pytest.raises(EngineError, match=f"Probabilities of {n} tokens"):
+    with pytest.raises(EngineError, match=f"probabilities of {n} tokens"):
         answer(model, n)
 
 
@@ -150,7 +150,7 @@ def test_tokens_of_a_text_are_scored_from_the_second_on(model: Model) -> None:
     assert {len(one.top) for one in found} == {3}
     assert model.score(ids[:1]) == []
     assert model.prompt_ids(ids) == ids
-    with pytest.raises(EngineError, match="Probabilities of 21 tokens"):
+    with pytest.raises(EngineError, match="probabilities of 21 tokens"):
         model.score(ids, 21)
 
 

@@ -226,7 +226,7 @@ def test_a_callback_cannot_call_the_model(path: Path, tmp_path: Path) -> None:
     assert set(refused) == {
         "The model is busy: it computes an answer.",
         "The model is busy: its state is being saved.",
-        "The model is busy: it is being split anew.",
+        "The model is busy: it is being re-split.",
     }
 
 

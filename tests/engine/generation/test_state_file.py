@@ -175,9 +175,9 @@ def test_what_came_later_can_be_saved_by_itself(
     later = model.save_state(tmp_path / "later", start=7)
     assert later.n_bytes < saved.stat().st_size - 7 * 3 * 2 * 4 * 32
     with load_model(path, ["cpu"] * 2, n_ctx=64) as model:
-        with pytest.raises(StateFileError, match="begins behind token 7") as refused:
+        with pytest.raises(StateFileError, match="begins after token 7") as refused:
             model.load_state(tmp_path / "later")
-        assert refused.value.hint == "Load the state of what comes before first."
+        assert refused.value.hint == "Load the state of the earlier tokens first."
         model.load_state(tmp_path / "first")
         assert model.load_state(tmp_path / "later").ids == whole
         model.save_state(tmp_path / "again")
@@ -379,13 +379,15 @@ def test_states_of_others_are_refused_with_a_sentence(
         tmp_path / "other.gguf", n_layer=3, n_head=8, n_head_kv=4, head_dim=32, seed=3
     )
     with load_model(other, n_ctx=64) as model:
-        refused = check_refused(model, saved, "chat.state is of another model than tiny llama")
+        refused = check_refused(
+            model, saved, "chat.state cannot be used here: it is of another model than tiny llama"
+        )
         assert refused.path == str(saved)
     with load_model(path, kv_type="q8_0") as model:
-        refused = check_refused(model, saved, "holds keys and values in f16 and not in q8_0")
+        refused = check_refused(model, saved, "it has keys and values in f16 instead of q8_0")
         assert refused.hint == "Load the model with the KV type f16."
     with load_model(path, kv_type="f16/q8_0") as model:
-        check_refused(model, saved, "holds keys and values in f16 and not in f16/q8_0")
+        check_refused(model, saved, "it has keys and values in f16 instead of f16/q8_0")
     steering = write_control_vector(tmp_path / "c.gguf", {1: np.ones(64, np.float32)})
     with load_model(path, control_vectors=[(steering, 1.0)]) as model:
         check_refused(model, saved, "other control vectors")
@@ -401,7 +403,7 @@ def test_a_state_with_other_rotations_is_refused(tmp_path: Path) -> None:
     with load_model(tmp_path / "m.gguf", n_ctx=17) as model:
         model.load_state(tmp_path / "state")
     with load_model(tmp_path / "m.gguf", n_ctx=4096) as model:
-        check_refused(model, tmp_path / "state", "context of a length")
+        check_refused(model, tmp_path / "state", "context length")
 
 
 def set_in(name: str, key: str, value: object) -> Callable[[dict[str, Any]], object]:
@@ -441,7 +443,7 @@ def test_a_file_with_a_wrong_header_changes_nothing(
     model: Model, saved: Path, problem: str
 ) -> None:
     rewrite(saved, BROKEN[problem])
-    check_refused(model, saved, "no usable state")
+    check_refused(model, saved, "not a usable conversation state")
 
 
 def test_tokens_that_the_model_does_not_have_are_refused(model: Model, saved: Path) -> None:
@@ -463,7 +465,7 @@ def test_tokens_that_the_model_does_not_have_are_refused(model: Model, saved: Pa
 )  # fmt: skip
 def test_what_is_no_state_changes_nothing(model: Model, tmp_path: Path, data: bytes) -> None:
     (tmp_path / "x").write_bytes(data)
-    check_refused(model, tmp_path / "x", "no usable state")
+    check_refused(model, tmp_path / "x", "not a usable conversation state")
 
 
 @pytest.mark.parametrize("n", [-1, 1, -1000])

@@ -96,11 +96,11 @@ def test_an_encoder_stays_where_it_is_and_moves_where_it_must(folder: Path) -> N
         sampling=SamplingParams(max_tokens=2, ignore_eos=True),
     )
     with load_model(folder / "model.gguf", ["cpu"] * 2, [1, 3], mmproj_device="cpu") as model:
-        first = model._pictures.encoder
+        first = model._images.encoder
         assert model.runtime.plan.pictures_device == "cpu"
         assert model.memory()[1].measured.pictures
         model.resplit([1, 1], devices=["cpu", "cpu"])
-        assert model._pictures.encoder is first
-        assert model._pictures.encoder.n_encoded == 0
+        assert model._images.encoder is first
+        assert model._images.encoder.n_encoded == 0
         assert len(ids_of(model.answer(asked))) == 2
-        assert model._pictures.encoder.n_encoded == 1
+        assert model._images.encoder.n_encoded == 1

@@ -301,7 +301,7 @@ def test_who_cancels_keeps_the_old_split(model: Model, n: int) -> None:
         model.resplit([1, 2, 2], devices=["cpu"] * 3, is_cancelled=is_cancelled)
 
     failed = check_unchanged(model, act, Cancelled)
-    assert str(failed) == "Splitting anew was cancelled."
+    assert str(failed) == "Re-splitting was cancelled."
     assert asked >= n
 
 
@@ -320,7 +320,7 @@ def test_a_full_device_keeps_the_old_split(
     failed = check_unchanged(
         model, lambda: model.resplit(None, devices=["cpu"] * 4), OutOfDeviceMemory
     )
-    assert "needed to split the model anew" in str(failed)
+    assert "needed to re-split the model" in str(failed)
 
 
 def test_one_that_would_not_fit_is_refused_before_anything_is_read(

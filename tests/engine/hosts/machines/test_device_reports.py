@@ -6,7 +6,7 @@ from pathlib import Path
 
 import engine
 from engine.hardware.devices.types import far_id, is_cpu, local_id, machine_of
-from engine.hosts.machines.joining import devices_from, states_from, told_devices, told_states
+from engine.hosts.machines.joining import device_report, devices_from, state_report, states_from
 from tests.helpers.tiny_gguf import tiny_gguf
 
 TOKEN = "a token of a test"
@@ -41,14 +41,14 @@ def test_a_machine_that_joins_tells_of_its_devices(tmp_path: Path) -> None:
 
 
 def test_nonsense_is_left_out() -> None:
-    good = told_devices()
+    good = device_report()
     for broken in (None, 3, [3], [{}], [{**good[0], "total_bytes": "much"}], [{"kind": "tpu"}]):
         assert devices_from(broken) == ()
         assert states_from(broken) == ()
     bad = {**good[0], "name": "x" * 9000}
     assert len(devices_from([bad])[0].name) == 200
     with engine.DeviceMonitor(["cpu"]) as monitor:
-        (told,) = told_states(monitor.snapshot())
+        (told,) = state_report(monitor.snapshot())
     for wrong in ("high", True, 10**400):
         assert states_from([{**told, "load_percent": wrong}])[0].load_percent is None
     for size in (-1, 10**400, True):

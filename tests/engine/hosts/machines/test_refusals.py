@@ -147,7 +147,7 @@ def test_a_busy_machine_is_tried_again(
 
 def test_a_machine_more_than_there_is_room_for_is_refused(gathering: engine.Gathering) -> None:
     gathering._n = 1
-    assert "All 1 machines are there already." in refusal(gathering)
+    assert "All 1 machines have joined already." in refusal(gathering)
 
 
 def test_a_machine_that_was_lost_waits_until_its_place_is_free(
@@ -161,7 +161,7 @@ def test_a_machine_that_was_lost_waits_until_its_place_is_free(
     def place(*told: Any) -> tuple[Any, str]:
         nonlocal n_asked
         n_asked += 1
-        return (None, "All 2 machines are there already.") if n_asked == 2 else placed(*told)
+        return (None, "All 2 machines have joined already.") if n_asked == 2 else placed(*told)
 
     def connect(*where: Any) -> socket.socket:
         lost.append(connected(*where))

@@ -258,7 +258,7 @@ def test_a_process_that_lived_for_a_while_is_replaced_at_once(
 def test_a_program_that_is_not_there_is_a_sentence() -> None:
     office = Office(("/nonexistent/python",))
     error = office.crash()[2]
-    assert error.message == "The engine cannot be started: no such file or directory."
+    assert error.message == "The engine cannot be started: No such file or directory."
     assert error.hint.startswith("Install Tandem again")
     assert office.host.close()
 
@@ -267,14 +267,14 @@ def test_a_program_that_is_not_there_is_a_sentence() -> None:
     ("error", "said"),
     [
         pytest.param(
-            OSError(errno.ENOMEM, "no memory"), "cannot allocate memory", marks=pytest.mark.slow
+            OSError(errno.ENOMEM, "no memory"), "Cannot allocate memory", marks=pytest.mark.slow
         ),
         pytest.param(
             OSError(errno.EAGAIN, "too many processes"),
-            "resource temporarily unavailable",
+            "Resource temporarily unavailable",
             marks=pytest.mark.slow,
         ),
-        (MemoryError(), "cannot allocate memory"),
+        (MemoryError(), "Cannot allocate memory"),
         pytest.param(OSError("strange"), "strange", marks=pytest.mark.slow),
     ],
     ids=["memory", "processes", "python's memory", "other"],
@@ -315,7 +315,7 @@ def test_a_process_without_memory_for_its_threads_is_ended(
         context.setattr(threading.Thread, "start", start)
         context.setattr("engine.hosts.process.child.subprocess.Popen", note)
         office = Office()
-        assert "cannot be started: cannot allocate memory" in office.crash()[2].message
+        assert "cannot be started: Cannot allocate memory" in office.crash()[2].message
     assert [process.poll() for process in started] == [-signal.SIGKILL]
     assert isinstance(office.run(Load(LoadParams(path))), ModelLoaded)
     assert office.host.close(20)
@@ -409,7 +409,7 @@ def test_a_process_that_sends_nonsense_is_ended(data: bytes) -> None:
         f"Connection(int(sys.argv[1])).send_bytes({data!r}); time.sleep(60)"
     )
     office = Office(program(code))
-    assert "sent something wrong" in office.crash()[2].message
+    assert "sent an invalid message" in office.crash()[2].message
     assert office.host.close()
 
 

@@ -89,7 +89,7 @@ def test_answers_that_vanish_are_told_from_data_that_do() -> None:
     """Lost answers through host memory are told from lost data."""
     found = try_stores(FakeBench(stores={(1, "host"): lost}), "host", TINY)
     assert [trial.verdict for trial in found] == ["lost", "lost"]
-    assert found[0].why == "an answer through host memory does not arrive"
+    assert found[0].why == "a reply through host memory does not arrive"
     assert found[1].why == "after 0 of 3 exchanges"
 
 

@@ -74,9 +74,9 @@ def their_logits(seeing: Seeing, ids: list[int]) -> Any:
 
 
 def test_pixels_equal_those_of_the_image_processor(seeing: Seeing) -> None:
-    encoder = seeing.one_rank._pictures.encoder
+    encoder = seeing.one_rank._images.encoder
     assert encoder is not None
-    pictures = list(prompt_of(seeing.one_rank, seeing.messages).pictures.values())
+    pictures = list(prompt_of(seeing.one_rank, seeing.messages).images.values())
     wanted = seeing.family.pixels(seeing.inputs)
     for picture, theirs in zip(pictures, wanted, strict=True):
         ours = encoder._normalised(picture)
@@ -94,9 +94,9 @@ def test_tokens_equal_those_of_the_processor(seeing: Seeing) -> None:
 
 
 def test_features_equal_transformers(seeing: Seeing) -> None:
-    encoder = seeing.one_rank._pictures.encoder
+    encoder = seeing.one_rank._images.encoder
     assert encoder is not None
-    pictures = prompt_of(seeing.one_rank, seeing.messages).pictures.values()
+    pictures = prompt_of(seeing.one_rank, seeing.messages).images.values()
     ours = np.concatenate([encoder.encode(picture).numpy() for picture in pictures])
     assert nmse(ours, seeing.family.features(seeing.theirs, seeing.inputs)) <= TOLERANCE
 
