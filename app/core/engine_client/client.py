@@ -38,7 +38,6 @@ from engine import (
     ModelResplit,
     ModelUnloaded,
     Resplit,
-    SamplingParams,
     SaveState,
     StateLoaded,
     StateProgress,
@@ -319,41 +318,14 @@ class EngineClient(EngineSignals):
         for answer in self.answers:
             self.stop(answer)
 
-    def generate(
-        self,
-        messages: Sequence[ChatMessage],
-        sampling: SamplingParams,
-        *,
-        continue_last: bool = False,
-        begun: Sequence[int] = (),
-        thinks: bool | None = None,
-        effort: str = "",
-        tools: Sequence[Tool] = (),
-    ) -> RunningAnswer:
-        """Answer `messages`, beside the answers that are written already.
-
-        Args:
-            continue_last: whether the last message is the assistant's and is continued.
-            begun: the tokens of that message, if they are known.
-            thinks: whether the model shall think first; None as its template has it.
-            effort: how much it shall think; "" as its template has it.
-            tools: functions that the model may call, which the signal `called` tells.
-        """
+    def generate(self, request: AnswerRequest) -> RunningAnswer:
+        """Answer a request, concurrently with the other answers."""
         marker = None
-        if tools and continue_last:  # whose thought the engine takes apart from what is said
-            *before, last = messages
-            marker, messages = marker_behind(last.content), (*before, thought_apart(last))
-        command = AnswerRequest(
-            tuple(messages),
-            sampling=sampling,
-            continue_last=continue_last,
-            begun=tuple(begun),
-            thinks=thinks,
-            effort=effort,
-            tools=tuple(tools),
-            in_parts=bool(tools),
-        )
-        answer = RunningAnswer(self._submit(command), begun, marker)
+        if request.in_parts and request.continue_last:  # its reasoning is passed as a part, too
+            *before, last = request.messages
+            marker = marker_behind(last.content)
+            request = replace(request, messages=(*before, thought_apart(last)))
+        answer = RunningAnswer(self._submit(request), request.begun, marker)
         self.answers.add(answer)
         self._settle()
         return answer
@@ -363,37 +335,20 @@ class EngineClient(EngineSignals):
         if answer.number in self.answers:
             self._running().cancel(answer.number)
 
-    def ask_aside(
-        self,
-        messages: Sequence[ChatMessage],
-        sampling: SamplingParams,
-        then: Callable[[AsideAnswer], None],
-        *,
-        continue_last: bool = False,
-        tools: Sequence[Tool] = (),
-    ) -> bool:
-        """Have something short written beside the chats, with no signal; other commands end it.
+    def ask_aside(self, request: AnswerRequest, then: Callable[[AsideAnswer], None]) -> bool:
+        """Generate a short text in the background if the engine is idle, without signals.
+
+        Any other command cancels it.
 
         Args:
-            then: called with the answer, also if it has failed or was ended.
-            tools: functions of the chat, so that its prompt begins as before; none is called.
+            then: called with the answer, also if it failed or was cancelled.
 
         Returns:
-            whether it was asked; not while the engine does anything.
+            whether the engine was idle.
         """
         if not self.is_idle:
             return False
-        command = AnswerRequest(
-            tuple(messages),
-            sampling=sampling,
-            continue_last=continue_last,
-            timed_every=0,
-            thinks=False,
-            effort="low",
-            tools=tuple(tools),
-            in_parts=bool(tools),
-        )
-        self._aside = AsideAnswer(self._submit(command, self._running()), then)
+        self._aside = AsideAnswer(self._submit(request, self._running()), then)
         return True
 
     def count(
