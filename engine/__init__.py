@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         NoDevice,
         OutOfDeviceMemory,
         PromptError,
+        Sentence,
         SplitError,
         StateFileError,
         TemplateError,

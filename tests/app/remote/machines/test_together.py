@@ -145,7 +145,7 @@ def test_two_machines_answer_as_one_does(qapp: QApplication, tmp_path: Path) -> 
             assert shell.client.model.memory == (), "this machine has no part"
             shell.window.grab().save(os.environ.get("GRAB", str(tmp_path / "alone.png")))
             for problem, is_whole in (
-                ("its process was stopped", False), ("has not answered for", True),
+                ("its process was stopped", False), ("has not responded for", True),
             ):  # fmt: skip
                 _stop_during_an_answer(shell, joining, problem, is_whole=is_whole)
                 shell.split.request_load()
@@ -153,7 +153,7 @@ def test_two_machines_answer_as_one_does(qapp: QApplication, tmp_path: Path) -> 
                 assert answer() == alone, "it has joined again by itself"
             joining.kill()
             wait(lambda: shell.split.load_state != "loaded")
-            assert "has" in shell.machines.team.said
+            assert "has" in shell.machines.team.status
         finally:
             joining.kill()
             joining.wait()
