@@ -77,7 +77,7 @@ def topology_text(topology: Topology) -> str:
     parts = []
     if topology.pcie:
         slots = [(device, _slot(pcie)) for device, pcie in topology.pcie.items()]
-        parts.append(table(("GPU", "PCIE NOW (AT MOST)"), slots, frozenset()))
+        parts.append(table(("GPU", "PCIE NOW (MAX)"), slots, frozenset()))
     if topology.links:
         links = [(link.a, link.b, _way(link), link.ancestor or "?") for link in topology.links]
         parts.append(table(("FROM", "TO", "LINK", "BOTH ON"), links, frozenset()))

@@ -251,7 +251,7 @@ def _row(trial: Trial, is_winner: bool) -> tuple[str, ...]:
     marks = {
         "fastest": is_winner,
         "measured in turns": trial.is_final,
-        "slower than it could be": bool(trial.sample.fallbacks),
+        "slower than possible": bool(trial.sample.fallbacks),
     }
     mark = ", ".join(mark for mark, applies in marks.items() if applies)
     return (",".join(trial.devices), mode, _shares(trial), prefill, decode, expected, mark)

@@ -127,15 +127,11 @@ class MachinesState:
             "machine_memory_bytes", "Memory of other machines' devices.",
             [(labels, state.total_bytes) for labels, state in states],
         )  # fmt: skip
+        loads = [(labels, state.load_percent) for labels, state in states]
         yield (
-            "machine_load_ratio",
-            "Load of other machines' devices, 0 to 1.",
-            [
-                (labels, state.load_percent / 100)
-                for labels, state in states
-                if state.load_percent is not None
-            ],
-        )
+            "machine_load_ratio", "Load of other machines' devices, 0 to 1.",
+            [(labels, percent / 100) for labels, percent in loads if percent is not None],
+        )  # fmt: skip
         linked = self.linked
         if linked is None:
             return

@@ -155,15 +155,14 @@ def no_model() -> Refusal:
     return Refusal(503, "No model is loaded.", "Open one in Tandem.", retry_after_s=PERSON_S)
 
 
-def model_id(path: str) -> str:
-    """Return the name of a model file for clients."""
-    return Path(path).stem
-
-
 def offered_file(info: ModelInfo, aliases: Sequence[str] = ()) -> OfferedModel:
     """Return the `OfferedModel` of a file."""
-    others = Path(info.path).name, info.name, *aliases
-    return OfferedModel(model_id(info.path), others, _file_time(info.path), info)
+    path = Path(info.path)
+    try:
+        created = int(path.stat().st_mtime)
+    except OSError:
+        created = 0
+    return OfferedModel(path.stem, (path.name, info.name, *aliases), created, info)
 
 
 class SingleModel:
@@ -320,13 +319,6 @@ class HeldModel:
         if self._engine.model is None:
             raise no_model()
         return self._engine.model
-
-
-def _file_time(path: str) -> int:
-    try:
-        return int(Path(path).stat().st_mtime)
-    except OSError:
-        return 0
 
 
 class Spelling:

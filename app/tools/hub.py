@@ -74,7 +74,8 @@ class ServerKeeper:
         if result is None:  # the connection has ended; wait for the reason
             assert self._task is not None, "there was a connection"
             await asyncio.wait([self._task])
-            return ToolResult(self.state.problem or stopped_sentence(self.state.server), True)
+            stopped = tr("{name} was stopped.").format(name=self.state.server.name)
+            return ToolResult(self.state.problem or stopped, is_error=True)
         return result
 
     async def _live(self) -> None:
@@ -105,11 +106,6 @@ class ServerKeeper:
         if state != self.state:
             self.state = state
             self._on_change()
-
-
-def stopped_sentence(server: ToolServer) -> str:
-    """Return the result of a call whose server was stopped."""
-    return tr("{name} was stopped.").format(name=server.name)
 
 
 T = TypeVar("T")

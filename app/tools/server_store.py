@@ -120,11 +120,11 @@ def checked_server(server: ToolServer) -> ToolServer:
     for key, value in (*server.environment.items(), *server.headers.items()):
         if not key or "\0" in key + value or ("=" in key and key in server.environment):
             raise EngineError(
-                tr("{name} cannot be the name of a variable.").format(name=one_line(key, 60))
+                tr("“{name}” is not a valid variable name.").format(name=one_line(key, 60))
             )
     for key, value in server.headers.items():
         if not (key + value).isascii() or not (key + value).isprintable() or ":" in key:
-            text = tr("The header {name} has characters that headers cannot have.")
+            text = tr("The header {name} contains invalid characters.")
             raise EngineError(text.format(name=one_line(key, 60)))
     if any("\0" in word for word in server.command) or (server.command and not server.command[0]):
         raise EngineError(tr("{name} has no usable command.").format(name=server.name))

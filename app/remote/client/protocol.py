@@ -149,7 +149,7 @@ class AnswerReader:
         self._n_chunks += 1
         self._n_characters += n_characters
         if self._n_characters > MAX_TEXT:
-            text = tr("The answer of {host} does not end, so it was stopped.")
+            text = tr("The answer of {host} is too long, so it was stopped.")
             raise EngineError(text.format(host=self._host))
 
     def _read_calls(self, calls: object) -> Iterator[Event]:

@@ -131,11 +131,6 @@ class MachineTeam:
             for state in one.states
         ]
 
-    def note_links(self, linked: WiresMeasured) -> None:
-        """Set the measured links."""
-        self.linked = linked
-        self.on_change()
-
     def check(self, path: str) -> Gathering:
         """Return the machines for a model.
 
@@ -301,7 +296,8 @@ class TeamHost:
     def _pass_on(self, event: HostEvent) -> None:
         inner = event.event
         if isinstance(inner, WiresMeasured):
-            self._team.note_links(inner)
+            self._team.linked = inner
+            self._team.on_change()
             return
         if isinstance(inner, ModelLoaded):
             inner = self._shown(inner)

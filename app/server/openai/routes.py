@@ -103,20 +103,6 @@ def chat_command(request: ChatRequest) -> AnswerRequest:
     )
 
 
-def list_document(context: ServerContext) -> Document:
-    """Return the list of models."""
-    return {"object": "list", "data": [_document(model) for model in context.models.offered()]}
-
-
-def model_document(context: ServerContext, name: str) -> Document:
-    """Describe a model.
-
-    Raises:
-        Refusal: there is no such model.
-    """
-    return _document(find_model(context.models, name))
-
-
 def _document(model: OfferedModel) -> Document:
     """Describe a model with fields that clients know from other servers.
 
@@ -144,11 +130,12 @@ def _document(model: OfferedModel) -> Document:
 
 
 async def _list_models(context: ServerContext, record: RequestRecord, request: Request) -> Response:
-    return json_response(list_document(context))
+    models = [_document(model) for model in context.models.offered()]
+    return json_response({"object": "list", "data": models})
 
 
 async def _show_model(context: ServerContext, record: RequestRecord, request: Request) -> Response:
-    return json_response(model_document(context, request.path_params["model"]))
+    return json_response(_document(find_model(context.models, request.path_params["model"])))
 
 
 OPENAI = (

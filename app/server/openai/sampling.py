@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
@@ -150,8 +151,5 @@ def _biases(
         if not (token.isascii() and token.isdecimal() and int(token[:20]) < n_vocab):
             text = "logit_bias must have token ids from 0 to {last}, not {token}."
             raise bad_value("logit_bias", text, last=n_vocab - 1, token=token[:40])
-    return tuple((int(token), _bias(bias)) for token, bias in biases.items())
-
-
-def _bias(bias: float) -> float:
-    return float("-inf") if bias <= FORBIDDING else bias
+    pairs = ((int(token), bias) for token, bias in biases.items())
+    return tuple((token, -math.inf if bias <= FORBIDDING else bias) for token, bias in pairs)

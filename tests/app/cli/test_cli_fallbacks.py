@@ -114,7 +114,7 @@ def test_a_search_marks_splits_that_fell_back(run: Run, model: Path, fall: Fall)
     document = run(*search, "--json").document
     assert document["winner"]["fallbacks"] == FIELDS[:1]
     lines = run(*search, "--last").out.splitlines()
-    assert any(line.endswith("fastest, slower than it could be") for line in lines)
+    assert any(line.endswith("fastest, slower than possible") for line in lines)
     at = lines.index("Some were slower than possible:")
     assert lines[at + 1] == GRAPH.sentence
 
