@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from app.core.process.interruption import Interruption, end_at_once, importing
 
-with importing():  # these imports take a while, and Ctrl+C in one of them is no bug
+with importing():  # takes a while, and Ctrl+C during it must not print a traceback
     import argparse
     import gc
     import os
@@ -31,19 +31,19 @@ COMMANDS = {
     "devices": ("list the devices of this machine", "facts"),
     "inspect": ("show the header of a GGUF file", "facts"),
     "plan": ("predict memory and speed of a split", "facts"),
-    "plans": ("list, delete, export and import the saved plans of a model", "split.plans"),
+    "plans": ("list, delete, export and import saved plans of a model", "split.plans"),
     "generate": ("answer one prompt", "talk"),
     "chat": ("chat in the terminal", "chat"),
-    "serve": ("answer programs over HTTP, as OpenAI's servers do", "server.serve"),
-    "join": ("compute a model together with another machine", "server.machines"),
+    "serve": ("serve models over HTTP with an OpenAI-compatible API", "server.serve"),
+    "join": ("run a model together with another machine", "server.machines"),
     "bench": ("measure the speed of a model", "bench.bench"),
     "tune": ("find the fastest split by measuring", "tune"),
     "tokenize": ("show the tokens of a text", "score"),
     "perplexity": ("measure the perplexity of a text", "score"),
-    "engine": ("show, install or remove what models are computed with", "engine"),
+    "engine": ("show, install or remove engine packs (PyTorch)", "engine"),
 }
-"""What each subcommand does, and the module of `app.cli` with its functions `add_` and `run_`; only
-the one that is asked for is imported, and none of them for the window."""
+"""Summary of each subcommand and its module in `app.cli`, which has functions `add_` and `run_`.
+Only the module of the given command is imported."""
 
 PROC_MEMORY = Path("/proc/meminfo")
 
@@ -51,7 +51,7 @@ PROC_MEMORY = Path("/proc/meminfo")
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `tandem` and return its exit status.
 
-    It is 0, 1 (an error in one line), 2 (usage), or 128 and the number of the signal that ended it.
+    0: success, 1: error, 2: wrong usage, 128 + n: ended by signal n.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     interruption = Interruption()
@@ -67,18 +67,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         note_error(error)
         return 1
     except BrokenPipeError:
-        return 0  # the reader has all that it wanted
+        return 0  # the reader closed the pipe
     except Exception:
-        if interruption.is_set:  # compiled modules turn it into another error
+        if interruption.is_set:  # compiled modules turn it into another exception
             return interruption.status
         raise
 
 
 def run() -> NoReturn:
-    """Run `tandem` as a process of its own; a signal during its last steps ends it at once."""
+    """Run `tandem` as a process; a signal during its last steps ends it immediately."""
     status = main()
     end_at_once()
-    gc.freeze()  # the system frees the memory faster than Python would
+    gc.freeze()  # the system frees the memory faster than Python
     sys.exit(status)
 
 
@@ -126,15 +126,13 @@ def _open_window(arguments: Sequence[str]) -> int:
     )
     parser.add_argument(
         "--simulate", metavar="RIG", default="",
-        help="plan for devices that are not here, such as 2x3090,1x3060",
+        help="plan for simulated devices, such as 2x3090,1x3060",
     )  # fmt: skip
     parser.add_argument(
         "--new-window", action="store_true",
-        help="open a window even if there is one, which would take the model",
+        help="open another window instead of using the open one",
     )  # fmt: skip
-    parser.add_argument(
-        "--quit", action="store_true", help="close the window that is open, and wait until it is"
-    )
+    parser.add_argument("--quit", action="store_true", help="close the open window and wait for it")
     parser.add_argument("--version", action="store_true", help="show the version and exit")
     args = parser.parse_args(arguments)
     if args.version:
@@ -153,31 +151,26 @@ def _open_window(arguments: Sequence[str]) -> int:
             from app.core.process.single_window import hand_over
 
             if hand_over(model, demo=is_demo):
-                write("Tandem is open already: its window has been told.")
+                write("Tandem is already open; its window was notified.")
                 return 0
         from app.run import run_window
     return run_window(model, demo=is_demo, simulate=args.simulate)
 
 
 def _quit_window() -> int:
-    """Close the window that is open.
-
-    Raises:
-        EngineError: it does not close.
-    """
     with _explaining_qt():
         from app.core.process.single_window import quit_window
 
         if not quit_window():
-            raise EngineError("Tandem's window has not closed.", "Close it yourself.")
+            raise EngineError("Tandem's window did not close.", "Close it manually.")
     return 0
 
 
 def _check_surroundings() -> None:
-    """Check for what psutil and MKL need, which end with a traceback or the process without it.
+    """Check requirements of psutil and MKL, which fail with a traceback or a crash.
 
     Raises:
-        EngineError: the working directory was deleted, or /proc is hidden.
+        EngineError: the working directory was deleted, or /proc is not mounted.
     """
     try:
         os.getcwd()
@@ -187,34 +180,30 @@ def _check_surroundings() -> None:
         ) from None
     if sys.platform == "linux" and not PROC_MEMORY.exists():
         raise EngineError(
-            f"{PROC_MEMORY} cannot be read, so this machine's memory is unknown.", "Mount /proc."
+            "{path} cannot be read, so this machine's memory is unknown.",
+            "Mount /proc.",
+            path=str(PROC_MEMORY),
         )
 
 
 def _check_model(word: str) -> None:
-    """Check that what was given to open is a file, and no misspelt command.
-
-    Raises:
-        EngineError: there is no such file.
-    """
     if Path(word).exists():
         return
     if Path(word).suffix or Path(word).name != word:
-        raise EngineError(f"There is no file {word}.", "Check its path.")
-    from difflib import get_close_matches  # late: a window that opens does not need it
+        raise EngineError("There is no file {path}.", "Check its path.", path=word)
+    from difflib import get_close_matches  # imported late to save start-up time
 
     meant = get_close_matches(word, COMMANDS, 1)
-    hint = f"Did you mean 'tandem {meant[0]}'?" if meant else "`tandem --help` lists the commands."
-    raise EngineError(f"{word} is neither a command nor a file.", hint)
+    raise EngineError(
+        "{word} is neither a command nor a file.",
+        "Did you mean 'tandem {meant}'?" if meant else "`tandem --help` lists the commands.",
+        word=word,
+        meant="".join(meant),
+    )
 
 
 @contextmanager
 def _explaining_qt() -> Iterator[None]:
-    """Turn the failure to import Qt into a sentence.
-
-    Raises:
-        EngineError: the system lacks a library that Qt needs.
-    """
     try:
         yield
     except ImportError as error:

@@ -1,9 +1,9 @@
-"""The application: its parts, what connects them, and the order in which they begin and end."""
+"""The application: its parts, their connections, and the order of start and shutdown."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     from app.tools.page.tool_dialog import ToolPresenter
     from app.window.engine_setup import EngineSetup
     from app.window.help.dialogs import HelpDialogs
-    from engine import EngineHost, HostEvent, ModelLoaded, Rig
+    from engine import ModelLoaded, Rig
 
 log = logging.getLogger(__name__)
 
@@ -72,13 +72,13 @@ log = logging.getLogger(__name__)
 class Shell(QObject):
     """The running application.
 
-    Its parts are made in the order in which they stand here; those that are late come after the
-    first picture, when they are first used. What a part's method reads of others while it runs is
-    among its `needs`; what a lambda reads later is not.
+    Its parts are created in the order of their declaration; late parts when they are first used,
+    after the first frame. A part's `needs` are all parts that its method reads while it runs, but
+    not those that its lambdas read later.
 
     Args:
         make_host: starts an engine that sends its events to the given callable.
-        rig: simulated machine to plan for in place of this one; nothing can be loaded then.
+        rig: simulated machine to plan for; models cannot be loaded then.
     """
 
     def __init__(self, app: QApplication, make_host: MakeHost, rig: Rig | None = None) -> None:
@@ -92,7 +92,7 @@ class Shell(QObject):
 
     @part()
     def settings(self) -> SettingsStore:
-        imaginary = () if self._rig is None else ("plans",)  # splits over devices nobody has
+        imaginary = () if self._rig is None else ("plans",)  # for devices that do not exist
         settings = SettingsStore(paths.settings_file(), imaginary)
         start_language(self._app, settings.current.language)
         apply_theme(self._app, settings.current.theme, settings.current.zoom)
@@ -108,13 +108,9 @@ class Shell(QObject):
 
     @part(needs=["settings", "monitor"])
     def remote(self) -> RemotePart:
-        def is_engine_missing() -> bool:
-            setup = if_made(self, "engine_setup")
-            return setup is not None and setup.is_missing
-
         return RemotePart(
-            self._make_local, is_engine_missing, self.settings, self.keep, self.monitor,
-            self._make_team, self,
+            self._make_local, self._is_engine_missing, self.settings, self.keep, self.monitor,
+            lambda on_event: self.machines.make_host(on_event), self,
         )  # fmt: skip
 
     @part(needs=["remote"])
@@ -181,12 +177,10 @@ class Shell(QObject):
     @part(needs=["client", "tools"])
     def session(self) -> ChatSession:
         return ChatSession(
-            ChatLibrary(ChatStore(paths.chats_dir()), self),
-            self.client,
-            sampling=lambda chat: self.sampling_presenter.params_for(chat),
-            tools=self.tools,
+            ChatLibrary(ChatStore(paths.chats_dir()), self), self.client,
+            sampling=lambda chat: self.sampling_presenter.params_for(chat), tools=self.tools,
             parent=self,
-        )
+        )  # fmt: skip
 
     @part(needs=["client", "settings"])
     def chat_cache(self) -> ChatCache:
@@ -210,7 +204,7 @@ class Shell(QObject):
     def sweeper(self) -> Sweeper:
         swept = paths.chat_caches_dir(), paths.settings_file().parent, paths.engines_dir()
         sweeper = Sweeper(swept, self)
-        for signal in (self.client.ready, self.client.loaded):  # one that died is loaded anew
+        for signal in (self.client.ready, self.client.loaded):  # also after a crash
             signal.connect(sweeper.sweep)
         return sweeper
 
@@ -271,14 +265,10 @@ class Shell(QObject):
     @part(needs=["session", "client", "chat_presenter", "window", "settings"])
     def chat_listing(self) -> ChatListing:
         return ChatListing(
-            self.session,
-            self.client,
-            self.chat_presenter,
-            self.window.chat_list,
+            self.session, self.client, self.chat_presenter, self.window.chat_list,
             ListPlaces(paths.chat_index_file(), paths.chat_folders_file()),
-            lambda: self.settings.current.auto_titles,
-            self,
-        )
+            lambda: self.settings.current.auto_titles, self,
+        )  # fmt: skip
 
     @part(needs=["session", "client", "chat_presenter", "window"])
     def running(self) -> RunningPresenter:
@@ -363,7 +353,7 @@ class Shell(QObject):
         )
 
     @part(needs=["client", "models", "session", "chat_presenter"])
-    def recovery(self) -> Recovery:  # last: its notice of a lost model has a button, others' none
+    def recovery(self) -> Recovery:  # last: its notice about a lost model has a button
         flush = self.chat_presenter.flush
         return Recovery(self.client, self.models, self.session, flush, self)
 
@@ -371,7 +361,7 @@ class Shell(QObject):
 
     @part(needs=["models", "monitor", "start_up", "poller", "remote"], is_late=True)
     def machines(self) -> MachinesPart:
-        from app.remote.machines.part import MachinesPart  # few people have several machines
+        from app.remote.machines.part import MachinesPart  # imported late: rarely used
 
         machines = MachinesPart(
             lambda: self.models.info.path if self.models.info else "", self.monitor, self
@@ -431,7 +421,7 @@ class Shell(QObject):
         setup.noticed.connect(self._notify)
         return setup
 
-    # what connects them once all are there
+    # connections
 
     def _wire(self) -> None:
         presenters = self.model_presenter, self.chat_presenter, self.side_panels
@@ -467,10 +457,10 @@ class Shell(QObject):
             self.keeper.kept.connect(used)
         self.keeper.kept.connect(self.idle.restart)
 
-    # begin and end
+    # start and shutdown
 
     def start(self) -> None:
-        """Restore the window as it was left, and show it."""
+        """Restore the window's layout, and show it."""
         current, window = self.settings.current, self.window
         window.restore_layout(current.geometry, current.window_state)
         self.keeper.dock_fit.fit_screen()
@@ -493,7 +483,7 @@ class Shell(QObject):
 
     @Slot(object, object)
     def _show_devices(self, devices: Sequence[DeviceInfo], machine: MachineFacts) -> None:
-        self.poller.stop()  # it reads what has been known until now
+        self.poller.stop()  # it polls the old devices
         self.split.set_devices(devices, machine)
         wires = machines.wires if (machines := if_made(self, "machines")) else None
         self.side_panels.set_devices(devices, self._rig, wires)
@@ -507,14 +497,14 @@ class Shell(QObject):
 
     @Slot()
     def save(self) -> None:
-        """Save the chats as they are now: the process may be ended before `close` is through."""
+        """Save the chats; the process may be killed before `close` has finished."""
         self.chat_presenter.flush()
         self.session.save_all()
         self.session.flush()
 
     @Slot()
     def close(self) -> None:
-        """Save everything and end the engine; the window may be closed then."""
+        """Save everything and close the engine, before the window closes."""
         if self._is_closed:
             return
         self.settings_page.close()
@@ -525,18 +515,15 @@ class Shell(QObject):
         self.poller.stop()
         self.idle.stop()
         self.split.stop()
-        for shown in (self.side_panels, self.serving, self.library, self.updates, self.remote):
-            shown.close()
+        for one in (self.side_panels, self.serving, self.library, self.updates, self.remote):
+            one.close()
         for late in ("engine_setup", "help"):
             if (made := if_made(self, late)) is not None:
                 made.close()
-        self.sampling_presenter.close()
-        self.monitor_presenter.close()
-        self.tray.close()
-        self.taskbar.close()
-        self.models.close()
-        self.chat_listing.close()
-        self.session.stop_all()  # or they would hold up the caches
+        shown = self.sampling_presenter, self.monitor_presenter, self.tray, self.taskbar
+        for view in (*shown, self.models, self.chat_listing):
+            view.close()
+        self.session.stop_all()  # running answers would delay the caches
         self.chat_cache.close()
         self.client.shutdown()
         if (machines := if_made(self, "machines")) is not None:
@@ -544,28 +531,17 @@ class Shell(QObject):
         close_formulas()
         self.chat_presenter.files.close()
         self.session.close()
-        self.tools.close()  # when nothing of it runs any more
-        self._keep_layout()
+        self.tools.close()  # after all its users
+        geometry, state = self.window.layout_state()
+        current, chat = self.settings.current, self.session.current.id
+        self.settings.put(replace(current, geometry=geometry, window_state=state, last_chat=chat))
         self.keeper.close()
         self.interpreter.stop()
 
-    def _keep_layout(self) -> None:
-        """Keep the window's layout and which chat is open, for the next start."""
-        geometry, state = self.window.layout_state()
-        self.settings.put(
-            replace(
-                self.settings.current,
-                geometry=geometry,
-                window_state=state,
-                last_chat=self.session.current.id,
-            )
-        )
-
-    # what they ask for
+    # requests of the parts
 
     @Slot()
     def _mark_running(self) -> None:
-        """Show in the library which model is loaded, and which is being loaded."""
         client, info = self.client, self.models.info
         loaded = "" if client.model is None else client.model.info.path
         self.library.show_running(loaded, info.path if client.is_loading and info else "")
@@ -579,7 +555,7 @@ class Shell(QObject):
             return
         devices = loaded.params.all_devices
         self.monitor.set_ranks(devices)
-        if set(devices) != {"cpu"}:  # the load has measured what CUDA takes by itself
+        if set(devices) != {"cpu"}:  # the load has measured CUDA's own memory
             engine.use_measured_overheads(self.start_up.devices, engine.MachineFile.of_user())
 
     def _make_tool_panel(self) -> QWidget:
@@ -592,15 +568,15 @@ class Shell(QObject):
 
     @Slot()
     def _on_tools(self) -> None:
-        """Let a person choose the tools of each chat, once there are any."""
-        self.tool_switch  # noqa: B018 made here
+        self.tool_switch  # noqa: B018 creates it
         self.session.tools_changed.emit()
 
-    def _make_team(self, on_event: Callable[[HostEvent], None]) -> EngineHost:
-        return self.machines.make_host(on_event)
+    def _is_engine_missing(self) -> bool:
+        setup = if_made(self, "engine_setup")
+        return setup is not None and setup.is_missing
 
     def keep(self, settings: Settings) -> None:
-        """Use other settings, and have them written."""
+        """Apply and save settings."""
         self.keeper.keep(settings)
 
     def _show_chat(self) -> None:
@@ -608,11 +584,6 @@ class Shell(QObject):
         self.window.composer.setFocus()
 
     def _load_params(self) -> LoadParams:
-        """Return how to load the selected model.
-
-        Raises:
-            EngineError: nothing can be loaded: the machine is simulated, or has no device.
-        """
         if self._rig is not None:
             raise EngineError(engine.SIMULATED)
         return self.split.load_params()
@@ -622,7 +593,7 @@ class Shell(QObject):
 
     @Slot(object)
     def take(self, request: OpenRequest) -> None:
-        """Do what a second start has asked for."""
+        """Handle the request of a second start."""
         if request.quit:
             QApplication.quit()
             return

@@ -1,4 +1,4 @@
-"""Runs the window in a process of its own: its log, its signals, second starts, and its end."""
+"""Runs the window in its own process: log, signals, single instance, shutdown."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ def run_window(
     model_path: str | None = None, demo: bool = False, simulate: str = "",
     make_shell: type[Shell] = Shell,
 ) -> int:  # fmt: skip
-    """Open the window, wait until it closes, and return the program's exit status.
+    """Open the window, and return the exit status once it is closed.
 
     Args:
-        model_path: model to load at once; None for none.
-        make_shell: class of the application in it.
+        model_path: model to load.
+        make_shell: class of the application.
 
     Raises:
-        EngineError: the simulated machine is not a valid rig, or `TANDEM_ENGINE` no place.
+        EngineError: the simulated rig or `TANDEM_ENGINE` is invalid.
     """
     engine_place()
     rig = engine.parse_rig(simulate) if simulate else None
@@ -37,7 +37,7 @@ def run_window(
     app = Application(sys.argv[:1])
     app.setApplicationName("Tandem")
     app.setApplicationDisplayName("Tandem")
-    app.setDesktopFileName("org.tandem_llm.Tandem")  # names the menu entry in packaging/linux
+    app.setDesktopFileName("org.tandem_llm.Tandem")  # the name of its file in packaging/linux
     app.setWindowIcon(icon("split", theme().accent))
     log_file = LogFile(paths.log_file())
     log_file.start()
@@ -53,7 +53,7 @@ def run_window(
     shell.start_up.host_imported.connect(starts.listen)
     shell.crashes.install()
     app.commitDataRequest.connect(shell.save, Qt.ConnectionType.DirectConnection)
-    app.aboutToQuit.connect(shell.close)  # at a logout, Windows ends a process right afterwards
+    app.aboutToQuit.connect(shell.close)  # at log-off, Windows kills the process right after it
     shell.start()
     if demo:
         shell.model_presenter.open_demo()

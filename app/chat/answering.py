@@ -16,6 +16,7 @@ from app.core.notice import Notice
 from app.core.translation import tr
 from engine import (
     THINK_CLOSE,
+    AnswerRequest,
     ContextOverflow,
     EngineError,
     Finished,
@@ -194,10 +195,12 @@ class AnswerWriter(QObject):
         prompt = chat.prompt(continue_last=continue_last, pictures=self._pictures(chat))
         message.problem = ""
         self.beginning.emit(chat.id)
-        running = self._client.generate(
-            prompt, sampling, continue_last=continue_last, begun=begun, thinks=chat.thinks,
-            effort=chat.effort, tools=[offer.tool for offer in offers],
+        request = AnswerRequest(
+            tuple(prompt), sampling=sampling, continue_last=continue_last, begun=begun,
+            thinks=chat.thinks, effort=chat.effort, tools=tuple(offer.tool for offer in offers),
+            in_parts=bool(offers),
         )  # fmt: skip
+        running = self._client.generate(request)
         written = WrittenAnswer(chat, message, running, offers, goes_on=continue_last)
         self._written[running.number] = written
         self.begun.emit(written)

@@ -1,4 +1,1 @@
-"""The command line: a module or package per subcommand, and their common options and output.
-
-Imports no Qt.
-"""
+"""The command line: one module or package per subcommand, shared options and output; no Qt."""

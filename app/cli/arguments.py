@@ -1,4 +1,4 @@
-"""Options that several subcommands share, other than those of a load."""
+"""Options that several subcommands share, except for the load options."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 from dataclasses import fields
 from typing import Any
 
-import engine  # what checks grammars is resolved when it is used
+import engine  # its grammar checker is imported on first use
 from app.cli.load_options import text_or_file
 from engine import SAMPLERS, EngineError, SamplingParams
 
@@ -57,27 +57,27 @@ def add_sampling(parser: argparse.ArgumentParser) -> None:
             metavar="X" if spec.metadata["kind"] is float else "N",
         )  # fmt: skip
     group.add_argument(
-        "--stop", action="append", default=[], metavar="TEXT", help="end before this text"
+        "--stop", action="append", default=[], metavar="TEXT", help="stop before this text"
     )
     group.add_argument(
         "--ban", action="append", default=[], metavar="TEXT",
-        help="never answer with this text, in large or small letters; may be repeated",
+        help="never generate this text, in upper or lower case; repeatable",
     )  # fmt: skip
     group.add_argument(
         "--dry-sequence-breaker", action="append", metavar="TEXT",
-        help="end repetitions before this text, in place of the default ones",
+        help="text at which DRY repetitions end; replaces the default ones; repeatable",
     )  # fmt: skip
-    group.add_argument("--mirostat", action="store_true", help="use Mirostat 2 for all filters")
+    group.add_argument("--mirostat", action="store_true", help="use Mirostat 2 instead of filters")
     group.add_argument(
         "--logit-bias", action="append", default=[], type=token_bias, metavar="ID=X",
-        help="add X to the score of a token; -inf forbids it",
+        help="add X to the logit of a token; -inf bans it; repeatable",
     )  # fmt: skip
     group.add_argument(
         "--samplers", type=sampler_names, metavar="LIST",
-        help=f"order of the steps; those not named are left out (default: {','.join(SAMPLERS)})",
+        help=f"order of the samplers; unlisted ones are disabled (default: {','.join(SAMPLERS)})",
     )  # fmt: skip
     group.add_argument(
-        "--ignore-eos", action="store_true", help="go on after the end-of-text token"
+        "--ignore-eos", action="store_true", help="continue after end-of-text tokens"
     )
     group.add_argument(
         "--on-overflow", choices=("stop", "shift"), default="stop",
@@ -87,10 +87,10 @@ def add_sampling(parser: argparse.ArgumentParser) -> None:
 
 
 def sampling_params(args: argparse.Namespace, max_tokens: int) -> SamplingParams:
-    """Return the sampling parameters of the sampling options.
+    """Build the sampling parameters from the options.
 
     Raises:
-        EngineError: the value of an option is invalid.
+        EngineError: an option is invalid.
     """
     lists: dict[str, Any] = {
         "dry_breakers": args.dry_sequence_breaker and tuple(args.dry_sequence_breaker),
@@ -106,18 +106,18 @@ def sampling_params(args: argparse.Namespace, max_tokens: int) -> SamplingParams
         mirostat=args.mirostat,
         logit_bias=tuple(args.logit_bias),
         **{name: getattr(args, name) for name in SAMPLING_OPTIONS},
-        **{name: given for name, given in lists.items() if given is not None},
+        **{name: value for name, value in lists.items() if value is not None},
         **form,
     )
 
 
 def add_server(parser: argparse.ArgumentParser) -> None:
-    """Add the options of a model that another machine computes."""
+    """Add the options of a remote model."""
     group = parser.add_argument_group("remote model")
     group.add_argument(
         "--url", metavar="URL",
-        help="use a model of this server in place of a file: another machine's `tandem serve`, "
-        "such as http://nas:11435, or any other with OpenAI's interface",
+        help="use a model of this server instead of a file: another machine's `tandem serve`, such "
+        "as http://nas:11435, or any other OpenAI-compatible server",
     )  # fmt: skip
     group.add_argument(
         "--model", dest="remote_model", default="", metavar="NAME",
@@ -125,24 +125,23 @@ def add_server(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     group.add_argument(
         "--api-key-file", metavar="FILE",
-        help="file whose first line is the server's API key (default: the key that was entered in "
-        "the window)",
+        help="file whose first line is the server's API key (default: the key saved in the window)",
     )  # fmt: skip
 
 
 def add_form(parser: argparse.ArgumentParser) -> None:
-    """Add the options that say which form answers must have."""
-    group = parser.add_argument_group("form of the answer").add_mutually_exclusive_group()
+    """Add the options for structured output."""
+    group = parser.add_argument_group("structured output").add_mutually_exclusive_group()
     group.add_argument(
         "--json-schema", default="", metavar="TEXT|@FILE",
-        help="answer with JSON that this schema describes",
+        help="generate JSON that matches this schema",
     )  # fmt: skip
     group.add_argument(
         "--grammar", default="", metavar="TEXT|@FILE",
-        help="answer in the form that this grammar describes, in GBNF or Lark",
+        help="generate text that matches this grammar, in GBNF or Lark",
     )  # fmt: skip
     group.add_argument(
-        "--regex", default="", metavar="REGEX", help="answer with what this expression matches"
+        "--regex", default="", metavar="REGEX", help="generate text that matches this expression"
     )
 
 
@@ -150,34 +149,34 @@ def given_form(args: argparse.Namespace) -> dict[str, str]:
     """Return the fields of `SamplingParams` that these options set.
 
     Raises:
-        EngineError: a file cannot be read, or the form cannot be used.
+        EngineError: a file cannot be read, or the grammar is invalid.
     """
-    found = {
+    formats = {
         "json_schema": text_or_file(args.json_schema, "JSON schema"),
         "grammar": text_or_file(args.grammar, "grammar"),
         "regex": args.regex,
     }
-    form = engine.form_of(**found)
-    if form is not None:  # before a model is loaded for it
-        engine.check_grammar(form)
-    return found
+    grammar = engine.form_of(**formats)
+    if grammar is not None:  # before the model is loaded
+        engine.check_grammar(grammar)
+    return formats
 
 
 def token_bias(text: str) -> tuple[int, float]:
-    """Return the token id and the number in "42=-inf".
+    """Parse a bias such as "42=-inf" into token id and number.
 
     Raises:
-        EngineError: it has another form.
+        EngineError: the syntax is wrong.
     """
     token, _, bias = text.partition("=")
     try:
         return int(token), float(bias)
     except ValueError:
         raise EngineError(
-            f"The bias '{text}' is not ID=NUMBER.", "For example --logit-bias 42=-inf."
+            "The logit bias '{text}' is not ID=NUMBER.", "Example: --logit-bias 42=-inf", text=text
         ) from None
 
 
 def sampler_names(text: str) -> tuple[str, ...]:
-    """Return the names in "top_k,temperature"."""
+    """Parse names such as "top_k,temperature"."""
     return tuple(name.strip() for name in text.split(",") if name.strip())

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import engine  # what reads pictures is resolved when it is used
+import engine  # its image reader is imported on first use
 from app.chat.message import split_thought
 from app.cli.arguments import add_json, add_sampling, sampling_params
 from app.cli.load_options import add_load
@@ -36,18 +36,18 @@ PROMPT = "> "
 
 
 class MessageEditor:
-    """Line editor of a terminal; a message may have several lines.
+    """Line editor for messages, which may have several lines.
 
     Args:
-        history: file of what was typed in earlier chats; None keeps it in memory.
+        history: file of the input history; None keeps it in memory.
     """
 
     def __init__(self, history: Path | None) -> None:
-        # imported here, since only people at a terminal need it
+        # imported here, since it is only needed at a terminal
         from prompt_toolkit import PromptSession
         from prompt_toolkit.output import create_output
 
-        # the terminal shows what is typed, also where answers go to a file
+        # what is typed appears on the terminal even if stdout is a file
         output = None if sys.stdout.isatty() else create_output(sys.stderr)
         self._session: PromptSession[str] = PromptSession(
             PROMPT, history=_history(history), key_bindings=_bindings(),
@@ -55,18 +55,17 @@ class MessageEditor:
         )  # fmt: skip
 
     def read(self) -> str | None:
-        """Return the next message; None once the person wants to quit, by Ctrl+D."""
+        """Return the next message; None after Ctrl+D."""
         while True:
             try:
                 return self._session.prompt()
             except EOFError:
                 return None
-            except KeyboardInterrupt:  # on an empty line: a half-typed one is only cleared
+            except KeyboardInterrupt:  # on an empty line; otherwise Ctrl+C only clears it
                 note("Ctrl+D quits.")
 
 
 def _bindings() -> KeyBindings:
-    """Return keys beside the usual ones: Alt+Enter for a new line, Ctrl+C for an empty one."""
     from prompt_toolkit.key_binding import KeyBindings
 
     keys = KeyBindings()
@@ -87,12 +86,9 @@ def _bindings() -> KeyBindings:
 
 
 def _history(path: Path | None) -> History:
-    """Return the history in a file that nobody else can read, or one in memory."""
     from prompt_toolkit.history import FileHistory, InMemoryHistory
 
     class OwnHistory(FileHistory):
-        """History whose file may become unreadable or full without an end of the chat."""
-
         def load_history_strings(self) -> Iterable[str]:
             with contextlib.suppress(OSError):
                 return list(super().load_history_strings())
@@ -114,13 +110,12 @@ def _history(path: Path | None) -> History:
 
 COMMANDS = {
     "/help": "shows this list",
-    "/image FILE": "adds a picture to the next message, if the model can see",
-    "/new": "starts a new chat; the system prompt stays",
-    "/quit": "ends the program, as Ctrl+D does",
+    "/image FILE": "attaches an image to the next message, if the model supports images",
+    "/new": "starts a new chat and keeps the system prompt",
+    "/quit": "quits, like Ctrl+D",
 }
-"""What a person can type in place of a message."""
 
-KEYS = "Alt+Enter starts a new line, Ctrl+C stops an answer or clears what is typed."
+KEYS = "Alt+Enter starts a new line. Ctrl+C stops an answer or clears the input."
 
 
 def add_chat(parser: argparse.ArgumentParser) -> None:
@@ -129,7 +124,7 @@ def add_chat(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--system", metavar="TEXT", help="system prompt")
     parser.add_argument(
         "-n", "--n-predict", type=int, default=1024, metavar="N",
-        help="most tokens per answer (default: 1024; -1: no limit)",
+        help="max tokens per answer (default: 1024; -1: no limit)",
     )  # fmt: skip
     add_load(parser)
     add_sampling(parser)
@@ -143,7 +138,7 @@ def run_chat(args: argparse.Namespace) -> None:
     pictures = pictures_of(args)  # of the next message
     with open_talk_model(args) as model:
         if not args.json:
-            note("Ctrl+D quits, Ctrl+C stops an answer, /help shows more.")
+            note("Ctrl+D quits, Ctrl+C stops an answer, /help lists the commands.")
         for text in _messages(is_silent=args.json):
             if text == "/new":
                 messages, pictures = [m for m in messages if m.role == "system"], ()
@@ -170,21 +165,17 @@ def run_chat(args: argparse.Namespace) -> None:
 
 
 def _picture(name: str) -> tuple[str, ...]:
-    """Return the picture of a file for the next message; none, with a sentence, if it has none."""
     try:
-        found = engine.image_base64(Path(name).expanduser())
+        image = engine.image_base64(Path(name).expanduser())
     except EngineError as error:
         note_error(error)
         return ()
-    note("The picture goes with the next message.")
-    return (found,)
+    note("The image will be sent with the next message.")
+    return (image,)
 
 
 def _messages(*, is_silent: bool) -> Iterator[str]:
-    """Yield what a person types or a file holds: messages, "/new" and "/image FILE".
-
-    All other commands are done here.
-    """
+    """Yield messages, "/new" and "/image FILE" from the input; handle the other commands."""
     for text in _lines(is_silent=is_silent):
         word = text.strip()
         if word == "/quit":
@@ -194,15 +185,14 @@ def _messages(*, is_silent: bool) -> Iterator[str]:
         elif word == "/new" or word.startswith("/image "):
             yield word
         elif word == "/image":
-            note("/image needs a file: /image FILE.")
+            note("/image needs a file: /image FILE")
         elif re.fullmatch(r"/[a-z]+", word):
-            note(f"There is no command {word}; /help shows all.")
+            note(f"Unknown command {word}; /help lists the commands.")
         elif word:
             yield text
 
 
 def _lines(*, is_silent: bool) -> Iterator[str]:
-    """Yield the lines of the input, or from a terminal what is typed or pasted at once."""
     if sys.stdin.isatty() and not is_silent:
         editor = MessageEditor(paths.history_file())
         while (text := editor.read()) is not None:

@@ -1,4 +1,4 @@
-"""The subcommand `engine`: shows, installs and removes what the engine computes with."""
+"""The subcommand `engine`: shows, installs and removes engine packs (PyTorch)."""
 
 from __future__ import annotations
 
@@ -41,38 +41,38 @@ HEADERS = ("BACKEND", "FOR", "PYTORCH", "DOWNLOAD", "DISK", "")
 RIGHT = frozenset({3, 4})
 EVERY_S = 0.1
 HINTS: dict[type[EngineError], str] = {
-    LackingWheels: "`tandem engine wheels` lists all of them.",
+    LackingWheels: "`tandem engine wheels` lists the wheels.",
     MissingAddresses: "Name a folder that has them with --wheels.",
-    UvMissing: "Install Tandem again, or run: pip install uv",
+    UvMissing: "Reinstall Tandem, or run: pip install uv",
 }
-"""Hints that name commands, in place of those that a window shows as well."""
+"""Hints that name commands, unlike those that the window shows."""
 
 
 def add_engine(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION")
-    status = actions.add_parser("status", help="show what is in use and what can be installed")
+    status = actions.add_parser("status", help="show the current engine and the available ones")
     add_json(status)
-    install = actions.add_parser("install", help="install or update it; goes on after a stop")
+    install = actions.add_parser("install", help="install or update it; resumes after a stop")
     add_choice(install)
     install.add_argument(
         "--wheels", type=Path, metavar="FOLDER",
-        help="take the wheels from a folder instead of the network",
+        help="read the wheels from a folder instead of the network",
     )  # fmt: skip
-    wheels = actions.add_parser("wheels", help="list the wheels that such a folder has to have")
+    wheels = actions.add_parser("wheels", help="list the wheels that such a folder needs")
     add_choice(wheels)
     use = actions.add_parser("use", help="use an existing Python environment that has torch")
-    use.add_argument("python", type=Path, metavar="PYTHON", help="its Python, or its folder")
-    actions.add_parser("rollback", help="go back to what was in use before")
-    actions.add_parser("remove", help="delete everything that was installed by this command")
+    use.add_argument("python", type=Path, metavar="PYTHON", help="its Python binary or folder")
+    actions.add_parser("rollback", help="return to the previous engine")
+    actions.add_parser("remove", help="delete everything that this command has installed")
 
 
 def add_choice(parser: argparse.ArgumentParser) -> None:
     what = parser.add_mutually_exclusive_group()
     what.add_argument(
-        "--backend", metavar="NAME", help="as `tandem engine status` names it (default: the best)"
+        "--backend", metavar="NAME", help="a name from `tandem engine status` (default: the best)"
     )
     what.add_argument(
-        "--lock", type=Path, metavar="FILE", help="a lock file in place of those of Tandem"
+        "--lock", type=Path, metavar="FILE", help="a lock file to use instead of Tandem's"
     )
 
 
@@ -88,49 +88,45 @@ def run_engine(args: argparse.Namespace) -> None:
         _install(_chosen_lock(args), args.wheels)
     elif action == "use":
         _check_needed()
-        note_progress("Trying the environment")
+        note_progress("Testing the environment")
         _report(use_environment(args.python))
     elif action == "rollback":
         pack = PackStore().roll_back()
         write(f"{_pack_text(pack)} is in use again.")
     else:
         PackStore().remove()
-        write("The engine is removed.")
+        write("The engine was removed.")
 
 
 def _check_needed() -> None:
     if has_own_engine():
         raise EngineError(
-            "PyTorch is installed beside Tandem, so no other engine is used.", "Change it with pip."
+            "PyTorch is installed next to Tandem, so engine packs are not used.",
+            "Manage it with pip.",
         )
 
 
 def _chosen_lock(args: argparse.Namespace) -> Lock:
-    """Return the lock that the options name, or that of the best pack for this machine.
-
-    Raises:
-        EngineError: there is none.
-    """
     if args.lock is not None:
         return read_lock(args.lock)
     offers = find_offers()
-    wanted = args.backend or _kept_backend(offers)
-    found = next((offer for offer in offers if wanted in (None, offer.backend)), None)
-    if found is None:
-        names = ", ".join(offer.backend for offer in offers)
+    backend = args.backend or _kept_backend(offers)
+    chosen = next((offer for offer in offers if backend in (None, offer.backend)), None)
+    if chosen is None:
         raise EngineError(
-            f"There is no engine “{wanted}” for this system and Python."
-            if wanted
+            "There is no engine “{backend}” for this system and Python."
+            if backend
             else "There is no engine for this system and Python.",
-            f"Choose one of {names}."
-            if names
+            "Choose one of {names}."
+            if offers
             else "Use an existing environment: tandem engine use",
+            backend=backend or "",
+            names=", ".join(offer.backend for offer in offers),
         )
-    return found.lock
+    return chosen.lock
 
 
 def _kept_backend(offers: tuple[PackOffer, ...]) -> str | None:
-    """Return the backend in use, if it is offered, so that an update does not change it."""
     pack = PackStore().current
     names = [offer.backend for offer in offers]
     return pack.backend if pack is not None and pack.backend in names else None
@@ -140,7 +136,7 @@ def _install(lock: Lock, wheels: Path | None) -> None:
     store = PackStore()
     pack = store.current
     if pack is not None and pack.digest == lock.digest and pack.is_usable:
-        write(f"{_pack_text(pack)} is installed already.")
+        write(f"{_pack_text(pack)} is already installed.")
         return
     installation = Installation(lock, store, wheels, ProgressLine())
     try:
@@ -150,7 +146,7 @@ def _install(lock: Lock, wheels: Path | None) -> None:
         raise
     except KeyboardInterrupt:
         note_progress()
-        note("Stopped. What has arrived is kept: `tandem engine install` goes on from there.")
+        note("Stopped. The partial download is kept: `tandem engine install` resumes it.")
         raise
     finally:
         note_progress()
@@ -160,7 +156,7 @@ def _install(lock: Lock, wheels: Path | None) -> None:
 def _report(installed: Installed) -> None:
     note_progress()
     activate()
-    write(f"{_pack_text(installed.pack)} has answered and is in use.")
+    write(f"{_pack_text(installed.pack)} works and is now in use.")
     if installed.gpu_problem:
         note(installed.gpu_problem)
 
@@ -192,7 +188,7 @@ def _show(*, is_json: bool) -> None:
         return
     write(_state(store, is_own=is_own))
     if store.previous is not None:
-        write(f"Before it: {_pack_text(store.previous)}.")
+        write(f"Previous: {_pack_text(store.previous)}.")
     if update is not None:
         write(f"PyTorch {update.lock.version} is available: tandem engine install")
     if offers and not is_own:
@@ -204,13 +200,13 @@ def _show(*, is_json: bool) -> None:
 def _state(store: PackStore, *, is_own: bool) -> str:
     pack = store.current
     if is_own:
-        return "PyTorch is installed beside Tandem; no other engine is needed."
+        return "PyTorch is installed next to Tandem; no engine pack is needed."
     if pack is None:
         return "No engine is installed: tandem engine install"
     if not pack.is_usable:
         return (
             f"{_pack_text(pack)} cannot be used: it is for Python {pack.python}, or its folder is "
-            "gone. Run: tandem engine install"
+            "missing. Run: tandem engine install"
         )
     place = pack.source or str(store.folder / pack.name)
     size = f", {decimal_size(pack.n_bytes)}" if pack.n_bytes else ""
@@ -233,7 +229,7 @@ def _row(offer: PackOffer) -> tuple[str, ...]:
 
 
 class ProgressLine:
-    """The last line of the terminal while an engine is installed."""
+    """Progress line of an installation."""
 
     def __init__(self) -> None:
         self._shown = 0.0

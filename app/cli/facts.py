@@ -1,4 +1,4 @@
-"""The subcommands that load no model: `devices` with links and measurements, `inspect`, `plan`."""
+"""The subcommands that load no model: `devices`, `inspect` and `plan`."""
 
 from __future__ import annotations
 
@@ -60,12 +60,12 @@ from engine import (
 
 UNTRIED = (
     "Routes between GPUs are tested when a model is first loaded on them; "
-    "'tandem devices --measure' does it now."
+    "'tandem devices --measure' tests them now."
 )
 
 
 def kernels_text(devices: Sequence[DeviceInfo]) -> str:
-    """Return a line for each GPU on which the kernels failed a test; "" for none."""
+    """Return a line for each GPU on which Tandem's kernels failed their test."""
     return "\n".join(
         f"PyTorch computes on {gpu} instead of Tandem's kernels: {why}."
         for gpu, why in card_problems(devices).items()
@@ -73,11 +73,11 @@ def kernels_text(devices: Sequence[DeviceInfo]) -> str:
 
 
 def topology_text(topology: Topology) -> str:
-    """Return slots and links as tables; "" if there is no GPU."""
+    """Return PCIe slots and links as tables; "" without GPUs."""
     parts = []
     if topology.pcie:
         slots = [(device, _slot(pcie)) for device, pcie in topology.pcie.items()]
-        parts.append(table(("GPU", "PCIE NOW (AT MOST)"), slots, frozenset()))
+        parts.append(table(("GPU", "PCIE NOW (MAX)"), slots, frozenset()))
     if topology.links:
         links = [(link.a, link.b, _way(link), link.ancestor or "?") for link in topology.links]
         parts.append(table(("FROM", "TO", "LINK", "BOTH ON"), links, frozenset()))
@@ -85,7 +85,7 @@ def topology_text(topology: Topology) -> str:
 
 
 def ways_text(devices: Sequence[DeviceInfo], topology: Topology) -> str:
-    """Return the proven routes between GPUs and their problems; "" if there are none."""
+    """Return the tested routes between GPUs and their problems; "" for none."""
     ways = proven_routes(devices, topology, MachineFile.of_user())
     rows = [
         (
@@ -129,13 +129,8 @@ def _way(link: Link) -> str:
     return route_text(link) + problem
 
 
-def measure(devices: Sequence[DeviceInfo]) -> None:
-    """Measure devices and their links, and store the results; report failures and go on."""
-    measure_links(devices, note)
-
-
 def measured_text(devices: Sequence[DeviceInfo]) -> str:
-    """Return the measured speeds of devices and links as tables; "" if there are none."""
+    """Return the measured speeds of devices and links as tables; "" for none."""
     document = measured_document(devices)
     facts: dict[str, DeviceFacts] = document["devices"]
     speeds = [
@@ -162,7 +157,7 @@ def measured_text(devices: Sequence[DeviceInfo]) -> str:
 
 
 def measured_document(devices: Sequence[DeviceInfo]) -> dict[str, Any]:
-    """Return the measured speeds of devices and links as a JSON-ready dictionary."""
+    """Return the measured speeds of devices and links, ready for JSON."""
     file = MachineFile.of_user()
     facts = {device.id: file.device(device) for device in devices}
     links: dict[tuple[str, str], LinkFacts] = file.links(devices)
@@ -175,29 +170,29 @@ def measured_document(devices: Sequence[DeviceInfo]) -> dict[str, Any]:
     }
 
 
-HELD = {"f32": "as F32", "packed": "packed, as in the file", "kernels": "as small as in the file"}
+STORED = {"f32": "as F32", "packed": "packed, as in the file", "kernels": "as small as in the file"}
 
 
 def add_devices(parser: argparse.ArgumentParser) -> None:
     add_json(parser)
     parser.add_argument(
         "--measure", action="store_true",
-        help="measure devices and links, test all routes between GPUs, and keep the results",
+        help="measure devices and links, test all routes between GPUs, and save the results",
     )  # fmt: skip
 
 
 def run_devices(args: argparse.Namespace) -> None:
     devices, topology = list_devices(), read_topology()
     if args.measure:
-        measure(devices)
+        measure_links(devices, note)
     if args.json:
-        found = measured_document(devices)
+        measured = measured_document(devices)
         links = {"pcie": topology.pcie, "links": topology.links}
         gpu = find_gpu_path(devices)
         status = {"cuda": cuda_status(), "hidden": hidden_gpus()}
         document = {"devices": devices, **status, "gpu": gpu, **links}
         document["kernel_problems"] = card_problems(devices)
-        write_json({**document, "ways": ways_document(devices, topology), "measured": found})
+        write_json({**document, "ways": ways_document(devices, topology), "measured": measured})
         return
     rows = [
         (d.id, d.name, size(d.total_bytes), size(d.free_bytes), "" if d.usable else d.reason)
@@ -217,13 +212,11 @@ def run_devices(args: argparse.Namespace) -> None:
 
 
 def _notes(devices: Sequence[DeviceInfo]) -> list[str]:
-    """Return what is not proven about devices, a line for each sentence."""
     by_note = _grouped(devices, lambda device: device.note)
     return [f"{', '.join(ids)}: {note}" for note, ids in by_note.items()]
 
 
 def _remedies(devices: Sequence[DeviceInfo]) -> list[str]:
-    """Return commands that make devices usable, each on a line of its own to be copied."""
     by_command = _grouped(devices, lambda device: remedy_here(device.remedy))
     return [f"To use {', '.join(ids)}:\n  {command}" for command, ids in by_command.items()]
 
@@ -231,7 +224,6 @@ def _remedies(devices: Sequence[DeviceInfo]) -> list[str]:
 def _grouped(
     devices: Sequence[DeviceInfo], text_of: Callable[[DeviceInfo], str]
 ) -> dict[str, list[str]]:
-    """Return the ids of devices by a text of theirs; without those whose text is empty."""
     found: dict[str, list[str]] = {}
     for device in devices:
         if text := text_of(device):
@@ -310,7 +302,6 @@ def _summary(found: Inspection) -> list[tuple[str, object]]:
 
 
 def _how_to_split(found: Inspection) -> list[tuple[str, str]]:
-    """Return into how many pieces the model can be cut, by layer and by tensor."""
     if found.problem:
         return []
     lines = [("split by layer", f"{found.info.n_layer} blocks")]
@@ -362,7 +353,6 @@ def run_plan(args: argparse.Namespace) -> None:
 
 
 def _write_plan(plan: Plan, short: Mapping[str, int], room: RoomLeft) -> None:
-    """Write the bytes on each device and how much room is left, for people."""
     rows = [
         (
             str(d.rank), d.device, percent(d.asked), percent(d.effective), size(d.memory.weights),
@@ -373,23 +363,23 @@ def _write_plan(plan: Plan, short: Mapping[str, int], room: RoomLeft) -> None:
     ]  # fmt: skip
     headers = ("RANK", "DEVICE", "ASKED", "GETS", "WEIGHTS", "KV", "COMPUTE", "ROUNDING", "TOTAL")
     write(table(headers, rows, frozenset(range(2, 9))))
-    held = ", ".join(HELD[storage] for storage in plan.storage.split(" + "))
-    write(f"{plan.n_ctx} tokens of context, weights held {held}")
+    stored = ", ".join(STORED[storage] for storage in plan.storage.split(" + "))
+    write(f"{plan.n_ctx} tokens of context, weights stored {stored}")
     write(f"Room at once for {rooms_text(plan)}")
     write(f"Prompts are computed {min(plan.n_batch, plan.n_ctx)} tokens at a time")
     if on_host := sum(d.memory.host_kv for d in plan.devices):
-        write(f"{size(on_host)} of keys and values are kept in host memory")
+        write(f"{size(on_host)} of KV cache are in host memory")
     for d in plan.devices:
         if d.memory.draft:
-            write(f"{size(d.memory.draft)} of {d.device} are for the draft model, in its total")
+            write(f"{size(d.memory.draft)} of {d.device} are for the draft model (in its total)")
         if d.memory.pictures:
-            write(f"{size(d.memory.pictures)} of {d.device} are for pictures, in its total")
+            write(f"{size(d.memory.pictures)} of {d.device} are for images (in its total)")
     if plan.pictures_apart:
-        write(f"{size(plan.pictures_apart)} of cpu are for pictures")
+        write(f"{size(plan.pictures_apart)} of cpu are for images")
     if pinned := sum(d.memory.pinned for d in plan.devices):
-        write(f"{size(pinned)} of host memory are for copies from and to GPUs")
+        write(f"{size(pinned)} of host memory are for copies to and from GPUs")
     for device, n_bytes in plan.overhead().items():
-        write(f"CUDA itself takes {size(n_bytes)} more of {device}")
+        write(f"CUDA itself takes another {size(n_bytes)} of {device}")
     for device, n_bytes in plan.reserve:
         write(f"{size(n_bytes)} of {device} are kept free")
     for warning in plan.warnings:
@@ -400,10 +390,10 @@ def _write_plan(plan: Plan, short: Mapping[str, int], room: RoomLeft) -> None:
 
 
 def rooms_text(plan: Plan) -> str:
-    """Return how many requests run at once at which length."""
+    """Return how many parallel requests fit at which length."""
     first, *others = plan.rooms
-    told = [f"{first.n} {'request' if first.n == 1 else 'requests'} of {first.n_tokens:,} tokens"]
-    return ", or ".join([*told, *(f"{room.n} of {room.n_tokens:,}" for room in others)])
+    text = f"{first.n} {'request' if first.n == 1 else 'requests'} of {first.n_tokens:,} tokens"
+    return ", or ".join([text, *(f"{room.n} of {room.n_tokens:,}" for room in others)])
 
 
 def _plan_document(

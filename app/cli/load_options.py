@@ -1,8 +1,4 @@
-"""Options of a load: from `LoadParams` to the command line and back.
-
-What the options are is said there; here is how the texts of those are read that are no plain
-number, text or flag.
-"""
+"""Load options: from `LoadParams`, which defines them, to the command line and back."""
 
 from __future__ import annotations
 
@@ -16,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import engine  # what lists devices or reads plans is resolved when it is used
+import engine  # its device list and plan store are imported on first use
 from app.core.paths import demo_model
 from app.core.units import MIB
 from engine import (
@@ -36,23 +32,23 @@ if TYPE_CHECKING:
 BOTH, OF_KEYS, OF_VALUES = (
     ("--kv-type", "--cache-type"), ("-ctk", "--cache-type-k"), ("-ctv", "--cache-type-v")
 )  # fmt: skip
-"""Names of the options for both types, for that of keys, and for that of values."""
+"""Option names for the KV cache type: of both, of keys, of values."""
 
 
 def add_load(parser: argparse.ArgumentParser) -> None:
-    """Add the options that place and split a model; all of them default to None."""
+    """Add the load options; all default to None."""
     group = parser.add_argument_group("split")
     group.add_argument(
         "--plan", metavar="NAME",
-        help="load by a saved plan, an exported plan's file, or 'auto' for the fastest plan that "
-        "fits; other options override it",
+        help="load a saved plan, an exported plan file, or 'auto' for the fastest plan that fits; "
+        "other options override it",
     )  # fmt: skip
     for name in (*HELP_ORDER, *(name for name in LOAD_OPTIONS if name not in HELP_ORDER)):
         add_option(group, name)
 
 
 def add_option(group: argparse._ArgumentGroup, name: str) -> None:
-    """Add the option of one setting of `LoadParams`, if it has a flag; it defaults to None."""
+    """Add the option of one `LoadParams` field, if it has a flag."""
     option = LOAD_OPTIONS[name]
     if not option.flags:
         return
@@ -67,33 +63,32 @@ def add_option(group: argparse._ArgumentGroup, name: str) -> None:
         choices=None if option.may_be_file else [one for one in choices if one] or None,
     )  # fmt: skip
     if name == "kv_type":
-        group.add_argument(*OF_KEYS, choices=KV_TYPES, help="type of the keys alone")
-        group.add_argument(*OF_VALUES, choices=KV_TYPES, help="type of the values alone")
+        group.add_argument(*OF_KEYS, choices=KV_TYPES, help="KV cache type of keys only")
+        group.add_argument(*OF_VALUES, choices=KV_TYPES, help="KV cache type of values only")
 
 
 def given(args: argparse.Namespace, name: str) -> Any:
-    """Return what the option of a setting gives; None without it."""
+    """Return the value of a field's option, or None."""
     flags = LOAD_OPTIONS[name].flags
     return getattr(args, flags[0].lstrip("-").replace("-", "_")) if flags else None
 
 
 def load_params(args: argparse.Namespace) -> LoadParams:
-    """Return the load parameters of the common options.
+    """Build the load parameters from the options.
 
     Raises:
-        EngineError: the value of an option is invalid, or there is no such plan.
+        EngineError: an option is invalid, or the plan does not exist.
     """
     path, values = model_path(args.model), _given(args)
     base = LoadParams(path)
     if args.plan is not None:
         base = plan_params(args.plan, path)
-    if "devices" in values:  # the plan's shares are of other devices
+    if "devices" in values:  # the plan's shares are for other devices
         values = {"split": None, "groups": None} | values
     return replace(base, **values | {"kv_type": given_kv_type(args, base.kv_type)})
 
 
 def _given(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the fields of `LoadParams` that options set."""
     found = {name: given(args, name) for name in LOAD_OPTIONS}
     return {
         name: READ_LATE[name](value) if name in READ_LATE else value
@@ -107,10 +102,10 @@ def plan_params(name: str, path: str) -> LoadParams:
 
     Args:
         name: name of a plan, file of an exported one, or "auto".
-        path: file of the model.
+        path: model file.
 
     Raises:
-        EngineError: there is no such plan, none fits, or it needs a device that is not here.
+        EngineError: the plan does not exist, does not fit, or needs a missing device.
     """
     devices = engine.list_devices()
     if _is_file(name):
@@ -122,8 +117,9 @@ def plan_params(name: str, path: str) -> LoadParams:
         best = engine.fastest_plan(store.plans(key), planner, path, devices)
     if best is None:
         raise EngineError(
-            f"{key.name} has no plan that fits into the free memory.",
-            "Save one with: tandem plan MODEL --save NAME.",
+            "No plan of {model} fits into the free memory.",
+            "Save one with: tandem plan MODEL --save NAME",
+            model=key.name,
         )
     return best.resolved(path, devices)
 
@@ -133,10 +129,7 @@ def _is_file(name: str) -> bool:
 
 
 def note_speed(name: str, path: str, results: Sequence[BenchResult]) -> None:
-    """Record measured speeds of prompts and generation in a saved plan.
-
-    Nothing happens if one of them was not measured, or `name` is not a saved plan.
-    """
+    """Save measured prompt and decode speeds with a plan, if both were measured."""
     if _is_file(name) or name.lower() == engine.AUTO_PLAN:
         return
     prefill = [r for r in results if not r.test.n_gen and not r.test.n_depth]
@@ -150,25 +143,25 @@ def note_speed(name: str, path: str, results: Sequence[BenchResult]) -> None:
 
 
 def now() -> str:
-    """Return the present time, UTC in ISO 8601."""
+    """Return the current time, UTC in ISO 8601."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def given_kv_type(args: argparse.Namespace, base: str) -> str:
-    """Return the KV type that options ask for; what none of them says is that of `base`."""
+    """Return the KV cache type of the options, with defaults from `base`."""
     k, v = kv_types(args.kv_type or base)
     return str(KVTypes(args.cache_type_k or k, args.cache_type_v or v))
 
 
 def add_lists_of_kv_types(add: Callable[[tuple[str, ...], str], Any]) -> None:
-    """Add the options of a command that tries several; `add` makes one of names and a help."""
+    """Add the options for lists of KV cache types; `add` takes flags and help."""
     add(BOTH, f"{', '.join(KV_TYPES)} (default: f16)")
-    add(OF_KEYS, "types of the keys alone")
-    add(OF_VALUES, "types of the values alone")
+    add(OF_KEYS, "KV cache types of keys only")
+    add(OF_VALUES, "KV cache types of values only")
 
 
 def crossed_kv_types(args: argparse.Namespace, base: str) -> Iterator[str]:
-    """Yield each KV type that lists of options ask for."""
+    """Yield all combinations of the KV cache types in the options."""
     for text in args.kv_type or [base]:
         both = kv_types(text)
         for k in args.cache_type_k or [both.k]:
@@ -177,7 +170,7 @@ def crossed_kv_types(args: argparse.Namespace, base: str) -> Iterator[str]:
 
 
 def flags_for(kv_type: str) -> Iterator[tuple[str, str]]:
-    """Yield the options, with their values, that ask for a KV type."""
+    """Yield the options and values that select a KV cache type."""
     k, v = kv_types(kv_type)
     if k == v:
         yield BOTH[0], k
@@ -186,83 +179,83 @@ def flags_for(kv_type: str) -> Iterator[tuple[str, str]]:
         yield OF_VALUES[1], v
 
 
-def kept_states(text: str) -> int:
-    """Return the bytes of a number of MiB.
+def _mib(text: str) -> int:
+    try:
+        return round(float(text) * MIB)
+    except (ValueError, OverflowError):
+        return -1
+
+
+def checkpoint_size(text: str) -> int:
+    """Parse a number of MiB; return bytes.
 
     Raises:
-        EngineError: it is something else.
+        EngineError: it is not a size.
     """
-    try:
-        n_bytes = round(float(text) * MIB)
-    except (ValueError, OverflowError):
-        n_bytes = -1
+    n_bytes = _mib(text)
     if n_bytes < 0:
-        raise EngineError(f"'{text}' is no amount of memory in MiB.", "For example 1024.")
+        raise EngineError("'{text}' is not a size in MiB.", "Example: 1024", text=text)
     return n_bytes
 
 
 def split_shares(text: str) -> tuple[float, ...]:
-    """Return the shares in "3,1" or "3/1".
+    """Parse shares such as "3,1" or "3/1".
 
     Raises:
-        EngineError: they are no numbers.
+        EngineError: they are not numbers.
     """
     try:
         return tuple(float(part) for part in text.replace("/", ",").split(","))
     except ValueError:
         raise EngineError(
-            f"The split '{text}' is not a list of numbers.", "For example --split 3,1."
+            "The split '{text}' is not a list of numbers.", "Example: --split 3,1", text=text
         ) from None
 
 
 def override(text: str) -> tuple[str, str]:
-    """Return the two sides of REGEX=DEVICE or REGEX=#RANK.
+    """Parse REGEX=DEVICE or REGEX=#RANK.
 
     Raises:
-        EngineError: it is something else.
+        EngineError: the syntax is wrong.
     """
     pattern, equals, target = text.rpartition("=")
     if not equals or not pattern or not target:
         raise EngineError(
-            f"The override '{text}' is not REGEX=DEVICE.", "For example 'ffn_.*_exps=cpu'."
+            "The override '{text}' is not REGEX=DEVICE.", "Example: 'ffn_.*_exps=cpu'", text=text
         )
     return pattern, engine.parse_target(target)
 
 
 def group_sizes(text: str) -> tuple[int, ...]:
-    """Return the numbers in "2,2".
+    """Parse group sizes such as "2,2".
 
     Raises:
-        EngineError: they are no whole numbers.
+        EngineError: they are not integers.
     """
     try:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
         raise EngineError(
-            f"The groups '{text}' are not a list of whole numbers.", "For example --groups 2,2."
+            "The groups '{text}' are not a list of integers.", "Example: --groups 2,2", text=text
         ) from None
 
 
 def reserve(text: str) -> tuple[str, int]:
-    """Return the device and bytes of DEVICE=MIB.
+    """Parse DEVICE=MIB; return device and bytes.
 
     Raises:
-        EngineError: it is something else.
+        EngineError: the syntax is wrong.
     """
     device, _, amount = text.rpartition("=")
-    try:
-        n_bytes = round(float(amount) * MIB)
-    except (ValueError, OverflowError):
-        n_bytes = -1
+    n_bytes = _mib(amount)
     if not device or n_bytes < 0:
         raise EngineError(
-            f"The reserve '{text}' is not DEVICE=MIB.", "For example --reserve cuda:0=1024."
+            "The reserve '{text}' is not DEVICE=MIB.", "Example: --reserve cuda:0=1024", text=text
         )
     return engine.parse_devices(device)[0], n_bytes
 
 
 def _control_vector(text: str) -> ControlVector:
-    """Return the control vector of FILE or FILE=SCALE; FILE itself may contain an equals sign."""
     path, equals, scale = text.rpartition("=")
     if equals:
         try:
@@ -276,16 +269,16 @@ def _layers(text: str) -> tuple[int, int]:
     first, _, last = text.partition("-")
     if not (first.isdecimal() and last.isdecimal()):
         raise EngineError(
-            f"The layers '{text}' are not FIRST-LAST.", "For example --control-layers 10-20."
+            "The layers '{text}' are not FIRST-LAST.", "Example: --control-layers 10-20", text=text
         )
     return int(first), int(last)
 
 
 def text_or_file(text: str, what: str) -> str:
-    """Return a text, or what the file behind "@" holds.
+    """Return a text, or the contents of the file that follows "@".
 
     Args:
-        what: what it is, for the error.
+        what: name of the option's value, for the error.
 
     Raises:
         EngineError: the file cannot be read.
@@ -295,30 +288,35 @@ def text_or_file(text: str, what: str) -> str:
     try:
         return Path(text[1:]).read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
-        raise EngineError(f"The {what} {text[1:]} cannot be read: {error}.") from None
+        raise EngineError(
+            "The {what} {path} cannot be read: {problem}.",
+            what=what,
+            path=text[1:],
+            problem=str(error),
+        ) from None
 
 
 def model_path(name: str) -> str:
-    """Return the file that MODEL names.
+    """Return the file of a MODEL argument.
 
     Raises:
-        EngineError: it is "demo" and this installation came without it.
+        EngineError: it is "demo" and this installation lacks the demo model.
     """
     if name != "demo":
         return name
     path = demo_model()
     if path is None:
-        raise EngineError("The demo model is not in this installation.", "Give a GGUF file.")
+        raise EngineError("This installation has no demo model.", "Name a GGUF file.")
     return str(path)
 
 
 READ: Mapping[str, Callable[[str], Any]] = {
     "groups": group_sizes,
-    "checkpoint_bytes": kept_states,
+    "checkpoint_bytes": checkpoint_size,
     "overrides": override,
     "reserve": reserve,
 }
-"""How the texts of options become values, other than numbers."""
+"""Parsers of options that are not plain numbers."""
 
 READ_LATE: Mapping[str, Callable[[Any], Any]] = {
     "devices": lambda text: tuple(engine.parse_devices(text)),
@@ -329,10 +327,9 @@ READ_LATE: Mapping[str, Callable[[Any], Any]] = {
     "control_layers": _layers,
     "chat_template": lambda text: text_or_file(text, "chat template"),
 }
-"""The same for what is read once all options are known."""
+"""Parsers applied after all options are read."""
 
-REPEATED = ("overrides", "reserve", "control_vectors")
-"""Options that may be given several times."""
+REPEATED = ("overrides", "reserve", "control_vectors")  # repeatable options
 
 HELP_ORDER = (
     "devices", "split", "split_mode", "groups", "n_ctx", "parallel", "checkpoint_bytes",
@@ -341,24 +338,24 @@ HELP_ORDER = (
     "control_layers", "cpu_threads", "n_batch", "fast_prompts", "draft", "draft_max",
     "draft_vocab", "mmproj", "mmproj_device",
 )  # fmt: skip
-"""Order of the options in help texts; those that are not named come last."""
+"""Order in help texts; other options come last."""
 
 
 def command_for(params: LoadParams, subcommand: str = "chat") -> str:
-    """Return the command with the options of `params`, quoted for this system's shell.
+    """Return the command line for `params`, quoted for this system's shell.
 
-    Reading it with the parser of `subcommand` gives the same `params`.
+    Parsing it with `subcommand` gives the same `params`.
     """
     arguments = ["tandem", subcommand, _path(params.path), *options_for(params)]
     if os.name == "nt":
         return subprocess.list2cmdline(arguments)
-    from shlex import join  # late: the first picture does not need it
+    from shlex import join  # imported late to save start-up time
 
     return join(arguments)
 
 
 def options_for(params: LoadParams) -> list[str]:
-    """Return the options for all values of `params` that differ from the defaults."""
+    """Return the options for all fields of `params` that differ from their defaults."""
     names = [name for name in LOAD_OPTIONS if getattr(params, name) != LOAD_DEFAULTS[name]]
     flags = [name for name in HELP_ORDER if name in names and LOAD_OPTIONS[name].kind is bool]
     found = [
@@ -376,7 +373,6 @@ def _place_in_command(name: str) -> int:
 
 
 def _given_as(name: str, value: Any) -> Iterator[tuple[str, str]]:
-    """Yield flag and value of an option, repeated ones once per value."""
     option = LOAD_OPTIONS[name]
     if name == "kv_type":
         yield from flags_for(value)
@@ -391,12 +387,11 @@ def _list(numbers: tuple[float, ...] | tuple[int, ...] | None) -> str:
 
 
 def _number(number: float) -> str:
-    """Return the shortest text that reads back as exactly `number`."""
     return str(int(number)) if number == int(number) and abs(number) < 1e15 else repr(number)
 
 
 def _path(path: str) -> str:
-    """Return a path that no parser takes for an option: one with a leading dash gets its folder."""
+    """Return a path that cannot be mistaken for an option."""
     return os.path.join(os.curdir, path) if path.startswith("-") else path
 
 
@@ -410,10 +405,10 @@ WRITTEN: Mapping[str, Callable[[Any], str]] = {
     "control_vectors": lambda vector: f"{vector.path}={_number(vector.scale)}",
     "control_layers": lambda layers: "-".join(map(str, layers)),
 }
-"""How values become texts, other than numbers."""
+"""Formatters of values that are not plain numbers."""
 
 LAST_IN_COMMAND = (
     "p2p", "draft", "draft_max", "draft_vocab", "mmproj", "mmproj_device", "chat_template",
     "rope_scaling", "rope_factor", "rope_base",
 )  # fmt: skip
-"""Options that come last in a command."""
+"""Options at the end of a command line."""

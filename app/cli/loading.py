@@ -1,4 +1,4 @@
-"""Loading of a model with a progress line, for the subcommands that compute."""
+"""Loading of a model with a progress line."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
-import engine  # names that need torch are resolved when they are used
+import engine  # modules that need torch are imported on first use
 from app.cli.load_options import add_load, load_params
 from app.cli.output import note, note_progress
 from app.cli.split.default_split import with_default_split
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def load(args: argparse.Namespace) -> Model:
-    """Load the model that the common options describe; progress and warnings go to stderr.
+    """Load the model of the options; progress and warnings go to stderr.
 
     Raises:
         EngineError: it cannot be loaded.
@@ -31,7 +31,7 @@ def load(args: argparse.Namespace) -> Model:
 
 
 def given_options(args: argparse.Namespace) -> list[str]:
-    """Return the options of `add_load` that were given."""
+    """Return the load options that were given."""
     known = argparse.ArgumentParser()
     add_load(known)
     return [
@@ -42,19 +42,18 @@ def given_options(args: argparse.Namespace) -> list[str]:
 
 
 def note_warnings(model: Model | RemoteModel, known: Collection[str] = ()) -> tuple[str, ...]:
-    """Write a model's warnings that are not `known` yet to stderr; return all of them."""
-    found = model.warnings
-    for warning in found:
+    """Write a model's new warnings to stderr; return all of them."""
+    for warning in model.warnings:
         if warning not in known:
             note(warning)
-    return found
+    return model.warnings
 
 
 class LoadWatch:
-    """Progress line of a load, with the read rate.
+    """Progress line of a load.
 
     Attributes:
-        bytes_per_s: read rate of the weights, summed over all devices; None until it is known.
+        bytes_per_s: read rate of the weights over all devices; None until known.
     """
 
     def __init__(self) -> None:
@@ -65,7 +64,7 @@ class LoadWatch:
     def __call__(self, progress: LoadProgress) -> None:
         now, n_done = time.perf_counter(), progress.done_bytes
         if self._first is None:
-            self._first = now, n_done  # the time of what was read before is unknown
+            self._first = now, n_done  # the time for the bytes before is unknown
         elif n_done > self._n_done and now > self._first[0]:
             self.bytes_per_s = (n_done - self._first[1]) / (now - self._first[0])
         self._n_done = n_done
@@ -81,7 +80,7 @@ def open_model(params: LoadParams, watch: LoadWatch | None = None) -> Model:
         EngineError: it cannot be loaded.
     """
     with importing():
-        model_class = engine.Model  # imports torch, which must not be interrupted by an exception
+        model_class = engine.Model  # imports torch, which an exception must not interrupt
     try:
         return model_class(params, on_progress=watch or LoadWatch())
     finally:

@@ -1,4 +1,4 @@
-"""The output of the command line: tables for people, one JSON document for programs."""
+"""Output of the command line: tables for people, JSON for programs."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from app.setup.engine_pack.activation import has_own_engine
 from engine import (
     EngineError,
     Fallback,
+    Sentence,
     error_line,
     json_escaped,
     one_line,
@@ -25,117 +26,108 @@ from engine import (
     printable,
 )
 
-CLEAR_LINE: Final = "\r\x1b[K"
-"""Sequence with which a terminal goes to the start of its line and clears it."""
-
-MAX_PROGRESS: Final = 200
-"""Largest number of characters of a line of progress."""
+CLEAR_LINE: Final = "\r\x1b[K"  # escape sequence that clears the terminal's line
+MAX_PROGRESS: Final = 200  # maximum length of a progress line, in characters
 
 
 def prepare_streams() -> None:
-    """Make the standard streams able to carry any text.
+    """Make the standard streams accept any text.
 
-    What the terminal's encoding cannot express is replaced, and so is input that is not in that
-    encoding; a stream that the caller has closed leads nowhere. What modules log goes to stderr.
+    Characters outside the encoding are replaced; closed streams are discarded; warnings are logged
+    to stderr.
     """
     for stream in (sys.stdin, sys.stdout):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 stays open
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
     logging.lastResort = LogLines(logging.WARNING)
 
 
 class OutputError(EngineError):
-    """Error of results that cannot be written, such as to a full disk."""
+    """Results cannot be written, e.g. to a full disk."""
 
 
 def write(text: str = "", end: str = "\n") -> None:
-    """Write to stdout at once, so that streamed text appears as it comes.
-
-    A terminal gets no characters that it would obey; files and other programs get all of them.
+    """Write to stdout and flush; a terminal gets no control characters.
 
     Raises:
-        BrokenPipeError: the reader has gone.
-        OutputError: the disk is full, or the like.
+        BrokenPipeError: the reader closed the pipe.
+        OutputError: any other failure, such as a full disk.
     """
     try:
         sys.stdout.write((printable(text) if sys.stdout.isatty() else text) + end)
         sys.stdout.flush()
     except OSError as error:
-        _lead_nowhere(sys.stdout)
+        _discard(sys.stdout)
         if isinstance(error, BrokenPipeError):
             raise
-        reason = error.strerror or str(error)
-        raise OutputError(f"The output cannot be written: {reason}.") from None
+        problem = Sentence(error.strerror or str(error))
+        raise OutputError("The output cannot be written: {problem}.", problem=problem) from None
 
 
 def finish_output() -> None:
-    """Write what is still buffered, such as a parser's help; raises what `write` raises.
-
-    The interpreter would do it after the last chance to say in one line that it failed.
-    """
+    """Flush buffered output, e.g. a parser's help, while a failure can still be reported."""
     if sys.stdout is not None:
         write(end="")
 
 
 def note(text: str) -> None:
-    """Write warnings and remarks to stderr, without characters that a terminal obeys."""
+    """Write a line to stderr, without control characters."""
     _write_error(printable(text) + "\n")
 
 
 def note_progress(text: str = "") -> None:
-    """Show what is going on in the last line of a terminal, in place of what was there."""
+    """Show a progress line on a terminal, replacing the previous one."""
     if sys.stderr.isatty():
         line = " ".join(printable(text).splitlines())
         _write_error(f"{CLEAR_LINE}{line[:MAX_PROGRESS]}")
 
 
 def note_error(error: EngineError) -> None:
-    """Write an error and its hint to stderr, in one line."""
+    """Write an error and its hint to stderr on one line."""
     note(error_line(str(error), error.hint))
 
 
 def _write_error(text: str) -> None:
-    """Write to stderr; nobody can hear of a failure."""
     try:
         sys.stderr.write(text)
         sys.stderr.flush()
     except OSError:
-        _lead_nowhere(sys.stderr)
+        _discard(sys.stderr)
 
 
-def _lead_nowhere(stream: TextIO) -> None:
-    """Drop all that a stream has buffered and will get, so that it does not fail again at exit."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, stream.fileno())
-    os.close(nowhere)
+def _discard(stream: TextIO) -> None:
+    """Redirect a broken stream to the null device, so that flushing it at exit does not fail."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, stream.fileno())
+    os.close(null)
 
 
 class CommandParser(argparse.ArgumentParser):
-    """Parser whose errors are printable lines, though they name what was given."""
+    """Parser whose error messages are single printable lines."""
 
     def error(self, message: str) -> NoReturn:
         super().error(error_line(message))
 
 
 class LogLines(logging.Handler):
-    """Handler that writes what modules log as notes."""
+    """Log handler that writes to stderr."""
 
     def emit(self, record: logging.LogRecord) -> None:
         note(self.format(record))
 
 
 def write_json(document: Any) -> None:
-    """Write the JSON document of a `--json` run; dataclasses become objects."""
+    """Write a JSON document; dataclasses become objects."""
     is_utf8 = (sys.stdout.encoding or "").lower() in ("utf-8", "utf8")
     text = json.dumps(document, default=_plain, ensure_ascii=not is_utf8, indent=2)
     write(json_escaped(text))
 
 
 def fallback_fields(fallbacks: Iterable[Fallback]) -> list[dict[str, Any]]:
-    """Return what made GPUs slower than they could be as the objects of `--json`."""
+    """Return fallbacks as JSON-ready dictionaries."""
     return [{**asdict(fallback), "sentence": fallback.sentence} for fallback in fallbacks]
 
 
@@ -146,10 +138,7 @@ def _plain(value: Any) -> Any:
 
 
 def table(headers: Sequence[str], rows: Iterable[Sequence[str]], right: frozenset[int]) -> str:
-    """Return a table with columns as wide as their widest cell, those in `right` right-aligned.
-
-    Names from a file may hold line breaks and control characters: each cell is one printable line.
-    """
+    """Return a table; the columns in `right` are right-aligned, cells become single lines."""
     lines = [[one_line(cell) for cell in line] for line in (headers, *rows)]
     widths = [max(len(line[i]) for line in lines) for i in range(len(headers))]
 
@@ -160,7 +149,7 @@ def table(headers: Sequence[str], rows: Iterable[Sequence[str]], right: frozense
 
 
 def size(n_bytes: int) -> str:
-    """Return bytes with their unit: "1.50 GiB", "12.30 MiB"."""
+    """Return a size such as "1.50 GiB" or "12.30 MiB"."""
     return f"{n_bytes / GIB:.2f} GiB" if n_bytes >= GIB else f"{n_bytes / MIB:.2f} MiB"
 
 
@@ -168,24 +157,25 @@ def percent(fraction: float) -> str:
     return f"{fraction * 100:.1f} %"
 
 
-OF_PIP = "pip "
+def microseconds(seconds: float) -> str:
+    return f"{1e6 * seconds:.1f} µs"
 
 
 def remedy_here(command: str) -> str:
-    """Return what to run in place of a command of pip's where an engine pack has PyTorch."""
-    return "tandem engine" if command.startswith(OF_PIP) and not has_own_engine() else command
+    """Return a remedy, with pip commands replaced by `tandem engine` if an engine pack is used."""
+    return "tandem engine" if command.startswith("pip ") and not has_own_engine() else command
 
 
 PROJECT_FILE = Path(__file__).parents[2] / "pyproject.toml"
 
 
 def version() -> str:
-    """Return the version of the installed package, or that of the source tree if there is none."""
+    """Return the version of the installed package or the source tree."""
     return package_version() or _source_version()
 
 
 def _source_version() -> str:
-    import tomllib  # late: an installed package does not need it
+    import tomllib  # imported late: an installed package does not need it
 
     project = tomllib.loads(PROJECT_FILE.read_text(encoding="utf-8"))["project"]
     return str(project["version"])

@@ -1,24 +1,23 @@
-"""The subcommands `tokenize` and `perplexity`: how a model reads a text and predicts it."""
+"""The subcommands `tokenize` and `perplexity`."""
 
 from __future__ import annotations
 
 import argparse
 from dataclasses import asdict
 
-import engine  # what reads models is resolved when it is used
+import engine  # its model reader is imported on first use
 from app.cli.arguments import add_json, add_model
 from app.cli.load_options import add_load, model_path
 from app.cli.loading import load, note_warnings
 from app.cli.output import fallback_fields, note_progress, table, write, write_json
 from app.cli.talk import add_prompt, prompt_of, read_text
 
-PUBLISHED_CONTEXT = 512
-"""Context, in tokens, of most published perplexities."""
+PUBLISHED_CONTEXT = 512  # context length of most published perplexities
 
 
 def add_perplexity(parser: argparse.ArgumentParser) -> None:
     add_model(parser)
-    parser.add_argument("file", metavar="FILE", help="a UTF-8 text")
+    parser.add_argument("file", metavar="FILE", help="a UTF-8 text file")
     add_load(parser)
     add_json(parser)
 
@@ -49,8 +48,8 @@ def _show(done: int, total: int) -> None:
 def add_tokenize(parser: argparse.ArgumentParser) -> None:
     add_model(parser)
     add_prompt(parser)
-    parser.add_argument("--bare", action="store_true", help="add no BOS or EOS")
-    parser.add_argument("--plain", action="store_true", help="read special tokens as text")
+    parser.add_argument("--bare", action="store_true", help="do not add BOS and EOS")
+    parser.add_argument("--plain", action="store_true", help="read special tokens as plain text")
     add_json(parser)
 
 
@@ -66,7 +65,6 @@ def run_tokenize(args: argparse.Namespace) -> None:
 
 
 def _shown(piece: bytes) -> str:
-    """Return a token's text in quotes, and its bytes where it is a part of a character."""
     try:
         return repr(piece.decode())
     except UnicodeDecodeError:

@@ -1,4 +1,4 @@
-"""The subcommand `generate`, and answers in a terminal."""
+"""The subcommand `generate`, and answers in the terminal."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
-import engine  # what reads pictures is resolved when it is used
+import engine  # its image reader is imported on first use
 from app.cli.arguments import add_json, add_model, add_sampling, add_server, sampling_params
 from app.cli.load_options import add_load
 from app.cli.loading import given_options, load, note_warnings
@@ -23,6 +23,7 @@ from engine import (
     EngineError,
     Fallback,
     Finished,
+    Sentence,
     TokenText,
 )
 
@@ -32,13 +33,12 @@ if TYPE_CHECKING:
 
 
 class Interrupt:
-    """Cancellation by Ctrl+C: the first one ends the answer, the second one the program."""
+    """Cancellation by Ctrl+C: the first stops the answer, the second the program."""
 
     def __init__(self) -> None:
         self.is_set = False
 
     def __call__(self) -> bool:
-        """Return whether Ctrl+C was pressed."""
         return self.is_set
 
     @contextlib.contextmanager
@@ -57,7 +57,7 @@ class Interrupt:
 
 
 class Answer:
-    """The answer to one request: text, token ids, closing event, and what made GPUs slower."""
+    """The answer to a request."""
 
     def __init__(self) -> None:
         self.text = ""
@@ -66,19 +66,20 @@ class Answer:
         self.fallbacks: tuple[Fallback, ...] = ()
 
     def document(self) -> dict[str, object]:
-        """Return the document of `generate --json`."""
+        """Return the JSON document of `generate --json`."""
         assert self.finished is not None, "a generation ends with Finished or an error"
+        usage = self.finished.usage
         return {
             "text": self.text,
             "ids": self.ids,
             "finish_reason": self.finished.reason,
             "usage": {
-                "prompt_tokens": self.finished.usage.prompt_tokens,
-                "cached_tokens": self.finished.usage.cached_tokens,
-                "completion_tokens": self.finished.usage.completion_tokens,
-                "total_tokens": self.finished.usage.total_tokens,
-                "drafted_tokens": self.finished.usage.n_drafted,
-                "accepted_tokens": self.finished.usage.n_accepted,
+                "prompt_tokens": usage.prompt_tokens,
+                "cached_tokens": usage.cached_tokens,
+                "completion_tokens": usage.completion_tokens,
+                "total_tokens": usage.total_tokens,
+                "drafted_tokens": usage.n_drafted,
+                "accepted_tokens": usage.n_accepted,
             },
             "timings": self.finished.timings,
             "fallbacks": fallback_fields(self.fallbacks),
@@ -89,7 +90,7 @@ def answer(model: Model | RemoteModel, request: AnswerRequest, *, is_silent: boo
     """Run a request, streaming its text to stdout unless silent.
 
     Raises:
-        EngineError: the prompt cannot be used, or a device failed.
+        EngineError: the prompt is invalid, or a device failed.
     """
     interrupt, result, known = Interrupt(), Answer(), model.warnings
     with interrupt.watching():
@@ -109,31 +110,31 @@ def answer(model: Model | RemoteModel, request: AnswerRequest, *, is_silent: boo
 
 
 def add_talk_model(parser: argparse.ArgumentParser) -> None:
-    """Add what names the model: a file, or a server."""
+    """Add the options for the model: a file or a server."""
     add_model(parser, is_optional=True)
     add_server(parser)
 
 
 def open_talk_model(args: argparse.Namespace) -> Model | RemoteModel:
-    """Return the model to talk to, loaded or of a server.
+    """Load a local model, or connect to a remote one.
 
     Raises:
-        EngineError: there is none, or the options contradict each other.
+        EngineError: that failed, or the options contradict each other.
     """
     if args.url is None:
         for name, flag in (("remote_model", "--model"), ("api_key_file", "--api-key-file")):
             if getattr(args, name):
-                raise EngineError(f"{flag} needs a server.", "Name it with --url.")
+                raise EngineError("{flag} needs a server.", "Name it with --url.", flag=flag)
         if args.model is None:
-            raise EngineError("No model is named.", "Name a GGUF file, or a server with --url.")
+            raise EngineError("No model was given.", "Name a GGUF file, or a server with --url.")
         return load(args)
     if args.model is not None:
         raise EngineError(
-            "Both a file and a server are named.", "Name the server's model with --model."
+            "Both a file and a server were given.", "Name the server's model with --model."
         )
     for flag in given_options(args):
-        raise EngineError(f"{flag} has no effect on a remote model.", "Leave it out.")
-    from app.remote.client.model import server_model  # late: it imports what the network needs
+        raise EngineError("{flag} has no effect on a remote model.", "Omit it.", flag=flag)
+    from app.remote.client.model import server_model  # imported late: it needs network modules
 
     return server_model(args.url, args.remote_model, args.api_key_file)
 
@@ -143,7 +144,7 @@ def add_generate(parser: argparse.ArgumentParser) -> None:
     add_prompt(parser)
     parser.add_argument(
         "-n", "--n-predict", type=int, default=512, metavar="N",
-        help="most tokens to generate (default: 512; -1: no limit)",
+        help="max tokens to generate (default: 512; -1: no limit)",
     )  # fmt: skip
     add_images(parser, "the prompt")
     parser.add_argument("--system", metavar="TEXT", help="system prompt")
@@ -160,14 +161,14 @@ def run_generate(args: argparse.Namespace) -> None:
     text = prompt_of(args)
     pictures = pictures_of(args)
     if pictures and args.raw:
-        raise EngineError("--image has no effect on a raw text.", "Leave it out.")
+        raise EngineError("--image has no effect with --raw.", "Omit it.")
     with open_talk_model(args) as model:
         if args.raw or not model.info.has_chat_template:
             request = AnswerRequest(prompt=text, sampling=sampling)
         else:
             system = (ChatMessage("system", args.system),) if args.system else ()
-            asked = ChatMessage("user", text, pictures=pictures)
-            request = AnswerRequest((*system, asked), sampling=sampling)
+            message = ChatMessage("user", text, pictures=pictures)
+            request = AnswerRequest((*system, message), sampling=sampling)
         result = answer(model, request, is_silent=args.json)
     if args.json:
         write_json(result.document())
@@ -177,20 +178,16 @@ def run_generate(args: argparse.Namespace) -> None:
 
 
 def add_images(parser: argparse.ArgumentParser, text: str) -> None:
-    """Add `--image`.
-
-    Args:
-        text: what pictures stand before, for the help.
-    """
+    """Add `--image`; `text` names what the images precede."""
     parser.add_argument(
         "--image", action="append", default=[], metavar="FILE",
-        help=f"picture before {text}: PNG, JPEG, WebP, GIF or BMP; repeatable; the model needs "
-        "its mmproj file, see --mmproj",
+        help=f"image before {text}: PNG, JPEG, WebP, GIF or BMP; repeatable; the model needs a "
+        "vision encoder, see --mmproj",
     )  # fmt: skip
 
 
 def pictures_of(args: argparse.Namespace) -> tuple[str, ...]:
-    """Return the pictures that `--image` names, as messages have them.
+    """Read the images of `--image`, encoded for messages.
 
     Raises:
         EngineError: one cannot be read.
@@ -205,7 +202,7 @@ def add_prompt(parser: argparse.ArgumentParser) -> None:
 
 
 def prompt_of(args: argparse.Namespace) -> str:
-    """Return the prompt that the options of `add_prompt` name.
+    """Return the prompt of the options.
 
     Raises:
         EngineError: it cannot be read.
@@ -221,11 +218,12 @@ def prompt_of(args: argparse.Namespace) -> str:
 
 @contextlib.contextmanager
 def reading_input() -> Iterator[None]:
-    """Turn a failure to read stdin, such as `< folder`, into an `EngineError`."""
+    """Turn failures to read stdin, such as `< folder`, into `EngineError`."""
     try:
         yield
     except OSError as error:
-        raise EngineError(f"The input cannot be read: {error.strerror or error}.") from None
+        problem = Sentence(error.strerror or str(error))
+        raise EngineError("The input cannot be read: {problem}.", problem=problem) from None
 
 
 def read_text(path: str) -> str:
@@ -236,9 +234,11 @@ def read_text(path: str) -> str:
     """
     try:
         return Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise EngineError(f"{path} cannot be read: {reason}.") from None
+    except UnicodeDecodeError:
+        raise EngineError("{path} is not UTF-8 text.", path=path) from None
+    except OSError as error:
+        problem = Sentence(error.strerror or str(error))
+        raise EngineError("{path} cannot be read: {problem}.", path=path, problem=problem) from None
 
 
 def _footer(result: Answer) -> str:
@@ -247,17 +247,15 @@ def _footer(result: Answer) -> str:
     return (
         f"[{usage.completion_tokens} tokens{_speed(timings.decode_per_s)} · prompt "
         f"{usage.prompt_tokens} tokens{_speed(timings.prompt_per_s)} · first token after "
-        f"{timings.first_token_s:.2f} s{_guessed(usage)} · {result.finished.reason}]"
+        f"{timings.first_token_s:.2f} s{_drafts(usage)} · {result.finished.reason}]"
     )
 
 
-def _guessed(usage: Usage) -> str:
-    """Return how many guesses were right for the footer; "" where none were checked."""
+def _drafts(usage: Usage) -> str:
     if not usage.n_drafted:
         return ""
-    return f" · {usage.n_accepted} of {usage.n_drafted} guesses right"
+    return f" · {usage.n_accepted} of {usage.n_drafted} draft tokens accepted"
 
 
 def _speed(per_s: float) -> str:
-    """Return a speed for the footer; "" for 0, which says that there was none to measure."""
     return f", {per_s:.1f} t/s" if per_s else ""

@@ -1,4 +1,4 @@
-"""The subcommand `tune`: measures splits, and shows which is the fastest and why."""
+"""The subcommand `tune`: measures splits and shows the fastest."""
 
 from __future__ import annotations
 
@@ -7,10 +7,19 @@ from collections.abc import Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
-import engine  # names that need torch are resolved when they are used
+import engine  # modules that need torch are imported on first use
 from app.cli.arguments import add_json, add_model
 from app.cli.load_options import add_load, command_for, load_params, model_path
-from app.cli.output import fallback_fields, note, note_progress, percent, table, write, write_json
+from app.cli.output import (
+    fallback_fields,
+    microseconds,
+    note,
+    note_progress,
+    percent,
+    table,
+    write,
+    write_json,
+)
 from app.cli.split.plans import save_plan
 from app.cli.talk import Interrupt
 from engine import (
@@ -36,23 +45,16 @@ if TYPE_CHECKING:
     from engine import KernelTuning
 
 KERNEL_HEADERS = (
-    "DEVICE",
-    "KERNEL",
-    "FOR",
-    "BY RULE",
-    "BEST",
-    "TIME SAVED",
-    "CONFIGURATION",
-    "TRIED",
-)
+    "DEVICE", "KERNEL", "FOR", "BY RULE", "BEST", "TIME SAVED", "CONFIGURATION", "TRIED",
+)  # fmt: skip
 KERNEL_RIGHT = frozenset({3, 4, 5, 7})
 
 
 def run_tune_kernels(args: argparse.Namespace) -> None:
-    """Search on the GPUs of --devices, or on all, with `engine.tune_kernels`."""
+    """Tune the kernels of the GPUs in --devices, or of all."""
     interrupt = Interrupt()
     with interrupt.watching():
-        found = engine.tune_kernels(
+        tunings = engine.tune_kernels(
             model_path(args.model),
             parse_devices(args.devices) if args.devices else (),
             on_progress=_kernel_stepped,
@@ -60,29 +62,29 @@ def run_tune_kernels(args: argparse.Namespace) -> None:
         )
     note_progress()
     if args.json:
-        write_json({"kernels": found})
+        write_json({"kernels": tunings})
     else:
-        write(kernels_text(found))
+        write(kernels_text(tunings))
 
 
 def _kernel_stepped(n_done: int, n_total: int, what: str) -> None:
     note_progress(f"{n_done} of {n_total}: {what} …")
 
 
-def kernels_text(found: Sequence[KernelTuning]) -> str:
-    """Return for people a row per search, and what its results will change."""
-    n_better = sum(tuning.best_s < tuning.rule_s for tuning in found)
-    rows = [_kernel_row(tuning) for tuning in found]
-    end = "They are used from the next load on." if n_better else "All rules stay as they are."
-    sentence = f"{n_better} of {len(found)} can be faster. {end}"
+def kernels_text(tunings: Sequence[KernelTuning]) -> str:
+    """Return a table of tuned kernels, and a summary."""
+    n_better = sum(tuning.best_s < tuning.rule_s for tuning in tunings)
+    rows = [_kernel_row(tuning) for tuning in tunings]
+    end = "They are used from the next load on." if n_better else "The defaults are unchanged."
+    sentence = f"{n_better} of {len(tunings)} can be faster. {end}"
     return f"{table(KERNEL_HEADERS, rows, KERNEL_RIGHT)}\n\n{sentence}"
 
 
 def _kernel_row(tuning: KernelTuning) -> tuple[str, ...]:
     saved = 1 - tuning.best_s / tuning.rule_s
     return (
-        tuning.device, tuning.kernel, _words(tuning.facts), _microseconds(tuning.rule_s),
-        _microseconds(tuning.best_s), percent(saved) if saved > 0 else "-",
+        tuning.device, tuning.kernel, _words(tuning.facts), microseconds(tuning.rule_s),
+        microseconds(tuning.best_s), percent(saved) if saved > 0 else "-",
         _words(tuning.config), str(tuning.n_tried),
     )  # fmt: skip
 
@@ -91,28 +93,24 @@ def _words(facts: dict[str, Any]) -> str:
     return " ".join(f"{name}={value}" for name, value in facts.items())
 
 
-def _microseconds(seconds: float) -> str:
-    return f"{1e6 * seconds:.1f} µs"
-
-
 HEADERS = ("DEVICES", "MODE", "SHARES", "PROMPTS", "ANSWERS", "EXPECTED", "")
 RIGHT = frozenset({3, 4, 5})
 
 EPILOG = """\
 Each trial is a short run of the real model: a prompt and some tokens, twice. The search tries
-single devices, sets of devices, split modes and possible shares, the most promising first, and
-repeats the best at the end. --devices limits the devices to choose from (default: all of this
-machine), --split-mode the modes; --split and --groups are ignored. Ctrl+C ends the search and shows
-the best so far.
+single devices, sets of devices, split modes and shares, the most promising first, and repeats the
+best ones at the end. --devices limits the devices to choose from (default: all of this machine),
+--split-mode the modes; --split and --groups are ignored. Ctrl+C ends the search and shows the best
+result so far.
 
 '--for chat' rates each split by a prompt of 256 tokens and an answer of 256 tokens, '--for prompts'
 by a prompt of 4096 and an answer of 128.
 
-With --draft, the best split is measured with guesses of the next tokens, too: from the text, by the
-model's own block (MTP), or by a draft model, as far as it has them.
+With --draft, the best split is also measured with speculative decoding: with draft tokens from the
+text, from the model's own MTP block, or from a draft model, as available.
 
---kernels searches for something else: the fastest configuration of each GPU kernel for the sizes
-and types of this model's matrices. The results are used from the next load on."""
+--kernels tunes the GPU kernels instead: it searches for the fastest configuration of each kernel
+for this model's matrix sizes and types. The results are used from the next load on."""
 
 
 def add_tune(parser: argparse.ArgumentParser) -> None:
@@ -120,20 +118,16 @@ def add_tune(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
     add_model(parser)
     parser.add_argument(
-        "--budget", type=float, metavar="SECONDS", help="longest search time (default: no limit)"
+        "--budget", type=float, metavar="SECONDS", help="max search time (default: no limit)"
     )
     parser.add_argument(
-        "--for",
-        choices=tuple(GOALS),
-        default="chat",
-        dest="goal",
+        "--for", choices=tuple(GOALS), default="chat", dest="goal",
         help="what to optimise (default: chat)",
-    )
+    )  # fmt: skip
     parser.add_argument(
-        "--last",
-        action="store_true",
-        help="show the result of the last search with these options, without a new one",
-    )
+        "--last", action="store_true",
+        help="show the result of the last search with these options instead of searching again",
+    )  # fmt: skip
     parser.add_argument(
         "--kernels", action="store_true", help="tune the GPU kernels instead of the split"
     )
@@ -153,7 +147,7 @@ def run_tune(args: argparse.Namespace) -> None:
     note_progress()
     winner = result.winner
     if winner is None:
-        raise EngineError(result.reason or "Nothing was measured.", "Give it more time or memory.")
+        raise EngineError(result.reason or "Nothing was measured.", "Allow more time or memory.")
     if args.save is not None:
         save_plan(args.save, winner.params, badge_of(result, winner))
     if args.json:
@@ -179,16 +173,16 @@ def _searched(params: LoadParams, args: argparse.Namespace) -> TuneResult:
 
 def _last(params: LoadParams, goal: str) -> TuneResult:
     with closing(Planner(params.path)) as planner:
-        found = last_result(planner, params, Forecaster.of_machine(), goal)
-    if found is None:
+        result = last_result(planner, params, Forecaster.of_machine(), goal)
+    if result is None:
         raise EngineError(
-            "There is no earlier search for this model, context and devices.", "Leave --last out."
+            "There is no earlier search for this model, context and devices.", "Omit --last."
         )
-    return found
+    return result
 
 
 def badge_of(result: TuneResult, trial: Trial) -> PlanBadge:
-    """Return a trial's speeds as a saved plan shows them."""
+    """Return a trial's speeds for a saved plan."""
     return PlanBadge(trial.prefill_ts, trial.decode_ts, result.n_ctx, result.when)
 
 
@@ -197,13 +191,13 @@ def _started(estimate: TuneEstimate) -> None:
 
 
 def _stepped(step: TuneProgress) -> None:
-    best = f", the best so far {_shares(step.best)}" if step.best else ""
+    best = f", best so far: {_shares(step.best)}" if step.best else ""
     where = f"{','.join(step.trial.devices)} {_shares(step.trial)}"
     note_progress(f"{step.n_done} of {step.n_trials}: {where}{best} …")
 
 
 def document(result: TuneResult, winner: Trial) -> dict[str, Any]:
-    """Return the document of `--json`: the winner first, then all trials."""
+    """Return the JSON document: the winner first, then all trials."""
     return {
         "winner": _fields(winner, result.goal),
         "reason": result.reason,
@@ -234,15 +228,15 @@ def _fields(trial: Trial, goal: Goal) -> dict[str, Any]:
 
 
 def text(result: TuneResult, winner: Trial) -> str:
-    """Return for people all trials, the finalists first, and the reason why the winner won."""
+    """Return a table of all trials, finalists first, and why the winner won."""
     trials = sorted(result.trials, key=lambda t: (not t.is_final, t.seconds(result.goal)))
     lines = [table(HEADERS, [_row(trial, trial is winner) for trial in trials], RIGHT), ""]
     if not result.is_complete:
-        lines.append("The search ended early; this is the best so far.")
+        lines.append("The search ended early; this is the best result so far.")
     lines += filter(None, (result.reason, result.note))
     samples = [trial.sample for trial in trials if trial.sample is not None]
     if reasons := list(dict.fromkeys(f.sentence for sample in samples for f in sample.fallbacks)):
-        lines += ["Some were slower than they could be:", *reasons]
+        lines += ["Some were slower than possible:", *reasons]
     lines.append(f"Use it with: {command_for(winner.params)}")
     return "\n".join(lines)
 
@@ -257,7 +251,7 @@ def _row(trial: Trial, is_winner: bool) -> tuple[str, ...]:
     marks = {
         "fastest": is_winner,
         "measured in turns": trial.is_final,
-        "slower than it could be": bool(trial.sample.fallbacks),
+        "slower than possible": bool(trial.sample.fallbacks),
     }
     mark = ", ".join(mark for mark, applies in marks.items() if applies)
     return (",".join(trial.devices), mode, _shares(trial), prefill, decode, expected, mark)

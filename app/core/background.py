@@ -1,4 +1,4 @@
-"""Work that the GUI thread leaves to others: threads, and a child with limits."""
+"""Work done off the GUI thread: on threads, or in a resource-limited child process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from PySide6.QtCore import QObject, Signal, Slot
 
-import engine  # what starts processes is resolved when it is used
+import engine  # its process classes are imported on first use
 from engine import EngineError
 
 log = logging.getLogger(__name__)
@@ -23,9 +23,9 @@ Work = Callable[[], object]
 
 
 class LatestJob(QObject):
-    """A worker for one job at a time; of the waiting jobs only the newest is done.
+    """Worker thread for one job at a time; a new job replaces the waiting one.
 
-    Results arrive on the thread that this object lives on.
+    Signals are emitted on this object's thread.
     """
 
     done = Signal(object)
@@ -48,7 +48,7 @@ class LatestJob(QObject):
         return self._is_running
 
     def run(self, work: Work) -> None:
-        """Do `work` next; `done` or, for an EngineError, `failed` reports its result."""
+        """Run `work` next; emits `done` with its result or `failed` with its EngineError."""
         with self._lock:
             self._number += 1
             self._next = self._number, work
@@ -59,13 +59,13 @@ class LatestJob(QObject):
         self._thread.start()
 
     def drop(self) -> None:
-        """Report no result of any job requested so far."""
+        """Discard the results of all jobs submitted so far."""
         with self._lock:
             self._next = None
             self._dropped = self._number
 
     def close(self, limit_s: float = JOIN_S) -> None:
-        """Drop all jobs and wait for the running one, for so many seconds at most."""
+        """Drop all jobs and wait up to `limit_s` for the running one."""
         self.drop()
         if self._thread is not None:
             self._thread.join(limit_s)
@@ -83,7 +83,9 @@ class LatestJob(QObject):
                 result = work()
             except EngineError as error:
                 result = error
-            except BaseException:  # a bug, which the window tells; the next job gets a new thread
+            except (
+                BaseException
+            ):  # a bug, reported by the excepthook; the next job gets a new thread
                 with self._lock:
                     self._is_running = False
                 raise
@@ -101,8 +103,6 @@ class LatestJob(QObject):
 
 @dataclass(slots=True, eq=False)
 class _Job:
-    """A job of `KeyedJobs`; `error` is what it ended with."""
-
     key: str
     work: Callable[[], None]
     then: Callable[[Exception | None], None]
@@ -110,10 +110,7 @@ class _Job:
 
 
 class KeyedJobs(QObject):
-    """A thread that does jobs in order; of those with one key that wait, only the newest.
-
-    A new job takes the place of the waiting one in the row.
-    """
+    """Thread that runs jobs in order; a new job takes the place of a waiting one with its key."""
 
     _ended = Signal()
 
@@ -130,15 +127,15 @@ class KeyedJobs(QObject):
 
     @property
     def is_busy(self) -> bool:
-        """Whether a job waits, is done at the moment, or was not reported."""
+        """Whether a job is waiting, running or not yet reported."""
         return bool(self._newest)
 
     def run(
         self, key: str, work: Callable[[], None], then: Callable[[Exception | None], None]
     ) -> None:
-        """Do `work` on the thread; then call `then` with its error on this one.
+        """Run `work` on the thread, then call `then` with its error on this one.
 
-        `then` is not called for a job that a newer one with its key has followed.
+        `then` is skipped if a newer job has the same key.
         """
         job = _Job(key, work, then)
         self._newest[key] = job
@@ -150,14 +147,7 @@ class KeyedJobs(QObject):
             self._thread.start()
 
     def finish(self, limit_s: float) -> bool:
-        """Wait until all jobs are done and reported, also those that a report asks for.
-
-        Args:
-            limit_s: longest wait in seconds.
-
-        Returns:
-            whether that was enough.
-        """
+        """Wait up to `limit_s` for all jobs and their reports; return whether they finished."""
         until = time.monotonic() + limit_s
         while self._waiting or self._is_working or self._done:
             with self._changed:
@@ -168,7 +158,7 @@ class KeyedJobs(QObject):
         return True
 
     def close(self, limit_s: float = JOIN_S) -> None:
-        """Do the jobs that wait, as far as there is time for them, and end the thread."""
+        """Run the waiting jobs for up to `limit_s`, then end the thread."""
         self.finish(limit_s)
         thread, self._thread = self._thread, None
         if thread is not None:
@@ -191,7 +181,7 @@ class KeyedJobs(QObject):
                 self._is_working = True
             try:
                 job.work()
-            except Exception as error:  # noqa: BLE001 told to whoever wanted the job
+            except Exception as error:  # noqa: BLE001 passed to `then`
                 job.error = error
             with self._changed:
                 self._is_working = False
@@ -210,12 +200,9 @@ class KeyedJobs(QObject):
 
 
 class KeptChild:
-    """A child that starts when it is first asked, and anew after it has ended.
+    """Child process started on the first request and restarted after it ends.
 
-    One thread at a time may ask it.
-
-    Args:
-        command: its command line.
+    `ask` and `close` are not thread-safe.
     """
 
     def __init__(self, command: Sequence[str]) -> None:
@@ -224,14 +211,14 @@ class KeptChild:
         self._is_over = False
 
     def ask(self, request: Mapping[str, object], max_bytes: int, seconds: float) -> dict[str, Any]:
-        """Return the answer to a request.
+        """Return the reply to a request.
 
         Args:
-            max_bytes: memory that the child may have, from its start on.
-            seconds: time for the answer.
+            max_bytes: memory limit of the child, used when it starts.
+            seconds: timeout for the reply.
 
         Raises:
-            ChildEnded: there is no answer, and the child is gone.
+            ChildEnded: the child died or timed out.
             OSError: the child cannot be started.
         """
         try:
@@ -246,13 +233,13 @@ class KeptChild:
             raise
 
     def kill(self) -> None:
-        """End the child, whatever it does, and answer nothing any more; any thread may call it."""
+        """Kill the child and refuse further requests. Thread-safe."""
         self._is_over = True
         if (child := self._child) is not None:
             child.kill()
 
     def close(self) -> None:
-        """End the child, and close its pipes."""
+        """End the child and close its pipes."""
         child, self._child = self._child, None
         if child is not None:
             child.close()

@@ -1,4 +1,4 @@
-"""Notices: sentences for the banner, each with at most one button."""
+"""Notices: the contents of banners."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from app.core.engine_sentences import translated
+from app.core.system_keyring import Place
+from app.core.translation import tr
 from engine import EngineError
 
 
@@ -15,15 +17,14 @@ class Notice:
     """The contents of a banner.
 
     Attributes:
-        hint: what to do about it; may be empty.
-        action: text of a button that calls `on_action`; no button if empty.
-        is_news: whether people wait for it, so that the desktop may tell it while the window is
-            hidden.
-        is_of_engine: whether it is about a load or an answer, of which the next one may succeed.
-        stays: whether mere information stays until somebody closes it.
-        on_close: called when somebody closes it without its action.
-        chat: id of the chat whose answer or draft it is about; empty for what concerns all.
-        page: name of the page in place of the chat that it is about; empty for what concerns all.
+        hint: how to fix it, or "".
+        action: label of the button that calls `on_action`; "" for no button.
+        is_news: whether to send a desktop notification while the window is hidden.
+        is_of_engine: whether it is about a load or an answer, so that the next success clears it.
+        stays: whether an info notice stays until it is closed.
+        on_close: called when it is closed without its action.
+        chat: id of the chat that it is about; "" for all.
+        page: name of the page that it is about; "" for all.
     """
 
     text: str
@@ -46,16 +47,27 @@ class Notice:
         action: str = "",
         on_action: Callable[[], None] | None = None,
     ) -> Notice:
-        """Return the notice of an error of the engine, with a sentence behind its hint."""
+        """Return the notice of an engine error, with `more` appended to its hint."""
         hint = f"{translated(error.hint)} {more}".strip()
         return cls(translated(error.message), hint, "error", action, on_action, is_of_engine=True)
 
 
 def of_page(notice: Notice, page: str) -> Notice:
-    """Return a notice that goes when a page is left, unless it is mere information."""
+    """Return a notice that closes with its page, unless its kind is "info"."""
     return notice if notice.kind == "info" else replace(notice, page=page)
 
 
 def of_chat(notice: Notice, chat: str) -> Notice:
-    """Return a notice that goes when a chat is left, unless it is mere information."""
+    """Return a notice that closes with its chat, unless its kind is "info"."""
     return notice if notice.kind == "info" or notice.chat else replace(notice, chat=chat)
+
+
+def secret_notice(place: Place) -> Notice | None:
+    """Return a notice if a secret could not be stored in the keyring."""
+    if place == "keyring":
+        return None
+    if place == "file":
+        return Notice(
+            tr("There is no keyring, so the key is stored in a file that only you can read.")
+        )
+    return Notice(tr("The key cannot be saved, so it is used until Tandem closes."), kind="warning")

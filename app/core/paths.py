@@ -1,7 +1,4 @@
-"""The files and folders that the app keeps, and the bundled model.
-
-All of them lie below one folder if `TANDEM_HOME` names one (tests, portable use).
-"""
+"""The app's files and folders, all below `TANDEM_HOME` if it is set, and the demo model."""
 
 from __future__ import annotations
 
@@ -14,88 +11,85 @@ from engine import tandem_folder
 DEVICES = frozenset(
     ("con", "prn", "aux", "nul", *(f"{kind}{n}" for kind in ("com", "lpt") for n in range(10)))
 )
-"""Names that are no files on Windows, whatever their suffix."""
+"""Reserved file names on Windows, with any suffix."""
 
 NOWHERE = Path("/tandem")
-"""Folder of a user without a home: it cannot be written, and the window says so."""
+"""Folder of a user without a home; writing there fails, which the window reports."""
 
 
 def is_device_name(name: str) -> bool:
-    """Return whether a name is no file on Windows."""
+    """Return whether Windows reserves a file name for a device."""
     return name.partition(".")[0].strip().casefold() in DEVICES
 
 
 def chats_dir() -> Path:
-    """Return the folder of the chats."""
     return _folder("data") / "chats"
 
 
 def chat_folders_file() -> Path:
-    """Return the file of the folders in which chats are, and of pinned chats."""
+    """Return the file that stores chat folders and pinned chats."""
     return _folder("data") / "chat-folders.json"
 
 
 def chat_index_file() -> Path:
-    """Return the file of the chats' index, which can be made again from the chats."""
+    """Return the chat index, which can be rebuilt from the chats."""
     return _folder("cache") / "chats.sqlite"
 
 
 def chat_caches_dir() -> Path:
-    """Return the folder of the KV caches of chats, which can be computed again."""
+    """Return the folder of the chats' KV caches, which can be recomputed."""
     return _folder("cache") / "chat-caches"
 
 
 def settings_file() -> Path:
-    """Return the file of the settings."""
     return _folder("config") / "settings.json"
 
 
 def api_keys_file() -> Path:
-    """Return the file of servers that have API keys, and of the keys that no keyring has."""
+    """Return the file of API keys of servers: names, and the keys if there is no keyring."""
     return _folder("config") / "api-keys.json"
 
 
 def tool_servers_file() -> Path:
-    """Return the file of the servers of tools that the person has added."""
+    """Return the file of configured tool servers."""
     return _folder("config") / "tool-servers.json"
 
 
 def tool_secrets_file() -> Path:
-    """Return the file of the secrets of those servers that no keyring has."""
+    """Return the file of tool servers' secrets that are not in a keyring."""
     return _folder("config") / "tool-secrets.json"
 
 
 def log_file() -> Path:
-    """Return the file of the window's log."""
     return _folder("cache") / "log" / "window.log"
 
 
 def downloads_dir() -> Path:
-    """Return the folder of what is known of downloads that are not done."""
+    """Return the folder of unfinished downloads' metadata."""
     return _folder("data") / "downloads"
 
 
 def models_dir() -> Path:
-    """Return the folder of downloaded models, unless the person has chosen another."""
+    """Return the default folder of downloaded models."""
     return _folder("data") / "models"
 
 
 def engines_dir() -> Path:
-    """Return the folder of the packs with which the engine computes.
+    """Return the folder of engine packs.
 
-    Not with the other data on Windows, where those may be copied to a server at each log-off.
+    On Windows it is not with the data, since roaming profiles are copied to a server at log-off.
     """
     return _folder("config" if sys.platform == "win32" else "data") / "engines"
 
 
 def history_file() -> Path | None:
-    """Return the file of messages typed in `tandem chat`; None for a user without a home."""
+    """Return the input history of `tandem chat`; None for a user without a home."""
     folder = tandem_folder("data")
     return folder and folder / "typed-messages"
 
 
 def demo_model() -> Path | None:
-    """Return the bundled model; None in an installation without it."""
+    """Return the bundled model, or None if this installation lacks it."""
     path = Path(__file__).resolve().parents[2] / "resources" / "demo" / "tandem-demo.gguf"
     return path if path.is_file() else None
 

@@ -1,6 +1,6 @@
-"""Secrets by their names: in the system's keyring, else in a file that this user alone can read.
+"""Secrets by name: in the system's keyring, or in a file that only this user can read.
 
-A keyring may ask the person to unlock it, or not be there.
+A keyring may be missing, or ask the user to unlock it.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ SERVICE = "Tandem"
 MAX_FILE = 1 << 20
 
 IN_KEYRING = ""
-"""What stands in the file for a secret that the keyring has, so that others are not looked for."""
+"""Value in the file for a secret in the keyring, so that the keyring is asked only for those."""
 
 Place = Literal["keyring", "file", "nowhere"]
-"""Where a secret is kept; "nowhere" is until the program ends."""
+"""Where a secret is stored; "nowhere" means until the program ends."""
 
 
 class SecretStore:
-    """Secrets by names, which are not secret.
+    """Named secrets; the names are public.
 
-    The keyring may ask the person to unlock it, so no method but `has` is for the GUI thread.
+    Only `has` may be called on the GUI thread, since the keyring may ask the user to unlock it.
 
     Args:
-        file: file of the names that have secrets, and of the secrets that no keyring has.
+        file: file of all names, and of the secrets that are not in the keyring.
     """
 
     def __init__(self, file: Path) -> None:
@@ -41,11 +41,10 @@ class SecretStore:
         self._known: dict[str, str] = {}
 
     def has(self, name: str) -> bool:
-        """Return whether there is a secret of this name."""
         return bool(self._known.get(name)) or name in self._read()
 
     def get(self, name: str) -> str:
-        """Return a secret; "" for none."""
+        """Return a secret, or ""."""
         with self._lock:
             if name not in self._known:
                 kept = self._read()
@@ -56,7 +55,7 @@ class SecretStore:
             return self._known[name]
 
     def put(self, name: str, secret: str) -> Place:
-        """Keep a secret, or forget it for ""; return where it is kept."""
+        """Store a secret, or delete it for ""; return where it is stored."""
         with self._lock:
             self._known[name] = secret
             kept = self._read()
@@ -84,7 +83,6 @@ class SecretStore:
         return {name: secret for name, secret in pairs if isinstance(secret, str)}
 
     def _write(self, kept: dict[str, str]) -> bool:
-        """Write the file, which nobody else can read; return whether that has worked."""
         try:
             make_private(self._file.parent)
             with atomic_write(self._file) as file:
@@ -96,18 +94,18 @@ class SecretStore:
 
 
 def read_secret(name: str) -> str:
-    """Return a secret; "" for none, or without a keyring."""
+    """Return a secret from the keyring, or ""."""
     import keyring
 
     try:
         return keyring.get_password(SERVICE, name) or ""
-    except Exception as error:  # noqa: BLE001 services of desktops fail in many ways
+    except Exception as error:  # noqa: BLE001 desktop services fail in many ways
         log.info("the keyring cannot be read: %s", type(error).__name__)
         return ""
 
 
 def keep_secret(name: str, secret: str) -> bool:
-    """Keep a secret, or none for ""; return whether the keyring has done so."""
+    """Store a secret in the keyring, or delete it for ""; return whether that worked."""
     import keyring
     from keyring.errors import KeyringError, PasswordDeleteError
 
@@ -121,7 +119,7 @@ def keep_secret(name: str, secret: str) -> bool:
     except KeyringError as error:
         log.info("the keyring cannot be used: %s", type(error).__name__)
         return False
-    except Exception as error:  # noqa: BLE001 services of desktops fail in many ways
+    except Exception as error:  # noqa: BLE001 desktop services fail in many ways
         log.info("the keyring has failed: %s", type(error).__name__)
         return False
     return True

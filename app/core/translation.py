@@ -1,11 +1,11 @@
-"""The window's language: English texts in the code, and catalogs of gettext for other languages.
+"""The window's language: English texts in the code, gettext catalogs for other languages.
 
-A text is looked up when it is shown, so constants of a module stay English until then:
+Texts are translated when they are shown, so module constants stay English until then:
 
     label(tr("New chat"))
     label(tr("{n} of {total} files").format(n=n, total=total))
     label(tr_n("{n} chat in {folder}", "{n} chats in {folder}", n, folder=folder))
-    label(tr("Load", "how busy a device is"))  # not the same word in German as on a button
+    label(tr("Load", "how busy a device is"))  # another word in German than on a button
     TITLE = tr_later("Models")  # and label(tr(TITLE)) where it is shown
 """
 
@@ -18,11 +18,11 @@ ENGLISH = "en"
 
 _catalog: NullTranslations = NullTranslations()
 _code = ENGLISH
-_END = "\x04"  # of a text's context, in catalogs of gettext
+_END = "\x04"  # separates a text from its context, as in gettext catalogs
 
 
 def languages() -> tuple[str, ...]:
-    """Return the codes of all languages that the window speaks, English first."""
+    """Return the codes of all available languages, English first."""
     return (ENGLISH, *sorted(path.stem for path in _folder().glob("*.mo")))
 
 
@@ -32,11 +32,7 @@ def language() -> str:
 
 
 def use_language(code: str) -> None:
-    """Show texts in a language from now on; in English if there is no catalog of it.
-
-    Args:
-        code: language, perhaps with a country: "de", "de_AT".
-    """
+    """Switch to a language such as "de" or "de_AT", or to English if there is no catalog."""
     global _catalog, _code
     code = code.partition("_")[0]
     path = _folder() / f"{code}.mo"
@@ -48,28 +44,28 @@ def use_language(code: str) -> None:
 
 
 def tr(text: str, context: str = "") -> str:
-    """Return an English text in the window's language.
+    """Translate a text.
 
     Args:
-        text: the text, or what `tr_later` returned.
-        context: what the text is about, where the same English has two meanings; never shown.
+        text: the text, or the result of `tr_later`.
+        context: tells apart equal English texts with different meanings; never shown.
     """
     found = _catalog.gettext(tr_later(text, context))
-    return english(found) if text else ""  # the empty text names the catalog's header
+    return english(found) if text else ""  # gettext returns its header for ""
 
 
 def tr_later(text: str, context: str = "") -> str:
-    """Return a constant that is listed for the catalogs: `tr` looks it up when it is shown."""
+    """Mark a constant for the catalogs; `tr` translates it when it is shown."""
     return f"{context}{_END}{text}" if context else text
 
 
 def english(text: str) -> str:
-    """Return a constant of `tr_later` as it is in English."""
+    """Return the English text of a `tr_later` constant."""
     return text.rpartition(_END)[2]
 
 
 def tr_n(one: str, many: str, n: int, **values: object) -> str:
-    """Return the form of a text that goes with `n` things, with `{n}` and `values` filled in."""
+    """Return the plural form of a text for `n`, with `{n}` and `values` filled in."""
     return _catalog.ngettext(one, many, n).format(n=n, **values)
 
 

@@ -1,4 +1,4 @@
-"""Numbers formatted for people."""
+"""Formatting of numbers for display."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ SPOKEN: Final = {
     "B": tr_later("bytes"), "KiB": tr_later("kibibytes"), "MiB": tr_later("mebibytes"),
     "GiB": tr_later("gibibytes"),
 }  # fmt: skip
-"""Units of memory as a screen reader says them."""
+"""Units as a screen reader says them."""
 
 
 def decimal(number: str) -> str:
-    """Return a number of digits and a point with the decimal sign of the window's language."""
+    """Return a number with the decimal separator of the window's language."""
     return number.replace(".", tr("0.5", "shows the decimal sign")[1])
 
 
@@ -38,7 +38,7 @@ def size_text(n_bytes: float) -> str:
 
 
 def decimal_size(n_bytes: int) -> str:
-    """Return a file's size in decimal units, as file managers and download pages count."""
+    """Return a file size in decimal units, as file managers and websites do."""
     for unit, size in (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
         if n_bytes >= size:
             return decimal(f"{n_bytes / size:.1f} {unit}")
@@ -52,7 +52,7 @@ def spoken_size(n_bytes: float) -> str:
 
 
 def use_text(used: float, total: float, free: float) -> str:
-    """Return a device's use: "13.3 of 24.0 GiB · 9.6 free"; negative `free` is "1.8 short"."""
+    """Return a device's memory use: "13.3 of 24.0 GiB · 9.6 free", or "… · 1.8 GiB short"."""
     if free < 0:
         text = tr("{used} of {total} · {short} short")
         return text.format(used=size_text(used), total=size_text(total), short=size_text(-free))
@@ -65,12 +65,12 @@ def use_text(used: float, total: float, free: float) -> str:
 
 
 def percent_text(share: float) -> str:
-    """Return a share of 0 to 1 as "45.8"."""
+    """Return a fraction as "45.8"."""
     return decimal(f"{100 * share:.1f}")
 
 
 def signed_percent_text(ratio: float) -> str:
-    """Return a deviation as "+1.2 %", "−0.4 %" or "0.0 %"; from 10 % on as "+34 %"."""
+    """Return a deviation as "+1.2 %", "−0.4 %" or "0.0 %"; from 10 % as "+34 %"."""
     percent = abs(100 * ratio)
     text = f"{percent:.1f}" if percent < 10 else f"{percent:.0f}"
     if float(text) == 0:
@@ -85,14 +85,14 @@ def context_text(n_tokens: int) -> str:
 
 
 def rate_text(per_s: float) -> str:
-    """Return tokens per second with three digits or all: "6.25", "61.8", "1240", "29 650"."""
+    """Return tokens per second with three or more digits: "6.25", "61.8", "1240", "29 650"."""
     if per_s >= 100:
         return _grouped(per_s) if per_s >= 10000 else f"{per_s:.0f}"
     return decimal(f"{per_s:.1f}" if per_s >= 10 else f"{per_s:.2f}")
 
 
 def tokens_text(n_tokens: int) -> str:
-    """Return a number of tokens with grouped digits: "53 760 tokens"."""
+    """Return a number of tokens with digit grouping: "53 760 tokens"."""
     return tr("{n} tokens").format(n=_grouped(n_tokens))
 
 
@@ -100,18 +100,17 @@ def _grouped(number: float) -> str:
     return f"{number:,.0f}".replace(",", "\u202f")
 
 
-SPEED_S = 6.0
-"""Time in seconds over which the speed is averaged."""
+SPEED_S = 6.0  # averaging window of the speed, in seconds
 
 
 @dataclass(slots=True)
 class TransferProgress:
-    """The state of something that is fetched: how much is there, and how fast more comes.
+    """Progress of a download.
 
     Attributes:
-        n_bytes: bytes that are on the disk.
-        bytes_per_s: speed of the last seconds.
-        is_checking: whether a file is being compared with its hash.
+        n_bytes: bytes on disk.
+        bytes_per_s: speed over the last `SPEED_S` seconds.
+        is_checking: whether the checksum is being verified.
     """
 
     n_bytes: int = 0
@@ -120,7 +119,7 @@ class TransferProgress:
     seen: deque[tuple[float, int]] = field(default_factory=deque)
 
     def note(self, n_bytes: int, *, is_checking: bool) -> None:
-        """Take a new number of bytes."""
+        """Update the number of bytes."""
         now = time.monotonic()
         self.n_bytes, self.is_checking = n_bytes, is_checking
         self.seen.append((now, n_bytes))
@@ -131,13 +130,13 @@ class TransferProgress:
 
 
 def amount_text(n_bytes: int, total_bytes: int) -> str:
-    """Return how much of something is there: "1.2 GB of 4.9 GB"."""
+    """Return progress as "1.2 GB of 4.9 GB"."""
     text = tr("{done} of {total}")
     return text.format(done=decimal_size(n_bytes), total=decimal_size(total_bytes))
 
 
 def moving_text(progress: TransferProgress, total_bytes: int) -> str:
-    """Return how it goes on: "1.2 GB of 4.9 GB · 35.0 MB/s · 2 min left"."""
+    """Return progress as "1.2 GB of 4.9 GB · 35.0 MB/s · 2 min left"."""
     amount, rate = amount_text(progress.n_bytes, total_bytes), progress.bytes_per_s
     if rate < 1:
         return tr("{amount} · waiting for data").format(amount=amount)
@@ -146,7 +145,7 @@ def moving_text(progress: TransferProgress, total_bytes: int) -> str:
 
 
 def left_text(seconds: float) -> str:
-    """Return how long something still takes, in the largest unit that tells enough."""
+    """Return a remaining time in its largest useful unit."""
     if seconds < 60:
         return tr_n("{n} s left", "{n} s left", max(round(seconds), 1))
     if seconds < 3600:
@@ -154,15 +153,15 @@ def left_text(seconds: float) -> str:
     return tr("{n} h left").format(n=decimal(f"{seconds / 3600:.1f}"))
 
 
-def drafts_text(n_right: int, n_guessed: int, gain: float) -> str:
-    """Return a text like "7 of 9 guesses right, 2.1× as fast"; "" where none was right.
+def drafts_text(n_accepted: int, n_drafted: int, gain: float) -> str:
+    """Return "7 of 9 draft tokens accepted, 2.1× as fast"; "" if none was accepted.
 
     Args:
-        gain: speed as a multiple of that without guesses; 1 where that is unknown.
+        gain: speedup over decoding without drafts; 1 if unknown.
     """
-    if not n_right:
+    if not n_accepted:
         return ""
-    text = tr("{n} of {total} guesses right").format(n=n_right, total=n_guessed)
+    text = tr("{n} of {total} draft tokens accepted").format(n=n_accepted, total=n_drafted)
     times = f"{gain:.1f}"
     if times == "1.0":
         return text

@@ -1,1 +1,1 @@
-"""Models that other machines compute, or help to compute."""
+"""Remote models, and models that several machines compute together."""

@@ -1,8 +1,6 @@
-"""The server: models behind HTTP, for programs that speak OpenAI's protocol.
+"""The HTTP server: models for clients of OpenAI's, Anthropic's and Ollama's protocols; no Qt.
 
-`async_engine` reaches the engine; `context` has what all requests share: models, admission, the
-request log and the answering itself, with its limits and cancelling. `request_body` and
-`request_fields` check what clients send, `openai` translates it, `web` is HTTP. Another protocol is
-a package of translations beside `openai`, whose operations go into `web/routes.py`. Imports no Qt,
-and of the engine only its public names.
+`async_engine` connects to the engine; `context` has what all requests share: models, admission, the
+request log, limits and cancellation. `request_body` and `request_fields` validate requests. Each
+protocol is a package such as `openai`, whose operations are listed in `web/routes.py`.
 """

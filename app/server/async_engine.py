@@ -1,4 +1,4 @@
-"""The asyncio side of an engine: commands go out, and their events come in as they are awaited."""
+"""The engine for asyncio: commands as coroutines, events as async iterators."""
 
 from __future__ import annotations
 
@@ -42,34 +42,31 @@ PROGRESS = (
     ToolCallBegun, ToolCallText, ToolCallEnded, TuneStarted, TuneProgress, FallbacksChanged,
     EngineReady,
 )  # fmt: skip
-"""Events that do not end the command that they answer."""
+"""Events that do not end their command."""
 
-MAX_UNREAD = 4096
-"""Number of events that may wait for a reader; an answer that nobody reads fails there."""
-
-MAX_TOGETHER = 32
-"""Largest number of tokens of texts that are put together while they wait."""
+MAX_UNREAD = 4096  # maximum number of unread events per request; beyond it, the answer fails
+MAX_TOGETHER = 32  # maximum number of tokens that unread texts are joined to
 
 
 class AsyncEngine:
-    """The way from one asyncio loop to an engine that others may use as well.
+    """Adapter from an asyncio loop to an engine that others may use as well.
 
-    All but `on_event` belongs to the loop's thread.
+    Everything except `on_event` must run on the loop's thread.
 
     Args:
-        submit: hands a command to the engine and returns its number, as `EngineHost.submit`.
-        cancel: asks the command with a number to end, as `EngineHost.cancel`.
+        submit: submits a command and returns its id, see `EngineHost.submit`.
+        cancel: cancels a command by id, see `EngineHost.cancel`.
 
     Attributes:
-        model: the loaded model; None if there is none.
-        on_loss: called when the engine has lost its model, with the error.
+        model: the loaded model, if any.
+        on_loss: called with the error when the engine has lost its model.
     """
 
     def __init__(self, submit: Callable[[Command], int], cancel: Callable[[int], None]) -> None:
         self.model: ModelLoaded | None = None
         self.on_loss: Callable[[EngineError], None] | None = None
         self._submit, self._cancel = submit, cancel
-        self._submitted: dict[int, tuple[CommandEvents, int]] = {}  # by number of the command
+        self._submitted: dict[int, tuple[CommandEvents, int]] = {}  # by id
         self._arrived: deque[HostEvent] = deque()
         self._lock = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -77,25 +74,25 @@ class AsyncEngine:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no command of it is under way."""
+        """Whether no command is running."""
         return not self._submitted
 
     def open(self) -> None:
-        """Take events from now on to the running loop; those that came before come first."""
+        """Deliver events to the running loop, including earlier ones."""
         with self._lock:
             self._loop = asyncio.get_running_loop()
             self._is_woken = True
         self._loop.call_soon(self._drain)
 
     def close(self) -> None:
-        """Drop all further events, and fail what still waits for some."""
+        """Drop further events and fail the running commands."""
         with self._lock:
             self._loop, self._is_woken = None, False
             self._arrived.clear()
         self.fail(Refusal(503, "The server has been stopped."))
 
     def on_event(self, event: HostEvent) -> None:
-        """Take an event of the engine, on any thread; the loop is woken once for many."""
+        """Take an event of the engine. Thread-safe; wakes the loop once for several events."""
         with self._lock:
             self._arrived.append(event)
             if self._is_woken or self._loop is None:
@@ -105,19 +102,16 @@ class AsyncEngine:
                 self._loop.call_soon_threadsafe(self._drain)
 
     def events_of(self, commands: Sequence[Command]) -> CommandEvents:
-        """Return the events of commands, which are submitted when it is entered."""
+        """Return the events of commands, which are submitted on entering it."""
         return CommandEvents(self, commands)
 
     async def run(
         self, command: Command, on_progress: Callable[[Event], None] | None = None
     ) -> Event:
-        """Submit a command and return its closing event.
-
-        Args:
-            on_progress: called with the events before it.
+        """Submit a command and return its closing event; earlier ones go to `on_progress`.
 
         Raises:
-            EngineError: the command has failed.
+            EngineError: the command failed.
         """
         async with self.events_of([command]) as events:
             async for _, event in events:
@@ -130,23 +124,23 @@ class AsyncEngine:
         raise AssertionError("a command has a closing event")
 
     def fail(self, error: EngineError) -> None:
-        """Fail whatever waits for events, as where the engine was given up."""
+        """Fail all running commands."""
         for number in list(self._submitted):
             self._take(number, Failed(error))
 
     def submit_for(self, events: CommandEvents, index: int, command: Command) -> int:
-        """Submit a command for a reader of its events and return its number."""
+        """Submit a command for a reader of its events and return its id."""
         number = self._submit(command)
-        self._submitted[number] = events, index  # its events are taken later, on this thread
+        self._submitted[number] = events, index  # events are delivered later, on this thread
         return number
 
     def end(self, number: int) -> None:
-        """Ask a command to end, if it has not; its last events still come."""
+        """Cancel a command, if it is running; its last events still arrive."""
         if number in self._submitted:
             self._cancel(number)
 
     def drop(self, number: int) -> None:
-        """End a command whose events nobody wants any more."""
+        """Cancel a command and ignore its events."""
         if self._submitted.pop(number, None) is not None:
             self._cancel(number)
 
@@ -163,15 +157,14 @@ class AsyncEngine:
                 self._take(event.command_id, event.event)
 
     def _note(self, event: Event) -> None:
-        """Remember what an event says about the model, whoever has sent the command."""
         self.model = model_after(event, self.model)
         if isinstance(event, Failed) and event.is_model_lost and self.on_loss is not None:
             self.on_loss(event.error)
 
     def _take(self, number: int, event: Event) -> None:
-        if (found := self._submitted.get(number)) is None:
+        if (reader := self._submitted.get(number)) is None:
             return
-        events, index = found
+        events, index = reader
         is_last = not isinstance(event, PROGRESS)
         if is_last:
             del self._submitted[number]
@@ -180,10 +173,10 @@ class AsyncEngine:
 
 
 class CommandEvents(AsyncIterator[tuple[int, Event]]):
-    """The events of some commands, each with its command's index; it ends when all have ended.
+    """The events of some commands, each with its command's index, until all have ended.
 
-    Leaving its `async with` block cancels what has not ended. A failure is an event like others.
-    Texts that wait for the reader are put together.
+    Leaving its `async with` block cancels the running commands. Failures are events, too. Unread
+    texts are joined.
     """
 
     def __init__(self, async_engine: AsyncEngine, commands: Sequence[Command]) -> None:
@@ -211,15 +204,15 @@ class CommandEvents(AsyncIterator[tuple[int, Event]]):
         return self._waiting.popleft()
 
     def end(self, index: int | None = None) -> None:
-        """End one of the commands, or all, where they are; their last events still come."""
+        """Cancel one command or all; the last events still arrive."""
         for number in self._numbers if index is None else [self._numbers[index]]:
             self._engine.end(number)
 
     def put(self, index: int, event: Event, *, is_last: bool) -> bool:
-        """Add an event; return False if too many are unread, which ends the command."""
+        """Add an event; return False if too many are unread, which fails the command."""
         is_too_much = not is_last and len(self._waiting) >= MAX_UNREAD
         if is_too_much:
-            event = Failed(Refusal(408, "The answer was not read."))
+            event = Failed(Refusal(408, "The client did not read the answer."))
         self._n_running -= is_last or is_too_much
         if self._waiting and (both := _together(self._waiting[-1], (index, event))):
             self._waiting[-1] = both
@@ -230,7 +223,7 @@ class CommandEvents(AsyncIterator[tuple[int, Event]]):
 
 
 def _together(one: tuple[int, Event], other: tuple[int, Event]) -> tuple[int, Event] | None:
-    """Return two texts of an answer as one; None for other events."""
+    """Join two texts of one answer; return None for other events."""
     (index, first), (other_index, second) = one, other
     if index != other_index or not isinstance(first, TokenText):
         return None
@@ -241,15 +234,13 @@ def _together(one: tuple[int, Event], other: tuple[int, Event]) -> tuple[int, Ev
     return index, join_texts((first, second))
 
 
-PATIENCE_S = 0.25
-"""Longest wait for the engine, in seconds, which answers between two passes."""
+PATIENCE_S = 0.25  # timeout in seconds for the engine, which answers between two steps
 
 
 class CacheGauge:
-    """The use of the KV cache, asked of the engine at most once at a time.
+    """The use of the KV cache, requested from the engine at most once at a time.
 
-    An engine that is busy with a long pass, or loads a model, answers late: until then the last
-    numbers hold.
+    While the engine is busy with a long step or a load, the last numbers are reported.
     """
 
     def __init__(self, async_engine: AsyncEngine) -> None:
@@ -258,7 +249,7 @@ class CacheGauge:
         self._latest: CacheCounted | None = None
 
     async def read(self) -> CacheCounted | None:
-        """Return the use of the cache; None without a model, or where the engine cannot tell."""
+        """Return the use of the cache; None without a model or if it is unknown."""
         if self._engine.model is None:
             self._latest = None
             return None
@@ -269,8 +260,8 @@ class CacheGauge:
 
     async def _ask(self) -> None:
         try:
-            found = await self._engine.run(CountCache())
-        except EngineError:  # such as one of a model that another machine computes
+            counted = await self._engine.run(CountCache())
+        except EngineError:  # e.g. a remote model
             self._latest = None
             return
-        self._latest = found if isinstance(found, CacheCounted) else None
+        self._latest = counted if isinstance(counted, CacheCounted) else None

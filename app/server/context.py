@@ -1,4 +1,4 @@
-"""What all requests share: the engine, the models, the limits, and the answering itself."""
+"""What all requests share: engine, models, limits and answering."""
 
 from __future__ import annotations
 
@@ -20,37 +20,35 @@ from engine import AnswerRequest, Command, EngineError, Event, Failed, ScoreToke
 if TYPE_CHECKING:
     from engine import DeviceSnapshot, JoinedMachine, ModelLoaded, WiresMeasured, WireSpeed
 
-RETRY_S = (1, 60)
-"""Least and most seconds after which a refused client is asked to try again."""
+RETRY_S = (1, 60)  # range of Retry-After in seconds
 
 
 class Admission:
-    """Places of the engine, and the queue before them, in the order of arrival.
+    """Limit on concurrent answers, with a first-in-first-out queue.
 
     Args:
-        most_running: number of places.
-        most_waiting: number of answers in the line, beyond which a request is refused.
+        most_running: maximum number of running answers.
+        most_waiting: maximum length of the queue; further requests are refused.
 
     Attributes:
-        n_running: number of taken places.
-        n_waiting: number of answers in the line.
+        n_running, n_waiting: number of running and of queued answers.
     """
 
     def __init__(self, most_running: int, most_waiting: int) -> None:
         self._most_running, self._most_waiting = most_running, most_waiting
         self.n_running = self.n_waiting = 0
-        self._line: deque[tuple[int, asyncio.Future[None]]] = deque()
-        self._seconds = 1.0  # that an answer takes, about
+        self._queue: deque[tuple[int, asyncio.Future[None]]] = deque()
+        self._seconds = 1.0  # average duration of an answer
 
     @asynccontextmanager
     async def places(self, n: int) -> AsyncIterator[None]:
-        """Take n places for the `async with` block, once they are free.
+        """Reserve n places for the `async with` block, once they are free.
 
         Raises:
-            Refusal: the line is too long.
+            Refusal: the queue is full.
         """
         n = min(n, self._most_running)
-        if self._line or self.n_running + n > self._most_running:
+        if self._queue or self.n_running + n > self._most_running:
             await self._wait(n)
         else:
             self.n_running += n
@@ -63,41 +61,39 @@ class Admission:
             self._give_back(n)
 
     async def _wait(self, n: int) -> None:
-        """Wait for n places, which are taken then."""
         if self.n_waiting + n > self._most_waiting:
             raise Refusal(
-                429, f"{self.n_waiting} answers are waiting already.", "Try again later.",
-                code="queue_full", retry_after_s=self.retry_after_s,
+                429, "{n} answers are already waiting.", "Try again later.", code="queue_full",
+                retry_after_s=self.retry_after_s, n=self.n_waiting,
             )  # fmt: skip
         turn = n, asyncio.get_running_loop().create_future()
-        self._line.append(turn)
+        self._queue.append(turn)
         self.n_waiting += n
         try:
             await turn[1]
         except asyncio.CancelledError:
             if turn[1].done() and not turn[1].cancelled():
-                self._give_back(n)  # it had its place already
+                self._give_back(n)  # it was just admitted
             else:
-                self._line.remove(turn)
-                self._let_in()
+                self._queue.remove(turn)
+                self._admit()
             raise
         finally:
             self.n_waiting -= n
 
     @property
     def retry_after_s(self) -> int:
-        """Seconds after which there may be room."""
+        """Estimated seconds until there is room."""
         rounds = (self.n_waiting + self.n_running) / self._most_running
         return int(min(max(self._seconds * rounds, RETRY_S[0]), RETRY_S[1]))
 
     def _give_back(self, n: int) -> None:
         self.n_running -= n
-        self._let_in()
+        self._admit()
 
-    def _let_in(self) -> None:
-        """Give free places to the first in the line."""
-        while self._line and self.n_running + self._line[0][0] <= self._most_running:
-            n, turn = self._line.popleft()
+    def _admit(self) -> None:
+        while self._queue and self.n_running + self._queue[0][0] <= self._most_running:
+            n, turn = self._queue.popleft()
             if not turn.cancelled():
                 self.n_running += n
                 turn.set_result(None)
@@ -108,21 +104,16 @@ Labels = dict[str, object]
 
 @dataclass(frozen=True, slots=True)
 class MachinesState:
-    """The other machines of a server, and the links between all.
-
-    Attributes:
-        machines: those that have joined.
-        linked: measured links; None before the machines have met.
-    """
+    """The other machines of a server and the measured links between all, once known."""
 
     machines: tuple[JoinedMachine, ...] = ()
     linked: WiresMeasured | None = None
 
     def figures(self) -> Iterator[tuple[str, str, list[tuple[Labels, float]]]]:
-        """Yield a name, a help text and values by labels for each kind of figure."""
+        """Yield metrics: name, help, and values by labels."""
         if not self.machines and self.linked is None:
             return
-        yield "machines_joined", "Other machines that are there.", [({}, len(self.machines))]
+        yield "machines_joined", "Other machines that have joined.", [({}, len(self.machines))]
         states: list[tuple[Labels, DeviceSnapshot]] = [
             ({"machine": machine.name, "device": state.device}, state)
             for machine in self.machines
@@ -136,15 +127,11 @@ class MachinesState:
             "machine_memory_bytes", "Memory of other machines' devices.",
             [(labels, state.total_bytes) for labels, state in states],
         )  # fmt: skip
+        loads = [(labels, state.load_percent) for labels, state in states]
         yield (
-            "machine_load_ratio",
-            "Load of other machines' devices, 0 to 1.",
-            [
-                (labels, state.load_percent / 100)
-                for labels, state in states
-                if state.load_percent is not None
-            ],
-        )
+            "machine_load_ratio", "Load of other machines' devices, 0 to 1.",
+            [(labels, percent / 100) for labels, percent in loads if percent is not None],
+        )  # fmt: skip
         linked = self.linked
         if linked is None:
             return
@@ -153,17 +140,17 @@ class MachinesState:
             for wire in linked.wires
         ]
         yield (
-            "machine_link_latency_seconds", "Time of a short message between machines.",
+            "machine_link_latency_seconds", "Latency of a short message between machines.",
             [(labels, wire.mean_s) for labels, wire in links],
         )  # fmt: skip
         yield (
-            "machine_link_bytes_per_second", "Speed of large tensors between machines.",
+            "machine_link_bytes_per_second", "Bandwidth for large tensors between machines.",
             [(labels, wire.bytes_per_s) for labels, wire in links],
         )  # fmt: skip
 
 
 def wires_text(linked: WiresMeasured) -> str:
-    """Return the links between machines for people, a line for each."""
+    """Format the links between machines, a line for each."""
     return "\n".join(
         f"{linked.names[wire.a]} - {linked.names[wire.b]}: {1e3 * wire.latency_s:.2f} ms, "
         f"{8 * wire.bytes_per_s / 1e6:,.0f} Mbit/s{_lossy(wire.latency_s, wire.mean_s)}"
@@ -171,8 +158,7 @@ def wires_text(linked: WiresMeasured) -> str:
     )
 
 
-UNEVEN = 1.5
-"""Mean latency over the median from which a link is called uneven."""
+UNEVEN = 1.5  # ratio of mean to median latency from which a link counts as uneven
 
 
 def _lossy(latency_s: float, mean_s: float) -> str:
@@ -184,24 +170,22 @@ def _lossy(latency_s: float, mean_s: float) -> str:
 log = logging.getLogger(__name__)
 
 MakeCommands = Callable[["ModelLoaded"], Sequence[AnswerRequest | ScoreTokens]]
-"""What makes the commands of a request for the loaded model; it may raise a `Refusal`."""
+"""Makes the commands of a request for the loaded model; may raise a `Refusal`."""
 
 AnswerEvents = AsyncGenerator[tuple[int, Event], None]
-"""Events of some answers, each with its answer's index."""
+"""Events of some answers, each with the answer's index."""
 
 
 class ServerContext:
-    """The engine, models, limits and records that all requests share.
+    """The engine, models, limits and log that all requests share.
 
     Attributes:
-        request_log: what is noted of requests.
-        admission: places of the engine.
         spelling: the bytes of the model's tokens.
-        cache: how full the model's KV cache is.
+        cache: use of the KV cache.
         parsing: held while a large body is parsed, as each such thread slows down all others.
-        problem: returns why the model cannot answer for now, as a sentence that anyone may read;
-            "" if it can, also if it is loaded first.
-        machines: returns the other machines that compute the model, and the links between all.
+        problem: returns why the model cannot answer now, without confidential details; "" if it
+            can, possibly after a load.
+        machines: returns the machines that run the model together.
     """
 
     def __init__(self, async_engine: AsyncEngine, models: Models, settings: ServerSettings) -> None:
@@ -215,20 +199,20 @@ class ServerContext:
         self.machines: Callable[[], MachinesState] = MachinesState
 
     def find(self, name: str, record: RequestRecord) -> OfferedModel:
-        """Return the model that a request asks for.
+        """Return the model of a request and log its name.
 
         Raises:
             Refusal: there is no such model.
         """
-        found = find_model(self.models, name)
-        record.model = found.id
-        return found
+        model = find_model(self.models, name)
+        record.model = model.id
+        return model
 
     async def run(self, record: RequestRecord, command: Command) -> Event:
-        """Return the closing event of a command for the model that `find` has found.
+        """Run a command on the model that `find` returned; return its closing event.
 
         Raises:
-            Refusal: the model cannot be loaded, or cannot answer the command.
+            Refusal: the model cannot be loaded, or the command failed.
         """
         await self.models.ready(record.model)
         try:
@@ -242,21 +226,21 @@ class ServerContext:
     ) -> AnswerEvents:  # fmt: skip
         """Yield the events of a request's commands, each with its index, once there is room.
 
-        Closing the iterator ends them. An answer that takes too long ends as if cancelled.
+        Closing the generator cancels them. An answer that takes too long ends as if cancelled.
 
         Args:
-            n: number of answers that are asked for.
-            places: places in the request of what only the engine can check.
+            n: number of answers.
+            places: places of fields that only the engine can validate.
 
         Raises:
-            Refusal: the request cannot be answered.
+            Refusal: the request failed.
         """
         async with self.admission.places(n):
             model = await self.models.ready(record.model)
             commands = make(model)
             if self.settings.logs_prompts:
                 for command in commands[:1]:
-                    log.warning("request %d asks %r", record.number, command)
+                    log.warning("request %d: %r", record.number, command)
             async with self.engine.events_of(commands) as events:
                 loop = asyncio.get_running_loop()
                 timer = loop.call_later(self.settings.most_answer_s, events.end)
@@ -270,7 +254,6 @@ class ServerContext:
                     timer.cancel()
 
     def _refusal(self, error: EngineError, places: FieldPlaces) -> Refusal:
-        """Return how an error of the engine is told, which may have cost the model."""
         if self.engine.model is not None:
             return refusal_of(error, places)
         models = self.models

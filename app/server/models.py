@@ -1,4 +1,4 @@
-"""The models that can be asked for by name, and the one that is loaded."""
+"""The models of a server: names, loading and unloading."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-import engine  # names that need torch are resolved when they are used
+import engine  # modules that need torch are imported on first use
 from app.server.async_engine import AsyncEngine
 from app.server.refusal import Refusal
 from engine import (
@@ -36,11 +36,11 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Spell:
-    """The spelling of a model's tokens.
+    """Converts token ids to bytes.
 
     Attributes:
         bytes_of: returns the bytes of a token.
-        is_hidden: returns whether answers do not show a token, as they do not show control tokens.
+        is_hidden: returns whether answers hide a token, such as control tokens.
     """
 
     bytes_of: Callable[[int], bytes]
@@ -50,21 +50,20 @@ class Spell:
         return self.bytes_of(token)
 
     def shown(self, token: int) -> bytes:
-        """Return what a token adds to the text of an answer."""
+        """Return a token's bytes in an answer."""
         return b"" if self.is_hidden(token) else self.bytes_of(token)
 
 
 @dataclass(frozen=True, slots=True)
 class OfferedModel:
-    """A model that clients can ask for.
+    """A model for clients.
 
     Attributes:
-        id: its name for clients.
-        others: further names under which it is known.
-        created: time of its file, in seconds of the epoch.
-        info: what its header says.
-        n_ctx: context in tokens; None while it is not loaded.
-        vision: how it sees pictures, while it is loaded; None if it does not.
+        id: its name.
+        others: further names.
+        created: modification time of its file, in seconds since the epoch.
+        n_ctx: context length; None while it is not loaded.
+        vision: image support of the loaded model, if any.
     """
 
     id: str
@@ -75,49 +74,49 @@ class OfferedModel:
     vision: VisionInfo | None = None
 
     def loaded_as(self, model: ModelLoaded) -> OfferedModel:
-        """Return what can be said of it while it is loaded."""
+        """Return the model with the details of the loaded one."""
         return replace(self, info=model.info, n_ctx=model.n_ctx, vision=model.vision)
 
 
 def capabilities_of(info: ModelInfo, *, sees: bool = False) -> list[str]:
-    """Return what a model can do, in the words of Ollama's `capabilities`.
+    """Return Ollama's `capabilities` of a model.
 
-    A chat template that shows no functions is no hindrance: the engine describes them.
+    Every chat template supports tools, as the engine adds missing descriptions.
     """
-    found = ["completion"]
+    capabilities = ["completion"]
     if info.has_chat_template:
-        found.append("tools")
+        capabilities.append("tools")
     if info.can_think or info.has_thoughts:
-        found.append("thinking")
+        capabilities.append("thinking")
     if sees:
-        found.append("vision")
-    return found
+        capabilities.append("vision")
+    return capabilities
 
 
 class Models(Protocol):
-    """Interface of the models of a server.
+    """Interface of a server's models.
 
     Attributes:
-        lost_hint: sentence on what is done about a model that is lost.
+        lost_hint: hint of errors about a lost model.
     """
 
     lost_hint: str
 
     @property
     def back_s(self) -> int:
-        """Seconds after which a request may be sent again that has found the model lost."""
+        """Seconds until a retry after the model was lost."""
         ...
 
     def problem(self) -> str:
-        """Return why no model can answer for now, as a sentence; "" if one can be loaded."""
+        """Return why no model can answer now; "" if one can be loaded."""
         ...
 
     def offered(self) -> Sequence[OfferedModel]:
-        """Return the models that clients can ask for."""
+        """Return all models."""
         ...
 
     async def ready(self, name: str) -> ModelLoaded:
-        """Return the model with an id of `offered`, loaded.
+        """Load the model with this id, if it is not loaded, and return it.
 
         Raises:
             Refusal: it cannot be loaded now.
@@ -126,23 +125,18 @@ class Models(Protocol):
 
 
 AGAIN_S = (1, 2, 4, 8, 15)
-"""Seconds between attempts to reload a lost model; the last one repeats."""
+"""Delays in seconds between attempts to reload a lost model; the last one repeats."""
 
-LOADED_AGAIN = "The model is being loaded again."
-"""Hint of errors while a lost model is reloaded."""
-
-UNLOADABLE_S = 30
-"""Seconds after which a request may come again for a model that cannot be loaded."""
-
-PERSON_S = 30
-"""Seconds after which it may come again where a person has to load the model."""
+LOADED_AGAIN = "The model is being reloaded."  # hint of errors while a lost model is reloaded
+UNLOADABLE_S = 30  # Retry-After in seconds for a model that cannot be loaded
+PERSON_S = 30  # the same if the user has to load the model
 
 
 def find_model(models: Models, name: str) -> OfferedModel:
-    """Return the model that a client asks for; the first one if it names none.
+    """Return the model with a name, or the first one for "".
 
     Raises:
-        Refusal: there is no such model, or none at all at the moment.
+        Refusal: there is no such model, or none at all.
     """
     offered = models.offered()
     if not offered:
@@ -150,35 +144,33 @@ def find_model(models: Models, name: str) -> OfferedModel:
     for one in offered:
         if name in ("", one.id, *one.others):
             return one
-    names = ", ".join(one.id for one in offered)
     raise Refusal(
-        404, f"There is no model {name[:100]!r} here; there is {names}.",
-        param="model", code="model_not_found",
+        404, "There is no model {name}; available: {names}.", param="model", code="model_not_found",
+        name=repr(name[:100]), names=", ".join(one.id for one in offered),
     )  # fmt: skip
 
 
 def no_model() -> Refusal:
-    """Return the refusal of a request while no model is loaded."""
+    """Return the refusal if no model is loaded."""
     return Refusal(503, "No model is loaded.", "Open one in Tandem.", retry_after_s=PERSON_S)
 
 
-def model_id(path: str) -> str:
-    """Return the name of a model's file for clients."""
-    return Path(path).stem
-
-
 def offered_file(info: ModelInfo, aliases: Sequence[str] = ()) -> OfferedModel:
-    """Return a file as a model that clients can ask for."""
-    others = Path(info.path).name, info.name, *aliases
-    return OfferedModel(model_id(info.path), others, _file_time(info.path), info)
+    """Return the `OfferedModel` of a file."""
+    path = Path(info.path)
+    try:
+        created = int(path.stat().st_mtime)
+    except OSError:
+        created = 0
+    return OfferedModel(path.stem, (path.name, info.name, *aliases), created, info)
 
 
 class SingleModel:
-    """One model, which is loaded at the start, and again after it was lost or given up.
+    """One model, which is reloaded after it was lost or unloaded.
 
     Args:
-        aliases: further names for it.
-        keep_s: seconds without a request after which it is unloaded; None for never.
+        aliases: further names.
+        keep_s: seconds of inactivity after which it is unloaded; None for never.
     """
 
     lost_hint = LOADED_AGAIN
@@ -193,8 +185,8 @@ class SingleModel:
         self._timer: asyncio.TimerHandle | None = None
         self._unloading: asyncio.Task[None] | None = None
         self._restoring: asyncio.Task[None] | None = None
-        self._load_s = 0.0  # how long the last load took; 0 before the first
-        self._again_s = 0  # until the next attempt to load it
+        self._load_s = 0.0  # duration of the last load; 0 before the first
+        self._again_s = 0  # delay of the next attempt to reload
 
     @property
     def back_s(self) -> int:
@@ -206,7 +198,6 @@ class SingleModel:
 
     @property
     def _loaded(self) -> ModelLoaded | None:
-        """What is loaded, if it is this model."""
         model = self._engine.model
         is_own = model is not None and model.params.path == self._params.path
         return model if is_own else None
@@ -230,8 +221,8 @@ class SingleModel:
         return event
 
     def restore(self, error: EngineError) -> None:
-        """Reload a lost model without waiting for a request: a router that sees `/health` fail
-        sends none."""
+        """Reload a lost model without waiting for a request, since a load balancer that sees
+        `/health` fail sends none."""
         if self._load_s and not self.problem():
             self._restoring = asyncio.create_task(self._restore())
 
@@ -247,7 +238,7 @@ class SingleModel:
                 self._again_s = 0
 
     def load_soon(self) -> asyncio.Task[ModelLoaded]:
-        """Load the model unless that is under way already; return the task that does."""
+        """Return the task that loads the model; starts it if necessary."""
         if self._loading is None or self._loading.done():
             self._loading = asyncio.create_task(self.load())
             self._loading.add_done_callback(_note_failure)
@@ -259,15 +250,16 @@ class SingleModel:
             return self._loaded
         loading = self.load_soon()
         try:
-            # who waits may go, and others wait for the same load
+            # several requests may wait for the load, and any of them may be cancelled
             return await asyncio.shield(loading)
         except EngineError as error:
-            text = f"The model cannot be loaded: {error}"
+            text = "The model cannot be loaded: {problem}"
             again_s = self.back_s if self.problem() else UNLOADABLE_S
-            raise Refusal(503, text, error.hint, retry_after_s=again_s) from None
+            raise Refusal(
+                503, text, error.hint, retry_after_s=again_s, problem=error.message
+            ) from None
 
     def _stay(self) -> None:
-        """Begin anew to count the seconds without a request."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -297,20 +289,19 @@ class SingleModel:
 
 
 def _note_failure(loading: asyncio.Task[ModelLoaded]) -> None:
-    """Log why a model was not loaded; whoever waits for it is told as well."""
     if not loading.cancelled() and (error := loading.exception()) is not None:
-        log.warning("the model cannot be loaded again: %s", error)
+        log.warning("the model cannot be reloaded: %s", error)
 
 
 class HeldModel:
-    """The model that another part of the program loads, whichever that is now.
+    """The model that the window has loaded.
 
     Args:
-        aliases: further names for it.
+        aliases: further names.
     """
 
     back_s = PERSON_S
-    lost_hint = "The model has to be loaded again in Tandem."
+    lost_hint = "Load the model again in Tandem."
 
     def __init__(self, async_engine: AsyncEngine, aliases: Sequence[str] = ()) -> None:
         self._engine, self._aliases = async_engine, tuple(aliases)
@@ -330,33 +321,21 @@ class HeldModel:
         return self._engine.model
 
 
-def _file_time(path: str) -> int:
-    """Return when a file was written, in seconds of the epoch; 0 if it is gone."""
-    try:
-        return int(Path(path).stat().st_mtime)
-    except OSError:
-        return 0
-
-
 class Spelling:
-    """The bytes of a model's tokens, from its file, which is read at the first use."""
+    """Token bytes of models, read from their files on first use."""
 
     def __init__(self) -> None:
         self._path = ""
         self._spell: Spell | None = None
 
     async def of(self, path: str) -> Spell:
-        """Return the spelling of the tokens of the model in a file.
+        """Return the token bytes of a model file.
 
         Raises:
             EngineError: it cannot be read.
         """
         if self._spell is None or self._path != path:
-            with ThreadPoolExecutor(1) as pool:  # not the loop's, whose threads would stay
-                reading = asyncio.get_running_loop().run_in_executor(
-                    pool, engine.load_tokenizer, path
-                )
-                tokenizer = await reading
+            tokenizer = await _on_thread(partial(engine.load_tokenizer, path))
             self._spell = Spell(tokenizer.token_bytes, tokenizer.is_hidden)
             self._path = path
         return self._spell
@@ -364,21 +343,17 @@ class Spelling:
 
 T = TypeVar("T")
 
-LOOK_S = 60.0
-"""Interval, in seconds, at which the folders are looked through again."""
-
-IDLE_S = 0.02
-"""Interval, in seconds, at which the end of all answers is waited for."""
-
+LOOK_S = 60.0  # interval in seconds for scanning the folders
+IDLE_S = 0.02  # interval in seconds for checking whether all answers have ended
 FindFiles = Callable[[], Iterable[Path]]
-"""What looks for model files; called on another thread."""
+"""Finds model files; called on another thread."""
 
 ChooseParams = Callable[[str], LoadParams]
-"""What says how the model of a path is to be loaded; called on another thread."""
+"""Returns the load parameters for a path; called on another thread."""
 
 
 class ModelShelf:
-    """The models that were found on the disk and can be loaded."""
+    """The models on disk that can be loaded."""
 
     def __init__(self, find: FindFiles) -> None:
         self._find = find
@@ -386,7 +361,7 @@ class ModelShelf:
         self.models: Sequence[OfferedModel] = ()
 
     def look(self) -> None:
-        """Look for models; takes as long as reading the headers of new files."""
+        """Scan for models; reads the headers of new files."""
         known: dict[Path, tuple[int, OfferedModel | None]] = {}
         for path in self._find():
             try:
@@ -401,7 +376,6 @@ class ModelShelf:
 
 
 def _read(path: Path) -> OfferedModel | None:
-    """Return a file as a model that can be asked for; None if it cannot be run."""
     try:
         info = read_model_info(path)
     except EngineError as error:
@@ -411,16 +385,15 @@ def _read(path: Path) -> OfferedModel | None:
 
 
 class LibraryModels:
-    """The models of some folders, and one that is loaded from the beginning.
+    """The models of some folders, and one that is loaded first.
 
-    Requests come one after another: one for another model waits until the answers of the loaded
-    one have ended, and those that come behind it wait for it.
+    Requests for another model wait until all running answers have ended; later requests queue.
 
     Args:
         first: the model that is loaded first.
-        shelf: where the others stand.
-        choose: says how one of them is to be loaded.
-        keep_s: seconds without a request after which one is unloaded; None for never.
+        shelf: the other models.
+        choose: returns the load parameters for a path.
+        keep_s: seconds of inactivity after which a model is unloaded; None for never.
     """
 
     lost_hint = LOADED_AGAIN
@@ -443,7 +416,7 @@ class LibraryModels:
         return self._now.problem()
 
     def restore(self, error: EngineError) -> None:
-        """Load the model that was lost again."""
+        """Reload the lost model."""
         self._now.restore(error)
 
     def offered(self) -> Sequence[OfferedModel]:
@@ -453,7 +426,7 @@ class LibraryModels:
         taken = {one.id for one in present}
         others: list[OfferedModel] = []
         for one in self._shelf.models:
-            if one.id not in taken:  # two files of one name cannot be told apart by it
+            if one.id not in taken:  # files with the same name are indistinguishable for clients
                 taken.add(one.id)
                 others.append(one)
         return [*present, *others]
@@ -465,10 +438,10 @@ class LibraryModels:
             return await self._now.ready(name)
 
     async def _change(self, name: str) -> None:
-        """Switch to another model, once all answers have ended."""
         model = next((one for one in self.offered() if one.id == name), None)
         if model is None:
-            raise Refusal(404, f"{name[:100]} is not there any more.", code="model_not_found")
+            text = "{name} no longer exists."
+            raise Refusal(404, text, code="model_not_found", name=name[:100])
         while not self._engine.is_idle:
             await asyncio.sleep(IDLE_S)
         self._now.close()
@@ -478,11 +451,12 @@ class LibraryModels:
         try:
             params = await _on_thread(partial(self._choose, model.info.path))
         except EngineError as error:
-            raise Refusal(503, f"The model cannot be loaded: {error}", error.hint) from None
+            text = "The model cannot be loaded: {problem}"
+            raise Refusal(503, text, error.hint, problem=error.message) from None
         self._now = SingleModel(self._engine, params, model.info, (), self._keep_s)
 
     def open(self) -> None:
-        """Look for models from now on, on a thread."""
+        """Scan for models from now on, on a thread."""
         self._looking = asyncio.create_task(self._keep_looking())
 
     async def _keep_looking(self) -> None:
@@ -490,17 +464,16 @@ class LibraryModels:
             try:
                 await _on_thread(self._shelf.look)
             except OSError as error:
-                log.warning("the folders of models cannot be read: %s", error)
+                log.warning("the model folders cannot be read: %s", error)
             await asyncio.sleep(LOOK_S)
 
     def close(self) -> None:
-        """End the search for models, and the wait for unloading one."""
+        """Stop scanning, and cancel the timers of the model."""
         self._now.close()
         if self._looking is not None:
             self._looking.cancel()
 
 
 async def _on_thread(work: Callable[[], T]) -> T:
-    """Return what some work returns, done on a thread that ends with it."""
-    with ThreadPoolExecutor(1) as pool:  # not the loop's, whose threads would stay
+    with ThreadPoolExecutor(1) as pool:  # not the loop's executor, whose threads persist
         return await asyncio.get_running_loop().run_in_executor(pool, work)

@@ -1,4 +1,4 @@
-"""Refusals: errors of requests, with their HTTP status."""
+"""Refusals: errors with an HTTP status."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from engine import (
     GrammarError,
     ModelBusy,
     ModelFileError,
+    Sentence,
     ToolError,
     text_size,
 )
 
-BUSY_S = 5
-"""Seconds after which a request that the engine had no time for may be sent again."""
+BUSY_S = 5  # Retry-After in seconds when the engine is busy
 
 
 class Refusal(EngineError):
-    """Error of a request, with the HTTP status that tells it.
+    """Error of a request, with its HTTP status.
 
     Attributes:
-        param: name of the field that is wrong; None if it is none.
-        code: short name of the reason for programs; None for none.
-        retry_after_s: seconds after which the same request may be answered; None if never.
+        param: name of the invalid field, if any.
+        code: error code for programs, if any.
+        retry_after_s: seconds until a retry may succeed; None if it will not.
     """
 
     def __init__(
         self, status: int, message: str, hint: str = "", *, param: str | None = None,
-        code: str | None = None, retry_after_s: int | None = None,
+        code: str | None = None, retry_after_s: int | None = None, **values: str | int | float,
     ) -> None:  # fmt: skip
-        super().__init__(message, hint)
+        super().__init__(message, hint, **values)
         self.status = status
         self.param = param
         self.code = code
@@ -46,56 +46,56 @@ class Refusal(EngineError):
 
 @dataclass(frozen=True, slots=True)
 class FieldPlaces:
-    """Places in a request of what only the engine can check.
+    """Places of request fields that only the engine can validate.
 
     Attributes:
-        form: place of the grammar or schema of the answer; "" for none.
-        tools: places of the schemas of functions' arguments, by the name of the function.
+        form: the grammar or schema of the answer, or "".
+        tools: the schemas of tools' arguments, by tool name.
     """
 
     form: str = ""
     tools: Mapping[str, str] = field(default_factory=dict)
 
     def of(self, error: EngineError) -> str | None:
-        """Return the place of what an error is about; None where it is none of these."""
+        """Return the place of the field that caused an error, if it is one of these."""
         if isinstance(error, ToolError):
             return self.tools.get(error.tool)
         return self.form or None if isinstance(error, GrammarError) else None
 
 
 NO_PLACES = FieldPlaces()
-"""Places in a request without forms and functions."""
 
 
 def placed_text(refusal: Refusal) -> str:
-    """Return the sentences of a refusal with its place, for protocols without a field for that."""
+    """Return a refusal's text with its field, for protocols without a member for that."""
     text = f"{refusal} {refusal.hint}".strip()
     param = refusal.param
     return f"{param}: {text}" if param and param not in text else text
 
 
-def bad_value(param: str, message: str, code: str | None = None) -> Refusal:
-    """Return the refusal of a field whose value has no meaning here."""
-    return Refusal(400, message, param=param, code=code)
+def bad_value(
+    param: str, message: str, code: str | None = None, **values: str | int | float
+) -> Refusal:
+    """Return the refusal of an invalid field."""
+    return Refusal(400, Sentence(message, **values), param=param, code=code)
 
 
-MAX_CHARACTERS = 2 << 20
-"""Maximum characters of a conversation to render or count."""
+MAX_CHARACTERS = 2 << 20  # maximum length in characters of a conversation to render or count
 
 
-def check_size(given: object, param: str, most: int = MAX_CHARACTERS) -> None:
-    """Check the size of what the engine will read.
+def check_size(value: object, param: str, most: int = MAX_CHARACTERS) -> None:
+    """Check the size of the engine's input.
 
     Raises:
         Refusal: it is too long.
     """
-    if (n := text_size(given)) > most:
-        text = f"{param} has {n} characters, at most {most} are read at once."
-        raise Refusal(413, text, param=param)
+    if (n := text_size(value)) > most:
+        text = "{place} has {n} characters; at most {most} are allowed."
+        raise Refusal(413, text, param=param, place=param, n=n, most=most)
 
 
 def check_conversation(command: ApplyTemplate) -> None:
-    """Check the size of a conversation without its pictures, which have limits of their own.
+    """Check the size of a conversation without its images, which have their own limits.
 
     Raises:
         Refusal: it is too long.
@@ -105,46 +105,46 @@ def check_conversation(command: ApplyTemplate) -> None:
 
 
 def server_bug() -> Refusal:
-    """Return the refusal of a request that an unexpected error has ended."""
-    return Refusal(500, "The server has failed, which is a bug in Tandem.")
+    """Return the refusal for an unexpected exception."""
+    return Refusal(500, "The server failed; this is a bug in Tandem.")
 
 
 def refusal_of(
     error: EngineError, places: FieldPlaces = NO_PLACES, *, back_s: int | None = None,
     lost_hint: str = "",
 ) -> Refusal:  # fmt: skip
-    """Return how an error of the engine is told to a client.
+    """Return the refusal for an engine error.
 
     Args:
         places: places in the request.
-        back_s: seconds after which a model that the error has cost is back; None if it has not.
-        lost_hint: sentence on that model, in place of what a window would say.
+        back_s: seconds until a lost model is reloaded; None if it was not lost.
+        lost_hint: hint about a lost model, in place of the error's.
     """
     if isinstance(error, Refusal):
         return error
     if isinstance(error, Cancelled | ModelBusy):
-        return Refusal(503, str(error), error.hint, retry_after_s=BUSY_S)
+        return Refusal(503, error.message, error.hint, retry_after_s=BUSY_S)
     if isinstance(error, EngineCrashed):
         status, hint = (500, error.hint) if back_s is None else (503, lost_hint)
-        return Refusal(status, str(error), hint, code="engine_error", retry_after_s=back_s)
+        return Refusal(status, error.message, hint, code="engine_error", retry_after_s=back_s)
     if isinstance(error, DeviceError | ModelFileError):
-        return Refusal(500, str(error), error.hint, code="engine_error")
+        return Refusal(500, error.message, error.hint, code="engine_error")
     code = "context_length_exceeded" if isinstance(error, ContextOverflow) else None
-    return Refusal(400, str(error), error.hint, param=places.of(error), code=code)
+    return Refusal(400, error.message, error.hint, param=places.of(error), code=code)
 
 
 KINDS = {
     401: "authentication_error", 403: "permission_error", 404: "not_found_error",
     429: "rate_limit_error",
 }  # fmt: skip
-"""Names of kinds of errors by HTTP status; others are "invalid_request_error"."""
+"""Error types by HTTP status; others are "invalid_request_error"."""
 
 
 def error_document(refusal: Refusal) -> dict[str, Any]:
-    """Return the document that tells a refusal, its hint included."""
+    """Return OpenAI's error document of a refusal, including its hint."""
     kind = KINDS.get(refusal.status, "invalid_request_error")
     if refusal.status >= 500:
         kind = "server_error"
     text = f"{refusal} {refusal.hint}".strip()
-    found = {"message": text, "type": kind, "param": refusal.param, "code": refusal.code}
-    return {"error": found}
+    error = {"message": text, "type": kind, "param": refusal.param, "code": refusal.code}
+    return {"error": error}

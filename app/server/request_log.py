@@ -1,4 +1,4 @@
-"""Record of the server's requests: those under way, the last ones, and sums of all."""
+"""Record of requests: running ones, recent ones, and totals."""
 
 from __future__ import annotations
 
@@ -11,51 +11,42 @@ from typing import Literal
 
 from engine import Finished, PrefillProgress, TokenText
 
-MAX_KEPT = 500
-"""Number of ended requests that are kept."""
-
+MAX_KEPT = 500  # maximum number of ended requests kept
 MAX_CLIENTS = 64
-"""Number of clients of which sums are kept; all others are one, `OTHERS`."""
+"""Maximum number of clients with their own totals; the others are counted as `OTHERS`."""
 
 OTHERS = "others"
 
-METHODS = ("GET", "HEAD", "POST", "OPTIONS")
-"""Methods that sums name; whatever else clients send is one."""
-
-MAX_TARGET = 120
-"""Largest number of characters that are kept of method and path."""
-
+METHODS = ("GET", "HEAD", "POST", "OPTIONS")  # HTTP methods that are counted by name
+MAX_TARGET = 120  # maximum length of the logged method and path
 Phase = Literal["waiting", "reading", "writing", "ended"]
-"""What a request is doing: waiting for the engine, its prompt or its answer being computed."""
+"""State of a request: queued, prefill, decode, ended."""
 
 
 @dataclass(slots=True)
 class RequestRecord:
-    """A request and what came of it, without its text.
+    """A request and its statistics, without its text.
 
     Attributes:
         number: number of the request, from 1.
         client: address of the client.
-        target: method and path, as the client wrote them.
-        route: the same as the operation has them; "GET (none)" where there is none.
-        began: time when it came, as of `time.time`.
-        seconds: how long it took; 0 while it is under way.
-        status: HTTP status; 0 before there is one, 499 if the client has gone before.
-        n_to_read: number of tokens of the prompt that were not cached, once it is being read.
-        n_read: number of these that are computed.
-        n_prompt: number of tokens of the prompts of answers that have ended.
-        n_cached: number of these that were cached.
-        n_drafted: number of tokens that were guessed and checked.
-        n_accepted: number of these guesses that were right.
-        decode_s: seconds from the first tokens of the answers to their last.
-        saved_s: seconds that guesses saved of these; negative where they lost some.
-        n_tokens: number of tokens of the answers.
-        n_first: number of these that came at once, before their speed could be known.
-        first_token_s: seconds to the first of them; 0 before.
-        tokens_per_s: speed of the answers, all together; 0 for a single token.
-        n_held: bytes of its body.
-        problem: sentence with which it failed; "" if it did not.
-        start: the same time as `began`, as of `time.perf_counter`.
+        target: method and path as sent.
+        route: method and path of the operation, or "GET (none)".
+        began: start time, by `time.time`.
+        seconds: total duration; 0 while it is running.
+        status: HTTP status; 0 before there is one, 499 if the client disconnected.
+        n_to_read, n_read: uncached prompt tokens, and those computed so far.
+        n_prompt, n_cached: prompt tokens of ended answers, and cached ones.
+        n_drafted, n_accepted: draft tokens, and accepted ones.
+        decode_s: total decode time of the answers.
+        saved_s: seconds that draft tokens saved; negative if they cost time.
+        n_tokens: number of generated tokens.
+        n_first: tokens of the first event, which say nothing about the speed.
+        first_token_s: time to first token; 0 until then.
+        tokens_per_s: speed of all answers together; 0 while unknown.
+        n_held: size of its body in bytes.
+        problem: error message, or "".
+        start: start time, by `time.perf_counter`.
     """
 
     number: int
@@ -84,7 +75,7 @@ class RequestRecord:
     start: float = field(default_factory=time.perf_counter)
 
     def note(self, event: object) -> None:
-        """Note an event of an answer."""
+        """Record an event of an answer."""
         if isinstance(event, PrefillProgress):
             self.phase, self.n_read, self.n_to_read = "reading", event.done, event.total
         elif isinstance(event, TokenText):
@@ -99,7 +90,7 @@ class RequestRecord:
 
     def _note_tokens(self, n: int) -> None:
         elapsed = time.perf_counter() - self.start
-        self.phase = "writing"  # again, where a full context had tokens computed once more
+        self.phase = "writing"  # also after a context shift recomputed tokens
         if not self.n_tokens:
             self.first_token_s, self.n_first = elapsed, n
         self.n_tokens += n
@@ -110,11 +101,11 @@ class RequestRecord:
 
 @dataclass(slots=True)
 class Sums:
-    """Sums over all requests since the start.
+    """Totals over all requests.
 
     Attributes:
         requests: number of requests by route and status.
-        tokens: number of written tokens by client.
+        tokens: number of generated tokens by client.
     """
 
     requests: Counter[tuple[str, int]] = field(default_factory=Counter)
@@ -132,13 +123,13 @@ class Sums:
 
 
 class RequestLog:
-    """Requests under way, the last ones and sums of all.
+    """Running and recent requests, and totals.
 
     Attributes:
-        running: requests under way, the oldest first.
-        ended: the last that ended, the newest last.
-        n_held: bytes of the bodies of requests under way.
-        on_end: called with each request that has ended; None for nobody.
+        running: running requests, oldest first.
+        ended: recent requests, newest last.
+        n_held: total size of running requests' bodies in bytes.
+        on_end: called with each request that has ended.
     """
 
     def __init__(self) -> None:
@@ -150,7 +141,7 @@ class RequestLog:
         self._numbers = count(1)
 
     def begin(self, client: str, method: str, path: str) -> RequestRecord:
-        """Note that a request has come, and return what is noted of it."""
+        """Record the start of a request."""
         known = method if method in METHODS else "OTHER"
         target = f"{method} {path}"[:MAX_TARGET]
         record = RequestRecord(next(self._numbers), client, target, f"{known} (none)")
@@ -158,12 +149,12 @@ class RequestLog:
         return record
 
     def hold(self, record: RequestRecord, n: int) -> None:
-        """Note that n bytes of a request's body have come."""
+        """Record n more bytes of a request's body."""
         record.n_held += n
         self.n_held += n
 
     def end(self, record: RequestRecord) -> None:
-        """Note that a request has ended."""
+        """Record the end of a request."""
         self.n_held -= record.n_held
         record.phase = "ended"
         record.seconds = time.perf_counter() - record.start
@@ -191,9 +182,9 @@ class RequestLog:
         return client if client in known or len(known) < MAX_CLIENTS else OTHERS
 
     def clients(self) -> Iterator[tuple[str, float]]:
-        """Yield the clients with answers under way, and the tokens per second that they get."""
-        found: defaultdict[str, float] = defaultdict(float)
+        """Yield the clients with running answers, and their tokens per second."""
+        speeds: defaultdict[str, float] = defaultdict(float)
         for record in self.running.values():
             if record.phase == "writing":
-                found[self._client(record.client)] += record.tokens_per_s
-        yield from found.items()
+                speeds[self._client(record.client)] += record.tokens_per_s
+        yield from speeds.items()

@@ -13,12 +13,12 @@ MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class ServerHints:
-    """What to do about a refusal, in the words of whoever runs the server; "" for nothing.
+    """Hints of refusals, for the user of the window or the command line; "" for none.
 
     Attributes:
-        host: about a name of this machine that is not known.
-        page: about a web page that may not ask.
-        ollama: about Ollama's protocol, where it is not served.
+        host: about an unknown host name.
+        page: about a web page that is not allowed.
+        ollama: about Ollama's protocol, if it is disabled.
     """
 
     host: str = ""
@@ -28,27 +28,26 @@ class ServerHints:
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
-    """Settings of a server: where it listens, who may ask, and how much.
+    """Settings of a server.
 
     Attributes:
-        host: address to listen on; all but those of this machine alone need a key.
-        port: 0 for any that is free.
-        key: what clients must know; "" for nothing.
-        origins: origins of web pages that may ask, such as "http://localhost:3000"; "*" for all.
-        hosts: names under which clients may reach it, beside those of this machine.
-        aliases: further names of the model.
-        sampling: what holds where a request says nothing.
-        most_running: number of answers that the engine has at once.
-        most_waiting: number of answers that wait before it, beyond which requests are refused.
-        most_body: bytes of the largest request, pictures not counted.
-        most_pictures: bytes that its pictures may have beside, where it may have any.
-        most_bodies: bytes of all requests under way, beyond which large ones are refused.
-        most_read_s: seconds in which a request must have come.
-        most_answer_s: seconds after which an answer is ended where it is.
-        ping_s: interval, in seconds, of signs of life while a stream has nothing to say.
-        logs_prompts: whether the log has what is asked.
-        has_ollama: whether programs that know only Ollama's protocol may ask, too.
-        hints: what refusals say that can be done.
+        host: address to listen on; addresses other than loopback require a key.
+        port: 0 for any free port.
+        key: API key of clients, or "".
+        origins: allowed origins of web pages, such as "http://localhost:3000", or "*".
+        hosts: additional host names.
+        aliases: additional names of the model.
+        sampling: default sampling parameters.
+        most_running: maximum number of concurrent answers.
+        most_waiting: maximum number of queued answers; further requests are refused.
+        most_body: maximum size of a request in bytes, without images.
+        most_pictures: maximum size of its images in bytes.
+        most_bodies: size of all running requests in bytes from which large ones are refused.
+        most_read_s: timeout for receiving a request.
+        most_answer_s: timeout of an answer, which is then cut off.
+        ping_s: interval in seconds of pings while a stream is silent.
+        logs_prompts: whether prompts are logged.
+        has_ollama: whether Ollama's protocol is enabled.
     """
 
     host: str = "127.0.0.1"

@@ -1,4 +1,4 @@
-"""Tools of MCP servers: which servers there are, connections to them, calls (no Qt).
+"""Tools of MCP servers: configuration, connections and calls; no Qt.
 
-`mcp` and what it needs are imported on the hub's own thread, once a server is switched on.
+`mcp` is imported on the hub's thread once a server is enabled.
 """

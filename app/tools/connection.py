@@ -1,4 +1,4 @@
-"""A connection to one server: its tools, and calls of them."""
+"""Connection to an MCP server: lists its tools and calls them."""
 
 from __future__ import annotations
 
@@ -36,23 +36,21 @@ log = logging.getLogger(__name__)
 
 MAX_PAGES: Final = 100
 
-LIST_PAUSE_S: Final = 1.0
-"""Seconds between two listings, however often tools change."""
-
+LIST_PAUSE_S: Final = 1.0  # minimum interval in seconds between two listings
 MAX_DESCRIPTION: Final = 16 << 10
 MAX_SCHEMA: Final = 128 << 10
 
 SSE_STATUSES: Final = (400, 404, 405, 406, 415)
-"""Statuses with which servers that only have the older form of HTTP answer the newer one."""
+"""HTTP statuses with which SSE-only servers reject Streamable HTTP."""
 
 
 class ToolConnection:
-    """One life of a connection, from `run` to its end; on the hub's thread only.
+    """One connection, from `run` to its end; on the hub's thread only.
 
     Args:
-        headers: of each request to the server's address.
-        prefix: part of the tools' names for models.
-        on_tools: is told the server's tools once it is ready, and whenever they change.
+        headers: headers of every request.
+        prefix: server's part of the tool names that models see.
+        on_tools: called with the tools when the server is ready, and whenever they change.
     """
 
     def __init__(
@@ -66,28 +64,27 @@ class ToolConnection:
         self._server, self._headers, self._prefix = server, headers, prefix
         self._limits, self._on_tools = limits, on_tools
         self._client: Client | None = None
-        self._names: dict[str, str] = {}  # at the server, by those for models
+        self._names: dict[str, str] = {}  # the server's names, by those that models see
         self._scope = anyio.CancelScope()
         self._is_stopping = False
-        self._are_tools_old = anyio.Event()
+        self._has_new_tools = anyio.Event()
         self._ending = Ending()
 
     async def run(self) -> str:
-        """Connect and stay until `stop` or the end of the connection; return why it ended."""
+        """Connect until `stop` or the server ends the connection; return the problem, or ""."""
         await self._live()
-        if self._might_know("legacy"):
+        if self._may_speak("legacy"):
             await self._live(mode="legacy")
-        elif self._might_know("sse"):
+        elif self._may_speak("sse"):
             await self._live(mode="legacy", is_sse=True)
         return "" if self._is_stopping else ending_sentence(self._server, self._ending)
 
     def stop(self) -> None:
-        """End the connection."""
         self._is_stopping = True
         self._scope.cancel()
 
     async def call(self, tool_name: str, arguments: Mapping[str, Any]) -> ToolResult | None:
-        """Call a tool by its name for models; return None if the connection has ended."""
+        """Call a tool by the name that models see; return None if the connection has ended."""
         client, name = self._client, self._names.get(tool_name)
         if client is None:
             return None
@@ -102,30 +99,29 @@ class ToolConnection:
 
         try:
             with scope:
-                found = await client.call_tool(name, dict(arguments), progress_callback=renew)
-                return tool_result(found, self._limits.most_result)
+                result = await client.call_tool(name, dict(arguments), progress_callback=renew)
+                return tool_result(result, self._limits.most_result)
         except MCPError as error:
             if error.code == CONNECTION_CLOSED or self._client is not client:
-                self._scope.cancel()  # whatever is left of it
+                self._scope.cancel()
                 return None
             text = call_sentence(self._server, error)
-        except Exception as error:  # noqa: BLE001 whatever a server answers
+        except Exception as error:  # noqa: BLE001 servers may answer anything
             text = call_sentence(self._server, error)
         else:
-            sentence = tr("{name} has not answered for {n} s, so the call was ended.")
+            sentence = tr("{name} has not responded for {n} s, so the call was cancelled.")
             text = sentence.format(name=self._server.name, n=f"{silence_s:g}")
         return ToolResult(limited(text, self._limits.most_result), is_error=True)
 
-    def _might_know(self, form: str) -> bool:
+    def _may_speak(self, protocol: str) -> bool:
         ending = self._ending
         if self._is_stopping or ending.was_ready or ending.is_late or ending.misuse:
             return False
-        if form == "legacy":  # programs that end when the first message is not the one they know
+        if protocol == "legacy":  # some programs exit on an unknown first message
             return bool(self._server.command) and ending.has_closed
         return bool(self._server.url) and ending.status in SSE_STATUSES
 
     async def _live(self, mode: str = "auto", *, is_sse: bool = False) -> None:
-        """Connect and stay; `_ending` says how it ended."""
         ending = self._ending = Ending()
         deadline = anyio.current_time() + self._limits.start_s
         standard_error = StandardError(self._server.name)
@@ -164,7 +160,6 @@ class ToolConnection:
         )  # fmt: skip
 
     async def _stay(self, client: Client) -> None:
-        """List the tools, and again whenever they change."""
         await self._list_tools(client)
         self._scope.deadline = math.inf
         self._ending.was_ready = True
@@ -173,24 +168,23 @@ class ToolConnection:
             tasks = await stack.enter_async_context(anyio.create_task_group())
             tasks.start_soon(self._listen, client)
             while True:
-                await self._are_tools_old.wait()
-                self._are_tools_old = anyio.Event()
+                await self._has_new_tools.wait()
+                self._has_new_tools = anyio.Event()
                 await self._list_tools(client)
                 await anyio.sleep(LIST_PAUSE_S)
 
     async def _listen(self, client: Client) -> None:
-        """Hear of changes, as servers tell them that have no notifications without a request."""
+        """Subscribe to changes, for servers that only send them on request."""
         try:
             async with client.listen(tools_list_changed=True) as changes:
                 async for _ in changes:
-                    self._are_tools_old.set()
+                    self._has_new_tools.set()
         except ListenNotSupportedError:
-            pass  # it tells them by notifications
+            pass  # it sends notifications instead
         except Exception:
-            log.debug("%s does not tell of changes", self._server.name, exc_info=True)
+            log.debug("%s does not report changes", self._server.name, exc_info=True)
 
     async def _list_tools(self, client: Client) -> None:
-        """Tell the server's tools."""
         listed: dict[str, ListedTool] = {}
         capabilities = client.server_capabilities
         cursor: str | None = None
@@ -200,14 +194,13 @@ class ToolConnection:
             cursor = page.next_cursor
             if cursor is None or len(listed) >= self._limits.most_tools:
                 break
-        found = list(listed.values())[: self._limits.most_tools]
-        names = tool_names(self._prefix, [tool.name for tool in found])
-        self._names = dict(zip(names, (tool.name for tool in found), strict=True))
-        tools = (self._listed(tool, name) for tool, name in zip(found, names, strict=True))
+        kept = list(listed.values())[: self._limits.most_tools]
+        names = tool_names(self._prefix, [tool.name for tool in kept])
+        self._names = dict(zip(names, (tool.name for tool in kept), strict=True))
+        tools = (self._server_tool(tool, name) for tool, name in zip(kept, names, strict=True))
         self._on_tools(tuple(tool for tool in tools if tool is not None))
 
-    def _listed(self, tool: ListedTool, name: str) -> ServerTool | None:
-        """Return what people and models are told of a tool; None for one that is too large."""
+    def _server_tool(self, tool: ListedTool, name: str) -> ServerTool | None:
         schema = json.dumps(tool.input_schema, ensure_ascii=False)
         if len(schema) > MAX_SCHEMA:
             log.info("%s: the schema of %s is too large", self._server.name, one_line(name, 100))
@@ -225,17 +218,15 @@ class ToolConnection:
 
     async def _on_message(self, message: IncomingMessage) -> None:
         if isinstance(message, ToolListChangedNotification):
-            self._are_tools_old.set()
+            self._has_new_tools.set()
         elif isinstance(message, Exception):
             self._ending.has_rubbish = True
         await anyio.lowlevel.checkpoint()
 
     def _on_end(self) -> None:
-        """End the connection, as the other side has done."""
         self._ending.has_closed = True
         self._scope.cancel()
 
     def _on_misuse(self, misuse: Misuse) -> None:
-        """End the connection, as the server takes too much of this machine."""
         self._ending.misuse = misuse
         self._scope.cancel()

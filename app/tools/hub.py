@@ -1,4 +1,4 @@
-"""All servers of tools: what they offer, and calls of it."""
+"""All tool servers: their tools and calls."""
 
 from __future__ import annotations
 
@@ -20,15 +20,12 @@ HeadersOf = Callable[[ToolServer], Mapping[str, str]]
 
 
 class ServerKeeper:
-    """One server and the connection to it; on the hub's thread only.
+    """One server and its connection; on the hub's thread only.
 
     Args:
-        prefix: part of its tools' names for models.
-        headers_of: returns headers with their secrets; called on another thread.
-        on_change: is told of each change of `state`.
-
-    Attributes:
-        state: what there is to tell of the server.
+        prefix: server's part of the tool names that models see.
+        headers_of: returns headers with secrets; called on another thread.
+        on_change: called after each change of `state`.
     """
 
     def __init__(
@@ -44,21 +41,21 @@ class ServerKeeper:
         self._headers_of, self._limits, self._on_change = headers_of, limits, on_change
         self._connection: ToolConnection | None = None
         self._task: asyncio.Task[None] | None = None
-        self._is_settled = asyncio.Event()  # ready, or ended
+        self._is_settled = asyncio.Event()  # ready or failed
 
     def rename(self, server: ToolServer) -> None:
-        """Take what a person has changed of a server that is connected to as before."""
+        """Replace the configuration of a server without reconnecting."""
         self.state = replace(self.state, server=server)
 
     def start(self) -> None:
-        """Connect, unless it is connected."""
+        """Connect, unless connected."""
         if self._task is None or self._task.done():
             self._is_settled.clear()
-            self._tell(ToolServerState(self.state.server, "starting"))
+            self._set_state(ToolServerState(self.state.server, "starting"))
             self._task = asyncio.get_running_loop().create_task(self._live())
 
     async def stop(self) -> None:
-        """End the connection, and the program."""
+        """End the connection and the program."""
         if self._connection is not None:
             self._connection.stop()
         elif self._task is not None:
@@ -67,21 +64,21 @@ class ServerKeeper:
             await asyncio.wait([self._task])
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> ToolResult:
-        """Call a tool; a server that has ended is started again first."""
+        """Call a tool; restarts a server that has ended."""
         self.start()
         await self._is_settled.wait()
         connection = self._connection
         if connection is None or self.state.status != "ready":
             return ToolResult(self.state.problem, is_error=True)
         result = await connection.call(name, arguments)
-        if result is None:  # the connection has ended; in a moment it is known why
+        if result is None:  # the connection has ended; wait for the reason
             assert self._task is not None, "there was a connection"
             await asyncio.wait([self._task])
-            return ToolResult(self.state.problem or stopped_sentence(self.state.server), True)
+            stopped = tr("{name} was stopped.").format(name=self.state.server.name)
+            return ToolResult(self.state.problem or stopped, is_error=True)
         return result
 
     async def _live(self) -> None:
-        """Connect, and stay until the server or the connection ends."""
         server = self.state.server
         try:
             problem = await self._connected(server)
@@ -90,12 +87,11 @@ class ServerKeeper:
         finally:
             self._connection = None
             self._is_settled.set()
-        self._tell(ToolServerState(self.state.server, "failed", problem))
+        self._set_state(ToolServerState(self.state.server, "failed", problem))
 
     async def _connected(self, server: ToolServer) -> str:
-        """Be connected; return why that ended."""
         headers = await asyncio.to_thread(self._headers_of, server) if server.headers else {}
-        from app.tools.connection import ToolConnection  # late: `mcp` takes a second to import
+        from app.tools.connection import ToolConnection  # imported late: `mcp` takes a second
 
         self._connection = ToolConnection(
             server, headers, self.prefix, self._limits, self._on_tools
@@ -103,29 +99,20 @@ class ServerKeeper:
         return await self._connection.run()
 
     def _on_tools(self, tools: tuple[ServerTool, ...]) -> None:
-        self._tell(ToolServerState(self.state.server, "ready", tools=tools))
+        self._set_state(ToolServerState(self.state.server, "ready", tools=tools))
         self._is_settled.set()
 
-    def _tell(self, state: ToolServerState) -> None:
+    def _set_state(self, state: ToolServerState) -> None:
         if state != self.state:
             self.state = state
             self._on_change()
-
-
-def stopped_sentence(server: ToolServer) -> str:
-    """Return what is said of a call whose server was stopped."""
-    return tr("{name} was stopped.").format(name=server.name)
 
 
 T = TypeVar("T")
 
 
 class LoopThread:
-    """An asyncio loop on a thread of its own.
-
-    Args:
-        name: name of the thread.
-    """
+    """An asyncio loop on its own thread, started by the first `post`."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -135,13 +122,8 @@ class LoopThread:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._is_closed = False
 
-    @property
-    def is_closed(self) -> bool:
-        """Whether the thread has ended its work."""
-        return self._is_closed
-
     def post(self, work: Callable[[], None]) -> bool:
-        """Call `work` on the thread, in the order of calls; return whether it still does such."""
+        """Run `work` on the thread; return False if it is closed."""
         with self._lock:
             if self._is_closed:
                 return False
@@ -153,15 +135,15 @@ class LoopThread:
             return True
 
     def spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Begin a task; on the thread only."""
+        """Start a task; on the thread only."""
         assert self._loop is not None, "called from a loop that runs"
         task = self._loop.create_task(work)
-        self._tasks.add(task)  # the loop itself does not keep it alive
+        self._tasks.add(task)  # the loop keeps only weak references
         task.add_done_callback(self._tasks.discard)
         return task
 
     def close(self, last: Callable[[], Coroutine[Any, Any, None]], timeout_s: float) -> bool:
-        """Do `last` on the thread, and end it; return whether that was done in time."""
+        """Run `last` on the thread and end it; return whether that was done in time."""
         with self._lock:
             was_closed, self._is_closed = self._is_closed, True
             loop, thread = self._loop, self._thread
@@ -192,7 +174,6 @@ class LoopThread:
             loop.close()
 
     async def _cancel_rest(self) -> None:
-        """End tasks that are left."""
         rest = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
         for task in rest:
             task.cancel()
@@ -200,14 +181,13 @@ class LoopThread:
 
 
 class ToolHub:
-    """Connections to servers of tools, on a thread of their own.
+    """Connections to tool servers, on a thread that starts with the first enabled server.
 
-    There is no thread before the first server that is on. All methods return at once, but `close`.
+    Methods return immediately, except for `close`.
 
     Args:
-        on_change: is called on that thread when `states` have changed.
-        headers_of: returns a server's headers with their secrets; called on a further thread.
-        limits: of each server.
+        on_change: called on that thread after a change of `states`.
+        headers_of: returns a server's headers with secrets; called on another thread.
     """
 
     def __init__(
@@ -220,27 +200,27 @@ class ToolHub:
         self._thread = LoopThread("tandem-tools")
         self._lock = threading.Lock()
         self._servers: tuple[ToolServer, ...] = ()
-        self._found: dict[str, ToolServerState] = {}  # by server
+        self._states: dict[str, ToolServerState] = {}  # by server
         self._keepers: dict[str, ServerKeeper] = {}  # on the thread
         self._endings: set[asyncio.Task[None]] = set()  # on the thread
 
     def set_servers(self, servers: Sequence[ToolServer]) -> None:
-        """Use these servers and no others; those that are on are connected to."""
+        """Replace the servers, and connect to those that are enabled."""
         with self._lock:
             had_any = any(server.is_on for server in self._servers)
             self._servers = tuple(servers)
             has_any = any(server.is_on for server in self._servers)
         if had_any or has_any:
-            wanted = tuple(servers)
-            self._thread.post(lambda: self._apply(wanted))
+            new = tuple(servers)
+            self._thread.post(lambda: self._apply(new))
 
     def states(self) -> tuple[ToolServerState, ...]:
-        """Return what there is to tell of each server, in the order of `set_servers`."""
+        """Return the state of each server, in the order of `set_servers`."""
         with self._lock:
             return tuple(self._state(server) for server in self._servers)
 
     def offered(self) -> tuple[ServerTool, ...]:
-        """Return the tools that models are told of: those of ready servers that are not hidden."""
+        """Return the tools for models: those of ready servers that are not hidden."""
         return tuple(
             tool for state in self.states() for tool in state.tools
             if tool.name not in state.server.hidden
@@ -249,14 +229,11 @@ class ToolHub:
     def call(
         self, tool_name: str, arguments: Mapping[str, Any], on_done: Callable[[ToolResult], None]
     ) -> RunningCall:
-        """Call a tool.
-
-        A server that has ended is started again first. Whatever goes wrong is a result, too.
+        """Call a tool; restarts a server that has ended. Errors are results, too.
 
         Args:
-            tool_name: name of the tool for models.
-            on_done: is called once with the result, on the hub's thread; on the caller's own if
-                the hub is closed.
+            tool_name: the name that models see.
+            on_done: called once with the result on the hub's thread, or here if the hub is closed.
         """
         call = RunningCall(self._thread, on_done)
         is_begun = self._thread.post(lambda: call.begin(self._called(tool_name, arguments)))
@@ -265,7 +242,7 @@ class ToolHub:
         return call
 
     def restart(self, name: str) -> None:
-        """Connect to a server anew."""
+        """Reconnect to a server."""
         self._thread.post(lambda: self._restart(name))
 
     def close(self, timeout_s: float = 8.0) -> bool:
@@ -273,15 +250,14 @@ class ToolHub:
         return self._thread.close(self._stop_all, timeout_s)
 
     def _state(self, server: ToolServer) -> ToolServerState:
-        found = self._found.get(server.name) if server.is_on else None
-        if found is None or not found.server.connects_like(server):
+        state = self._states.get(server.name) if server.is_on else None
+        if state is None or not state.server.connects_like(server):
             return ToolServerState(server, "starting" if server.is_on else "off")
-        return ToolServerState(server, found.status, found.problem, found.tools)
+        return ToolServerState(server, state.status, state.problem, state.tools)
 
     # on the hub's thread
 
     def _apply(self, servers: tuple[ToolServer, ...]) -> None:
-        """Start and stop connections, so that there is one to each server that is on."""
         prefixes = server_prefixes([server.name for server in servers])
         wanted = {server.name: server for server in servers if server.is_on}
         for name, keeper in tuple(self._keepers.items()):
@@ -302,7 +278,6 @@ class ToolHub:
         return keeper
 
     def _drop(self, name: str) -> None:
-        """Stop a server, which is not waited for."""
         task = self._thread.spawn(self._keepers.pop(name).stop())
         self._endings.add(task)
         task.add_done_callback(self._endings.discard)
@@ -315,9 +290,9 @@ class ToolHub:
             self._changed()
 
     def _changed(self) -> None:
-        found = {name: keeper.state for name, keeper in self._keepers.items()}
+        states = {name: keeper.state for name, keeper in self._keepers.items()}
         with self._lock:
-            self._found = found
+            self._states = states
         self._on_change()
 
     async def _called(self, tool_name: str, arguments: Mapping[str, Any]) -> ToolResult:
@@ -335,20 +310,20 @@ class ToolHub:
 
 
 class RunningCall:
-    """A call on the hub's thread, which ends with exactly one result."""
+    """A call on the hub's thread, with exactly one result."""
 
     def __init__(self, thread: LoopThread, on_done: Callable[[ToolResult], None]) -> None:
         self._thread, self._on_done = thread, on_done
         self._task: asyncio.Task[ToolResult] | None = None
 
     def cancel(self) -> None:
-        """End the call: its result is an error that says so. Without effect once it has one."""
+        """Cancel the call; its result is an error. No effect once it has a result."""
         self._thread.post(self._cancel)
 
     # on the hub's thread
 
     def begin(self, work: Coroutine[Any, Any, ToolResult]) -> None:
-        """Begin the call."""
+        """Start the call."""
         self._task = self._thread.spawn(work)
         self._task.add_done_callback(self._on_ended)
 

@@ -1,4 +1,4 @@
-"""What a server answers, as text for the model."""
+"""Tool results as text for the model, and tool names."""
 
 from __future__ import annotations
 
@@ -17,11 +17,7 @@ NOTHING: Final = "[The tool has returned nothing.]"
 
 
 def tool_result(result: CallToolResult, most: int) -> ToolResult:
-    """Return the result of a call.
-
-    Args:
-        most: size limit of its text, in characters.
-    """
+    """Return the result of a call, with its text limited to `most` characters."""
     texts = [text for block in result.content if (text := _block_text(block, most))]
     structured = result.structured_content
     has_text = any(block.type == "text" and block.text for block in result.content)
@@ -31,7 +27,7 @@ def tool_result(result: CallToolResult, most: int) -> ToolResult:
 
 
 def limited(text: str, most: int) -> str:
-    """Return a printable text of at most `most` characters, and how much was cut off."""
+    """Return printable text of at most `most` characters, with a note on what was cut off."""
     text = printable(text)
     if len(text) <= most:
         return text
@@ -39,7 +35,6 @@ def limited(text: str, most: int) -> str:
 
 
 def _block_text(block: ContentBlock, most: int) -> str:
-    """Return what a block says, or its name in brackets where that is no text."""
     match block.type:
         case "text":
             return block.text
@@ -74,18 +69,18 @@ MAX_NAME: Final = 64
 MAX_PREFIX: Final = 24
 
 BETWEEN: Final = "__"
-"""What stands between a server's part of a name and the tool's; no server's part has it."""
+"""Separates the server's part of a tool name from the tool's; no server part contains it."""
 
 
 def server_prefixes(servers: Sequence[str]) -> dict[str, str]:
-    """Return the part of tools' names that stands for each server, by the servers' names."""
+    """Return each server's unique prefix for tool names, by server name."""
     single = (re.sub("_{2,}", "_", _plain(name))[:MAX_PREFIX] for name in servers)
     plain = [name.strip("_-") or "server" for name in single]
     return dict(zip(servers, _unique(plain, MAX_PREFIX), strict=True))
 
 
 def tool_names(prefix: str, tools: Sequence[str]) -> list[str]:
-    """Return the name of each tool of a server for models, in their order."""
+    """Return a server's unique tool names for models, in order."""
     start = prefix + BETWEEN
     return [start + name for name in _unique(map(_plain, tools), MAX_NAME - len(start))]
 
@@ -95,14 +90,13 @@ def _plain(name: str) -> str:
 
 
 def _unique(names: Iterable[str], most: int) -> list[str]:
-    """Cut names to `most` characters; those that are there already get a number."""
-    found: list[str] = []
+    unique: list[str] = []
     known: set[str] = set()
     for name in names:
-        given, n = name[:most], 1
-        while given.lower() in known:
+        one, n = name[:most], 1
+        while one.lower() in known:
             n += 1
-            given = f"{name[: most - len(str(n)) - 1].rstrip('_')}_{n}"
-        known.add(given.lower())
-        found.append(given)
-    return found
+            one = f"{name[: most - len(str(n)) - 1].rstrip('_')}_{n}"
+        known.add(one.lower())
+        unique.append(one)
+    return unique

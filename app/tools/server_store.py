@@ -1,4 +1,4 @@
-"""Tool servers: the file they are kept in, the secrets of their headers, their states."""
+"""Tool servers: configuration file, secret headers, and states."""
 
 from __future__ import annotations
 
@@ -18,24 +18,22 @@ from engine import EngineError, Tool, atomic_write, make_private, one_line, read
 
 MAX_NAME: Final = 64
 
-MAX_MESSAGE: Final = 8 << 20
-"""Size of the largest message of a server, in bytes or characters."""
+MAX_MESSAGE: Final = 8 << 20  # maximum size of a message of a server, in bytes or characters
 
 
 @dataclass(frozen=True, slots=True)
 class ToolServer:
-    """A program, or an address, that offers tools by the Model Context Protocol.
+    """Configuration of an MCP server: a program or a URL.
 
     Attributes:
-        name: what the person calls it; no two have one name.
-        command: program and its arguments; () for a server at an address.
-        environment: variables of the program, beside the few that it gets anyhow.
-        folder: where the program runs; "" for the folder that the app runs in.
+        name: its unique name.
+        command: program and arguments; () for a URL.
+        environment: extra environment variables of the program.
+        folder: working directory of the program; "" for the app's.
         url: address; "" for a program.
-        headers: what each request to the address has; "" stands for a value that is kept as a
-            secret.
-        is_on: whether it is used.
-        hidden: names of its tools that models are not told of.
+        headers: request headers; the value "" stands for a stored secret.
+        is_on: whether it is enabled.
+        hidden: names of its tools that models do not see.
     """
 
     name: str
@@ -48,7 +46,7 @@ class ToolServer:
     hidden: tuple[str, ...] = ()
 
     def connects_like(self, other: ToolServer) -> bool:
-        """Return whether a connection to one is a connection to the other."""
+        """Return whether both need the same connection."""
         return (self.command, self.environment, self.folder, self.url, self.headers) == (
             other.command, other.environment, other.folder, other.url, other.headers,
         )  # fmt: skip
@@ -59,11 +57,10 @@ class ToolLimits:
     """Limits for one server.
 
     Attributes:
-        start_s: seconds in which a server must have listed its tools; programs may have to be
-            fetched first.
-        silence_s: seconds of a call without a sign of progress.
-        most_result: size limit of a result, in characters.
-        most_tools: number of tools beyond which no more are read.
+        start_s: timeout for connecting and listing tools; includes the program's installation.
+        silence_s: timeout of a call since its last progress notification.
+        most_result: maximum length of a result, in characters.
+        most_tools: maximum number of tools read.
     """
 
     start_s: float = 90.0
@@ -81,17 +78,17 @@ EXAMPLE: Final = '{"mcpServers": {"name": {"command": "…"}}}'
 
 
 def servers_in(text: str) -> tuple[ToolServer, ...]:
-    """Return the servers that a JSON text names.
+    """Parse the servers in a JSON text.
 
     Raises:
-        EngineError: it is no such text, or one of its servers cannot be used.
+        EngineError: it is invalid, or one of its servers is.
     """
     try:
-        found = json.loads(text[:MAX_TEXT])
+        document = json.loads(text[:MAX_TEXT])
     except (ValueError, RecursionError) as error:
         why = one_line(str(error), 100)
-        raise EngineError(tr("This is not JSON: {why}.").format(why=why)) from None
-    entries = _entries(found)
+        raise EngineError(tr("This is not valid JSON: {why}.").format(why=why)) from None
+    entries = _entries(document)
     if not entries:
         raise EngineError(
             tr("There is no server in this text."),
@@ -101,15 +98,15 @@ def servers_in(text: str) -> tuple[ToolServer, ...]:
 
 
 def servers_json(servers: Sequence[ToolServer]) -> dict[str, Any]:
-    """Return servers as a value that `servers_in` reads from its JSON; without headers' values."""
+    """Return servers in the format that `servers_in` reads, without header values."""
     return {"mcpServers": {server.name: _entry(server) for server in servers}}
 
 
 def checked_server(server: ToolServer) -> ToolServer:
-    """Return a server that can be used.
+    """Validate a server and return it.
 
     Raises:
-        EngineError: it has no name, neither a program nor an address, or text that is none.
+        EngineError: it is invalid.
     """
     if not server.name or len(server.name) > MAX_NAME or not server.name.isprintable():
         text = tr("A server needs a name of at most {n} characters.")
@@ -123,35 +120,30 @@ def checked_server(server: ToolServer) -> ToolServer:
     for key, value in (*server.environment.items(), *server.headers.items()):
         if not key or "\0" in key + value or ("=" in key and key in server.environment):
             raise EngineError(
-                tr("{name} cannot be the name of a variable.").format(name=one_line(key, 60))
+                tr("“{name}” is not a valid variable name.").format(name=one_line(key, 60))
             )
     for key, value in server.headers.items():
         if not (key + value).isascii() or not (key + value).isprintable() or ":" in key:
-            text = tr("The header {name} has characters that headers cannot have.")
+            text = tr("The header {name} contains invalid characters.")
             raise EngineError(text.format(name=one_line(key, 60)))
     if any("\0" in word for word in server.command) or (server.command and not server.command[0]):
         raise EngineError(tr("{name} has no usable command.").format(name=server.name))
     return server
 
 
-def _entries(found: Any) -> Mapping[str, Any]:
-    if not isinstance(found, dict):
+def _entries(document: Any) -> Mapping[str, Any]:
+    if not isinstance(document, dict):
         return {}
     for key in LISTS:
-        if isinstance(found.get(key), dict):
-            return dict(found[key])
-    if isinstance(found.get("command"), str) or any(key in found for key in URLS):
-        name = found.get("name")
-        return {name if isinstance(name, str) else tr("Server"): found}
-    return {key: entry for key, entry in found.items() if isinstance(entry, dict)}
+        if isinstance(document.get(key), dict):
+            return dict(document[key])
+    if isinstance(document.get("command"), str) or any(key in document for key in URLS):
+        name = document.get("name")
+        return {name if isinstance(name, str) else tr("Server"): document}
+    return {key: entry for key, entry in document.items() if isinstance(entry, dict)}
 
 
 def _server(name: str, entry: Any) -> ToolServer:
-    """Return the server of an entry.
-
-    Raises:
-        EngineError: it cannot be used.
-    """
     if not isinstance(entry, dict):
         raise EngineError(tr("{name} is not a server.").format(name=one_line(str(name), 60)))
     command, arguments = entry.get("command"), _texts(name, entry, "args")
@@ -194,26 +186,24 @@ def _entry(server: ToolServer) -> dict[str, Any]:
 
 
 def _texts(name: str, entry: Mapping[str, Any], key: str) -> tuple[str, ...]:
-    """Return a list of texts of an entry; () where there is none."""
-    found = entry.get(key) or []
-    if not isinstance(found, list) or not all(isinstance(word, str) for word in found):
+    value = entry.get(key) or []
+    if not isinstance(value, list) or not all(isinstance(word, str) for word in value):
         raise EngineError(
-            tr("“{key}” of {name} is not a list of texts.").format(key=key, name=name)
+            tr("“{key}” of {name} is not a list of strings.").format(key=key, name=name)
         )
-    return tuple(found)
+    return tuple(value)
 
 
 def _pairs(name: str, entry: Mapping[str, Any], key: str) -> dict[str, str]:
-    """Return an object of texts of an entry; {} where there is none."""
-    found = entry.get(key) or {}
-    is_fine = isinstance(found, dict) and all(
-        isinstance(value, str | int | float) for value in found.values()
+    pairs = entry.get(key) or {}
+    is_valid = isinstance(pairs, dict) and all(
+        isinstance(value, str | int | float) for value in pairs.values()
     )
-    if not is_fine:
+    if not is_valid:
         raise EngineError(
-            tr("“{key}” of {name} is not an object of texts.").format(key=key, name=name)
+            tr("“{key}” of {name} is not an object of strings.").format(key=key, name=name)
         )
-    return {word: str(value) for word, value in found.items()}
+    return {word: str(value) for word, value in pairs.items()}
 
 
 def _is_address(url: str) -> bool:
@@ -228,18 +218,18 @@ log = logging.getLogger(__name__)
 
 
 class ToolServerStore:
-    """The file of servers, which only this user can read: their variables may hold keys.
+    """The configuration file, private to this user, as environment variables may hold keys.
 
     Args:
-        file: JSON file, as `server_json` has it.
-        secrets: where the values of headers are.
+        file: JSON file, see `servers_json`.
+        secrets: store for header values.
     """
 
     def __init__(self, file: Path, secrets: SecretStore) -> None:
         self._file, self._secrets = file, secrets
 
     def load(self) -> tuple[ToolServer, ...]:
-        """Return the servers; a damaged file is set aside."""
+        """Return the servers; an invalid file is renamed."""
         try:
             text = read_file(self._file, MAX_TEXT).decode()
             has_any = bool(json.loads(text).get("mcpServers"))
@@ -247,40 +237,37 @@ class ToolServerStore:
         except FileNotFoundError:
             return ()
         except (OSError, ValueError, AttributeError, RecursionError, EngineError) as error:
-            log.info("servers of tools could not be read and are set aside: %s", error)
+            log.info("the list of tool servers cannot be read and is renamed: %s", error)
             self._set_aside()
             return ()
 
     def save(self, servers: Sequence[ToolServer]) -> None:
-        """Write the servers, without the values of headers.
+        """Write the servers, without header values.
 
         Raises:
-            OSError: the file cannot be written.
+            OSError: writing failed.
         """
         make_private(self._file.parent)
         text = json.dumps(servers_json(servers), ensure_ascii=False, indent=1)
         with atomic_write(self._file) as file:
             file.write(text.encode(errors="surrogatepass"))
 
-    # waits for the keyring, so not on the GUI thread
+    # may block on the keyring, so not for the GUI thread
 
     def headers_of(self, server: ToolServer) -> Mapping[str, str]:
-        """Return the headers of a server with their values; without those that have none."""
-        kept = self._kept(server.name)
-        found = {name: value or kept.get(name, "") for name, value in server.headers.items()}
-        return {name: value for name, value in found.items() if value}
+        """Return a server's headers with stored values, without empty ones."""
+        stored = self._stored(server.name)
+        headers = {name: value or stored.get(name, "") for name, value in server.headers.items()}
+        return {name: value for name, value in headers.items() if value}
 
     def keep_secrets(self, server: ToolServer, old: ToolServer | None = None) -> Place:
-        """Keep the values of a server's headers.
+        """Store a server's header values; return where, or "keyring" if there are none.
 
         Args:
-            old: the server that it replaces, whose values those headers have that bring none.
-
-        Returns:
-            where they are kept; "keyring" if there are none.
+            old: the server that it replaces, whose values are kept for empty headers.
         """
-        known = self._kept((old or server).name)
-        headers = {name: value or known.get(name, "") for name, value in server.headers.items()}
+        stored = self._stored((old or server).name)
+        headers = {name: value or stored.get(name, "") for name, value in server.headers.items()}
         headers = {name: value for name, value in headers.items() if value}
         if old is not None and old.name != server.name:
             self.forget(old.name)
@@ -290,22 +277,22 @@ class ToolServerStore:
         return self._secrets.put(_secret_name(server.name), json.dumps(headers))
 
     def forget(self, name: str) -> None:
-        """Forget the secrets of a server."""
+        """Delete the secrets of a server."""
         self._secrets.put(_secret_name(name), "")
 
-    def _kept(self, name: str) -> dict[str, str]:
+    def _stored(self, name: str) -> dict[str, str]:
         try:
-            found = json.loads(self._secrets.get(_secret_name(name)) or "{}")
+            document = json.loads(self._secrets.get(_secret_name(name)) or "{}")
         except (ValueError, RecursionError):
-            found = {}
-        pairs = found.items() if isinstance(found, dict) else ()
+            document = {}
+        pairs = document.items() if isinstance(document, dict) else ()
         return {key: value for key, value in pairs if isinstance(value, str)}
 
     def _set_aside(self) -> None:
         try:
             self._file.replace(self._file.with_name(self._file.name + ".broken"))
         except OSError as error:
-            log.info("the broken file stays in place: %s", error)
+            log.info("the invalid file cannot be renamed: %s", error)
 
 
 def _secret_name(server: str) -> str:
@@ -313,13 +300,13 @@ def _secret_name(server: str) -> str:
 
 
 def split_command(text: str, *, is_windows: bool = sys.platform == "win32") -> tuple[str, ...]:
-    """Return the words of a line; quotes keep words with spaces together.
+    """Split a command line; quotes protect spaces.
 
     Args:
-        is_windows: whether a backslash is a letter, as in paths there.
+        is_windows: whether a backslash is an ordinary character.
 
     Raises:
-        EngineError: a quote has no end.
+        EngineError: a quote is not closed.
     """
     lexer = shlex.shlex(text, posix=True, punctuation_chars=False)
     lexer.whitespace_split = True
@@ -329,11 +316,11 @@ def split_command(text: str, *, is_windows: bool = sys.platform == "win32") -> t
     try:
         return tuple(lexer)
     except ValueError:
-        raise EngineError(tr("A quote in the command has no end.")) from None
+        raise EngineError(tr("A quote in the command is not closed.")) from None
 
 
 def join_command(words: tuple[str, ...], *, is_windows: bool = sys.platform == "win32") -> str:
-    """Return a line that `split_command` reads as these words."""
+    """Join words into a line that `split_command` splits into the same words."""
     if not is_windows:
         return shlex.join(words)
     return " ".join(
@@ -351,9 +338,9 @@ class ServerTool:
     Attributes:
         server: name of its server.
         name: its name at the server.
-        tool: what models are told of it; `tool.name` is unique among the tools of all servers.
-        title: what people call it; its name where the server has no other.
-        is_read_only: whether the server says that it changes nothing; None where it says nothing.
+        tool: declaration for models; `tool.name` is unique among all servers.
+        title: display name.
+        is_read_only: the server's `readOnlyHint`; None if unknown.
     """
 
     server: str
@@ -365,11 +352,11 @@ class ServerTool:
 
 @dataclass(frozen=True, slots=True)
 class ToolServerState:
-    """A server and what became of it.
+    """A server and its connection.
 
     Attributes:
-        problem: why it has failed, in a sentence; "" if it has not.
-        tools: all that it has, also those that are hidden; () unless it is ready.
+        problem: why it failed, or "".
+        tools: all its tools, including hidden ones; () unless it is ready.
     """
 
     server: ToolServer
@@ -380,7 +367,7 @@ class ToolServerState:
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """What came of a call: text for the model, or why there is none."""
+    """Result of a call: text for the model."""
 
     text: str
     is_error: bool = False

@@ -1,9 +1,9 @@
-"""The parent of a tool server's program on Linux, which ends whatever that has started.
+"""Parent process of a tool server's program on Linux, which kills all its descendants at the end.
 
-`python -I -S supervisor.py PROGRAM ARGUMENTS` is a program of its own, so that it starts at once.
-Signals to a group of processes do not reach those in sessions of their own (setsid). As the reaper
-of orphans (PR_SET_CHILD_SUBREAPER) this process stays the ancestor of all of them, and kills them
-once the program has ended, or a while after its standard input was closed.
+`python -I -S supervisor.py PROGRAM ARGUMENTS` imports nothing of the app, so it starts fast.
+Signals to a process group miss processes in other sessions (setsid). As the reaper of orphans
+(PR_SET_CHILD_SUBREAPER), this process stays the ancestor of all of them, and kills them once the
+program has ended, or a while after stdin was closed.
 """
 
 from __future__ import annotations
@@ -21,18 +21,15 @@ from typing import Final
 PR_SET_CHILD_SUBREAPER: Final = 36
 
 END_S: Final = 3.0
-"""Seconds for a program to end after its standard input was closed, as by a window that died; the
-package `mcp` gives it two, and then sends SIGTERM."""
+"""Seconds for a program to exit after its stdin was closed, e.g. because the window died; the `mcp`
+package allows two seconds before SIGTERM."""
 
-TERMINATE_S: Final = 0.5
-"""Seconds for a program to end after SIGTERM."""
-
-KILL_S: Final = 2.0
-"""Seconds after which processes that cannot be killed are left."""
+TERMINATE_S: Final = 0.5  # seconds for a program to exit after SIGTERM
+KILL_S: Final = 2.0  # seconds after which unkillable processes are left
 
 
 def main(command: list[str]) -> int:
-    """Run a program and end all that it has started; return its status."""
+    """Run a program and then kill all its descendants; return its exit status."""
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
@@ -44,17 +41,16 @@ def main(command: list[str]) -> int:
     except OSError as error:
         sys.stderr.write(f"{error}\n")
         return 127
-    os.dup2(os.open(os.devnull, os.O_RDWR), 1)  # its end must be seen behind this process
+    os.dup2(os.open(os.devnull, os.O_RDWR), 1)  # so that the reader sees the program's EOF
     status = _watch(process, reading)
     _kill_all()
     return status
 
 
 def _watch(process: subprocess.Popen[bytes], reading: int) -> int:
-    """Wait until the program ends or has to; return its status."""
     wakes = select.poll()
     wakes.register(reading, select.POLLIN)
-    wakes.register(0, 0)  # tells that nobody writes to it any more
+    wakes.register(0, 0)  # reports when the writer closes stdin
     until = float("inf")
     while (left := until - time.monotonic()) > 0:
         timeout = None if left == float("inf") else left * 1000
@@ -87,7 +83,6 @@ def _kill_all() -> None:
 
 
 def _descendants() -> set[int]:
-    """Return the processes below this one."""
     children: dict[int, list[int]] = {}
     for name in filter(str.isdecimal, os.listdir("/proc")):
         with suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:

@@ -1,7 +1,4 @@
-"""Transports to a tool server: the pipes of a program, or HTTP to an address.
-
-Messages are limited in size and rate.
-"""
+"""Transports to MCP servers, stdio and HTTP, with limits on message size and rate."""
 
 from __future__ import annotations
 
@@ -39,17 +36,16 @@ MESSAGES_PER_S: Final = 500.0
 BYTES_AT_ONCE: Final = 16 << 20
 BYTES_PER_S: Final = float(2 << 20)
 
-FLOOD_S: Final = 10.0
-"""Seconds for which a server may send as fast as it can."""
+FLOOD_S: Final = 10.0  # seconds for which a server may exceed the rate
 
 
 class FloodLimit:
-    """A token bucket that slows a sender down, and gives it up if it never pauses.
+    """Token bucket that slows down a sender.
 
     Args:
-        burst: amount that may come at once.
-        rate: amount that may come each second.
-        on_flood: is called once the sender has used all of that for `FLOOD_S`.
+        burst: maximum amount at once.
+        rate: amount per second.
+        on_flood: called once the sender has exceeded the rate for `FLOOD_S`.
     """
 
     def __init__(self, burst: float, rate: float, on_flood: Callable[[], None]) -> None:
@@ -58,7 +54,7 @@ class FloodLimit:
         self._slowed_since: float | None = None
 
     async def take(self, amount: float = 1.0) -> None:
-        """Wait until `amount` may come."""
+        """Wait until `amount` is available."""
         now = time.monotonic()
         self._left = min(self._burst, self._left + (now - self._at) * self._rate) - amount
         self._at = now
@@ -74,19 +70,19 @@ class FloodLimit:
 
 
 class LimitedText(TextReceiveStream):
-    """What a program prints, in whole lines; it ends before one that is too long.
+    """Output of a program, in whole lines; ends at a line that is too long.
 
-    Takes the place of the stream of the package `mcp`, which keeps a line however long it grows.
+    Replaces a class of the `mcp` package that buffers lines of any length.
     """
 
     def __post_init__(self, encoding: str, errors: str) -> None:
         super().__post_init__(encoding, errors)
-        self._open: list[str] = []  # pieces of a line whose end has not come
+        self._open: list[str] = []  # pieces of an incomplete line
         self._n_open = 0
         self._on_large = on_large_line.get()
 
     async def receive(self) -> str:
-        """Return the next lines, or the last one without its end."""
+        """Return the next lines, or the incomplete last one."""
         while self._n_open <= MAX_MESSAGE:
             try:
                 text = await super().receive()
@@ -111,43 +107,41 @@ class LimitedText(TextReceiveStream):
 
 
 on_large_line: ContextVar[Callable[[], None]] = ContextVar("on_large_line", default=lambda: None)
-"""Function that is called if a program prints too long a line, set where the program is run."""
+"""Called if a program prints a line that is too long; set where the program is started."""
 
-setattr(mcp_stdio, "TextReceiveStream", LimitedText)  # noqa: B010 it is no public name
+setattr(mcp_stdio, "TextReceiveStream", LimitedText)  # noqa: B010 not a public name
 
 
 def cap_listed(message: Any, most: int) -> None:
-    """Drop tools from a message beyond `most`, before time and memory are spent on them."""
+    """Drop tools beyond `most` from a message, before it is parsed."""
     result = getattr(getattr(message, "message", None), "result", None)
     tools = result.get("tools") if isinstance(result, dict) else None
     if isinstance(tools, list):
         del tools[most:]
 
 
-MAX_SAID = 300
-"""Characters of what a server says that are shown."""
+MAX_SHOWN = 300  # maximum length of a server's message in the window
 
 
 Misuse = Literal["", "flood", "large", "encoded"]
-"""What ends a connection: messages without a pause, a message that is too large, compression."""
+"""Why Tandem ended a connection: too many messages, a message too large, compression."""
 
 OnMisuse = Callable[[Misuse], None]
 
 
 @dataclass(slots=True)
 class Ending:
-    """How a connection has ended.
+    """How a connection ended.
 
     Attributes:
-        error: what was raised; None for nothing.
-        was_ready: whether it had told its tools.
-        is_late: whether it had not done so in time.
-        has_closed: whether the other side has closed it.
-        has_rubbish: whether it has sent what is no message.
-        misuse: what it did that has ended it; "" for nothing.
-        status: last HTTP status; 0 for none.
-        last_line: last line of a program's standard error.
-        unreachable: why nothing gets to an address; None if something does.
+        error: exception, if any.
+        was_ready: whether it had listed its tools.
+        is_late: whether it did not do so in time.
+        has_closed: whether the server closed it.
+        has_rubbish: whether the server sent invalid messages.
+        status: last HTTP status, or 0.
+        last_line: last line of the program's stderr.
+        unreachable: why the URL cannot be reached, if so.
     """
 
     error: Exception | None = None
@@ -161,22 +155,22 @@ class Ending:
     unreachable: str | None = None
 
     def note_status(self, status: int) -> None:
-        """Note the status of an answer, unless an earlier one says more."""
+        """Store the status of a response, unless an earlier one says more."""
         if self.status < 400 or status in (401, 403):
             self.status = status
 
 
 def ending_sentence(server: ToolServer, ending: Ending) -> str:
-    """Return why a connection has ended, in a sentence or two."""
+    """Describe how a connection ended."""
     sentence = _reason(server, ending)
     if server.command and ending.last_line:
-        said = tr("Its last output: {line}").format(line=one_line(ending.last_line, MAX_SAID))
-        return f"{sentence} {said}"
+        output = tr("Its last output: {line}").format(line=one_line(ending.last_line, MAX_SHOWN))
+        return f"{sentence} {output}"
     return sentence
 
 
 def call_sentence(server: ToolServer, error: Exception) -> str:
-    """Return why a call has failed."""
+    """Describe why a call failed."""
     why = one_line(str(error), 2000) or type(error).__name__
     return tr("{name} says: {text}").format(name=server.name, text=why)
 
@@ -184,37 +178,36 @@ def call_sentence(server: ToolServer, error: Exception) -> str:
 def _reason(server: ToolServer, ending: Ending) -> str:
     name = server.name
     if ending.misuse == "flood":
-        return tr("{name} sends messages without a pause, so it was ended.").format(name=name)
+        return tr("{name} sends too many messages, so it was stopped.").format(name=name)
     if ending.misuse == "large":
-        text = tr("{name} sent a message of more than {n} MiB, so it was ended.")
+        text = tr("{name} sent a message of more than {n} MiB, so it was stopped.")
         return text.format(name=name, n=MAX_MESSAGE >> 20)
     if ending.misuse == "encoded":
-        text = tr("{name} compresses its answers although it was asked not to.")
+        text = tr("{name} sends compressed responses although the request forbids them.")
         return text.format(name=name)
     if ending.unreachable is not None:
-        why = one_line(ending.unreachable, MAX_SAID)
+        why = one_line(ending.unreachable, MAX_SHOWN)
         return tr("{url} cannot be reached: {why}").format(url=server.url, why=why)
     for error in parts_of(ending.error):
         if isinstance(error, OSError) and server.command and not ending.was_ready:
             return _start_sentence(server, error)
     if ending.status in (401, 403):
-        text = tr("{name} refuses access ({status}). It may need a header “Authorization”.")
+        text = tr("{name} denied access ({status}). It may need an “Authorization” header.")
         return text.format(name=name, status=ending.status)
     if ending.status >= 400:
-        text = tr("{name} answers with status {status}. Check its address.")
+        text = tr("{name} returned status {status}. Check its address.")
         return text.format(name=name, status=ending.status)
     if ending.is_late and ending.has_rubbish:
-        return tr("{name} prints text that is not the protocol of a tool server.").format(name=name)
+        return tr("{name} printed text instead of MCP messages.").format(name=name)
     if ending.is_late:
-        return tr("{name} did not answer in time.").format(name=name)
+        return tr("{name} did not respond in time.").format(name=name)
     if server.command and (ending.has_closed or ending.error is None):
-        return tr("The program of {name} has ended.").format(name=name)
-    errors = [one_line(str(error), MAX_SAID) for error in parts_of(ending.error)]
-    return tr("{name} has failed: {why}").format(name=name, why=", ".join(filter(None, errors)))
+        return tr("The program of {name} has exited.").format(name=name)
+    errors = [one_line(str(error), MAX_SHOWN) for error in parts_of(ending.error)]
+    return tr("{name} failed: {why}").format(name=name, why=", ".join(filter(None, errors)))
 
 
 def _start_sentence(server: ToolServer, error: OSError) -> str:
-    """Return why a program cannot be started."""
     program = server.command[0]
     if server.folder and error.filename == server.folder:
         text = tr("{name} cannot run in {folder}: {why}.")
@@ -225,7 +218,7 @@ def _start_sentence(server: ToolServer, error: OSError) -> str:
 
 
 def parts_of(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield an error's parts, those of groups one by one."""
+    """Yield an error, or the errors of a group one by one."""
     if isinstance(error, BaseExceptionGroup):
         for part in error.exceptions:
             yield from parts_of(part)
@@ -235,25 +228,20 @@ def parts_of(error: BaseException | None) -> Iterator[BaseException]:
 
 log = logging.getLogger(__name__)
 
-MAX_LINE: Final = 4096
-"""Bytes of a line that are looked at; what comes behind counts as another line."""
-
-MAX_LOGGED: Final = 500
-"""Number of lines of one run of a program that go to the log."""
-
-LAST_S: Final = 0.5
-"""Seconds in which the last lines of a program that has ended must have come."""
+MAX_LINE: Final = 4096  # bytes after which a line is split
+MAX_LOGGED: Final = 500  # maximum number of lines logged per run of a program
+LAST_S: Final = 0.5  # seconds to wait for the last lines of a program that has exited
 
 
 class StandardError:
-    """A pipe for a program's standard error, read by a thread while it is open.
+    """Pipe for a program's stderr, read by a thread while it is open.
 
     Args:
         name: name of the server, for the log.
 
     Attributes:
-        file: the end that the program writes to.
-        last_line: last line that was not empty; "" for none.
+        file: the program's end.
+        last_line: last line that was not empty, or "".
     """
 
     def __init__(self, name: str) -> None:
@@ -274,7 +262,7 @@ class StandardError:
         trace: TracebackType | None,
     ) -> None:  # fmt: skip
         self.file.close()
-        self._thread.join(LAST_S)  # a program that it has left behind may hold the pipe longer
+        self._thread.join(LAST_S)  # a process left behind may hold the pipe longer
 
     def _read(self, reading: int) -> None:
         n_lines = 0
@@ -294,21 +282,21 @@ CONNECT_S: Final = 15.0
 IS_LINUX: Final = sys.platform == "linux"
 
 SUPERVISOR: Final = sys.executable, "-I", "-S", str(Path(__file__).with_name("supervisor.py"))
-"""Program that runs another and ends all that it has started, see there."""
+"""Command that runs a program and kills its descendants at the end, see there."""
 
 for _name in ("mcp.client.stdio", "mcp.client.streamable_http", "mcp.client.sse", "client"):
-    logging.getLogger(_name).setLevel(logging.CRITICAL)  # errors of servers are told in the window
-for _name in ("httpx2", "httpcore2"):  # they log addresses
+    logging.getLogger(_name).setLevel(logging.CRITICAL)  # the window shows servers' errors
+for _name in ("httpx2", "httpcore2"):  # they log URLs
     logging.getLogger(_name).setLevel(logging.WARNING)
 
 
 class EndWatch:
-    """A stream of messages that tells when it has ended, and slows down a flood.
+    """Message stream that reports its end and slows down a flood.
 
     Args:
-        on_end: is called when the other side sends nothing more.
-        on_misuse: is told what the other side does that ends the connection.
-        most_tools: number of tools beyond which a listing is cut.
+        on_end: called when the server has closed the stream.
+        on_misuse: called when the connection has to be ended.
+        most_tools: maximum number of tools in a listing.
     """
 
     def __init__(
@@ -319,15 +307,13 @@ class EndWatch:
 
     @property
     def last_context(self) -> Any:
-        """Context of the sender of the last message, where the stream has such."""
+        """The stream's `last_context`, if it has one."""
         return getattr(self._stream, "last_context", None)
 
     async def receive(self) -> Any:
-        """Return the next message."""
         return await self._limited(await self._stream.receive())
 
     async def aclose(self) -> None:
-        """Close the stream."""
         await self._stream.aclose()
 
     def __aiter__(self) -> Self:
@@ -359,11 +345,11 @@ class EndWatch:
 
 
 class LimitedBody(httpx2.AsyncByteStream):
-    """The body of an answer: one message, or a stream of events.
+    """Body of a response: one message, or an event stream.
 
     Args:
-        on_large: is called if a message is too large.
-        events: limits a stream of events; None for one message.
+        on_large: called if a message is too large.
+        events: limit of an event stream; None for one message.
     """
 
     def __init__(
@@ -383,7 +369,6 @@ class LimitedBody(httpx2.AsyncByteStream):
             yield chunk
 
     async def aclose(self) -> None:
-        """Close the body."""
         await self._body.aclose()
 
 
@@ -394,14 +379,14 @@ async def program_streams(
     watch: Callable[[Any], EndWatch],
     on_misuse: OnMisuse,
 ) -> AsyncIterator[tuple[Any, Any]]:
-    """Run a server's program; yield what it sends and takes.
+    """Run a server's program; yield its incoming and outgoing streams.
 
-    It gets the few variables that the package holds to be harmless, and its own. At the end its
-    standard input is closed; if it then stays, it is ended, and all that it has started: by a
-    `supervisor` on Linux, elsewhere by the package, on macOS those of its session alone.
+    It gets only the variables that the `mcp` package considers safe, and its own. At the end stdin
+    is closed; a program that stays is killed with its descendants: by `supervisor` on Linux,
+    elsewhere by the package (on macOS only its own session).
 
     Args:
-        watch: makes the stream that is read.
+        watch: wraps the incoming stream.
 
     Raises:
         OSError: it cannot be started.
@@ -422,17 +407,17 @@ async def program_streams(
 
 
 def _check_start(server: ToolServer) -> None:
-    """Find what keeps a program from starting, before its supervisor does.
+    """Check that a program can start, since its supervisor cannot report why not.
 
     Raises:
-        OSError: its folder or it is not there, or may not be used.
+        OSError: the program or its folder is missing or not accessible.
     """
     if server.folder and not stat.S_ISDIR(os.stat(server.folder).st_mode):
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), server.folder)
     program = server.command[0]
-    found = os.path.join(server.folder, program) if os.sep in program else program
-    if shutil.which(found, path=server.environment.get("PATH")) is None:
-        number = errno.EACCES if os.path.exists(found) else errno.ENOENT
+    path = os.path.join(server.folder, program) if os.sep in program else program
+    if shutil.which(path, path=server.environment.get("PATH")) is None:
+        number = errno.EACCES if os.path.exists(path) else errno.ENOENT
         raise OSError(number, os.strerror(number), program)
 
 
@@ -446,14 +431,14 @@ async def http_streams(
     *,
     is_sse: bool,
 ) -> AsyncIterator[tuple[Any, Any]]:
-    """Speak to a server's address; yield what it sends and takes.
+    """Connect to a server's URL; yield its incoming and outgoing streams.
 
-    Redirects to another host are not followed, so headers go to no other.
+    Redirects to other hosts are not followed, so they do not get the headers.
 
     Args:
-        on_status: is told the status of each answer.
-        watch: makes the stream that is read.
-        is_sse: whether it speaks the older form, with one stream of events for all answers.
+        on_status: called with the status of each response.
+        watch: wraps the incoming stream.
+        is_sse: whether to use the older HTTP+SSE transport.
     """
 
     async def note(response: httpx2.Response) -> None:
@@ -472,8 +457,8 @@ async def http_streams(
 
     def make_client(*_: Any, **__: Any) -> httpx2.AsyncClient:
         return httpx2.AsyncClient(
-            headers={"Accept-Encoding": "identity", **headers},  # a few bytes may become gigabytes
-            timeout=httpx2.Timeout(None, connect=CONNECT_S),  # silence is limited for each call
+            headers={"Accept-Encoding": "identity", **headers},  # against decompression bombs
+            timeout=httpx2.Timeout(None, connect=CONNECT_S),  # calls have their own timeout
             event_hooks={"response": [note]},
         )
 
@@ -489,7 +474,7 @@ async def http_streams(
 
 
 def unreachable(error: Exception) -> str | None:
-    """Return why nothing gets to an address; None if an error is of another kind."""
+    """Return why a URL cannot be reached; None for errors of another kind."""
     for part in parts_of(error):
         if isinstance(part, httpx2.TransportError | httpx2.InvalidURL):
             return str(part) or type(part).__name__

@@ -16,7 +16,7 @@ from app.chat.conversation import TITLE_LENGTH, Conversation, ImageFiles, title_
 from app.chat.message import split_thought
 from app.core.engine_client import AsideAnswer, EngineClient
 from app.tools.server_store import ServerTool
-from engine import THINK_CLOSE, THINK_OPEN, ChatMessage, SamplingParams
+from engine import THINK_CLOSE, THINK_OPEN, AnswerRequest, ChatMessage, SamplingParams
 
 IDLE_MS: Final = 1500
 """Time after an answer, in milliseconds, in which a person may go on before a title is made."""
@@ -122,13 +122,12 @@ class ChatTitler(QObject):
         if cuts_thought:
             messages.append(ChatMessage("assistant", NO_THOUGHT))
         params = SamplingParams(max_tokens=MAX_TOKENS, temperature=0.0, on_overflow="stop")
-        self._client.ask_aside(
-            messages,
-            params,
-            lambda answer: self._take(chat, title, answer),
-            continue_last=cuts_thought,
-            tools=[] if cuts_thought else [offered.tool for offered in self._offered(chat)],
-        )
+        tools = () if cuts_thought else tuple(offered.tool for offered in self._offered(chat))
+        request = AnswerRequest(
+            tuple(messages), sampling=params, continue_last=cuts_thought, timed_every=0,
+            thinks=False, effort="low", tools=tools, in_parts=bool(tools),
+        )  # fmt: skip
+        self._client.ask_aside(request, lambda answer: self._take(chat, title, answer))
 
     def _take(self, chat: Conversation, before: str, answer: AsideAnswer) -> None:
         if answer.is_ending or answer.reason == "cancelled":

@@ -1,1 +1,1 @@
-"""`tandem bench`: speeds of a model, as a table, JSON or CSV."""
+"""The subcommand `bench`."""

@@ -1,4 +1,4 @@
-"""The subcommand `bench`: measures a model's speed for each combination of settings."""
+"""The subcommand `bench`: measures a model's speed for all combinations of settings."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import replace
 from statistics import median
 from typing import TYPE_CHECKING
 
-import engine  # names that need torch are resolved when they are used
+import engine  # modules that need torch are imported on first use
 from app.cli.arguments import add_json, add_model
 from app.cli.bench.report import Report
 from app.cli.bench.tables import BenchRow, LoadSpeed, add_kernels, measured_products, product_types
@@ -49,14 +49,14 @@ if TYPE_CHECKING:
 
 
 def learn(path: str, quant: str, rows: Sequence[BenchRow]) -> None:
-    """Store by how much measured times differ from predicted ones.
+    """Store by how much measured times differ from predictions.
 
-    Tests that mix a prompt with generation are left out.
+    Skips failed tests and those that mix prompt and generation.
 
     Args:
-        path: file of the model.
-        quant: quantisation of the model.
-        rows: rows of a benchmark; those without a result are left out.
+        path: model file.
+        quant: its quantization.
+        rows: results of a benchmark.
     """
     forecaster = Forecaster.of_machine()
     with closing(Planner(path)) as planner:
@@ -66,7 +66,7 @@ def learn(path: str, quant: str, rows: Sequence[BenchRow]) -> None:
             test, params = row.test, row.params
             evaluation = planner.evaluate(params, forecaster.free_bytes)
             seconds = median(row.result.samples_s)
-            for _ in row.result.samples_s[:2]:  # several count as two runs that agree
+            for _ in row.result.samples_s[:2]:  # several samples count as two consistent runs
                 if not test.n_prompt:
                     middle = test.n_depth + test.n_gen // 2
                     forecaster.learn_decode(evaluation, params, quant, seconds / test.n_gen, middle)
@@ -77,26 +77,27 @@ def learn(path: str, quant: str, rows: Sequence[BenchRow]) -> None:
 
 
 EPILOG = """\
-Every combination of the values of all options is measured. Commas separate values, or semicolons
-where a value has commas itself (--devices, --split, --groups, --pg); each option may be repeated:
+Every combination of all option values is measured. Separate values with commas, or with semicolons
+if a value contains commas (--devices, --split, --groups, --pg); each option may be repeated:
   tandem bench m.gguf -p 128,512 --devices 'cpu;cpu,cpu' --split-mode tensor,layer --threads 1,2
-A combination that cannot be loaded or run becomes a row that says why, and the others go on.
+A combination that cannot be loaded or run becomes a row with the reason; the others continue.
 
-A test runs forward passes and reads their logits, without tokenizer and sampling. T/S is tokens
-per second: the mean of the repetitions ± their standard deviation.
-REACHED compares a test with what its devices can do together, which is measured at the start. For
-generation (tg) it compares the bytes of weights that a token reads, as in the file, with the speed
-of sequential memory reads; of the experts, only the active ones count. For prompts (pp) it compares
-the operations of matrix products with torch's matrix product in F32 or BF16, whichever is faster.
+A test runs forward passes and reads their logits, without tokenizer and sampling. T/S is tokens per
+second: mean ± standard deviation of the repetitions.
+REACHED compares a test with the combined speed of its devices, which is measured at the start. For
+generation (tg) it compares the bytes of weights read per token, as in the file, with sequential
+memory reads; of the experts, only the active ones count. For prompts (pp) it compares the
+operations of matrix products with torch's matrix product in F32 or BF16, whichever is faster.
 OVERHEAD is the time per token outside the kernels, and its share of the token's time: Python, small
 torch operations, waiting for other ranks, and sampling. With several ranks it is the overhead of
-the rank with the most work. It is unknown for a rank that runs in torch alone.
+the rank with the most work. It is unknown for a rank that only uses torch.
 HOST is the host's work per token: with GPUs the time until all of them have the token, on the CPU
 the time outside the kernels.
---kernels measures the CPU's products after all tests, as the first load on the CPU computes them:
-bytes of weights per second for one token, beside torch's sum of memory, operations per second for 8
-and 512 tokens, and what 512 compute in: INT8 or F32 by Tandem, BF16 by torch (--fast-prompts).
-FALLBACK appears where a GPU was slower than it could be; the reasons are below the table."""
+--kernels measures the CPU's matrix products after all tests, as the first load on the CPU computes
+them: bytes of weights per second for one token, compared with torch's sum of memory, operations per
+second for 8 and 512 tokens, and the arithmetic for 512: INT8 or F32 by Tandem, BF16 by torch
+(--fast-prompts).
+FALLBACK appears if a GPU was slower than possible; the reasons are below the table."""
 
 
 def add_bench(parser: argparse.ArgumentParser) -> None:
@@ -116,14 +117,14 @@ def add_bench(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     tests.add_argument(
         "--timeline", action="store_true",
-        help="show how each rank spends the time of a token: computing, waiting, in Python",
+        help="show how each rank spends a token's time: computing, waiting, in Python",
     )  # fmt: skip
     add_kernels(tests)
     tests.add_argument("--no-warmup", action="store_true", help="skip the warm-up run")
     how = parser.add_argument_group("how to load")
     how.add_argument(
         "--plan", metavar="NAME",
-        help="load by a saved plan and save the measured speed with it; other options override it",
+        help="load a saved plan and save the measured speed with it; other options override it",
     )  # fmt: skip
     _add_list(how, ("--devices",), _devices, "one device per rank (default: the fastest)")
     _add_list(how, ("--split",), _splits, "relative shares, such as 3,1, or 'even' (default)")
@@ -133,14 +134,10 @@ def add_bench(parser: argparse.ArgumentParser) -> None:
     _add_list(how, ("--n-cpu-blocks",), _integers, "first blocks placed on the CPU (default: 0)")
     _add_list(how, ("--n-cpu-moe",), _integers, "first blocks with experts on the CPU (default: 0)")
     add_lists_of_kv_types(lambda flags, text: _add_list(how, flags, _choices(KV_TYPES), text))
-    _add_list(how, ("-t", "--threads"), _integers, "number of CPU threads, all ranks together")
-    _add_list(
-        how,
-        ("-b", "--batch"),
-        _integers,
-        "prompt tokens per batch (default: up to 2048 on GPUs, else 512)",
-    )
-    peers = f"direct access of GPUs to each other: {', '.join(PEER_MODES)} (default: auto)"
+    _add_list(how, ("-t", "--threads"), _integers, "number of CPU threads of all ranks together")
+    batch = "prompt tokens per batch (default: up to 2048 on GPUs, else 512)"
+    _add_list(how, ("-b", "--batch"), _integers, batch)
+    peers = f"peer-to-peer access between GPUs: {', '.join(PEER_MODES)} (default: auto)"
     _add_list(how, ("--p2p",), _choices(PEER_MODES), peers)
     for name in ("kv_on_host", "fast_prompts", "overrides", "reserve"):
         add_option(how, name)
@@ -160,7 +157,7 @@ def _add_list(
 
 def _positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"'{text}' is not a number of at least 1")
+        raise argparse.ArgumentTypeError(f"'{text}' is not a positive integer")
     return int(text)
 
 
@@ -168,7 +165,7 @@ def _integers(text: str) -> list[int]:
     try:
         return [int(part) for part in text.split(",")]
     except ValueError:
-        raise argparse.ArgumentTypeError(f"'{text}' is not a list of whole numbers") from None
+        raise argparse.ArgumentTypeError(f"'{text}' is not a list of integers") from None
 
 
 def _pairs(text: str) -> list[tuple[int, int]]:
@@ -195,7 +192,7 @@ def _choices(known: Sequence[str]) -> Callable[[str], list[str]]:
         values = text.split(",")
         for value in values:
             if value not in known:
-                raise argparse.ArgumentTypeError(f"'{value}' is none of {', '.join(known)}")
+                raise argparse.ArgumentTypeError(f"'{value}' is not one of {', '.join(known)}")
         return values
 
     return parse
@@ -214,22 +211,21 @@ def run_bench(args: argparse.Namespace) -> None:
             rows.extend(_bench_load(params, tests, args))
         if args.kernels:
             report.products = measured_products(rows, types)
-    finally:  # what was measured before an interrupt is worth something
+    finally:  # results before an interrupt are useful
         if rows:
             _show(report, rows, args)
     learn(path, info.quant, rows)
     if args.plan is not None and len(settings) == 1:
         note_speed(args.plan, path, [row.result for row in rows if row.result])
     if all(row.result is None for row in rows):
-        raise EngineError("None of the tests could be run.", "The rows above say why.")
+        raise EngineError("No test could be run.", "The rows above say why.")
 
 
 def _settings(args: argparse.Namespace) -> list[LoadParams]:
-    """Return every combination of the load options, each once."""
     path = model_path(args.model)
     base = LoadParams(path) if args.plan is None else plan_params(args.plan, path)
     base = with_default_split(args, base)
-    if args.devices:  # the plan's shares are of other devices
+    if args.devices:  # the plan's shares are for other devices
         base = replace(base, split=None, groups=None)
     crossed = itertools.product(
         args.devices or [base.devices],
@@ -243,7 +239,7 @@ def _settings(args: argparse.Namespace) -> list[LoadParams]:
         args.n_cpu_moe or [base.n_cpu_moe],
         args.p2p or [base.p2p],
     )
-    found = (
+    settings = (
         replace(
             base, devices=devices, split=split, split_mode=mode, kv_type=kv_type,
             cpu_threads=threads, n_batch=batch, groups=groups if mode == "groups" else None,
@@ -255,22 +251,20 @@ def _settings(args: argparse.Namespace) -> list[LoadParams]:
         )
         for devices, split, mode, kv_type, threads, batch, groups, n_blocks, n_moe, p2p in crossed
     )  # fmt: skip
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(settings))
 
 
 def _tests(args: argparse.Namespace) -> list[BenchTest]:
-    """Return the tests: at each depth prompts, then generation, then both; a 0 skips one."""
     n_prompts = [512] if args.n_prompt is None else args.n_prompt
     n_gens = [128] if args.n_gen is None else args.n_gen
     sizes = [(n, 0) for n in n_prompts if n] + [(0, n) for n in n_gens if n] + (args.pg or [])
-    found = [BenchTest(p, n, depth) for depth in args.n_depth or [0] for p, n in sizes]
-    if not found:
-        raise EngineError("There is nothing to measure.", "Give tokens to -p, -n or --pg.")
-    return list(dict.fromkeys(found))
+    tests = [BenchTest(p, n, depth) for depth in args.n_depth or [0] for p, n in sizes]
+    if not tests:
+        raise EngineError("There is nothing to measure.", "Set -p, -n or --pg.")
+    return list(dict.fromkeys(tests))
 
 
 def _speeds(settings: Sequence[LoadParams]) -> dict[str, DeviceSpeed]:
-    """Measure each device that is here; loading will say what is wrong with the others."""
     speeds = {}
     for device in sorted({device for params in settings for device in params.all_devices}):
         _progress(f"Measuring {device}")
@@ -284,11 +278,11 @@ def _speeds(settings: Sequence[LoadParams]) -> dict[str, DeviceSpeed]:
 def _bench_load(
     params: LoadParams, tests: Sequence[BenchTest], args: argparse.Namespace
 ) -> Iterator[BenchRow]:
-    """Load once and run all tests; without memory, retry without the longest contexts."""
+    """Load once and run all tests; if memory is short, retry without the longest contexts."""
     waiting = list(tests)
     while waiting:
         n_ctx = max(test.n_ctx for test in waiting)
-        begun, watch = time.perf_counter(), LoadWatch()
+        start, watch = time.perf_counter(), LoadWatch()
         try:
             model = open_model(replace(params, n_ctx=n_ctx), watch)
         except EngineError as error:
@@ -300,7 +294,7 @@ def _bench_load(
                     yield replace(row, error=str(error), hint=error.hint)
             waiting = kept
             continue
-        loaded = LoadSpeed(time.perf_counter() - begun, watch.bytes_per_s)
+        loaded = LoadSpeed(time.perf_counter() - start, watch.bytes_per_s)
         with model:
             for test in waiting:
                 yield _bench_test(model, test, loaded, args)

@@ -1,4 +1,4 @@
-"""The output of `bench`: a table, a JSON document or CSV, with a row for each test."""
+"""Output of `bench`: a table, JSON or CSV, with a row per test."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from app.cli.bench.tables import BenchRow, kernel_tables, product_fields, timeline, timeline_table
+from app.cli.bench.tables import BenchRow, kernel_tables, timeline, timeline_table
 from app.cli.output import fallback_fields, percent, size, table
 from engine import LoadParams, ModelInfo, TokenWork, kv_types, list_devices
 
@@ -22,21 +22,19 @@ HEADERS = (
 )  # fmt: skip
 RIGHT = frozenset({4, 5, 7, 8, 9})
 
-FALLBACK = "FALLBACK"
-"""Header of the column that appears, before the last one, where a GPU was slower than need be."""
+FALLBACK = "FALLBACK"  # header of the second to last column, if a GPU was slower than possible
 
 
 @dataclass(frozen=True)
 class Reached:
-    """Speeds that a test reached, and their fractions of what its devices were measured to do.
+    """Speeds that a test reached, and their fractions of its devices' measured speeds.
 
     Attributes:
-        bytes_per_s: read rate of the weights that generation needs, as in the file; None for a
-            prompt.
-        flop_per_s: rate of the matrix products that a prompt needs; None for generation.
-        fraction: share of the devices' speed, 0 to 1; None if that is unknown.
-        copy_fraction: `bytes_per_s` as a share of the GPUs' copy rate (reads and writes), for
-            generation on GPUs alone.
+        bytes_per_s: read rate of the weights for generation, as in the file; None for prompts.
+        flop_per_s: rate of the matrix products for a prompt; None for generation.
+        fraction: fraction of the devices' speed; None if unknown.
+        copy_fraction: `bytes_per_s` as a fraction of the GPUs' copy rate (reads and writes), for
+            generation on GPUs only.
     """
 
     bytes_per_s: float | None = None
@@ -46,17 +44,17 @@ class Reached:
 
 
 class Report:
-    """Formatter of a benchmark's rows, all of them of one file.
+    """Formatter of a benchmark's rows.
 
     Args:
-        info: facts of the file's header.
-        work: bytes and operations that a token of this model takes.
-        speeds: speed of each device by its id; a device without one could not be measured.
-        has_timeline: whether to show how each rank spends the time of a token.
-        has_kernels: whether to show the time of each GPU kernel, and products on the CPU.
+        info: header of the model file.
+        work: bytes and operations per token.
+        speeds: measured speeds by device id.
+        has_timeline: whether to show how each rank spends a token's time.
+        has_kernels: whether to show the times of GPU kernels, and matrix products on the CPU.
 
     Attributes:
-        products: measured products on the CPU.
+        products: measured matrix products on the CPU.
     """
 
     def __init__(
@@ -77,7 +75,7 @@ class Report:
         self._names = {device.id: device.name for device in list_devices()}
 
     def reached(self, row: BenchRow) -> Reached:
-        """Compare a row with the speed of its devices; empty for a prompt with generation."""
+        """Compare a row with its devices' speed; empty for a prompt with generation."""
         test, result = row.test, row.result
         if result is None or (test.n_prompt and test.n_gen):
             return Reached()
@@ -100,7 +98,7 @@ class Report:
         return Reached(flop_per_s=flop, fraction=flop / limit if is_known else None)
 
     def document(self, rows: Sequence[BenchRow]) -> dict[str, Any]:
-        """Return the document of `--json`."""
+        """Return the JSON document."""
         machine = [{"name": self._names.get(d, d), **asdict(s)} for d, s in self._speeds.items()]
         results = [self._fields(row) for row in rows]
         if self._has_timeline:
@@ -109,12 +107,12 @@ class Report:
         if self._has_kernels:
             for fields, row in zip(results, rows, strict=True):
                 fields["gpu"] = row.result and row.result.gpu
-            products = product_fields(self.products)
+            products = [asdict(speed) for speed in self.products]
             return {"machine": machine, "results": results, "cpu_products": products}
         return {"machine": machine, "results": results}
 
     def csv(self, rows: Sequence[BenchRow]) -> str:
-        """Return a header and one row for each test; single repetitions are left out."""
+        """Return CSV with a header and one row per test, without single repetitions."""
         text = io.StringIO()
         records = [{**self._fields(row), "fallbacks": _kinds(row)} for row in rows]
         names = [name for name in records[0] if name != "samples_ts"]
@@ -125,7 +123,7 @@ class Report:
         return text.getvalue().rstrip("\n")
 
     def table(self, rows: Sequence[BenchRow]) -> str:
-        """Return a table for people: the model, the machine, and a row for each test."""
+        """Return a table with the model, the machine, and a row per test."""
         head = f"{self._model_type()}, {size(self._info.n_bytes)}, {self._info.name}"
         headers: tuple[str, ...] = HEADERS
         cells = [self._row(row) for row in rows]
@@ -135,7 +133,7 @@ class Report:
                 _with_fallbacks(cell, ", ".join(_kinds(row)) or "-")
                 for cell, row in zip(cells, rows, strict=True)
             ]
-            reasons = ["", "Slower than it could be:", *reasons]
+            reasons = ["", "Slower than possible:", *reasons]
         parts = [head, *self.machine(), "", table(headers, cells, RIGHT), *reasons]
         if self._has_timeline:
             parts += ["", timeline_table(rows, [shares(row.split) for row in rows])]
@@ -144,7 +142,7 @@ class Report:
         return "\n".join(parts).rstrip()
 
     def machine(self) -> list[str]:
-        """Return a sentence about the measured speed of each device."""
+        """Describe the measured speed of each device."""
         return [
             f"{device} ({self._names.get(device, device)})"
             + (f", {speed.n_threads} threads" if speed.n_threads else "")
@@ -169,7 +167,7 @@ class Report:
         return (*setting, rate, *times, _reached_cell(self.reached(row)))
 
     def _fields(self, row: BenchRow) -> dict[str, Any]:
-        """Return a row's fields for JSON and CSV, named as in llama-bench where it has them."""
+        """Return a row's fields for JSON and CSV, with llama-bench's names where possible."""
         params, test, result, info = row.params, row.test, row.result, self._info
         samples_ts = result.samples_ts if result else ()
         types = kv_types(params.kv_type)
@@ -217,7 +215,6 @@ class Report:
 
 
 def _kinds(row: BenchRow) -> tuple[str, ...]:
-    """Return the kinds of a row's fallbacks, each once."""
     return tuple(dict.fromkeys(fallback.kind for fallback in row.fallbacks))
 
 
@@ -226,12 +223,11 @@ def _with_fallbacks(cells: tuple[str, ...], cell: str) -> tuple[str, ...]:
 
 
 def shares(split: Sequence[float]) -> str:
-    """Return a split as it is written on the command line."""
+    """Return a split in command-line syntax."""
     return ",".join(f"{share:g}" for share in split)
 
 
 def _mode_cell(params: LoadParams) -> str:
-    """Return the split mode and everything placed apart from it."""
     mode = f"{params.split_mode} {shares(params.group_sizes)}".rstrip()
     moved = (
         (params.n_cpu_blocks, f"{params.n_cpu_blocks} blocks on CPU"),

@@ -1,1 +1,1 @@
-"""The subcommand `serve`: its options, and the run of a server in the foreground."""
+"""The subcommands `serve` and `join`."""

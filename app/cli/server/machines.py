@@ -1,4 +1,4 @@
-"""The machines of `tandem serve --nodes` and the wait for them; the subcommand `join`."""
+"""The machines of `tandem serve --nodes`, and the subcommand `join`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import engine  # what plans is resolved when it is used
+import engine  # its planner is imported on first use
 from app.cli.output import note
 from app.devices.split.speed import this_machine
 from app.server.context import MachinesState, wires_text
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 def machine_advice(
     params: LoadParams, machines: Iterable[JoinedMachine], linked: WiresMeasured
 ) -> str:
-    """Return whether a split over machines pays, with the speeds of both ways; "" if unknown.
+    """Return whether a split over machines pays, with predicted speeds; "" if unknown.
 
     Args:
-        params: how the model is loaded; devices and split are ignored.
+        params: load parameters; devices and split are ignored.
         machines: the other machines.
         linked: measured links between all.
     """
@@ -37,40 +37,34 @@ def machine_advice(
     wires = engine.Wires(measured=linked.wires)
     try:
         forecaster = this_machine([*engine.list_devices(), *far], wires).forecaster
-        asked = replace(params, machines=(), devices=("cpu",), split=None, groups=None)
+        params = replace(params, machines=(), devices=("cpu",), split=None, groups=None)
         with closing(engine.Planner(params.path)) as planner:
-            return engine.choose_machines(planner, asked, forecaster).reason
+            return engine.choose_machines(planner, params, forecaster).reason
     except EngineError:
-        return ""  # what is wrong is told by the load
+        return ""  # the load reports the problem
 
 
-TOKEN_VARIABLE = "TANDEM_TOKEN"
-"""Environment variable with the token that machines must know."""
-
-PORT = 11436
-"""Port at which other machines join, unless an option says otherwise."""
-
-DEFAULT_MODE = "groups"
-"""Split mode over machines: each has blocks of its own, cut over its devices."""
+TOKEN_VARIABLE = "TANDEM_TOKEN"  # environment variable with the token shared by all machines
+PORT = 11436  # default port for joining
+DEFAULT_MODE = "groups"  # split mode over machines: each has its own blocks, split over its devices
 
 
 def add_machines(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("several machines")
     group.add_argument(
         "--nodes", type=int, metavar="N",
-        help="compute the model with N machines, of which this is the first; on each of the "
-        "others run `tandem join`",
+        help="run the model on N machines including this one; run `tandem join` on each of the "
+        "others",
     )  # fmt: skip
     group.add_argument(
         "--rendezvous", metavar="HOST:PORT",
-        help="address of this machine at which they join, and the port; the next port must be free "
-        f"as well (default: that of the default route, and {PORT})",
+        help="address and port of this machine for the others; the next port must be free, too "
+        f"(default: the address of the default route, port {PORT})",
     )  # fmt: skip
     group.add_argument(
         "--machine-link", choices=engine.MACHINE_LINKS, default="auto",
-        help="how values go from one machine to another: gloo through host memory, nccl from GPU "
-        "to GPU or not at all, auto by NCCL where all are NVIDIA's GPUs on Linux and a trial "
-        "passes (default: auto)",
+        help="how data moves between machines: gloo through host memory; nccl from GPU to GPU, or "
+        "fail; auto uses NCCL on Linux if all GPUs are NVIDIA's and a test passes (default: auto)",
     )  # fmt: skip
     add_token(group)
 
@@ -78,23 +72,23 @@ def add_machines(parser: argparse.ArgumentParser) -> None:
 def add_token(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--token", metavar="T",
-        help="what all machines must know; other programs can see it here, so better set "
-        f"{TOKEN_VARIABLE}",
+        help=f"token shared by all machines; better set {TOKEN_VARIABLE}, since other programs can "
+        "see it here",
     )  # fmt: skip
 
 
 def token_of(args: argparse.Namespace) -> str:
-    """Return the token of the options, or else of the environment; "" for none.
+    """Return the token of the options or the environment, or "".
 
     Raises:
         EngineError: it is too short.
     """
-    given = args.token if args.token is not None else os.environ.get(TOKEN_VARIABLE, "")
-    return engine.check_token(given) if given else ""
+    token = args.token if args.token is not None else os.environ.get(TOKEN_VARIABLE, "")
+    return engine.check_token(token) if token else ""
 
 
 def local_devices(args: argparse.Namespace) -> tuple[str, ...]:
-    """Return the devices of this machine's ranks: those of the options, else its GPUs or CPU."""
+    """Return the devices of this machine: those of the options, else all GPUs, else the CPU."""
     if args.devices is not None:
         return tuple(engine.parse_devices(args.devices))
     gpus = tuple(device.id for device in list_devices() if device.id != "cpu")
@@ -106,21 +100,21 @@ class ServedMachines:
 
     Args:
         args: options of `tandem serve`.
-        params: how the model is loaded, as far as options say.
+        params: load parameters of the options.
 
     Attributes:
         gathering: the machines that join this one.
 
     Raises:
-        EngineError: an option makes no sense, or nobody can join at the address.
+        EngineError: an option is invalid, or listening failed.
     """
 
     def __init__(self, args: argparse.Namespace, params: LoadParams) -> None:
         if args.nodes < 2:
-            raise EngineError("--nodes needs two machines or more.", "Leave it out for one.")
+            raise EngineError("--nodes needs at least two machines.", "Omit it for one.")
         if args.plan is not None or args.models:
             what = "--plan" if args.plan is not None else "--models"
-            raise EngineError(f"{what} is for a single machine.", "Leave it or --nodes out.")
+            raise EngineError("{option} cannot be combined with --nodes.", option=what)
         self._own = local_devices(args)
         params = replace(params, machine_link=args.machine_link)
         self._given, self._has_mode = params, args.split_mode is not None
@@ -138,30 +132,29 @@ class ServedMachines:
         self._linked: WiresMeasured | None = None
 
     def wait(self) -> LoadParams:
-        """Wait until all machines are there; return how they load the model together."""
-        while not self.gathering.wait(0.5):  # a signal is taken in between
+        """Wait until all machines have joined; return the load parameters for all of them."""
+        while not self.gathering.wait(0.5):  # so that signals are handled
             pass
         self.gathering.keep_places()
         joined = [machine.devices for machine in self.gathering.machines]
-        devices = [*self._own, *(device for found in joined for device in found)]
+        devices = [*self._own, *(device for theirs in joined for device in theirs)]
         params = replace(
             self._given, devices=tuple(devices),
-            machines=(len(self._own), *(len(found) for found in joined)),
+            machines=(len(self._own), *map(len, joined)),
         )  # fmt: skip
         return params if self._has_mode else replace(params, split_mode=DEFAULT_MODE)
 
     @property
     def problem(self) -> str:
-        """Sentence that names the missing machines; "" if all are there."""
+        """Sentence that names the missing machines, or ""."""
         return "" if self.gathering.is_complete else self.gathering.missing
 
     @property
     def state(self) -> MachinesState:
-        """Figures of the machines."""
+        """State of the machines, for metrics."""
         return MachinesState(tuple(self.gathering.machines), self._linked)
 
     def _advise(self, linked: WiresMeasured) -> None:
-        """Tell what the planner says about these machines; runs on a thread."""
         if advice := machine_advice(self._given, self.gathering.machines, linked):
             note(f"Predicted: {advice}")
 
@@ -186,16 +179,16 @@ def add_join(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("this machine")
     group.add_argument(
         "--model", metavar="FILE",
-        help="this machine's copy of the model's file (default: the path on the server)",
+        help="this machine's copy of the model file (default: the server's path)",
     )  # fmt: skip
     group.add_argument(
         "--devices", metavar="LIST",
         help="one device per rank, such as cuda:0,cuda:1 (default: all GPUs, else the CPU)",
     )  # fmt: skip
-    group.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: one a core)")
+    group.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: all cores)")
     group.add_argument(
         "--interface", default="", metavar="NAME",
-        help="network interface, or its address (default: the one that routes to the server)",
+        help="network interface or its address (default: the one that routes to the server)",
     )  # fmt: skip
 
 
@@ -203,7 +196,8 @@ def run_join(args: argparse.Namespace) -> None:
     host, port = engine.parse_address(args.address, PORT)
     token = token_of(args)
     if not token:
-        raise EngineError("The token is missing.", f"Give it with --token or in {TOKEN_VARIABLE}.")
+        hint = "Pass it with --token or in {variable}."
+        raise EngineError("The token is missing.", hint, variable=TOKEN_VARIABLE)
     request = engine.JoinRequest(
         host, port, token, local_devices(args), args.model or "", args.interface, args.threads
     )

@@ -1,4 +1,4 @@
-"""The subcommand `serve`: a model behind HTTP."""
+"""The subcommand `serve`: an HTTP server for models."""
 
 from __future__ import annotations
 
@@ -47,31 +47,28 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class FurtherModels:
-    """Finder of further models, and of the way in which each is loaded.
-
-    Attributes:
-        find: looks for their files.
-        choose: says how the model of a path is loaded.
-    """
+    """How to find further models, and how to load the model of a path."""
 
     find: Callable[[], Iterable[Path]]
     choose: Callable[[str], LoadParams]
 
 
 def further_models(args: argparse.Namespace, given: LoadParams) -> FurtherModels:
-    """Return what the options say about further models.
+    """Return how to find and load the models of `--models` and of the window.
 
-    They are loaded like the first one, but for what concerns that file alone.
+    They are loaded like the first one, except for options about its file.
 
     Args:
-        given: how the first one is loaded, before a split was chosen for it.
+        given: load parameters of the first model, before the default split.
 
     Raises:
-        EngineError: there is no such folder.
+        EngineError: a folder does not exist.
     """
     for folder in args.models:
         if not Path(folder).is_dir():
-            raise EngineError(f"There is no folder {folder}.", "Name another one with --models.")
+            raise EngineError(
+                "There is no folder {folder}.", "Name another one with --models.", folder=folder
+            )
     usual = replace(
         given, split=None, groups=None, overrides=(), n_cpu_blocks=0, n_cpu_moe=0,
         control_vectors=(), control_layers=None, chat_template="",
@@ -83,35 +80,24 @@ def further_models(args: argparse.Namespace, given: LoadParams) -> FurtherModels
         return [one.path for one in scan(places) if not one.missing]
 
     def choose(path: str) -> LoadParams:
-        return with_comfortable_context(args, with_default_split(args, replace(usual, path=path)))
+        return served_params(args, replace(usual, path=path))
 
     return FurtherModels(find, choose)
 
 
-KEY_VARIABLE = "TANDEM_API_KEY"
-"""Environment variable with the key that clients must know."""
-
-EVERYWHERE = "0.0.0.0"
-"""Address of all networks that this machine is in."""
-
-QUIET_ROUTES = ("GET /health", "GET /metrics", "GET /slots")
-"""Routes that monitors ask all the time."""
-
+KEY_VARIABLE = "TANDEM_API_KEY"  # environment variable with the API key
+EVERYWHERE = "0.0.0.0"  # listens on all network interfaces
+QUIET_ROUTES = ("GET /health", "GET /metrics", "GET /slots")  # routes that monitors poll
 MAX_TRIES = 3
-"""Number of first loads that may fail, one after the other, while all machines are there."""
+"""Maximum number of consecutive failures of the first load while all machines are connected."""
 
-LOST_S = 3.5
-"""Seconds after which it is known that a machine is gone."""
-
-LOOK_S = 0.5
-"""Seconds between two looks at the machines that are there."""
-
-CLOSE_S = 10.0
-"""Seconds in which the engine ends."""
+LOST_S = 3.5  # seconds after which the loss of a machine is known
+LOOK_S = 0.5  # interval in seconds for checking the machines
+CLOSE_S = 10.0  # timeout in seconds for closing the engine
 
 
 class ServerRun:
-    """The run of a server with an engine of its own, until a signal ends it."""
+    """A server with its own engine, until a signal ends it."""
 
     def __init__(
         self, settings: ServerSettings, params: LoadParams, keep_s: float | None,
@@ -124,10 +110,10 @@ class ServerRun:
         self._server: QuietServer | None = None
         self._main: asyncio.Task[None] | None = None
         self._context: ServerContext | None = None
-        self._signal = 0  # the first one that came
+        self._signal = 0  # the first one received
 
     async def run(self) -> int:
-        """Load the model and serve it; return the signal that has broken it off, or 0.
+        """Load the model and serve it; return the signal that interrupted it, or 0.
 
         Raises:
             EngineError: the model cannot be loaded.
@@ -173,13 +159,13 @@ class ServerRun:
             context.machines = partial(getattr, self._machines, "state")
             self._load_again(self._machines, first)
         context.request_log.on_end = note_request
-        await serve(context, self._sock, self._tell_ready)
+        await serve(context, self._sock, self._on_ready)
 
     async def _load(self, model: SingleModel) -> ModelLoaded:
-        """Load the model for the first time, again if a machine is lost meanwhile.
+        """Load the model at the start, again if a machine is lost during that.
 
         Raises:
-            EngineError: it cannot be loaded, or fails again and again though no machine is missing.
+            EngineError: it cannot be loaded, or fails repeatedly with all machines connected.
         """
         machines, n_tries = self._machines, 0
         while True:
@@ -196,7 +182,7 @@ class ServerRun:
                 note(f"{error.message} {error.hint}")
             finally:
                 note_progress()
-            await asyncio.sleep(LOST_S)  # by then a loss is known
+            await asyncio.sleep(LOST_S)
             while machines.problem:
                 n_tries = 0
                 await asyncio.sleep(LOOK_S)
@@ -207,12 +193,12 @@ class ServerRun:
         def on_change(sentence: str) -> None:
             note(sentence)
             if not machines.problem:
-                with contextlib.suppress(RuntimeError):  # the loop has just been closed
+                with contextlib.suppress(RuntimeError):  # the loop was just closed
                     loop.call_soon_threadsafe(model.load_soon)
 
         machines.gathering.on_change = on_change
 
-    def _tell_ready(self, server: QuietServer) -> None:
+    def _on_ready(self, server: QuietServer) -> None:
         self._server = server
         address = address_of(self._sock)
         write(f"listening on {address}")
@@ -223,12 +209,11 @@ class ServerRun:
         return self._host.submit(command)
 
     def _cancel(self, number: int) -> None:
-        assert self._host is not None, "what can be cancelled was submitted"
+        assert self._host is not None, "only submitted commands are cancelled"
         self._host.cancel(number)
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
-        """End the server in order at a first signal, and at once at a second one."""
         loop = asyncio.get_running_loop()
 
         def on_signal(number: int, frame: FrameType | None) -> None:
@@ -250,29 +235,29 @@ class ServerRun:
         server.should_exit = True
         if n_running := context.admission.n_running + context.admission.n_waiting:
             what = "an answer" if n_running == 1 else f"{n_running} answers"
-            note(f"Waiting for {what} to end. Ctrl+C ends it now.")
+            note(f"Waiting for {what} to finish. Press Ctrl+C to stop now.")
 
 
 def _problem(machines: ServedMachines, async_engine: AsyncEngine) -> str:
-    """Return why the model of several machines cannot answer now; "" if it can.
+    """Return why the model on several machines cannot answer now, or "".
 
     It names no machine, because `/health` needs no key.
     """
     if machines.problem:
-        return "The model waits for another machine."
+        return "The model is waiting for another machine."
     return "" if async_engine.model else "The model is being loaded."
 
 
 def example(address: str, *, has_key: bool) -> str:
-    """Return a command that asks the server something, to try it with."""
+    """Return a command to try the server with."""
     address = address.replace(EVERYWHERE, "127.0.0.1")
     key = f' -H "Authorization: Bearer ${KEY_VARIABLE}"' if has_key else ""
     body = '{"messages": [{"role": "user", "content": "Hello!"}]}'
-    return f"Try: curl {address}/v1/chat/completions{key} -d '{body}'\nCtrl+C ends it."
+    return f"Try: curl {address}/v1/chat/completions{key} -d '{body}'\nPress Ctrl+C to stop."
 
 
 def note_request(record: RequestRecord) -> None:
-    """Write a line about a request that has ended to stderr, but for those of monitors."""
+    """Write a line about an ended request to stderr, unless a monitor polls."""
     if record.route in QUIET_ROUTES and record.status == 200:
         return
     speed = f", {record.tokens_per_s:.1f}/s" if record.tokens_per_s else ""
@@ -285,17 +270,14 @@ def note_request(record: RequestRecord) -> None:
     )
 
 
-PARALLEL = 4
-"""Number of requests of full length for which there is room, if memory allows and no option says
-otherwise."""
+PARALLEL = 4  # default number of parallel requests of full length, if memory allows
 
 
 HINTS = ServerHints(
-    host="Name it with --allow-host if it is.",
-    page="List them with --cors.",
+    host="Allow it with --allow-host.",
+    page="Allow them with --cors.",
     ollama="Start the server with --ollama.",
 )
-"""What refusals say that can be done: options of this command."""
 
 
 def add_serve(parser: argparse.ArgumentParser) -> None:
@@ -306,52 +288,48 @@ def add_serve(parser: argparse.ArgumentParser) -> None:
     )
     where.add_argument(
         "--port", type=int, default=DEFAULT_PORT, metavar="N",
-        help=f"port to listen on; 0 takes any that is free (default: {DEFAULT_PORT})",
+        help=f"port to listen on; 0 for any free port (default: {DEFAULT_PORT})",
     )  # fmt: skip
     where.add_argument(
         "--lan", action="store_true",
-        help=f"be there for other machines, too: --host {EVERYWHERE}; needs a key",
+        help=f"accept other machines: --host {EVERYWHERE}; requires a key",
     )  # fmt: skip
     key = where.add_mutually_exclusive_group()
     key.add_argument(
         "--api-key", metavar="KEY",
-        help="key that clients must know; other programs can see it here, so better set "
-        f"{KEY_VARIABLE}",
+        help=f"API key of clients; better set {KEY_VARIABLE}, since other programs can see it here",
     )  # fmt: skip
-    key.add_argument("--api-key-file", metavar="FILE", help="file with that key")
+    key.add_argument("--api-key-file", metavar="FILE", help="file with the API key")
     where.add_argument(
         "--cors", action="append", default=[], metavar="ORIGIN",
-        help="let web pages of this origin ask, such as http://localhost:3000; may be repeated",
+        help="allow web pages of this origin, such as http://localhost:3000; repeatable",
     )  # fmt: skip
     where.add_argument(
         "--allow-host", action="append", default=[], metavar="NAME",
-        help="further name of this machine in clients' addresses; may be repeated",
+        help="additional host name of this machine in URLs; repeatable",
     )  # fmt: skip
     where.add_argument(
         "--alias", action="append", default=[], metavar="NAME",
-        help="further name of the model for clients; may be repeated",
+        help="additional name of the model; repeatable",
     )  # fmt: skip
     where.add_argument(
         "--keep", type=float, metavar="MINUTES",
-        help="unload the model after this long without a request; the next one loads it again "
-        "(default: keep it)",
+        help="unload the model after this time without a request; the next request reloads it "
+        "(default: never)",
     )  # fmt: skip
     where.add_argument(
         "--models", action="append", default=[], metavar="FOLDER",
-        help="folder with further models, which requests may name; the one that is named is "
-        "loaded in place of the other; may be repeated",
+        help="folder with further models for requests, which are loaded one at a time; repeatable",
     )  # fmt: skip
     where.add_argument(
         "--only", action="store_true",
-        help="offer this model alone, and not the others on this machine",
+        help="serve only this model, not the others on this machine",
     )  # fmt: skip
     where.add_argument(
         "--ollama", action="store_true",
-        help="answer programs that know only Ollama's protocol (/api), too",
+        help="also enable Ollama's API (/api)",
     )  # fmt: skip
-    where.add_argument(
-        "--log-prompts", action="store_true", help="write what is asked to stderr, too"
-    )
+    where.add_argument("--log-prompts", action="store_true", help="also write prompts to stderr")
     add_machines(parser)
     add_load(parser)
     add_sampling(parser)
@@ -375,11 +353,11 @@ def run_serve(args: argparse.Namespace) -> None:
         if machines:
             machines.gathering.close()
     if number:
-        signal.raise_signal(number)  # to whom it would have gone
+        signal.raise_signal(number)  # which would have ended the process
 
 
 def served_params(args: argparse.Namespace, given: LoadParams) -> LoadParams:
-    """Choose the split and the context that no option gives.
+    """Return load parameters with the default split and context.
 
     Raises:
         EngineError: the model cannot be run.
@@ -388,19 +366,20 @@ def served_params(args: argparse.Namespace, given: LoadParams) -> LoadParams:
 
 
 def server_settings(args: argparse.Namespace) -> ServerSettings:
-    """Return the settings of the options.
+    """Build the server's settings from the options.
 
     Raises:
-        EngineError: an option makes no sense, or the file of the key cannot be read.
+        EngineError: an option is invalid, or the key file cannot be read.
     """
     if not 0 <= args.port <= 65535:
-        raise EngineError(f"{args.port} is no port.", "Ports go from 0 to 65535.")
+        raise EngineError("{port} is not a port.", "Ports go from 0 to 65535.", port=args.port)
     if args.keep is not None and not 0 < args.keep < 1e6:
         raise EngineError("--keep needs a number of minutes above 0.")
     if args.lan and args.host not in (None, EVERYWHERE):
-        raise EngineError(f"--lan listens on {EVERYWHERE}, not on {args.host}.", "Leave one out.")
+        text = "--lan listens on {all}, not on {host}."
+        raise EngineError(text, "Omit one of the two.", all=EVERYWHERE, host=args.host)
     if args.only and args.models:
-        raise EngineError("--only offers no models of --models.", "Leave one out.")
+        raise EngineError("--only cannot be combined with --models.", "Omit one of the two.")
     host = EVERYWHERE if args.lan else args.host or "127.0.0.1"
     return ServerSettings(
         host=host,
@@ -417,20 +396,16 @@ def server_settings(args: argparse.Namespace) -> ServerSettings:
 
 
 def _key(args: argparse.Namespace) -> str:
-    """Return the key of the options, or else of the environment; "" for none.
-
-    Raises:
-        EngineError: its file cannot be read, or it is empty.
-    """
     if args.api_key_file is not None:
         try:
             key = Path(args.api_key_file).read_text(encoding="utf-8").strip()
         except (OSError, ValueError) as error:
-            raise EngineError(f"{args.api_key_file} cannot be read: {error}.") from None
+            text = "{path} cannot be read: {problem}."
+            raise EngineError(text, path=args.api_key_file, problem=str(error)) from None
     elif args.api_key is not None:
         key = args.api_key
     else:
         return os.environ.get(KEY_VARIABLE, "")
     if not key:
-        raise EngineError("The key is empty.", "Give one of 8 characters or more.")
+        raise EngineError("The key is empty.", "Use at least 8 characters.")
     return str(key)

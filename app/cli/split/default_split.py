@@ -1,4 +1,4 @@
-"""The split that is taken when no option chooses one, the same as in the window."""
+"""The default split, the same as in the window."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-import engine  # what lists devices and plans is resolved when it is used
+import engine  # its device list and planner are imported on first use
 from app.cli.output import note, remedy_here
 from engine import LOAD_OPTIONS, LoadParams
 
@@ -18,19 +18,18 @@ PLACES = (
     "plan", "devices", "split", "split_mode", "groups", "n_cpu_blocks", "n_cpu_moe", "kv_on_host",
     "override",
 )  # fmt: skip
-"""Options that choose where a model goes."""
+"""Options that place the model."""
 
 
 def has_no_choice(args: argparse.Namespace) -> bool:
-    """Return whether no option chooses where the model goes."""
+    """Return whether no option places the model."""
     return all(getattr(args, name) is None for name in PLACES)
 
 
 def with_default_split(args: argparse.Namespace, params: LoadParams) -> LoadParams:
-    """Return `params`, on the devices predicted to be fastest if no option chooses any.
+    """Return `params` on the devices predicted to be fastest, unless an option places the model.
 
-    The reason goes to stderr if there was anything to choose from; so does the command that would
-    let torch use a GPU, if it can use none.
+    Writes the reason to stderr if there was a choice, and how to enable a GPU if none is usable.
 
     Raises:
         EngineError: the model cannot be run.
@@ -52,12 +51,9 @@ def with_default_split(args: argparse.Namespace, params: LoadParams) -> LoadPara
 def with_comfortable_context(args: argparse.Namespace, params: LoadParams) -> LoadParams:
     """Return `params` with the longest context that leaves memory for other programs.
 
-    It is the model's own where there is room, as in the window. Requests share the cache, so the
-    longest one comes first: room for several of that length is taken as far as there is any.
-
-    Returns:
-        `params` as they are if an option says how long the context is, or if even the usual one
-        is not comfortable.
+    At most the model's own context, as in the window. Since requests share the cache, parallel
+    requests are added only after that, as far as they fit. `params` are unchanged if an option sets
+    the context, or if even the default context is not comfortable.
     """
     if args.ctx is not None or args.plan is not None:
         return params
@@ -71,12 +67,16 @@ def with_comfortable_context(args: argparse.Namespace, params: LoadParams) -> Lo
         n_ctx = fit.largest_context(replace(params, parallel=least))
         if n_ctx <= params.context_for(n_train):
             return params
-        found = replace(params, n_ctx=n_ctx)
+        longest = replace(params, n_ctx=n_ctx)
         parallel = next(
-            (n for n in range(params.parallel, least, -1) if fit.fits(replace(found, parallel=n))),
+            (
+                n
+                for n in range(params.parallel, least, -1)
+                if fit.fits(replace(longest, parallel=n))
+            ),
             least,
         )
-    return replace(found, parallel=parallel)
+    return replace(longest, parallel=parallel)
 
 
 def choice_document(choice: Choice) -> dict[str, object]:
@@ -106,11 +106,11 @@ def _where(params: LoadParams) -> dict[str, object]:
 
 @dataclass(frozen=True, slots=True)
 class RoomLeft:
-    """The longest context that fits, and the ways out if the plan does not fit.
+    """The longest context that fits, and how to make the plan fit.
 
     Attributes:
-        max_ctx: longest context that fits with this split, in tokens; 0 if none does.
-        remedies: ways to make the plan fit, as JSON-ready dictionaries; empty if it fits.
+        max_ctx: longest context that fits with this split, in tokens; 0 for none.
+        remedies: ways to make the plan fit, ready for JSON; empty if it fits.
     """
 
     max_ctx: int
@@ -118,24 +118,23 @@ class RoomLeft:
 
 
 def room_left(fit: Fit, params: LoadParams) -> RoomLeft:
-    """Return the room that `params` leave.
+    """Compute the room that `params` leave.
 
     Raises:
-        EngineError: the split cannot be made.
+        EngineError: the split is impossible.
     """
-    found = tuple(_document(remedy, params) for remedy in fit.remedies(params))
-    return RoomLeft(fit.largest_context(params), found)
+    remedies = tuple(_document(remedy, params) for remedy in fit.remedies(params))
+    return RoomLeft(fit.largest_context(params), remedies)
 
 
 def _document(remedy: Remedy, asked: LoadParams) -> dict[str, object]:
-    """Return a remedy with the options that it changes."""
     pairs = [(name, getattr(remedy.params, name)) for name in LOAD_OPTIONS]
     changes = {name: value for name, value in pairs if value != getattr(asked, name)}
     return {"kind": remedy.kind, "sentence": remedy.sentence, "changes": changes}
 
 
 def room_text(room: RoomLeft) -> str:
-    """Return the room as lines for people."""
+    """Format the room for people."""
     longest = f"The longest context that fits is {room.max_ctx:,} tokens."
     lines = [longest if room.max_ctx else "No context fits with this split."]
     if room.remedies:

@@ -1,4 +1,4 @@
-"""The subcommand `plans`, and saved plans as options of others."""
+"""The subcommand `plans`, and saving of plans."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from app.cli.arguments import add_json, add_model
 from app.cli.load_options import command_for, model_path, options_for
@@ -26,9 +25,6 @@ from engine import (
     list_devices,
     model_key,
 )
-
-if TYPE_CHECKING:
-    pass
 
 HEADERS = ("PLAN", "PROMPTS", "ANSWERS", "CONTEXT", "MEASURED", "NOW", "OPTIONS")
 RIGHT = frozenset({1, 2, 3})
@@ -77,7 +73,6 @@ def _list(path: str, plans: Sequence[SavedPlan], *, is_json: bool) -> None:
 def _document(
     plan: SavedPlan, path: str, planner: Planner, devices: Sequence[DeviceInfo]
 ) -> dict[str, object]:
-    """Return a plan, and whether it can be loaded now, as a JSON-ready dictionary."""
     free = {device.id: device.free_bytes for device in devices}
     problem, command, n_ctx = "", "", 0
     try:
@@ -114,10 +109,10 @@ def save_plan(name: str, params: LoadParams, badge: PlanBadge | None = None) -> 
     """Save load parameters as a plan.
 
     Args:
-        badge: measured speeds; None keeps those of the plan it replaces, if nothing else changed.
+        badge: measured speeds; None keeps those of the same plan.
 
     Raises:
-        EngineError: the name cannot be used, or it cannot be written.
+        EngineError: the name is invalid, or writing failed.
     """
     store, key = PlanStore.of_user(), model_key(params.path)
     plan = SavedPlan.of(name, params, list_devices(), badge)

@@ -1,4 +1,4 @@
-"""The machine that `tandem plan` predicts for, this one or a simulated rig, and its speed."""
+"""Predictions of `tandem plan`, for this machine or a simulated rig."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import asdict
 from itertools import combinations
 from typing import Any
 
-import engine  # names that need torch are resolved when they are used
-from app.cli.output import note, percent, table
+import engine  # modules that need torch are imported on first use
+from app.cli.output import microseconds, note, percent, table
 from app.devices.interconnect.interconnect import Edge, read_links
 from engine import (
     Evaluation,
@@ -36,9 +36,9 @@ def add_simulate(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("predicted speed")
     group.add_argument(
         "--simulate", metavar="RIG",
-        help="plan for devices that are not here, such as 2x3090,1x3060, optionally with links "
-        "and PCIe lanes: 4x3090@nvlink, 2x4090@p2p,x8, 2x4090@x16/x4; all GPUs of the rig are "
-        "used unless --devices names some. Several machines have ' / ' between them",
+        help="plan for simulated devices, such as 2x3090,1x3060, optionally with links and PCIe "
+        "lanes: 4x3090@nvlink, 2x4090@p2p,x8, 2x4090@x16/x4; all GPUs of the rig are used unless "
+        "--devices names some; separate machines with ' / '",
     )  # fmt: skip
     group.add_argument(
         "--wire", metavar="LINK",
@@ -49,17 +49,17 @@ def add_simulate(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--measure", action="store_true",
-        help="first measure those devices of this machine that have not been measured",
+        help="first measure the devices of this machine that have not been measured yet",
     )  # fmt: skip
 
 
 def forecaster_of(args: argparse.Namespace) -> Forecaster:
-    """Return the forecaster of this machine or of the rig of `--simulate`.
+    """Return the forecaster of this machine or of the simulated rig.
 
-    A rig's GPUs become `args.devices` unless devices or a plan are given.
+    Sets `args.devices` to the rig's GPUs unless devices or a plan are given.
 
     Raises:
-        EngineError: the rig cannot be understood.
+        EngineError: the rig is invalid.
     """
     if args.simulate is None:
         return Forecaster.of_machine()
@@ -75,7 +75,7 @@ def forecaster_of(args: argparse.Namespace) -> Forecaster:
 
 
 def used_devices(rig: Rig) -> list[str]:
-    """Return the GPUs of a rig; of several machines also the CPU of one without GPUs."""
+    """Return a rig's GPUs, and the CPUs of machines without GPUs if there are several machines."""
     gpus = [device.id for device in rig.devices if device.kind == "cuda"]
     with_gpus = machines_of(gpus)
     ids = [device.id for device in rig.devices]
@@ -85,7 +85,7 @@ def used_devices(rig: Rig) -> list[str]:
 
 
 def measure_used(found: Forecaster, params: LoadParams, kinds: Sequence[str]) -> Forecaster:
-    """Measure the devices in use, and return this machine's forecaster with the results."""
+    """Measure the devices in use, and return this machine's new forecaster."""
     file = MachineFile.of_user()
     for device in found.devices.values():
         if device.id in params.all_devices:
@@ -95,7 +95,7 @@ def measure_used(found: Forecaster, params: LoadParams, kinds: Sequence[str]) ->
 
 
 def speed_text(found: Forecast) -> str:
-    """Return for people the speeds, what limits them, and how each rank spends its time."""
+    """Format the speeds, what limits them, and how each rank spends its time."""
     lines = [
         f"a prompt of {found.prefill.n_tokens} tokens: {found.prefill.tokens_per_s:.1f} tokens/s. "
         f"{found.prefill.reason}",
@@ -107,7 +107,6 @@ def speed_text(found: Forecast) -> str:
 
 
 def _rows(prediction: Prediction) -> list[tuple[str, ...]]:
-    """Return a table row per rank: how it spends the time of a token."""
     rows = []
     for rank in prediction.ranks:
         seconds = (
@@ -144,10 +143,9 @@ HOW = {
 def links_document(
     rig_text: str | None, evaluation: Evaluation, n_tokens: int
 ) -> dict[str, list[dict[str, Any]]]:
-    """Return the links of a simulated rig, and the time of a plan's all-reduces over them.
+    """Return the links of a simulated rig and the times of a plan's all-reduces; {} without a rig.
 
     Args:
-        rig_text: the simulated rig; None if nothing is simulated, which gives {}.
         n_tokens: tokens in a prompt's batch; all-reduces of one token are listed as well.
     """
     if rig_text is None:
@@ -169,7 +167,6 @@ def links_document(
 
 
 def _groups(evaluation: Evaluation) -> Iterator[list[int]]:
-    """Yield the ranks of each all-reduce, in the order of their blocks."""
     groups = (block.group for block in evaluation.load.blocks if block.n_reduce)
     yield from (list(group) for group in dict.fromkeys(groups) if len(group) > 1)
 
@@ -180,16 +177,16 @@ def _edge_document(edge: Edge) -> dict[str, Any]:
 
 
 def links_text(rig_text: str | None, evaluation: Evaluation, n_tokens: int) -> str:
-    """Return links and all-reduces as tables, with an empty line before each."""
+    """Format links and all-reduces as tables, each after an empty line."""
     document = links_document(rig_text, evaluation, n_tokens)
     links = [
-        (e["a"], e["b"], e["way"], _microseconds(e["latency_s"]), _rate(e["bytes_per_s"]))
+        (e["a"], e["b"], e["way"], microseconds(e["latency_s"]), _rate(e["bytes_per_s"]))
         for e in document.get("links", [])
     ]
     sums = [
         (
             ", ".join(map(str, found["ranks"])), f"{found['n_tokens']}", HOW[found["how"]],
-            found["wire"], _microseconds(found["seconds"]), "" if found["is_used"] else "not used",
+            found["wire"], microseconds(found["seconds"]), "" if found["is_used"] else "not used",
         )
         for found in document.get("sums", [])
     ]  # fmt: skip
@@ -198,10 +195,6 @@ def links_text(rig_text: str | None, evaluation: Evaluation, n_tokens: int) -> s
         table(("ALL-REDUCE OF RANKS", "TOKENS", "BY", "AS", "TAKES", ""), sums, frozenset({1, 4})),
     )
     return "".join("\n\n" + text for text, rows in zip(tables, (links, sums), strict=True) if rows)
-
-
-def _microseconds(seconds: float) -> str:
-    return f"{1e6 * seconds:.1f} µs"
 
 
 def _rate(bytes_per_s: float) -> str:

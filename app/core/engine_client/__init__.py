@@ -1,4 +1,4 @@
-"""The engine as the window sees it: commands as methods, events as Qt signals."""
+"""The engine for the window: commands as methods, events as Qt signals."""
 
 from app.core.engine_client.answers import AnswerStage, RunningAnswer
 from app.core.engine_client.client import AsideAnswer, EngineClient, EngineState, is_cancelled

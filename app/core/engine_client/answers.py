@@ -1,4 +1,4 @@
-"""The answers that the engine writes at the same time, and the figures of each."""
+"""The answers that are being generated, and their statistics."""
 
 from __future__ import annotations
 
@@ -25,17 +25,14 @@ from engine import (
 
 
 class EngineSignals(QObject):
-    """The signals of the engine's client.
-
-    Those of answers come with their `RunningAnswer` last, as several are written at once.
-    """
+    """The signals of `EngineClient`; those of an answer end with its `RunningAnswer`."""
 
     ready = Signal(object)  # EngineReady
     state_changed = Signal(object)  # EngineState
     load_progress = Signal(float)  # 0 to 1
-    load_doing = Signal(str)  # present step of the load, "" while it only reads the file
+    load_doing = Signal(str)  # current step of the load, "" while it only reads the file
     loaded = Signal(object)  # ModelLoaded
-    load_failed = Signal(object)  # EngineError; Cancelled when a person stopped it
+    load_failed = Signal(object)  # EngineError; Cancelled if it was stopped
     resplit_done = Signal(object)  # ModelResplit; `load_progress` is emitted before
     resplit_failed = Signal(object)  # EngineError; the old split is kept unless `model` is None
     state_progress = Signal(float)  # 0 to 1, of the state that is being saved or loaded
@@ -44,21 +41,21 @@ class EngineSignals(QObject):
     state_failed = Signal(object, object)  # EngineError, the SaveState or LoadState it ended
     tune_started = Signal(object)  # TuneEstimate
     tune_progress = Signal(object)  # TuneProgress
-    tuned = Signal(object)  # TuneResult; the model from before the search is loaded again
+    tuned = Signal(object)  # TuneResult; the previous model is loaded again
     tune_failed = Signal(object)  # EngineError; the model is loaded again unless `model` is None
     unloaded = Signal()
     prefill = Signal(int, int, object)  # prompt tokens done, all prompt tokens, RunningAnswer
     shifted = Signal(int, object)  # number of tokens dropped from a full context, RunningAnswer
     text = Signal(str, object)  # text, RunningAnswer
     called = Signal(object, object)  # ToolCallBegun or ToolCallText, RunningAnswer
-    paced = Signal(object)  # RunningAnswer whose tokens per second are known anew
+    paced = Signal(object)  # RunningAnswer with new tokens per second
     rate = Signal(float, int)  # tokens per second of all answers, and how many; 0 at the end
     token_times = Signal(object)  # TokenTimes of one token in every few
     finished = Signal(object, object)  # Finished, RunningAnswer
     failed = Signal(object, object)  # EngineError that ended an answer, RunningAnswer
-    counted = Signal(object)  # TokensCounted; None where they could not be counted
-    lost = Signal(object, object)  # EngineError that has ended the loaded model, its ModelLoaded
-    fallbacks_changed = Signal(object)  # tuple of Fallback: what makes the GPUs slower from now on
+    counted = Signal(object)  # TokensCounted, or None if counting failed
+    lost = Signal(object, object)  # EngineError that unloaded the model, its ModelLoaded
+    fallbacks_changed = Signal(object)  # tuple of Fallback: what slows the GPUs from now on
 
 
 RATE_WINDOW_S = 1.0
@@ -78,7 +75,7 @@ class TokenRate:
             self._n_tokens += n_tokens
 
     def due(self) -> float | None:
-        """Return the rate if the window is full, else None."""
+        """Return the rate once per window, else None."""
         if self._since is None:
             return None
         seconds = time.perf_counter() - self._since
@@ -90,12 +87,11 @@ class TokenRate:
 
 
 class AnswerMeter:
-    """Meter of one answer, for the figures of one that is cut off.
+    """Statistics of one answer, used if it is cut off.
 
     Attributes:
-        asked_at: time of the question, by `time.perf_counter`.
-        n_tokens: number of tokens so far.
-        first_token_s: seconds from the question to the first token; 0 while there is none.
+        asked_at: start of the request, by `time.perf_counter`.
+        first_token_s: time to first token in seconds; 0 until then.
     """
 
     def __init__(self) -> None:
@@ -104,7 +100,7 @@ class AnswerMeter:
         self.first_token_s = 0.0
 
     def count(self, n_tokens: int) -> None:
-        """Count tokens that have arrived together."""
+        """Count tokens that arrived together."""
         self._last = time.perf_counter()
         if self.n_tokens:
             self._n_later += n_tokens
@@ -114,34 +110,30 @@ class AnswerMeter:
 
     @property
     def tokens_per_s(self) -> float:
-        """Tokens per second since the first ones arrived; 0 while that is unknown."""
+        """Decode speed so far; 0 while unknown."""
         seconds = self._last - self._first
         return self._n_later / seconds if seconds > 0 else 0.0
 
 
 class AnswerStage(Enum):
-    """How far an answer is."""
-
     WAITING = "waiting"
     READING = "reading"
     WRITING = "writing"
 
 
 class RunningAnswer:
-    """An answer that was asked for, until it has ended and as it was then.
+    """An answer that was requested; it keeps its final state after it ends.
 
     Args:
-        begun: the tokens that it goes on from.
-        marker: writer of the marks around its thought, where it comes in parts.
+        begun: token ids of the answer to continue.
+        marker: adds the marks around reasoning that comes as separate parts.
 
     Attributes:
-        number: number of its command.
-        ids: its tokens so far, with those that it began with.
-        meter: its figures so far.
-        n_read, n_prompt: tokens of the prompt that are computed, and all of them; 0 while it waits.
-        tokens_per_s: tokens per second over the last second; 0 while that is unknown.
-        stage: what the engine does with it now.
-        was_alone: whether no other answer was written beside it, so that its speed is the model's.
+        number: id of its command.
+        ids: its tokens so far, including `begun`.
+        n_read, n_prompt: prompt tokens computed, and all of them; 0 while it waits.
+        tokens_per_s: speed over the last second; 0 while unknown.
+        was_alone: whether no other answer ran concurrently, so that its speed is the model's.
     """
 
     def __init__(
@@ -158,22 +150,19 @@ class RunningAnswer:
 
 
 def marker_behind(text: str) -> ThoughtMarker:
-    """Return the marker of an answer that goes on behind a text with marks."""
+    """Return the marker for an answer that continues a text with marks."""
     is_open = text.lstrip().startswith(THINK_OPEN) and THINK_CLOSE not in text
     return ThoughtMarker(is_open=is_open, has_said=bool(text) and not is_open)
 
 
 class RunningAnswers:
-    """All answers that were asked for and have not ended, in the order in which they were.
-
-    Text of many tokens of an answer is joined into one signal.
-    """
+    """All answers that have not ended, in the order requested; joins text into few signals."""
 
     def __init__(self, signals: EngineSignals) -> None:
         self._signals = signals
         self._running: dict[int, RunningAnswer] = {}
-        self._texts: dict[int, list[str]] = {}  # what is not told yet, by the answer's number
-        self._rate = TokenRate()  # of all together
+        self._texts: dict[int, list[str]] = {}  # not emitted yet, by the answer's number
+        self._rate = TokenRate()  # of all answers
 
     def __len__(self) -> int:
         return len(self._running)
@@ -185,31 +174,31 @@ class RunningAnswers:
         return number in self._running
 
     def add(self, answer: RunningAnswer) -> None:
-        """Follow an answer that was asked for just now."""
+        """Track a new answer."""
         self._running[answer.number] = answer
         if len(self._running) > 1:
             for one in self._running.values():
                 one.was_alone = False
 
     def take_text(self, number: int, event: TokenText) -> None:
-        """Note text of an answer, which `tell_text` tells."""
+        """Buffer text of an answer until `emit_text`."""
         answer, n_tokens = self._running[number], len(event.ids)
         text = answer.marker.written(event.text, is_thought=event.part == "reasoning")
         self._texts.setdefault(number, []).append(text)
         self._rate.count(n_tokens)
         answer.rate.count(n_tokens)
         answer.meter.count(n_tokens)
-        answer.ids += [token for token in event.ids if token >= 0]  # servers tell no ids
+        answer.ids += [token for token in event.ids if token >= 0]  # servers send no ids
         answer.stage = AnswerStage.WRITING
 
-    def tell_text(self, number: int | None = None) -> None:
-        """Emit the text that was noted, of one answer or of all."""
+    def emit_text(self, number: int | None = None) -> None:
+        """Emit the buffered text of one answer or of all."""
         for one in [number] if number is not None else list(self._texts):
             if text := "".join(self._texts.pop(one, ())):
                 self._signals.text.emit(text, self._running[one])
 
-    def tell_rates(self) -> None:
-        """Emit the tokens per second of each answer and of all, as far as a second has passed."""
+    def emit_rates(self) -> None:
+        """Emit the tokens per second of each answer and of all, once a second."""
         for answer in self:
             if (own := answer.rate.due()) is not None:
                 answer.tokens_per_s = own
@@ -218,22 +207,22 @@ class RunningAnswers:
             self._signals.rate.emit(rate, sum(one.stage is AnswerStage.WRITING for one in self))
 
     def end(self, number: int) -> RunningAnswer:
-        """Take an answer off that has ended, and return it."""
+        """Remove an answer that has ended, and return it."""
         answer = self._running.pop(number)
         if not self._running:
             self._rate = TokenRate()
         return answer
 
     def on_event(self, number: int, event: Event) -> None:
-        """Emit the signals of an event that is no text; an answer that it ends is off by then."""
+        """Emit the signals of an event other than text or the end."""
         signals = self._signals
-        if isinstance(event, TokenTimes):  # says nothing about the text around it
+        if isinstance(event, TokenTimes):  # unrelated to the buffered text
             signals.token_times.emit(event)
             return
         answer = self._running[number]
-        if isinstance(event, ToolCallBegun):  # what was thought before it is over
+        if isinstance(event, ToolCallBegun):  # ends the reasoning
             self._texts.setdefault(number, []).append(answer.marker.closed())
-        self.tell_text(number)
+        self.emit_text(number)
         if isinstance(event, ToolCallBegun | ToolCallText):
             signals.called.emit(event, answer)
         elif isinstance(event, PrefillProgress):
@@ -243,8 +232,8 @@ class RunningAnswers:
         elif isinstance(event, ContextShifted):
             signals.shifted.emit(event.n_dropped, answer)
 
-    def tell_end(self, answer: RunningAnswer, event: Finished | Failed) -> None:
-        """Emit that an answer has ended, after `end`."""
+    def emit_end(self, answer: RunningAnswer, event: Finished | Failed) -> None:
+        """Emit the end of an answer that `end` has removed."""
         if not self._running:
             self._signals.rate.emit(0.0, 0)
         if isinstance(event, Finished):

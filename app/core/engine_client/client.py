@@ -1,4 +1,4 @@
-"""The engine as the window sees it: commands as methods, events as Qt signals."""
+"""The engine for the window: commands as methods, events as Qt signals."""
 
 from __future__ import annotations
 
@@ -38,7 +38,6 @@ from engine import (
     ModelResplit,
     ModelUnloaded,
     Resplit,
-    SamplingParams,
     SaveState,
     StateLoaded,
     StateProgress,
@@ -59,34 +58,33 @@ from engine import (
 if TYPE_CHECKING:
     from engine import EngineHost
 
-NONE = -1
-"""Number of a command where there is none."""
+NONE = -1  # command id for "no command"
 
 
 class ModelWork:
-    """Loads, changes of the split, searches and unloads; of each kind the last one is told.
+    """Loads, splits, tuning and unloads; only the latest command of each kind emits signals.
 
     Args:
-        settle: derives the engine's state anew, before a signal says what has changed.
+        settle: updates the engine's state before a signal reports a change.
 
     Attributes:
-        model: the loaded model, if any; it stays while another model is being loaded.
-        load, tune, unload: numbers of the commands; `NONE` for none.
+        model: the loaded model, if any; kept while another one is loading.
+        load, tune, unload: ids of the running commands, or `NONE`.
     """
 
     def __init__(self, signals: EngineSignals, settle: Callable[[], None]) -> None:
         self._signals, self._settle = signals, settle
         self.model: ModelLoaded | None = None
         self.load = self.tune = self.unload = NONE
-        self._resplits: list[int] = []  # all that have not ended, as one does not end another
+        self._resplits: list[int] = []  # all that are running: one does not cancel another
 
     def add_resplit(self, number: int) -> None:
-        """Follow a change of the split."""
+        """Track a change of the split."""
         self._resplits.append(number)
 
     @property
     def stoppable(self) -> list[int]:
-        """Numbers of the commands that a person may stop."""
+        """Ids of the commands that can be cancelled."""
         return [n for n in (self.load, self.tune) if n != NONE] + self._resplits
 
     def on_event(self, number: int, event: Event) -> None:
@@ -107,18 +105,18 @@ class ModelWork:
             self.note(event)
 
     def note(self, event: Event) -> None:
-        """Update the loaded model after any command, without a signal."""
+        """Update the loaded model without a signal."""
         self.model = model_after(event, self.model)
 
     def on_fallbacks(self, event: FallbacksChanged) -> None:
-        """Note what makes the loaded model's GPUs slower, whichever command has led to it."""
+        """Update the loaded model's fallbacks."""
         if self.model is not None:
             self.model = replace(self.model, fallbacks=event.fallbacks)
             self._signals.fallbacks_changed.emit(event.fallbacks)
 
     def _on_load(self, event: Event) -> None:
         if isinstance(event, LoadProgress):
-            self._tell_progress(event)
+            self._emit_progress(event)
             return
         self.load = NONE
         self.note(event)
@@ -132,7 +130,7 @@ class ModelWork:
         is_last = number == self._resplits[-1]
         if isinstance(event, LoadProgress):
             if is_last:
-                self._tell_progress(event)
+                self._emit_progress(event)
             return
         self._resplits.remove(number)
         self.note(event)
@@ -156,16 +154,15 @@ class ModelWork:
             elif isinstance(event, Failed):
                 self._signals.tune_failed.emit(event.error)
 
-    def _tell_progress(self, event: LoadProgress) -> None:
+    def _emit_progress(self, event: LoadProgress) -> None:
         self._signals.load_progress.emit(event.done_bytes / max(event.total_bytes, 1))
         self._signals.load_doing.emit(event.doing)
 
 
 class EngineState(Enum):
-    """The engine's present activity; `EngineClient.model` is the model it holds.
+    """State of the engine; `EngineClient.model` is the loaded model.
 
-    LOADING includes a change of the split, in the middle of an answer or not, and a search for the
-    best split.
+    LOADING includes tuning and changes of the split, even during an answer.
     """
 
     EMPTY = "empty"
@@ -177,13 +174,13 @@ class EngineState(Enum):
 
 @dataclass(slots=True)
 class AsideAnswer:
-    """Something that is written beside the chats.
+    """A text generated in the background.
 
     Attributes:
-        number: number of its command.
-        then: called once it has ended.
-        reason: reason why it has ended, as in `Finished`, or "failed".
-        is_ending: whether it was cancelled, which must not be done to what follows it.
+        number: id of its command.
+        then: called when it has ended.
+        reason: its finish reason (see `Finished`), or "failed".
+        is_ending: whether it was cancelled already.
     """
 
     number: int
@@ -200,18 +197,17 @@ POLL_S = 0.02
 
 
 class EngineClient(EngineSignals):
-    """The engine as the window sees it: commands are methods, events are Qt signals.
+    """The engine for the window: commands are methods, events are Qt signals.
 
-    Events of commands that were replaced are dropped. Several answers are written at once; each has
-    a `RunningAnswer`.
+    Events of replaced commands are dropped. Answers run concurrently; each has a `RunningAnswer`.
 
     Args:
         make_host: starts an engine that sends its events to the given callable; called by `start`
-            or by the first command, so that the window shows before torch takes the processor.
+            or the first command, so that the window appears before torch uses the CPU.
 
     Attributes:
-        answers: the answers that were asked for and have not ended.
-        sharing: the same engine for somebody beside the window.
+        answers: the answers that have not ended.
+        sharing: the same engine, shared with the server.
     """
 
     def __init__(
@@ -225,8 +221,7 @@ class EngineClient(EngineSignals):
         self.answers = RunningAnswers(self)
         self._state = EngineState.EMPTY
         self.sharing = EngineSharing()
-        self._inbox = EventInbox(self._take, self)
-        self._inbox.let_watch(self.sharing.take)
+        self._inbox = EventInbox(self._take, self.sharing.take, self)
         self._make_host = make_host
         self._host: EngineHost | None = None
 
@@ -236,28 +231,28 @@ class EngineClient(EngineSignals):
 
     @property
     def model(self) -> ModelLoaded | None:
-        """The loaded model, if any; it stays while another model is being loaded."""
+        """The loaded model, if any; kept while another one is loading."""
         return self._work.model
 
     @property
     def is_loading(self) -> bool:
-        """Whether a model is being loaded that was asked for here."""
+        """Whether `load` is running."""
         return self._work.load != NONE
 
     @property
     def is_unloading(self) -> bool:
-        """Whether the loaded model is about to leave, so that it answers no more."""
+        """Whether `unload` is running."""
         return self._work.unload != NONE
 
     @property
     def is_idle(self) -> bool:
-        """Whether a model is loaded and the engine does nothing at all, and nothing waits."""
+        """Whether a model is loaded, nothing runs and nothing waits."""
         is_free = self._aside is None and not self._states and not self.sharing.n_running
         return is_free and self._state is EngineState.READY
 
     @Slot()
     def start(self) -> None:
-        """Start the engine if it does not run yet."""
+        """Start the engine if it is not running."""
         if self._state is not EngineState.CLOSED:
             self._running()
 
@@ -268,7 +263,7 @@ class EngineClient(EngineSignals):
         return self._host
 
     def _free_host(self) -> EngineHost:
-        """Return the engine for a command of the person's, before which what is aside ends."""
+        """Return the engine for a user's command, cancelling the background text."""
         host = self._running()
         if self._aside is not None and not self._aside.is_ending:
             self._aside.is_ending = True
@@ -276,7 +271,6 @@ class EngineClient(EngineSignals):
         return host
 
     def _submit(self, command: Command, host: EngineHost | None = None) -> int:
-        """Hand a command to the engine under an id of its own, and return that."""
         number = new_command_id()
         (host or self._free_host()).submit(command, number)
         return number
@@ -284,18 +278,18 @@ class EngineClient(EngineSignals):
     # commands
 
     def load(self, params: LoadParams) -> None:
-        """Load a model in place of the present one; running answers end first."""
+        """Replace the model; cancels running answers."""
         self._end_what_runs()
         self._work.load = self._submit(Load(params))
         self._settle()
 
     def resplit(self, params: LoadParams) -> None:
-        """Change the split of the model; running answers go on with the new split."""
+        """Change the split of the model; running answers continue."""
         self._work.add_resplit(self._submit(Resplit(params)))
         self._settle()
 
     def tune(self, params: LoadParams, goal: str = "chat", budget_s: float | None = None) -> None:
-        """Search for the best split; running answers end first, and `cancel` ends the search."""
+        """Search for the fastest split; cancels running answers."""
         self._end_what_runs()
         self._work.tune = self._submit(
             Tune(params, goal, budget_s, with_drafts=params.draft != "off")
@@ -303,130 +297,85 @@ class EngineClient(EngineSignals):
         self._settle()
 
     def unload(self) -> None:
-        """Free the model; running answers end first."""
+        """Unload the model; cancels running answers."""
         self._end_what_runs()
         self._work.unload = self._submit(Unload())
 
     def cancel(self) -> None:
-        """End a load, a change of the split or a search, which its signal tells; answers go on."""
+        """Cancel loading, tuning or a change of the split, but no answers."""
         for number in self._work.stoppable:
             self._running().cancel(number)
 
     def _end_what_runs(self) -> None:
-        """Cancel a load, a search and all answers, but never the saving of a state."""
         self.cancel()
         self.sharing.cancel_all()
         for answer in self.answers:
             self.stop(answer)
 
-    def generate(
-        self,
-        messages: Sequence[ChatMessage],
-        sampling: SamplingParams,
-        *,
-        continue_last: bool = False,
-        begun: Sequence[int] = (),
-        thinks: bool | None = None,
-        effort: str = "",
-        tools: Sequence[Tool] = (),
-    ) -> RunningAnswer:
-        """Answer `messages`, beside the answers that are written already.
-
-        Args:
-            continue_last: whether the last message is the assistant's and is continued.
-            begun: the tokens of that message, if they are known.
-            thinks: whether the model shall think first; None as its template has it.
-            effort: how much it shall think; "" as its template has it.
-            tools: functions that the model may call, which the signal `called` tells.
-        """
+    def generate(self, request: AnswerRequest) -> RunningAnswer:
+        """Answer a request, concurrently with the other answers."""
         marker = None
-        if tools and continue_last:  # whose thought the engine takes apart from what is said
-            *before, last = messages
-            marker, messages = marker_behind(last.content), (*before, thought_apart(last))
-        command = AnswerRequest(
-            tuple(messages),
-            sampling=sampling,
-            continue_last=continue_last,
-            begun=tuple(begun),
-            thinks=thinks,
-            effort=effort,
-            tools=tuple(tools),
-            in_parts=bool(tools),
-        )
-        answer = RunningAnswer(self._submit(command), begun, marker)
+        if request.in_parts and request.continue_last:  # its reasoning is passed as a part, too
+            *before, last = request.messages
+            marker = marker_behind(last.content)
+            request = replace(request, messages=(*before, thought_apart(last)))
+        answer = RunningAnswer(self._submit(request), request.begun, marker)
         self.answers.add(answer)
         self._settle()
         return answer
 
     def stop(self, answer: RunningAnswer) -> None:
-        """Have an answer end with what it has; its closing signal follows, unless it has ended."""
+        """Cancel an answer; it still emits its closing signal."""
         if answer.number in self.answers:
             self._running().cancel(answer.number)
 
-    def ask_aside(
-        self,
-        messages: Sequence[ChatMessage],
-        sampling: SamplingParams,
-        then: Callable[[AsideAnswer], None],
-        *,
-        continue_last: bool = False,
-        tools: Sequence[Tool] = (),
-    ) -> bool:
-        """Have something short written beside the chats, with no signal; other commands end it.
+    def ask_aside(self, request: AnswerRequest, then: Callable[[AsideAnswer], None]) -> bool:
+        """Generate a short text in the background if the engine is idle, without signals.
+
+        Any other command cancels it.
 
         Args:
-            then: called with the answer, also if it has failed or was ended.
-            tools: functions of the chat, so that its prompt begins as before; none is called.
+            then: called with the answer, also if it failed or was cancelled.
 
         Returns:
-            whether it was asked; not while the engine does anything.
+            whether the engine was idle.
         """
         if not self.is_idle:
             return False
-        command = AnswerRequest(
-            tuple(messages),
-            sampling=sampling,
-            continue_last=continue_last,
-            timed_every=0,
-            thinks=False,
-            effort="low",
-            tools=tuple(tools),
-            in_parts=bool(tools),
-        )
-        self._aside = AsideAnswer(self._submit(command, self._running()), then)
+        self._aside = AsideAnswer(self._submit(request, self._running()), then)
         return True
 
     def count(
         self, messages: Sequence[ChatMessage] | None, draft: str, tools: Sequence[Tool] = ()
     ) -> None:
-        """Count the tokens of a prompt; see `CountTokens`. Answers go on meanwhile."""
+        """Count the tokens of a prompt while answers continue; see `CountTokens`."""
         command = CountTokens(None if messages is None else tuple(messages), draft, tuple(tools))
         self._count_numbers.add(self._submit(command, self._running()))
 
     def save_state(self, path: str, of: RunningAnswer | None = None) -> None:
-        """Save what the KV cache has of an answer's sequence; of the last one if it is None."""
+        """Save the KV cache of an answer's sequence, by default the last one."""
         number = 0 if of is None else of.number
         self._move_state(SaveState(path, number))
 
     def load_state(self, path: str) -> None:
-        """Load the KV cache from a file of `save_state`."""
+        """Load a KV cache written by `save_state`."""
         self._move_state(LoadState(path))
 
     def _move_state(self, command: SaveState | LoadState) -> None:
         self._states[self._submit(command)] = command
 
     def finish_states(self, seconds: float) -> None:
-        """Wait until all states are saved, at most `seconds`."""
+        """Wait up to `seconds` until all states are saved."""
         deadline = time.monotonic() + seconds
         while self._states and time.monotonic() < deadline:
             self._inbox.drain()
             time.sleep(POLL_S)
 
     def release(self) -> EngineHost | None:
-        """Give up the engine, which does nothing; the next command starts another.
+        """Detach the idle engine; the next command starts another.
 
         Returns:
-            The engine, if one runs: closing it takes so long that another thread should do it.
+            The engine, if one runs; close it on another thread, as that takes long.
         """
         host, self._host = self._host, None
         self.sharing.use(None)
@@ -441,13 +390,13 @@ class EngineClient(EngineSignals):
         return host
 
     def shutdown(self) -> bool:
-        """End the engine, and return whether it ended within five seconds."""
+        """Close the engine; return whether it ended within `CLOSE_S`."""
         if self._state is EngineState.CLOSED:
             return True
         ended = self._host is None or self._host.close(CLOSE_S)
         if not ended:
             log.warning("the engine did not end within %.0f s", CLOSE_S)
-        self._inbox.close()  # with the last words of answers
+        self._inbox.close()  # delivers the last events of answers
         self._set_state(EngineState.CLOSED)
         return ended
 
@@ -459,11 +408,11 @@ class EngineClient(EngineSignals):
                 self.answers.take_text(event.command_id, event.event)
             else:
                 self._dispatch(event.command_id, event.event)
-        self.answers.tell_text()
-        self.answers.tell_rates()
+        self.answers.emit_text()
+        self.answers.emit_rates()
 
     def _dispatch(self, number: int, event: Event) -> None:
-        """Emit the signals of an event; the last one, if it has ended a model, is `lost`."""
+        """Emit the signals of an event, and then `lost` if it cost the model."""
         before = self.model
         self._emit(number, event)
         if isinstance(event, Failed) and event.is_model_lost and before is not None:
@@ -486,7 +435,7 @@ class EngineClient(EngineSignals):
             self._work.note(event)
             self.counted.emit(event if isinstance(event, TokensCounted) else None)
         else:
-            self.answers.tell_text()  # of before what this may end
+            self.answers.emit_text()  # before the event, which may end the answers
             self._work.on_event(number, event)
 
     def _on_answer(self, number: int, event: Event) -> None:
@@ -495,7 +444,7 @@ class EngineClient(EngineSignals):
             answer = self.answers.end(number)
             self._work.note(event)
             self._settle()
-            self.answers.tell_end(answer, event)
+            self.answers.emit_end(answer, event)
 
     def _on_aside(self, answer: AsideAnswer, event: Event) -> None:
         if isinstance(event, TokenText):
@@ -521,7 +470,6 @@ class EngineClient(EngineSignals):
             self.state_failed.emit(event.error, command)
 
     def _settle(self) -> None:
-        """Derive the state from the running commands and the loaded model."""
         if self._state is EngineState.CLOSED:
             return
         if self._work.stoppable:
@@ -538,5 +486,5 @@ class EngineClient(EngineSignals):
 
 
 def is_cancelled(error: object) -> bool:
-    """Return whether a person cancelled a command, which needs no banner."""
+    """Return whether a command was cancelled, which needs no banner."""
     return isinstance(error, Cancelled)

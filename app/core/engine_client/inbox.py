@@ -1,8 +1,8 @@
-"""The way of events from the engine's thread to the window's.
+"""Delivery of events from the engine's thread to the window's.
 
-The engine delivers on its own thread, often hundreds of times a second. That only appends to a
-queue; the first event after a pause wakes a timer of the GUI thread, which then empties the queue
-some twenty-five times a second. The server shares the engine, with commands and events of its own.
+The engine sends events on its own thread, often hundreds per second; they are appended to a queue.
+The first event after a pause starts a timer on the GUI thread, which drains the queue 25 times a
+second. The server shares the engine, with its own commands and events.
 """
 
 from __future__ import annotations
@@ -41,55 +41,51 @@ DRAIN_MS = 40
 
 
 class EventInbox(QObject):
-    """Queue of events that is emptied on the GUI thread.
+    """Queue of events, drained on the GUI thread.
 
     Args:
-        take: called on the GUI thread with the events since the last call, also with none.
+        take: called on the GUI thread with the events since the last call, possibly none.
+        watch: called first with each event, on the engine's thread; returns whether to drop it.
     """
 
     _woken = Signal()
 
-    def __init__(self, take: Callable[[list[HostEvent]], None], parent: QObject) -> None:
+    def __init__(
+        self,
+        take: Callable[[list[HostEvent]], None],
+        watch: Callable[[HostEvent], bool],
+        parent: QObject,
+    ) -> None:
         super().__init__(parent)
-        self._take = take
+        self._take, self._watch = take, watch
         self._queue: deque[HostEvent] = deque()
         self._lock = threading.Lock()
         self._is_awake = self._is_closed = False
-        self._host_number = 0  # events of hosts before it are dropped
-        self._watch: Callable[[HostEvent], bool] | None = None
+        self._host_number = 0  # events of earlier hosts are dropped
         self._timer = QTimer(self, interval=DRAIN_MS)
         self._timer.timeout.connect(self.drain)
         self._woken.connect(self._wake)
 
-    def let_watch(self, watch: Callable[[HostEvent], bool] | None) -> None:
-        """Have each event shown to somebody else first, on the thread on which it comes.
-
-        Args:
-            watch: returns whether the event is nobody else's business; None for nobody.
-        """
-        with self._lock:
-            self._watch = watch
-
     def receiver(self) -> Callable[[HostEvent], None]:
-        """Return what a host shall call with its events, on whichever thread."""
+        """Return the callback for a new host's events. Thread-safe."""
         number = self._host_number
         return lambda event: self._receive(event, number)
 
     def forget(self) -> None:
-        """Drop what the hosts so far have sent and will send."""
+        """Drop all past and future events of the hosts so far."""
         with self._lock:
             self._host_number += 1
             self._queue.clear()
 
     def close(self) -> None:
-        """Deliver the last events, and nothing after them."""
+        """Deliver the queued events, and none after that."""
         self.drain()
         self._timer.stop()
         self._is_closed = True
 
     @Slot()
     def drain(self) -> None:
-        """Deliver what has come; sleep if that is nothing."""
+        """Deliver the queued events; stop the timer if there are none."""
         if self._is_closed:
             return
         with self._lock:
@@ -100,11 +96,11 @@ class EventInbox(QObject):
             self._doze()
 
     def _receive(self, event: HostEvent, host_number: int) -> None:
-        """Take an event; runs on the engine's thread."""
+        """Queue an event; runs on the engine's thread."""
         with self._lock:
             if host_number != self._host_number:
                 return
-            if self._watch is not None and self._watch(event):
+            if self._watch(event):
                 return
             self._queue.append(event)
             wake, self._is_awake = not self._is_awake, True
@@ -118,7 +114,7 @@ class EventInbox(QObject):
         self.drain()
 
     def _doze(self) -> None:
-        """Stop the timer unless an event came in between."""
+        """Stop the timer unless an event has just arrived."""
         with self._lock:
             if self._queue:
                 return
@@ -134,15 +130,15 @@ OF_ANSWERS = (
 
 
 class EngineSharing:
-    """Commands of somebody beside the window, whose events the window does not get.
+    """Commands of the server, whose events the window does not get.
 
-    Any thread may call it. No lock is held while a host is called: some send events from there.
+    Thread-safe. No lock is held while a host is called, since some send events from that call.
 
     Attributes:
-        on_event: called with every event of the engine, the window's included, on the engine's
-            thread; it must return quickly. None for nobody.
-        used_at: time when a command was last begun or ended, as of `time.monotonic`; one that a
-            gauge has asked for does not count.
+        on_event: called with every event of the engine, including the window's, on its thread;
+            it must return quickly. May be None.
+        used_at: time when a command last started or ended, by `time.monotonic`; `CountCache` is
+            ignored, since metrics poll it.
     """
 
     def __init__(self) -> None:
@@ -155,17 +151,17 @@ class EngineSharing:
 
     @property
     def n_running(self) -> int:
-        """Number of commands that have not ended."""
+        """Number of running commands."""
         return len(self._running)
 
     def watch(self, on_event: Callable[[HostEvent], None]) -> ModelLoaded | None:
-        """Have all events told from now on, and return the model that is loaded before them."""
+        """Subscribe to all events; return the model that is loaded now."""
         with self._lock:
             self.on_event = on_event
             return self._model
 
     def use(self, host: EngineHost | None) -> None:
-        """Note which engine there is from now on; commands of an earlier one fail."""
+        """Switch to another engine; commands of the old one fail."""
         with self._lock:
             self._host, self._model = host, None
             ended = list(self._running)
@@ -176,7 +172,7 @@ class EngineSharing:
                 self.on_event(HostEvent(number, Failed(error, is_model_lost=True)))
 
     def submit(self, command: Command) -> int:
-        """Hand a command to the engine, and return its id.
+        """Submit a command to the engine, and return its id.
 
         Raises:
             EngineError: there is no engine.
@@ -193,20 +189,19 @@ class EngineSharing:
         return number
 
     def cancel(self, number: int) -> None:
-        """Ask a command to end, if it has not."""
+        """Cancel a command, if it is running."""
         with self._lock:
             host = self._host if number in self._running else None
         if host is not None:
             host.cancel(number)
 
     def cancel_all(self) -> None:
-        """Ask all commands to end."""
         for number in list(self._running):
             self.cancel(number)
 
     def take(self, event: HostEvent) -> bool:
-        """Take an event of the engine; return whether it is of no interest to the window."""
-        is_shown = isinstance(event.event, FallbacksChanged)  # of the model, whoever has asked
+        """Process an event; return whether the window should not get it."""
+        is_shown = isinstance(event.event, FallbacksChanged)  # concerns the model, not a command
         with self._lock:
             self._model = model_after(event.event, self._model)
             is_own = event.command_id in self._running

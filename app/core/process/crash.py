@@ -1,4 +1,4 @@
-"""Logs uncaught exceptions and shows them in the banner, so that the window stays open."""
+"""Logging of uncaught exceptions, which the banner shows while the window stays open."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LEVELS = {
 
 
 class CrashReporter(QObject):
-    """Handler of uncaught exceptions on all threads, from `install` until `uninstall`."""
+    """Excepthook for all threads, between `install` and `uninstall`."""
 
     noticed = Signal(object)  # Notice
 
@@ -54,7 +54,7 @@ class CrashReporter(QObject):
     def _on_exception(
         self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
     ) -> None:
-        log.error("a bug in the window", exc_info=(kind, error, trace))
+        log.error("uncaught exception", exc_info=(kind, error, trace))
         details = "".join(traceback.format_exception(kind, error, trace))
         self._crashed.emit(error_line(f"{kind.__name__}: {error}"), details)
 
@@ -79,22 +79,16 @@ def _on_qt_message(kind: QtMsgType, context: object, message: str) -> None:
     qt_log.log(LEVELS.get(kind, logging.WARNING), "%s", message)
 
 
-MAX_BYTES: Final = 1 << 20
-"""Size at which a file is set aside, in place of the one before, and a new one begun."""
-
+MAX_BYTES: Final = 1 << 20  # size at which the log is rotated; one old file is kept
 FORMAT: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 OWN: Final = ("app", "engine", "qt")
-"""Loggers whose records are written from INFO on; those of libraries are from WARNING on, as some
-of them log addresses and contents."""
+"""Loggers written from INFO on; libraries' start at WARNING, as some log URLs and contents."""
 
 
 class _BoundedFile(logging.FileHandler):
-    """Handler that sets its file aside when it is full.
-
-    The handler of `logging.handlers` would import pickle and sockets before the first picture.
-    """
+    """Rotating file handler; `logging.handlers` would import pickle and sockets at start-up."""
 
     def emit(self, record: logging.LogRecord) -> None:
         super().emit(record)
@@ -102,21 +96,21 @@ class _BoundedFile(logging.FileHandler):
             if self.stream is not None and self.stream.tell() >= MAX_BYTES:
                 self.close()
                 Path(self.baseFilename).replace(f"{self.baseFilename}.1")
-        except OSError:  # Windows, where another program reads it: the next record tries again
+        except OSError:  # Windows, while another program reads it: the next record tries again
             return
 
     def handleError(self, record: logging.LogRecord) -> None:
-        """Leave a record out that the disk does not take; whoever needs the disk says so."""
+        """Drop records that cannot be written; code that needs the disk reports that itself."""
         if not isinstance(sys.exc_info()[1], OSError):
             super().handleError(record)
 
     def close(self) -> None:
-        with suppress(OSError):  # as above: what was not written is tried again
+        with suppress(OSError):
             super().close()
 
 
 class LogFile:
-    """The file that records are written to, from `start` until `stop`."""
+    """The log file, written between `start` and `stop`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -124,17 +118,17 @@ class LogFile:
         self._levels: dict[str, int] = {}
 
     def start(self) -> None:
-        """Begin to write; where there is no such folder, nothing is written."""
+        """Start logging, or do nothing if the folder cannot be created."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             handler = _BoundedFile(self.path, encoding="utf-8", errors="backslashreplace")
         except OSError as error:
-            log.info("there is no log file: %s", error)
+            log.info("no log file: %s", error)
             return
         handler.setFormatter(logging.Formatter(FORMAT))
         root = logging.getLogger()
         if not root.handlers and logging.lastResort is not None:
-            self._added.append(logging.lastResort)  # warnings go to the terminal as before
+            self._added.append(logging.lastResort)  # keep warnings on the terminal
         self._added.append(handler)
         for added in self._added:
             root.addHandler(added)
@@ -143,7 +137,6 @@ class LogFile:
             logging.getLogger(name).setLevel(logging.INFO)
 
     def stop(self) -> None:
-        """Write no more."""
         for handler in self._added:
             logging.getLogger().removeHandler(handler)
             if isinstance(handler, _BoundedFile):
@@ -155,7 +148,7 @@ class LogFile:
 
 
 def read_log(path: Path, most_bytes: int = MAX_BYTES) -> list[str]:
-    """Return the last lines of the log, from the file before as well if this one is short."""
+    """Return the last lines of the log, including the rotated file if needed."""
     parts: list[bytes] = []
     room = most_bytes
     for file in (path, path.with_name(f"{path.name}.1")):

@@ -1,6 +1,6 @@
-"""What the program's environment allows and asks for: a display, and where the engine runs.
+"""The environment: whether there is a display, and whether the engine runs in a process.
 
-Without a display, Qt ends the process in C++ with a core dump.
+Without a display, Qt aborts the process with a core dump.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from engine import EngineError
 if TYPE_CHECKING:
     from engine import EngineHost, HostEvent
 
-HINT = "Start it on a desktop, or use `tandem chat MODEL.gguf` in the terminal."
+HINT = "Start Tandem on a desktop, or run `tandem chat MODEL.gguf` in the terminal."
 
 
 class NoDisplay(EngineError):
-    """There is no display that a window could open on."""
+    """No display is available for a window."""
 
 
 def check_display(environment: Mapping[str, str] = os.environ) -> None:
-    """Check that a window can open; where Qt is told or left another way than X11, believe it.
+    """Check that X11 can open a window; other platforms and explicit Qt settings are trusted.
 
     Raises:
-        NoDisplay: there is no display, or none that answers.
-        ImportError: a library is missing that Qt needs to draw on X11.
+        NoDisplay: there is no display, or it does not respond.
+        ImportError: Qt's X11 plugin lacks a library.
     """
     if sys.platform != "linux" or environment.get("QT_QPA_PLATFORM", "xcb") != "xcb":
         return
@@ -42,14 +42,14 @@ def check_display(environment: Mapping[str, str] = os.environ) -> None:
         return
     name = environment.get("DISPLAY", "")
     if not name:
-        raise NoDisplay("There is no display for the window.", HINT)
+        raise NoDisplay("There is no display to open a window on.", HINT)
     _check_plugin()
     if not _answers(name):
-        raise NoDisplay(f"The display {name} does not answer.", HINT)
+        raise NoDisplay("Display {name} does not respond.", HINT, name=name)
 
 
 def _check_plugin() -> None:
-    """Load Qt's plugin for X11, as Qt will.
+    """Load Qt's X11 plugin.
 
     Raises:
         ImportError: one of its libraries is missing.
@@ -65,7 +65,7 @@ def _check_plugin() -> None:
 
 
 def _answers(name: str) -> bool:
-    """Return whether an X11 server takes connections; True where nobody can tell."""
+    """Return whether an X11 server accepts connections; True if libxcb is missing."""
     try:
         xcb = ctypes.CDLL("libxcb.so.1")
     except OSError:
@@ -80,13 +80,13 @@ def _answers(name: str) -> bool:
 
 
 DEBIAN_PACKAGES = "libegl1 libgl1 libxkbcommon0 libdbus-1-3 libfontconfig1 libglib2.0-0"
-"""Debian packages of all system libraries that Qt needs without a display."""
+"""Debian packages of all system libraries that Qt needs, except for X11."""
 
 XCB_PACKAGES = (
     "libxcb-cursor0 libxcb-icccm4 libxcb-image0 libxcb-keysyms1 libxcb-render-util0 libxcb-shape0"
     " libxcb-xinerama0 libxcb-xkb1 libxkbcommon-x11-0"
 )
-"""Debian packages of what Qt needs beside these to draw on X11."""
+"""Further Debian packages that Qt needs on X11."""
 
 XCB_PREFIXES = ("libxcb", "libxkbcommon-x11")
 
@@ -94,58 +94,52 @@ MISSING = re.compile(r"(\S+\.so[.\d]*): cannot open shared object file")
 
 
 class MissingQtLibrary(EngineError):
-    """A missing system library of Qt, without which there is no window."""
+    """Qt lacks a system library."""
 
 
 def missing_qt_library(error: ImportError) -> MissingQtLibrary | None:
-    """Return the error to report for an import that failed; None if no library is missing."""
-    found = MISSING.search(str(error))
-    if found is None:
+    """Return the error for a failed import, or None if no shared library is missing."""
+    match = MISSING.search(str(error))
+    if match is None:
         return None
-    packages = XCB_PACKAGES if found[1].startswith(XCB_PREFIXES) else DEBIAN_PACKAGES
+    packages = XCB_PACKAGES if match[1].startswith(XCB_PREFIXES) else DEBIAN_PACKAGES
     has_apt = shutil.which("apt-get") is not None
     return MissingQtLibrary(
-        f"The window needs Qt, and Qt needs the system library {found[1]}, which is missing.",
-        f"Install it with: apt-get install {packages}" if has_apt else "",
+        "Qt needs the system library {library}, which is missing.",
+        "Install it with: apt-get install {packages}" if has_apt else "",
+        library=match[1],
+        packages=packages,
     )
 
 
 log = logging.getLogger(__name__)
 
 
-VARIABLE = "TANDEM_ENGINE"
-"""Environment variable with the choice: "process", as without it, or "thread"."""
-
+VARIABLE = "TANDEM_ENGINE"  # environment variable that selects "process" (default) or "thread"
 MakeHost = Callable[[Callable[["HostEvent"], None]], "EngineHost"]
 
 PLACES = ("process", "thread")
 
 
 def engine_place() -> str:
-    """Return one of `PLACES`, as the environment variable says.
+    """Return where the engine runs, one of `PLACES`.
 
     Raises:
-        EngineError: the variable has another value.
+        EngineError: the environment variable is invalid.
     """
     choice = os.environ.get(VARIABLE, "") or "process"
     if choice not in PLACES:
-        raise EngineError(f"{VARIABLE} is '{choice[:60]}'.", f"Set it to {' or '.join(PLACES)}.")
+        raise EngineError(
+            "{name} is '{value}'.", "Set it to process or thread.", name=VARIABLE, value=choice[:60]
+        )
     return choice
 
 
 def chosen_host() -> MakeHost:
-    """Return what starts the engine there; imports it, which takes a moment.
-
-    Raises:
-        EngineError: see `engine_place`.
-    """
+    """Return the class that starts the engine; importing it takes a moment."""
     return engine.ProcessHost if engine_place() == "process" else engine.ThreadHost
 
 
 def start_host(on_event: Callable[[HostEvent], None]) -> EngineHost:
-    """Start the chosen engine, which sends its events to `on_event`.
-
-    Raises:
-        EngineError: see `engine_place`.
-    """
+    """Start the engine, which sends its events to `on_event`."""
     return chosen_host()(on_event)

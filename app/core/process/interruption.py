@@ -1,6 +1,6 @@
-"""The signals that end a program: Ctrl+C, a closed terminal, `kill`.
+"""Termination signals: Ctrl+C, a closed terminal, `kill`.
 
-Imports next to nothing, so that it can be the first thing a program does.
+Imports little, so that it can be the first import of the program.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from typing import NoReturn
 Handler = Callable[[int, FrameType | None], object] | int | None
 
 NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGBREAK")
-"""Names of all such signals; no system has all of them."""
+"""Names of the signals, where the system has them."""
 
 
 class Interruption:
-    """The ending of a command by a signal: an exception first, so that files and models are closed.
+    """Turns termination signals into KeyboardInterrupt, so that a command closes files and models.
 
     Attributes:
-        status: exit status of the command, should it end by an interruption.
-        is_set: whether a signal came.
+        status: exit status after an interruption.
+        is_set: whether a signal was received.
     """
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class Interruption:
 
     @contextmanager
     def raised(self) -> Iterator[None]:
-        """Raise `KeyboardInterrupt` for each signal that comes inside the `with` block."""
+        """Raise `KeyboardInterrupt` for each signal inside the `with` block."""
         previous = handle(self._on_signal)
         try:
             yield
@@ -47,12 +47,11 @@ class Interruption:
 
 @contextmanager
 def importing() -> Iterator[None]:
-    """Import modules inside the `with` block: signals end the process, garbage is not collected.
+    """Import modules inside the `with` block: signals kill the process, garbage is not collected.
 
-    A signal raises no exception, because modules that are half imported, compiled ones above all,
-    swallow exceptions or turn them into others. Imports leave hardly any garbage, yet looking for
-    it takes a sixth of their time; what is imported lives as long as the process, so collections
-    skip it later as well.
+    A signal raises no exception, since half-imported modules, compiled ones above all, swallow
+    exceptions or turn them into others. Imports leave hardly any garbage, but collecting it takes a
+    sixth of their time; imported objects are frozen, so later collections skip them too.
     """
     previous, was_collecting = end_at_once(), gc.isenabled()
     gc.disable()
@@ -66,15 +65,14 @@ def importing() -> Iterator[None]:
 
 
 def end_at_once() -> dict[int, Handler]:
-    """End the process at any such signal from now on; return the handlers for `restore`."""
+    """Exit immediately on any signal from now on; return the old handlers for `restore`."""
     return handle(_end)
 
 
 def handle(handler: Handler) -> dict[int, Handler]:
-    """Have all such signals handled by `handler`; return the former handlers for `restore`.
+    """Install `handler` for all signals; return the old handlers for `restore`.
 
-    A signal that the caller ignores, as `nohup` does, stays ignored. Threads other than the main
-    one, which may not choose handlers, change nothing.
+    An ignored signal (as with `nohup`) stays ignored. Does nothing outside the main thread.
     """
     former: dict[int, Handler] = {}
     for number in (getattr(signal, name) for name in NAMES if hasattr(signal, name)):
@@ -87,7 +85,7 @@ def handle(handler: Handler) -> dict[int, Handler]:
 
 
 def restore(handlers: dict[int, Handler]) -> None:
-    """Handle signals as before."""
+    """Restore the handlers that `handle` replaced."""
     for number, handler in handlers.items():
         signal.signal(number, handler)
 

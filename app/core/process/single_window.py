@@ -1,7 +1,7 @@
-"""One window for each person: a second start hands its file to the window that is open.
+"""Single instance: a second start passes its file to the open window.
 
-The window that holds a lock listens at a local socket. Both belong to one folder of settings, so
-that a portable copy of Tandem has a window of its own. macOS opens files by an event instead.
+The window holds a lock and listens on a local socket. Both belong to the settings folder, so a
+portable copy of Tandem has its own window. On macOS, files to open arrive as events.
 """
 
 from __future__ import annotations
@@ -35,25 +35,22 @@ log = logging.getLogger(__name__)
 
 CONNECT_MS = 500
 ANSWER_S = 3.0
-"""Seconds that a second start waits for the first window, which may just be starting; then it opens
-a window of its own."""
+"""Seconds that a second start waits for a window that is still starting, before opening one."""
 
-QUIT_S = 20.0
-"""Seconds that a window may take to save everything and close."""
-
+QUIT_S = 20.0  # seconds allowed for a window to save everything and close
 MAX_BYTES = 1 << 16
 DONE = b"done\n"
 
 
 @dataclass(frozen=True, slots=True)
 class OpenRequest:
-    """The wish of a second start.
+    """What a second start asks the open window to do.
 
     Attributes:
-        model: absolute path of the model to open; "" for none.
+        model: absolute path of the model to open, or "".
         demo: whether to open the bundled model.
-        activation: token by which Wayland lets a window come to the front; "" without one.
-        quit: whether the window is to close instead.
+        activation: Wayland activation token for raising the window, or "".
+        quit: whether to close the window instead.
     """
 
     model: str = ""
@@ -63,10 +60,10 @@ class OpenRequest:
 
     @classmethod
     def parse(cls, line: bytes) -> OpenRequest:
-        """Return the request in a line of JSON.
+        """Parse a line of JSON.
 
         Raises:
-            ValueError: it is none.
+            ValueError: it is not a request.
         """
         data = json.loads(line)
         if not isinstance(data, dict):
@@ -78,10 +75,10 @@ class OpenRequest:
 
 
 class SecondStarts(QObject):
-    """The receiver of what later starts hand over, in the first window of a person.
+    """Receiver of second starts' requests, in the first window.
 
-    `claim` comes before the window, and `listen` behind its first picture, as it takes a while to
-    import; later starts wait that long.
+    Call `claim` before the window opens and `listen` after its first frame, since the import takes
+    a while; second starts wait that long.
     """
 
     requested = Signal(object)  # OpenRequest
@@ -92,12 +89,12 @@ class SecondStarts(QObject):
         self._server: QLocalServer | None = None
 
     def claim(self) -> bool:
-        """Claim to be the first window; return whether no other one is."""
+        """Try to take the lock; return whether this is the first window."""
         return self._lock.tryLock(0)
 
     @Slot()
     def listen(self) -> None:
-        """Listen, if this is the first window."""
+        """Listen for requests, if this is the first window."""
         if not self._lock.isLocked() or self._server is not None:
             return
         from PySide6.QtNetwork import QLocalServer
@@ -107,11 +104,11 @@ class SecondStarts(QObject):
         self._server.newConnection.connect(self._on_connection)
         QLocalServer.removeServer(_address())  # of a window that was killed
         if not self._server.listen(_address()):
-            log.info("later starts open windows of their own: %s", self._server.errorString())
+            log.info("cannot listen for second starts: %s", self._server.errorString())
             self.close()
 
     def close(self) -> None:
-        """Leave later starts to another window."""
+        """Let another window take over."""
         if self._server is not None:
             self._server.close()
         self._lock.unlock()
@@ -132,7 +129,7 @@ class SecondStarts(QObject):
         try:
             request = OpenRequest.parse(bytes(client.readLine(MAX_BYTES).data()))
         except (ValueError, RecursionError):
-            log.info("another program has sent something that is no request")
+            log.info("ignored an invalid request from another program")
             client.abort()
             return
         client.write(DONE)
@@ -141,14 +138,7 @@ class SecondStarts(QObject):
 
 
 def hand_over(model: str | None, *, demo: bool) -> bool:
-    """Ask the window that is open to open a model, or to come to the front.
-
-    Args:
-        model: path of the model; None for none.
-
-    Returns:
-        Whether there is such a window and it has answered.
-    """
+    """Ask the open window to open a model or come to the front; return whether it has replied."""
     request = OpenRequest(
         str(Path(model).absolute()) if model else "",
         demo,
@@ -158,11 +148,7 @@ def hand_over(model: str | None, *, demo: bool) -> bool:
 
 
 def quit_window() -> bool:
-    """Have the window that is open save everything and close.
-
-    Returns:
-        Whether no window is open any more.
-    """
+    """Make the open window save everything and close; return whether none is open afterwards."""
     _hand(OpenRequest(quit=True))
     until = time.monotonic() + QUIT_S
     while _is_locked():
@@ -173,7 +159,6 @@ def quit_window() -> bool:
 
 
 def _hand(request: OpenRequest) -> bool:
-    """Give a request to the window that is open, and return whether there is one and it answers."""
     until = time.monotonic() + ANSWER_S
     while _is_locked():
         if _send(request, until):
@@ -185,7 +170,6 @@ def _hand(request: OpenRequest) -> bool:
 
 
 def _send(request: OpenRequest, until: float) -> bool:
-    """Send a request, and return whether the window has taken it."""
     if not _is_own(_address()):
         return False
     from PySide6.QtNetwork import QLocalSocket
@@ -212,17 +196,17 @@ def _is_locked() -> bool:
 
 def _lock() -> QLockFile:
     file = paths.settings_file().with_name("window.lock")
-    with suppress(OSError):  # of a home that cannot be written: then nothing is locked
+    with suppress(OSError):  # a read-only home: nothing is locked
         file.parent.mkdir(parents=True, exist_ok=True)
     lock = QLockFile(str(file))
-    lock.setStaleLockTime(0)  # however old: the process that made it tells whether it counts
+    lock.setStaleLockTime(0)  # age is irrelevant: only a dead process makes the lock stale
     return lock
 
 
 def _address() -> str:
-    """Return the name of the socket, which no other person's Tandem has.
+    """Return the socket's name, unique to this user.
 
-    In a Flatpak each start has a folder for such files of its own; one in it belongs to all.
+    Flatpak gives each start its own runtime folder; one folder in it is shared.
     """
     folder = str(paths.settings_file().parent.absolute())
     name = f"tandem-{hashlib.sha256(folder.encode(errors='surrogateescape')).hexdigest()[:16]}"
@@ -235,7 +219,6 @@ def _address() -> str:
 
 
 def _is_own(address: str) -> bool:
-    """Return whether a socket in a folder that others may write to is this person's."""
     if sys.platform == "win32":
         return True
     try:
@@ -245,11 +228,7 @@ def _is_own(address: str) -> bool:
 
 
 class Application(QApplication):
-    """The application.
-
-    On macOS a double-click on a model, and one that is dropped on the Dock's icon, reaches the
-    running program as an event rather than in the arguments of a start.
-    """
+    """The application; macOS sends it files that are double-clicked or dropped on the Dock icon."""
 
     opened = Signal(object)  # OpenRequest
 
@@ -261,7 +240,7 @@ class Application(QApplication):
 
 
 class SignalWatch(QObject):
-    """Watch for the signals that end a program, from `install` until `uninstall`."""
+    """Signal handler between `install` and `uninstall`: emits `came` on a termination signal."""
 
     came = Signal()
 
@@ -284,9 +263,9 @@ class SignalWatch(QObject):
     @Slot()
     def _read(self) -> None:
         names = [signal.Signals(number).name for number in self._read_end.recv(64)]
-        log.info("the window closes for %s", ", ".join(names))
+        log.info("closing the window on %s", ", ".join(names))
         self.came.emit()
 
 
 def _go_on(number: int, frame: FrameType | None) -> None:
-    """Leave a signal to the socket; more of them must not cut the closing short."""
+    """Leave the signal to the socket, so that repeated ones do not interrupt the shutdown."""

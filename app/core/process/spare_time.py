@@ -1,6 +1,6 @@
-"""Work of the window's thread that can wait, done between its events, a few milliseconds at a time.
+"""Idle work on the GUI thread, done a few milliseconds at a time between events.
 
-All of it shares one slice of each turn of the event loop, so that many works make no long turn.
+All work shares one slice per turn of the event loop, so many tasks cannot make a turn long.
 """
 
 from __future__ import annotations
@@ -22,15 +22,14 @@ from app.core.background import LatestJob
 from app.core.process.environment import chosen_host
 from engine import collect_garbage, sweep_temporaries
 
-SLICE_S: Final = 0.006
-"""Processor time in each turn of the event loop; one more step may begin in it."""
+SLICE_S: Final = 0.006  # CPU time per turn of the event loop; the last step may overrun it
 
 
 class SpareTime(QObject):
-    """Queue of work that can wait; work is dropped when the object that owns it is gone.
+    """Queue of idle work; work is dropped when its owner is deleted.
 
     Attributes:
-        until: end of the present slice, by the thread's processor time.
+        until: end of the current slice, in thread CPU time.
     """
 
     def __init__(self) -> None:
@@ -42,26 +41,26 @@ class SpareTime(QObject):
         self._timer.timeout.connect(self._turn)
 
     def do(self, owner: QObject, work: Iterator[None], *, is_last: bool = False) -> None:
-        """Have work done step by step, in place of the owner's earlier work.
+        """Run work step by step, replacing the owner's earlier work.
 
         Args:
-            is_last: whether it waits for the work of others.
+            is_last: whether to wait until no other work is left.
         """
         self.drop(owner)
         (self._later if is_last else self._work)[owner] = work
         self._timer.start()
 
     def drop(self, owner: QObject) -> None:
-        """Leave the rest of an owner's work undone."""
+        """Drop an owner's remaining work."""
         self._work.pop(owner, None)
         self._later.pop(owner, None)
 
     def has_work_of(self, owner: QObject) -> bool:
-        """Return whether an owner's work is still to be done."""
+        """Return whether an owner has work left."""
         return owner in self._work or owner in self._later
 
     def close(self) -> None:
-        """Leave all work undone."""
+        """Drop all work."""
         self._work.clear()
         self._later.clear()
         self._timer.stop()
@@ -80,24 +79,21 @@ class SpareTime(QObject):
 
 
 class LaterSteps(QObject):
-    """Step that is repeated from `start` to `stop`, in each turn that others leave time for."""
+    """Step repeated in idle time, between `start` and `stop`."""
 
     def __init__(self, step: Callable[[], None], parent: QObject) -> None:
         super().__init__(parent)
         self._step = step
 
     def start(self) -> None:
-        """Begin, or go on."""
         if not self.is_active:
             spare_time().do(self, self._steps(), is_last=True)
 
     def stop(self) -> None:
-        """Take no more steps."""
         spare_time().drop(self)
 
     @property
     def is_active(self) -> bool:
-        """Whether steps are taken."""
         return spare_time().has_work_of(self)
 
     def _steps(self) -> Iterator[None]:
@@ -107,7 +103,7 @@ class LaterSteps(QObject):
 
 
 def take_step(work: Iterator[None]) -> bool:
-    """Take one step of some work; return False if it was over before."""
+    """Run one step of some work; return False if it was already finished."""
     try:
         next(work)
     except StopIteration:
@@ -117,21 +113,21 @@ def take_step(work: Iterator[None]) -> bool:
 
 @cache
 def spare_time() -> SpareTime:
-    """Return the spare time of this process."""
+    """Return the idle work queue of this process."""
     return SpareTime()
 
 
 INTERVAL_MS = 1000
 THRESHOLDS = (2000, 10, 20)
 SWITCH_S = 0.0002
-"""Seconds for which another thread may keep the interpreter's lock; Python's own are 0.005."""
+"""Interval in seconds after which threads yield the GIL; Python's default is 0.005."""
 
 
 class Interpreter(QObject):
-    """Python's collection of garbage and switch of threads, from `start` until `stop`.
+    """Python's garbage collection and thread switching, tuned between `start` and `stop`.
 
     Args:
-        is_idle: returns whether a full pass, which takes longer, may run now.
+        is_idle: returns whether a full collection, which takes longer, may run now.
     """
 
     def __init__(self, is_idle: Callable[[], bool], parent: QObject) -> None:
@@ -154,7 +150,7 @@ class Interpreter(QObject):
 
     @Slot()
     def settle(self) -> None:
-        """Exclude all present objects from later passes: imported modules never die."""
+        """Exclude all present objects from later collections: imported modules never die."""
         gc.freeze()
 
     @Slot()
@@ -169,12 +165,12 @@ class Interpreter(QObject):
 
 
 def import_host() -> None:
-    """Import what starts the engine."""
+    """Import the engine host."""
     chosen_host()
 
 
 def import_planner() -> None:
-    """Import what shows devices, reads files, plans splits and shows answers."""
+    """Import the planner, the model reader and Markdown."""
     for name in ("DeviceMonitor", "Forecaster", "MachineFile", "Calibration", "read_topology"):
         getattr(engine, name)
     for name in ("read_model_info", "Planner", "choose", "Fit", "PlanStore", "chosen_way"):
@@ -185,7 +181,7 @@ def import_planner() -> None:
 
 
 class Sweeper(QObject):
-    """A thread that sweeps folders whenever it is asked to: a chat's cache may have gigabytes."""
+    """Thread that deletes temporary files on request; a chat's KV cache may have gigabytes."""
 
     def __init__(self, folders: Sequence[Path], parent: QObject) -> None:
         super().__init__(parent)
@@ -195,11 +191,11 @@ class Sweeper(QObject):
     @Slot()
     @Slot(object)
     def sweep(self, _: object = None) -> None:
-        """Delete what dead processes have left; return at once."""
+        """Delete files of dead processes; returns immediately."""
         self._job.run(self._sweep_all)
 
     def close(self) -> None:
-        """Wait until nothing is swept any more."""
+        """Wait for the running sweep."""
         self._job.close()
 
     def _sweep_all(self) -> None:

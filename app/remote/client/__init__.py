@@ -1,5 +1,4 @@
-"""Models that other machines compute: addresses, keys, requests, and an engine host over them.
+"""Client of OpenAI-compatible servers, with extensions for Tandem; no Qt.
 
-Speaks OpenAI's interface, and asks more of a Tandem. Knows no Qt; `app.remote.page` is its dialog
-in the window. Must not import the window's packages.
+Must not import the window's packages; `app.remote.page` is its dialog.
 """

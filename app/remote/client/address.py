@@ -1,4 +1,4 @@
-"""The addresses of servers and their models, which stand where a local model has its path."""
+"""Addresses of servers and remote models, used in place of model paths."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from engine import EngineError, ModelInfo, one_line
 LOCAL = {"127.0.0.1", "localhost", "::1"}
 DEFAULT_PATH = "/v1"
 ENDS = ("/chat/completions", "/completions", "/models")
-"""Ends of addresses that people copy from examples."""
+"""Endpoints that are stripped from copied URLs."""
 
 EXAMPLE = "http://192.168.0.7:11435"
 
@@ -22,11 +22,11 @@ PORTS = {"http": 80, "https": 443}
 
 @dataclass(frozen=True, slots=True)
 class RemoteAddress:
-    """A server with OpenAI's interface, and one of its models.
+    """An OpenAI-compatible server and one of its models.
 
     Attributes:
-        url: address before "/chat/completions", such as "http://nas:11435/v1".
-        model: name of the model there; "" for none.
+        url: base URL without "/chat/completions", such as "http://nas:11435/v1".
+        model: name of the model, or "".
     """
 
     url: str
@@ -34,48 +34,48 @@ class RemoteAddress:
 
     @property
     def path(self) -> str:
-        """Text that stands for the model where others have a file's path."""
+        """Address of the model, in place of a file path."""
         return f"{self.url}#{quote(self.model, safe='/:@')}"
 
     @property
     def host(self) -> str:
-        """Name of the server, with its port where that is not the scheme's own."""
+        """Name of the server, with any non-default port."""
         return one_line(urlsplit(self.url).netloc, 60)
 
     @property
     def name(self) -> str:
-        """The model's name with that of its server."""
+        """Name of the model and the server."""
         return f"{one_line(self.model, 80)} – {self.host}"
 
     @property
     def root(self) -> str:
-        """Address before "/metrics" and the like, which are no part of OpenAI's interface."""
+        """Base URL of "/metrics" and other endpoints outside of OpenAI's API."""
         return self.url.removesuffix(DEFAULT_PATH)
 
     @property
     def is_in_the_open(self) -> bool:
-        """Whether requests go to another machine without encryption."""
+        """Whether requests go to another machine unencrypted."""
         split = urlsplit(self.url)
         return split.scheme == "http" and split.hostname not in LOCAL
 
 
 def is_remote(path: str) -> bool:
-    """Return whether what stands in the place of a path names a remote model."""
+    """Return whether a model path is the address of a remote model."""
     return path.startswith(("http://", "https://"))
 
 
 def split_path(path: str) -> RemoteAddress:
-    """Return the address that a path names.
+    """Parse the address of a remote model.
 
     Raises:
-        EngineError: it cannot be used.
+        EngineError: it is invalid.
     """
     url, _, model = path.partition("#")
     return RemoteAddress(parse_url(url).url, unquote(model))
 
 
 def short_name(path: str) -> str:
-    """Return what a remote model is called where its path is shown."""
+    """Return the display name of a remote model's address."""
     try:
         return split_path(path).name
     except EngineError:
@@ -83,15 +83,15 @@ def short_name(path: str) -> str:
 
 
 def model_caption(path: str) -> str:
-    """Return what a model is called where only its path is known: its file, or its server."""
+    """Return the display name of a model path: its file name, or model and server."""
     return short_name(path) if is_remote(path) else Path(path).name
 
 
 def parse_url(text: str) -> RemoteAddress:
-    """Return the address of a server that a person has typed, such as "nas:11435".
+    """Parse a server address that was typed, such as "nas:11435".
 
     Raises:
-        EngineError: it cannot be used.
+        EngineError: it is invalid.
     """
     typed = text.strip()
     whole = typed if "://" in typed else f"http://{typed}"
@@ -115,15 +115,13 @@ def parse_url(text: str) -> RemoteAddress:
 
 
 def remote_info(path: str, n_ctx: int = 0) -> ModelInfo:
-    """Return what can be said of a remote model in the place of a file's header.
-
-    Sizes are 0, names of formats empty: a server does not tell them.
+    """Return a placeholder header for a remote model; unknown sizes are 0.
 
     Args:
-        n_ctx: its context in tokens; 0 where the server does not tell it.
+        n_ctx: its context length; 0 if unknown.
 
     Raises:
-        EngineError: the path names none.
+        EngineError: the address is invalid.
     """
     return ModelInfo(
         path=path,
@@ -145,10 +143,10 @@ def remote_info(path: str, n_ctx: int = 0) -> ModelInfo:
 
 
 def _unusable(text: str) -> EngineError:
-    shown = one_line(text.rpartition("@")[2], 80)  # what stands before an @ may be a password
+    shown = one_line(text.rpartition("@")[2], 80)  # a password may precede the @
     return EngineError(
-        tr("“{url}” is no address of a server of models.").format(url=shown),
-        tr("Enter one such as {url}.").format(url=EXAMPLE),
+        tr("“{url}” is not a valid server address.").format(url=shown),
+        tr("Use an address such as {url}.").format(url=EXAMPLE),
     )
 
 
@@ -156,41 +154,40 @@ MAX_KEY = 4096
 
 
 class KeyStore:
-    """Keys by the addresses of their servers.
+    """API keys by server.
 
-    The keyring may ask the person to unlock it, so no method but `has` is for the GUI thread.
+    Only `has` may be called on the GUI thread, since the keyring may ask the user to unlock it.
 
     Args:
-        file: file of the servers that have keys, and of the keys that no keyring has.
+        file: see `SecretStore`.
     """
 
     def __init__(self, file: Path) -> None:
         self._secrets = SecretStore(file)
 
     def has(self, address: RemoteAddress) -> bool:
-        """Return whether there is a key for a server."""
         return self._secrets.has(address.url)
 
     def get(self, address: RemoteAddress) -> str:
-        """Return the key of a server; "" for none."""
+        """Return the key of a server, or ""."""
         return self._secrets.get(address.url)
 
     def put(self, address: RemoteAddress, key: str) -> Place:
-        """Keep the key of a server, or forget it for ""; return where it is kept.
+        """Store the key of a server, or delete it for ""; return where it is stored.
 
         Raises:
-            EngineError: it is no key.
+            EngineError: it is invalid.
         """
         return self._secrets.put(address.url, cleaned_key(key))
 
 
 def cleaned_key(text: str) -> str:
-    """Return a key as it is sent, without the spaces and line ends of a paste.
+    """Return a pasted key without spaces and line breaks.
 
     Raises:
-        EngineError: it is no key.
+        EngineError: it is invalid.
     """
     key = "".join(text.split())
     if len(key) > MAX_KEY or not (key.isascii() and key.isprintable()):
-        raise EngineError(tr("This is no API key."), tr("Copy it again from where you got it."))
+        raise EngineError(tr("This is not an API key."), tr("Copy it again from its source."))
     return key

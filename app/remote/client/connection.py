@@ -1,6 +1,6 @@
-"""One request to a server of models; whatever goes wrong with it is one sentence.
+"""HTTP requests to model servers; every failure becomes an `EngineError`.
 
-Requests go to the address that was typed and nowhere else: a redirect is told, not followed.
+Redirects are reported, not followed.
 """
 
 from __future__ import annotations
@@ -24,21 +24,19 @@ from app.core.translation import tr
 from app.remote.client.address import RemoteAddress
 from engine import Cancelled, EngineError, one_line, package_version
 
-MAX_EVENT = 1 << 20
-"""Largest number of bytes of a line, and of an event."""
-
+MAX_EVENT = 1 << 20  # maximum size in bytes of a line and of an event
 _ENDS = re.compile(rb"\r\n|\n|\r")
 
 
 class StreamError(ValueError):
-    """An event that cannot be read; its text says why, in a few words."""
+    """Invalid event stream; the text says why, in a few words."""
 
 
 def event_data(chunks: Iterable[bytes]) -> Iterator[str]:
-    """Yield the data of each event; comments, which servers send as pings, are left out.
+    """Yield the data of each server-sent event; comments (pings) are skipped.
 
     Raises:
-        StreamError: an event is too long, or no UTF-8.
+        StreamError: an event is too long or not UTF-8.
     """
     data: list[bytes] = []
     n_bytes = 0
@@ -54,72 +52,65 @@ def event_data(chunks: Iterable[bytes]) -> Iterator[str]:
             n_bytes += len(value)
             if n_bytes > MAX_EVENT:
                 raise StreamError(tr("too long"))
-    if data:  # many servers close without the last empty line
+    if data:  # many servers omit the last empty line
         yield _text(b"\n".join(data))
 
 
 def _lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield the lines of a stream, without their ends."""
-    begun: list[bytes] = []  # pieces of a line whose end has not come
+    partial: list[bytes] = []  # of a line that has not ended
     n_begun, was_cr = 0, False
     for chunk in chunks:
         first, *others = _ENDS.split(chunk[was_cr and chunk.startswith(b"\n") :])
         was_cr = chunk.endswith(b"\r") if chunk else was_cr
-        begun.append(first)
+        partial.append(first)
         n_begun += len(first)
         for piece in others:
-            yield b"".join(begun)
-            begun, n_begun = [piece], len(piece)
+            yield b"".join(partial)
+            partial, n_begun = [piece], len(piece)
         if n_begun > MAX_EVENT:
             raise StreamError(tr("too long"))
     if n_begun:
-        yield b"".join(begun)
+        yield b"".join(partial)
 
 
 def _text(data: bytes) -> str:
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError:
-        raise StreamError(tr("no UTF-8")) from None
+        raise StreamError(tr("not UTF-8")) from None
 
 
 CONNECT_S: Final = 10.0
-STALL_S: Final = 120.0
-"""Seconds without a byte, pings included, after which an answer is given up."""
-
-SHORT_S: Final = 15.0
-"""Longest time in seconds of an answer that is no generation."""
-
-MAX_BYTES: Final = 8 << 20
-"""Largest size in bytes of an answer that does not come as a stream."""
-
+STALL_S: Final = 120.0  # read timeout of a stream in seconds; pings count
+SHORT_S: Final = 15.0  # timeout in seconds of requests other than generations
+MAX_BYTES: Final = 8 << 20  # maximum size in bytes of a response that is not a stream
 MAX_ERROR: Final = 64 << 10
-MAX_SAID: Final = 300
-"""Bytes of an error's answer that are read, and characters of its sentence that are shown."""
+MAX_MESSAGE: Final = 300
+"""Maximum bytes read of an error response, and characters shown of its message."""
 
 ENCODING: Final = {"Accept-Encoding": "identity"}
 
-for _name in ("httpx2", "httpcore2"):  # they log addresses
+for _name in ("httpx2", "httpcore2"):  # they log URLs
     logging.getLogger(_name).setLevel(logging.WARNING)
 
 
 class Unreachable(EngineError):
-    """Error of a server that does not answer, or has gone in the middle of an answer."""
+    """A server does not respond, or the connection was lost."""
 
 
 class NoServer(Unreachable):
-    """Error of a server to which there is no connection at all."""
+    """No connection to the server could be made."""
 
 
 class Connection:
-    """Connection for one request, which another thread can end at any time.
+    """Connection for one request; `abort` is thread-safe.
 
     Args:
-        address: server, to which alone the key goes.
-        stall_s: seconds without a byte after which a stream fails.
+        address: server; the key is sent to no other.
+        stall_s: read timeout of streams.
 
     Attributes:
-        key: API key; "" for none.
+        key: API key, or "".
     """
 
     def __init__(self, address: RemoteAddress, key: str = "", stall_s: float = STALL_S) -> None:
@@ -128,44 +119,37 @@ class Connection:
         self._socket: socket.socket | None = None
         self._is_aborted = False
 
-    @property
-    def is_aborted(self) -> bool:
-        """Whether `abort` was called."""
-        return self._is_aborted
-
     def abort(self) -> None:
-        """End the request: what waits for its answer raises `Cancelled`."""
+        """Abort the request; whatever waits for it raises `Cancelled`."""
         with self._lock:
             self._is_aborted = True
             if self._socket is not None:
-                with contextlib.suppress(OSError):  # also of one that is closed
-                    # the base class's: that of TLS would wait for the other side
+                with contextlib.suppress(OSError):  # it may be closed
+                    # the base class's method: the TLS one would wait for the server
                     socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
     def json(self, url: str, body: Mapping[str, Any] | None = None) -> Any:
-        """Return the JSON value at an address below the server's; with `body` it is posted.
+        """Return the JSON response of a URL; with `body` it is posted.
 
         Raises:
-            EngineError: there is none, or the server cannot be asked.
+            EngineError: the request failed or the response is not JSON.
         """
         data = self.read(url, body)
         with self._sentences():
             return json.loads(data)
 
     def read(self, url: str, body: Mapping[str, Any] | None = None) -> bytes:
-        """Return a short answer as a whole; see `json`."""
+        """Return a short response; see `json`."""
         timeout = httpx2.Timeout(SHORT_S, connect=CONNECT_S)
         until = time.monotonic() + SHORT_S
         with self._sentences(), self._open(url, body, timeout, "application/json") as response:
             return _whole(response, until)
 
     def events(self, url: str, body: Mapping[str, Any]) -> Generator[str]:
-        """Post a request and yield the data of each event of its answer.
-
-        A server that does not stream gives its whole answer as one.
+        """Post a request and yield the data of each event; a JSON response counts as one event.
 
         Raises:
-            EngineError: the server cannot be asked, refuses, or sends what cannot be read.
+            EngineError: the request failed or the response is invalid.
         """
         timeout = httpx2.Timeout(self._stall_s, connect=CONNECT_S)
         with self._sentences(), self._open(url, body, timeout, "text/event-stream") as response:
@@ -182,23 +166,21 @@ class Connection:
     def _open(
         self, url: str, body: Mapping[str, Any] | None, timeout: httpx2.Timeout, accepts: str
     ) -> Iterator[httpx2.Response]:
-        """Send a request and check the status of its answer."""
         headers = {"User-Agent": f"tandem/{package_version()}", "Accept": accepts, **ENCODING}
         if self.key:
             headers["Authorization"] = f"Bearer {self.key}"
         method, json_body = ("GET", None) if body is None else ("POST", dict(body))
-        verify = _trusted() if url.startswith("https:") else False  # without TLS, that is unused
+        verify = _trusted() if url.startswith("https:") else False  # creating it takes a moment
         with (
             httpx2.Client(
                 timeout=timeout, headers=headers, follow_redirects=False, verify=verify
             ) as client,
-            client.stream(method, url, json=json_body, extensions={"trace": self._note}) as found,
+            client.stream(method, url, json=json_body, extensions={"trace": self._trace}) as reply,
         ):
-            self._check(found)
-            yield found
+            self._check(reply)
+            yield reply
 
-    def _note(self, event: str, info: Mapping[str, Any]) -> None:
-        """Note the socket of the connection, once there is one."""
+    def _trace(self, event: str, info: Mapping[str, Any]) -> None:
         if event not in ("connection.connect_tcp.complete", "connection.start_tls.complete"):
             return
         with self._lock:
@@ -207,50 +189,45 @@ class Connection:
             self.abort()
 
     def _check(self, response: httpx2.Response) -> None:
-        """Raise the error of an answer that is none."""
         if response.has_redirect_location:
             goal = one_line(response.headers["location"].partition("?")[0], 80)
-            raise EngineError(
-                tr("{host} sends its requests on to {goal}.").format(
-                    host=self._address.host, goal=goal
-                ),
-                tr("If you trust that address, enter it in place of the other."),
-            )
+            text = tr("{host} redirects to {goal}.").format(host=self._address.host, goal=goal)
+            raise EngineError(text, tr("If you trust that address, enter it instead."))
         if response.status_code != 200:
             raise self._refusal(response)
         if response.headers.get("content-encoding", "identity") != "identity":
             raise self._not_understood()
 
     def _refusal(self, response: httpx2.Response) -> EngineError:
-        """Return the error of a status that is no success, with what the server says of it."""
         status, host = response.status_code, self._address.host
-        said = self.cleaned(_said(response))
+        message = self.cleaned(_error_message(response))
         if status in (401, 403):
-            text = tr("{host} does not accept the key.") if self.key else tr("{host} wants a key.")
-            hint = tr("Enter the key that belongs to this server.")
+            text = tr("{host} requires an API key.")
+            if self.key:
+                text = tr("{host} rejected the API key.")
+            hint = tr("Enter the API key of this server.")
         elif status == 404:
-            text = tr("{host} has no such model or address.")
-            hint = tr("Check the address; the list of models shows what it has.")
+            text = tr("{host} has no such model or endpoint.")
+            hint = tr("Check the address and the list of models.")
         elif status == 429:
-            text = tr("{host} asks to wait: too many requests, or a limit is used up.")
-            hint = tr("Try it later.")
+            text = tr("{host} is rate-limiting requests, or your quota is used up.")
+            hint = tr("Try again later.")
         elif status >= 500:
-            text, hint = tr("{host} has a fault (status {status})."), tr("Try it later.")
+            text, hint = tr("{host} returned error {status}."), tr("Try again later.")
         else:
-            text, hint = tr("{host} refuses the request (status {status})."), ""
+            text, hint = tr("{host} rejected the request (status {status})."), ""
         return EngineError(
-            f"{text.format(host=host, status=status)}{f' {said}' if said else ''}", hint
+            f"{text.format(host=host, status=status)}{f' {message}' if message else ''}", hint
         )
 
-    def cleaned(self, said: str) -> str:
-        """Return what a server has said as one short line, without the key."""
+    def cleaned(self, message: str) -> str:
+        """Return a server's message as one short line, with the key removed."""
         if self.key:
-            said = said.replace(self.key, "…")
-        return one_line(said, MAX_SAID)
+            message = message.replace(self.key, "…")
+        return one_line(message, MAX_MESSAGE)
 
     @contextmanager
     def _sentences(self) -> Iterator[None]:
-        """Turn each failure into a sentence."""
         host = self._address.host
         try:
             yield
@@ -265,48 +242,45 @@ class Connection:
 
     def _sentence(self, error: Exception, host: str) -> EngineError:
         if isinstance(error, httpx2.ConnectTimeout):
-            text, hint = tr("{host} does not answer."), tr("Check that it runs.")
+            text, hint = tr("{host} does not respond."), tr("Check that the server is running.")
             return NoServer(text.format(host=host), hint)
         if isinstance(error, httpx2.TimeoutException):
             text = tr("{host} has sent nothing for {n} s.")
             silent = f"{_read_s(error):.0f}"
-            return Unreachable(text.format(host=host, n=silent), tr("Try it later."))
+            return Unreachable(text.format(host=host, n=silent), tr("Try again later."))
         if isinstance(error, httpx2.ConnectError):
             if "certificate" in str(error).lower():
-                text = tr("{host} cannot prove who it is: its certificate is not valid here.")
+                text = tr("The TLS certificate of {host} is not trusted.")
                 return EngineError(text.format(host=host), tr("Check the address."))
             if "ssl" in str(error).lower():
-                text = tr("{host} does not speak TLS at this address.")
+                text = tr("{host} does not use TLS at this address.")
                 return EngineError(text.format(host=host), tr("Check http and https."))
-            text, hint = tr("{host} cannot be reached."), tr("Check that it runs.")
+            text, hint = tr("{host} cannot be reached."), tr("Check that the server is running.")
             return NoServer(text.format(host=host), hint)
         if isinstance(error, StreamError):
-            text = tr("{host} has sent text that cannot be read ({why}).")
+            text = tr("{host} sent an invalid response ({why}).")
             return EngineError(text.format(host=host, why=error))
         if isinstance(error, httpx2.RemoteProtocolError | httpx2.NetworkError | OSError):
-            text = tr("The connection to {host} was cut.")
-            return Unreachable(text.format(host=host), tr("Check that it runs."))
+            text = tr("The connection to {host} was lost.")
+            return Unreachable(text.format(host=host), tr("Check that the server is running."))
         return self._not_understood()
 
     def _not_understood(self) -> EngineError:
-        text = tr("The answer of {host} is not understood.").format(host=self._address.host)
-        return EngineError(text, tr("Check that the address is one of OpenAI's interface."))
+        text = tr("{host} sent an unexpected response.").format(host=self._address.host)
+        return EngineError(text, tr("Check that the server is OpenAI-compatible."))
 
 
 @cache
 def _trusted() -> ssl.SSLContext:
-    """Return how servers prove who they are; reading all authorities takes a moment."""
     return httpx2.create_ssl_context()
 
 
 def _read_s(error: httpx2.TimeoutException) -> float:
-    """Return the seconds after which a request was given up."""
     timeout = error.request.extensions.get("timeout") or {}
     return float(timeout.get("read") or STALL_S)
 
 
 def _whole(response: httpx2.Response, until: float) -> bytes:
-    """Return all bytes of an answer, which are few and come in time."""
     data = bytearray()
     for chunk in response.iter_raw():
         data += chunk
@@ -317,8 +291,7 @@ def _whole(response: httpx2.Response, until: float) -> bytes:
     return bytes(data)
 
 
-def _said(response: httpx2.Response) -> str:
-    """Return the sentence of an error's answer; "" for none."""
+def _error_message(response: httpx2.Response) -> str:
     data = bytearray()
     until = time.monotonic() + SHORT_S
     try:
@@ -332,9 +305,8 @@ def _said(response: httpx2.Response) -> str:
 
 
 def error_text(document: object) -> str:
-    """Return the sentence of an error as servers write it; "" for none."""
-    found = document
+    """Return the message of a JSON error, or ""."""
     for name in ("error", "message", "detail"):
-        if isinstance(found, dict) and name in found:
-            found = found[name]
-    return found if isinstance(found, str) else ""
+        if isinstance(document, dict) and name in document:
+            document = document[name]
+    return document if isinstance(document, str) else ""

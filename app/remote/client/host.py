@@ -1,4 +1,4 @@
-"""An engine host whose model another machine computes."""
+"""Engine host for a model of another server."""
 
 from __future__ import annotations
 
@@ -44,22 +44,13 @@ from engine import (
 
 log = logging.getLogger(__name__)
 
-LAST_S = 5.0
-"""Seconds in which a server that has ended an answer may still send its numbers."""
-
-ALONE = (Load, Unload)
-"""Commands that wait until all others have ended, and before which later ones wait."""
-
+LAST_S = 5.0  # seconds allowed for usage statistics after the end of an answer
+ALONE = (Load, Unload)  # commands that run exclusively
 CLOSING = (Finished, Failed, ModelLoaded, ModelUnloaded, TokensCounted)
 
 
 class _Call:
-    """A command under way.
-
-    Attributes:
-        connection: what it waits for; another thread ends that.
-        reader: what its answer has been so far; None where it has none.
-    """
+    """A running command; `connection` is what it waits for, `reader` its answer so far."""
 
     def __init__(self, command: Command) -> None:
         self.command = command
@@ -68,28 +59,26 @@ class _Call:
         self.is_cancelled = False
 
     def connect(self, address: RemoteAddress, key: str, stall_s: float = STALL_S) -> Connection:
-        """Return a connection that the end of this command ends."""
         self.connection = Connection(address, key, stall_s)
         if self.is_cancelled:
             self.connection.abort()
         return self.connection
 
     def abort(self) -> None:
-        """End what the command waits for."""
         self.is_cancelled = True
         if self.connection is not None:
             self.connection.abort()
 
 
 class RemoteHost:
-    """Host of one model of a server; each command runs on a thread of its own.
+    """Host of one remote model; each command runs on its own thread.
 
-    A command that is cancelled ends at once, whatever its thread still waits for.
+    Cancelling a command ends it immediately, even while its thread still waits.
 
     Args:
-        on_event: receiver of events, called on threads of this host, one at a time.
-        key_of: returns the key of a server; "" for none. It may wait for the person.
-        stall_s: seconds without a byte after which an answer fails.
+        on_event: receives events on this host's threads, one at a time.
+        key_of: returns the key of a server, or ""; may block on the keyring.
+        stall_s: read timeout of answers.
     """
 
     def __init__(
@@ -109,11 +98,11 @@ class RemoteHost:
 
     @property
     def serves_tandem(self) -> bool:
-        """Whether a Tandem serves the model."""
+        """Whether the server is a Tandem."""
         return self._listed.is_tandem
 
     def submit(self, command: Command, command_id: int | None = None) -> int:
-        """Queue a command and return the id that its events will carry; see `EngineHost`."""
+        """Queue a command and return its id; see `EngineHost`."""
         number = new_command_id() if command_id is None else command_id
         with self._lock:
             self._waiting.append((number, command))
@@ -121,7 +110,7 @@ class RemoteHost:
         return number
 
     def cancel(self, command_id: int | None = None) -> None:
-        """End a command, or all that run and wait."""
+        """Cancel a command, or all."""
         with self._lock:
             for number, command in list(self._waiting):
                 if command_id in (None, number):
@@ -133,7 +122,7 @@ class RemoteHost:
                     self._end(number, _cancelled(call))
 
     def close(self, timeout_s: float = 5.0) -> bool:
-        """End all commands; return whether their threads ended in time."""
+        """Cancel all commands; return whether their threads ended in time."""
         with self._lock:
             self._is_closed = True
             self.cancel()
@@ -145,7 +134,6 @@ class RemoteHost:
         return not any(thread.is_alive() for thread in threads)
 
     def _begin(self) -> None:
-        """Start the commands next in line that need not wait."""
         while self._waiting and not self._is_closed:
             number, command = self._waiting[0]
             has_alone = any(isinstance(one.command, ALONE) for one in self._calls.values())
@@ -158,14 +146,12 @@ class RemoteHost:
             self._threads.add(thread)
             thread.start()
 
-    def _tell(self, number: int, event: Event) -> None:
-        """Send an event, unless its command has ended."""
+    def _emit(self, number: int, event: Event) -> None:
         with self._lock:
             if number in self._calls:
                 self._send(number, event)
 
     def _end(self, number: int, event: Event) -> None:
-        """Send the closing event of a command, unless it has had one, and go on."""
         with self._lock:
             if self._calls.pop(number, None) is None:
                 return
@@ -189,7 +175,7 @@ class RemoteHost:
             self._do(number, call)
         except EngineError as error:
             self._end(number, Failed(error, self._is_gone(call, error)))
-        except Exception as error:  # a bug must not leave an answer open for ever
+        except Exception as error:  # a bug must not leave an answer open
             log.exception("command %s failed", type(call.command).__name__)
             text = tr("The answer was stopped by an unexpected error ({error}).")
             why = f"{type(error).__name__}: {error}"
@@ -211,14 +197,14 @@ class RemoteHost:
             self._end(number, self._count(call, command))
         else:
             raise EngineError(
-                tr("A remote model cannot do this."), tr("Load a model on this machine for it.")
+                tr("Remote models do not support this."),
+                tr("Load a model on this machine instead."),
             )
 
     def _load(self, call: _Call, params: LoadParams) -> ModelLoaded:
-        """Return what is known of the model that is used from now on."""
         start = time.perf_counter()
         if not is_remote(params.path):
-            raise EngineError(tr("Only an address of a server can be used here."))
+            raise EngineError(tr("This is not a server address."))
         address = split_path(params.path)
         listed = find_model(self._list(call, address), address)
         self._listed = listed
@@ -253,7 +239,7 @@ class RemoteHost:
             with closing(connection.events(f"{address.url}/{kind}", body)) as stream:
                 for data in stream:
                     for event in reader.read(data):
-                        self._tell(number, event)
+                        self._emit(number, event)
                     if reader.is_over:
                         break
                     if reader.is_complete and is_waiting:
@@ -267,30 +253,28 @@ class RemoteHost:
             if not is_waiting:
                 timer.join()
         if not reader.is_complete:
-            text = tr("{host} has ended the answer in the middle.").format(host=address.host)
-            raise Unreachable(text, tr("Check that it runs."))
+            text = tr("{host} ended the answer early.").format(host=address.host)
+            raise Unreachable(text, tr("Check that the server is running."))
         *last, finished = reader.finish()
         for event in last:
-            self._tell(number, event)
+            self._emit(number, event)
         self._end(number, finished)
 
     def _count(self, call: _Call, command: CountTokens) -> TokensCounted:
-        """Return numbers of tokens, which only a Tandem tells."""
         address, listed = self._loaded()
         if not listed.is_tandem:
             text = tr("{host} does not count tokens.").format(host=address.host)
             raise EngineError(text)
         if any(message.pictures for message in command.messages or ()):
-            raise EngineError(tr("Pictures are not sent to be counted alone."))
+            raise EngineError(tr("Images are not sent just to count tokens."))
         connection = call.connect(address, self._key_of(address))
         n_before = None
         if command.messages is not None:
-            asked = conversation_document(command.messages, command.tools)
-            n_before = _n_tokens(connection, address, _prompt(connection, address, asked))
+            body = conversation_document(command.messages, command.tools)
+            n_before = _n_tokens(connection, address, _prompt(connection, address, body))
         return TokensCounted(n_before, _n_tokens(connection, address, command.draft))
 
     def _is_gone(self, call: _Call, error: EngineError) -> bool:
-        """Return whether the server of the model has gone, not only one answer of it."""
         if not isinstance(error, Unreachable) or not isinstance(call.command, AnswerRequest):
             return False
         if isinstance(error, NoServer):
@@ -312,13 +296,12 @@ def _cancelled(call: _Call) -> Event:
     return Failed(Cancelled("Loading"))
 
 
-def _prompt(connection: Connection, address: RemoteAddress, asked: Mapping[str, Any]) -> str:
-    document = connection.json(f"{address.root}/apply-template", {**asked, "model": address.model})
+def _prompt(connection: Connection, address: RemoteAddress, body: Mapping[str, Any]) -> str:
+    document = connection.json(f"{address.root}/apply-template", {**body, "model": address.model})
     return str(document.get("prompt", "")) if isinstance(document, dict) else ""
 
 
 def _n_tokens(connection: Connection, address: RemoteAddress, text: str) -> int:
-    """Return the number of tokens of a text, as a Tandem counts them."""
     if not text:
         return 0
     body = {"content": text, "parse_special": True, "model": address.model}

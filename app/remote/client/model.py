@@ -1,4 +1,4 @@
-"""A remote model for the command line, in the place of one that this process has loaded."""
+"""A remote model for the command line, in place of `engine.Model`."""
 
 from __future__ import annotations
 
@@ -28,28 +28,19 @@ from engine import (
     TokenText,
 )
 
-LOOK_S: Final = 0.1
-"""Seconds between two looks whether a person has pressed Ctrl+C."""
-
+LOOK_S: Final = 0.1  # interval in seconds for checking cancellation
 MAX_KEY: Final = 1 << 16
 
 
 class RemoteModel:
-    """A model of a server, with what subcommands ask of `engine.Model`.
-
-    Args:
-        key: its API key; "" for none.
-
-    Attributes:
-        info: what is known of it.
-        warnings, fallbacks: none.
+    """A remote model with the interface of `engine.Model` that subcommands use.
 
     Raises:
-        EngineError: the server cannot be asked, or has no such model.
+        EngineError: the request failed, or the server has no such model.
     """
 
     def __init__(self, address: RemoteAddress, key: str = "") -> None:
-        # no SimpleQueue: a signal may make that forget its timeout
+        # not a SimpleQueue: a signal may make it forget its timeout
         self._events: queue.Queue[HostEvent] = queue.Queue()
         self._host = RemoteHost(self._events.put, lambda _: key)
         self.warnings: tuple[str, ...] = ()
@@ -72,10 +63,10 @@ class RemoteModel:
         self._host.close()
 
     def answer(self, request: AnswerRequest, is_cancelled: Callable[[], bool]) -> Iterator[Event]:
-        """Yield the events of an answer; no text has ids of its tokens.
+        """Yield the events of an answer, without token ids.
 
         Raises:
-            EngineError: the server fails.
+            EngineError: the server failed.
         """
         for event in self._do(request, is_cancelled):
             yield replace(event, ids=()) if isinstance(event, TokenText) else event
@@ -84,27 +75,27 @@ class RemoteModel:
         number = self._host.submit(command)
         while True:
             try:
-                found = self._events.get(timeout=LOOK_S)
+                received = self._events.get(timeout=LOOK_S)
             except queue.Empty:
                 if is_cancelled():
                     self._host.cancel(number)
                 continue
-            if found.command_id != number:
+            if received.command_id != number:
                 continue
-            if isinstance(found.event, Failed):
-                raise found.event.error
-            yield found.event
-            if isinstance(found.event, Finished | ModelLoaded):
+            if isinstance(received.event, Failed):
+                raise received.event.error
+            yield received.event
+            if isinstance(received.event, Finished | ModelLoaded):
                 return
             if is_cancelled():
                 self._host.cancel(number)
 
 
 def server_model(url: str, model: str, key_file: str | None) -> RemoteModel:
-    """Return the model that the options of `tandem chat` name.
+    """Connect to the model of the command-line options.
 
     Raises:
-        EngineError: the server cannot be asked, or has no such model.
+        EngineError: the request failed, or the server has no such model.
     """
     address = replace(parse_url(url), model=model)
     if key_file is not None:
@@ -113,16 +104,11 @@ def server_model(url: str, model: str, key_file: str | None) -> RemoteModel:
 
 
 def _key_in(path: str) -> str:
-    """Return the key in the first line of a file.
-
-    Raises:
-        EngineError: the file cannot be read, or has none.
-    """
     try:
         with open(path, encoding="utf-8") as file:
             key = cleaned_key(file.readline(MAX_KEY))
     except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else tr("it is no text")
+        why = error.strerror if isinstance(error, OSError) else tr("it is not text")
         raise EngineError(tr("{name} cannot be read: {why}.").format(name=path, why=why)) from None
     if not key:
         raise EngineError(tr("{name} has no key in its first line.").format(name=path))

@@ -1,4 +1,4 @@
-"""One engine host over several: models on this machine, of servers, and of machines together."""
+"""Engine host that switches between local models, remote models and several machines."""
 
 from __future__ import annotations
 
@@ -25,27 +25,27 @@ if TYPE_CHECKING:
     from engine import EngineHost
 
 LOCAL, SERVER, TEAM = range(3)
-"""Places where a model may be: this machine, a server, and several machines together."""
+"""Where a model runs: on this machine, on a server, on several machines together."""
 
 REMOTE_CLOSE_S: Final = 1.0
-"""Longest wait in seconds for threads to end that may be looking for a server in vain."""
+"""Timeout in seconds for threads that may wait for an unreachable server."""
 
 MakeHost = Callable[[Callable[[HostEvent], None]], "EngineHost"]
-"""Starts a host that sends its events to the given callable."""
+"""Function that starts a host which sends its events to the given callable."""
 
 
 class HostSwitch:
-    """Host that loads files in an engine of its own, and addresses over the network.
+    """Host that loads local files itself and sends addresses to servers.
 
-    Files on devices of other machines are loaded by all of these together. One model is loaded at a
-    time: the other sides give up their own once a load has succeeded.
+    A load with devices of other machines goes to all machines. Once a load has succeeded, the other
+    hosts unload their models.
 
     Args:
         on_event: receiver of events.
         make_local: starts the engine of this machine.
-        key_of: returns the key of a server; "" for none.
-        make_team: makes the host of models that several machines compute.
-        starts_local: whether to start that engine at once, and not with its first command.
+        key_of: returns the key of a server, or "".
+        make_team: starts the host of models on several machines.
+        starts_local: whether to start the local engine now rather than on first use.
     """
 
     def __init__(
@@ -62,23 +62,22 @@ class HostSwitch:
         self._local: EngineHost | None = None
         self._remote: RemoteHost | None = None
         self._team: EngineHost | None = None
-        self._place = LOCAL  # where the loaded model is, or was last
+        self._place = LOCAL  # of the current or last model
         if starts_local:
             self._engine()
 
     @property
     def engine(self) -> EngineHost | None:
-        """The engine of this machine, once it has started."""
+        """The local engine, if it has started."""
         return self._local
 
     @property
     def serves_tandem(self) -> bool:
-        """Whether the loaded model is one of another Tandem."""
-        is_there = self._place == SERVER and self._remote is not None
-        return is_there and self._remote is not None and self._remote.serves_tandem
+        """Whether the loaded model is on a Tandem server."""
+        return self._place == SERVER and self._remote is not None and self._remote.serves_tandem
 
     def submit(self, command: Command, command_id: int | None = None) -> int:
-        """Queue a command where it belongs; see `EngineHost`."""
+        """Send a command to its host; see `EngineHost`."""
         place = self._place
         if isinstance(command, Load):
             is_far = any(map(machine_of, command.params.all_devices))
@@ -86,13 +85,13 @@ class HostSwitch:
         return self._host(place).submit(command, command_id)
 
     def cancel(self, command_id: int | None = None) -> None:
-        """End a command, or all; see `EngineHost`."""
+        """Cancel a command, or all; see `EngineHost`."""
         for host in (self._local, self._remote, self._team):
             if host is not None:
                 host.cancel(command_id)
 
     def close(self, timeout_s: float = 5.0) -> bool:
-        """End both; see `EngineHost`."""
+        """Close all hosts; see `EngineHost`."""
         if self._remote is not None:
             self._remote.close(min(timeout_s, REMOTE_CLOSE_S))
         if self._team is not None:
@@ -100,7 +99,7 @@ class HostSwitch:
         return self._local is None or self._local.close(timeout_s)
 
     def team(self) -> EngineHost:
-        """Return the host of models that several machines compute."""
+        """Return the host of models on several machines."""
         if self._team is None:
             self._team = self._make_team(partial(self._pass_on, TEAM))
         return self._team
@@ -117,7 +116,7 @@ class HostSwitch:
 
     def _servers(self) -> RemoteHost:
         if self._remote is None:
-            from app.remote.client.host import RemoteHost  # late: few people need the network
+            from app.remote.client.host import RemoteHost  # imported late: needs network modules
 
             self._remote = RemoteHost(partial(self._pass_on, SERVER), self._key_of)
         return self._remote
@@ -125,23 +124,17 @@ class HostSwitch:
     # on the threads of the hosts
 
     def _pass_on(self, place: int, event: HostEvent) -> None:
-        """Pass an event on, unless it is about the model that another side has replaced.
-
-        Args:
-            place: where it comes from.
-        """
-        found = event.event
-        if isinstance(found, ModelLoaded):
+        inner = event.event
+        if isinstance(inner, ModelLoaded):
             self._move(place)
         elif place != self._place:
-            if isinstance(found, ModelUnloaded | FallbacksChanged):
+            if isinstance(inner, ModelUnloaded | FallbacksChanged):
                 return
-            if isinstance(found, Failed):  # the model that is in use is another
-                event = replace(event, event=replace(found, is_model_lost=False))
+            if isinstance(inner, Failed):  # another host's model was lost
+                event = replace(event, event=replace(inner, is_model_lost=False))
         self._on_event(event)
 
     def _move(self, place: int) -> None:
-        """Note where the model is now; the side that had it before frees its own."""
         before, self._place = self._place, place
         left = (self._local, self._remote, self._team)[before]
         if before != place and left is not None:

@@ -1,4 +1,4 @@
-"""The window's part of other machines: the dialog, their devices and the links to them."""
+"""Several machines in the window: the dialog, their devices and links."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from PySide6.QtCore import QObject, QTimer, Signal, Slot
-from PySide6.QtGui import QGuiApplication, QStandardItem, QStandardItemModel
+from PySide6.QtGui import QGuiApplication, QStandardItemModel
 from PySide6.QtWidgets import (
     QComboBox,
     QDialog,
@@ -21,7 +21,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-import engine  # what reads interfaces is resolved when it is used
+import engine  # its list of network interfaces is imported on first use
 from app.core.background import LatestJob
 from app.core.engine_sentences import translated
 from app.core.translation import tr, tr_later
@@ -45,14 +45,13 @@ WIDTH, HEIGHT = 640, 420
 
 
 class MachinesDialog(QDialog):
-    """Asks how many machines shall compute, shows the command for each and who is there.
+    """Dialog for the number of machines, the join command and the machines that have joined.
 
     Attributes:
-        number: number of machines, with this one.
-        address: address of this machine at which the others join.
-        command: command line for them.
-        switch: button that begins to wait, and ends it.
-        status: what is being waited for, or what has failed.
+        number: number of machines, including this one.
+        address: address of this machine for the others.
+        command: join command for them.
+        switch: button that starts and stops waiting.
     """
 
     begun = Signal(int, str)  # number of machines, address
@@ -62,7 +61,7 @@ class MachinesDialog(QDialog):
         super().__init__(parent)
         self.setWindowTitle(tr("Other machines"))
         self.number = QSpinBox(minimum=2, maximum=MAX_MACHINES)
-        self.number.setAccessibleName(tr("Number of machines with this one"))
+        self.number.setAccessibleName(tr("Number of machines, including this one"))
         self.address = QComboBox(editable=True)
         self.address.addItems(list(addresses))
         self.address.setAccessibleName(tr("Address of this machine"))
@@ -87,20 +86,20 @@ class MachinesDialog(QDialog):
     def _build(self) -> None:
         about = label(
             tr(
-                "The machines compute one model together, for what fits none of them. Each needs"
-                " Tandem and a copy of the model's file. What they send each other is not"
-                " encrypted, so use a network that you trust."
+                "Several machines can run one model that fits none of them alone. Each needs Tandem"
+                " and a copy of the model file. The traffic between them is not encrypted, so use"
+                " a network that you trust."
             ),
             role="muted",
         )
         about.setWordWrap(True)
         form = QFormLayout()
-        form.addRow(tr("Machines with this one"), self.number)
+        form.addRow(tr("Machines, including this one"), self.number)
         form.addRow(tr("Address of this machine"), self.address)
         row = QHBoxLayout()
         row.addWidget(self.command, 1)
         row.addWidget(self.copy)
-        self._told = label(tr("Run this on each of the others:"))
+        self._instruction = label(tr("Run this on each of the others:"))
         header = self.table.horizontalHeader()
         header.setHighlightSections(False)
         header.setSectionResizeMode(QHeaderView.ResizeMode.ResizeToContents)
@@ -113,34 +112,33 @@ class MachinesDialog(QDialog):
         layout = QVBoxLayout(self)
         layout.addWidget(about)
         layout.addLayout(form)
-        layout.addWidget(self._told)
+        layout.addWidget(self._instruction)
         layout.addLayout(row)
         layout.addWidget(self.table, 1)
         layout.addLayout(buttons)
 
     def show_command(self, command: str) -> None:
-        """Show what the other machines run; "" while nobody is awaited."""
+        """Show the join command, or hide it for ""."""
         self._is_waiting = bool(command)
         self.command.setText(command)
         self.command.setCursorPosition(0)
-        for widget in (self._told, self.command, self.copy):
+        for widget in (self._instruction, self.command, self.copy):
             widget.setVisible(self._is_waiting)
         for field in (self.number, self.address):
             field.setEnabled(not self._is_waiting)
-        self.switch.setText(tr("Let them go") if self._is_waiting else tr("Wait for machines"))
+        self.switch.setText(tr("Disconnect") if self._is_waiting else tr("Wait for machines"))
 
     def show_machines(self, rows: Sequence[Sequence[str]]) -> None:
-        """Show the machines that are there, a row of texts for each."""
+        """Show the machines that have joined, a row of texts for each."""
         known = [[self._text(row, at) for at in range(len(HEADERS))] for row in range(len(self))]
         if known == [list(row) for row in rows]:
             return
         self._rows.setRowCount(0)
         for row in rows:
-            items: list[QStandardItem] = [row_item(text) for text in row]
-            self._rows.appendRow(items)
+            self._rows.appendRow([row_item(text) for text in row])
 
     def show_status(self, text: str, *, is_error: bool = False) -> None:
-        """Show a sentence beside the button."""
+        """Show a message next to the button."""
         set_role(self.status, "danger" if is_error else "muted")
         self.status.setText(text)
 
@@ -158,60 +156,54 @@ class MachinesDialog(QDialog):
             self.begun.emit(self.number.value(), self.address.currentText())
 
 
-LOOK_MS = 2000
-"""Milliseconds between two looks at the machines' memory and load while the dialog is open."""
+LOOK_MS = 2000  # interval in ms for updating memory and load while the dialog is open
 
 
 class MachinesPart(QObject):
-    """Waits for machines, shows them, and has models computed by them.
+    """Waits for machines, shows them, and makes the host for models on all of them.
 
     Args:
-        path_of: returns the path of the selected model's file; "" for none.
-        over: widget over whose window the dialog opens.
-
-    Attributes:
-        team: the machines.
-        dialog: the dialog, once it was opened.
+        path_of: returns the selected model's path, or "".
+        over: the dialog opens over this widget's window.
     """
 
     changed = Signal()  # devices of other machines, or links to them
-    completed = Signal()  # all machines are there
+    completed = Signal()  # all machines have joined
 
-    _stirred = Signal()
+    _updated = Signal()
 
     def __init__(self, path_of: Callable[[], str], over: QWidget, parent: QObject) -> None:
         super().__init__(parent)
         self._path_of, self._over = path_of, over
         self.team = MachineTeam()
-        self.team.on_change = self._stirred.emit
+        self.team.on_change = self._updated.emit
         self.dialog: MachinesDialog | None = None
         self._host: TeamHost | None = None
         self._known: tuple[object, ...] = ()
         self._was_complete = False
-        self._problem = ""  # why the last thing that was asked for has failed
+        self._problem = ""  # error of the last action
         self._job = LatestJob("tandem-machines-open", self)
         self._job.done.connect(self._on_opened)
         self._job.failed.connect(self._on_failed)
         self._timer = QTimer(self, interval=LOOK_MS)
         self._timer.timeout.connect(self._show)
-        self._stirred.connect(self._on_change)
+        self._updated.connect(self._on_change)
 
     def make_host(self, on_event: Callable[[HostEvent], None]) -> EngineHost:
-        """Return the host of models that all machines compute."""
-        from app.remote.machines.team import TeamHost  # late: few people have several machines
+        """Return the host of models on all machines."""
+        from app.remote.machines.team import TeamHost  # imported late: rarely used
 
         self._host = TeamHost(on_event, self.team)
         return self._host
 
     @property
     def wires(self) -> Wires | None:
-        """Measured links between the machines; None while they are unknown."""
+        """Measured links between the machines; None while unknown."""
         linked = self.team.linked
         return None if linked is None else engine.Wires(measured=linked.wires)
 
     @Slot()
     def open(self) -> None:
-        """Show the dialog."""
         if self.dialog is None:
             self.dialog = MachinesDialog(_addresses(), self._over.window())
             self.dialog.begun.connect(self._begin)
@@ -222,7 +214,7 @@ class MachinesPart(QObject):
         self.dialog.open()
 
     def close(self) -> None:
-        """Let the machines go, and wait for threads."""
+        """Disconnect the machines, and wait for threads."""
         self._timer.stop()
         self._job.close()
         self.team.on_change = lambda: None
@@ -230,7 +222,7 @@ class MachinesPart(QObject):
 
     @Slot(int, str)
     def _begin(self, n_machines: int, address: str) -> None:
-        assert self.dialog is not None, "it has asked"
+        assert self.dialog is not None, "its signal"
         path = self._path_of()
         self._problem = "" if path else tr("Choose a model first.")
         self._show()
@@ -245,7 +237,6 @@ class MachinesPart(QObject):
         self._job.run(self._close_team)
 
     def _close_team(self) -> None:
-        """Free what the machines hold, and let them go; work for a thread."""
         if self._host is not None:
             self._host.leave()
         self.team.close()
@@ -266,10 +257,9 @@ class MachinesPart(QObject):
 
     @Slot()
     def _on_change(self) -> None:
-        """Show machines that have come or gone; tell the window of their devices."""
         team = self.team
         if team.is_complete and not self._was_complete:
-            self.completed.emit()  # whoever has the host makes it
+            self.completed.emit()  # its receiver makes the host
             if self._host is not None:
                 self._job.run(self._host.begin)
         self._was_complete = team.is_complete
@@ -292,16 +282,15 @@ class MachinesPart(QObject):
             self.dialog.show_status("")
         elif team.is_complete:
             self.dialog.show_status(
-                tr("All machines are there. Their devices are in the list of the split.")
+                tr("All machines have joined. Their devices appear in the split.")
             )
         else:
             n = team.n_machines - 1 - len(team.machines)
             waits = tr("Waiting for {n} more.").format(n=n)
-            self.dialog.show_status(f"{translated(team.said)} {waits}".strip())
+            self.dialog.show_status(f"{translated(team.status)} {waits}".strip())
 
 
 def _row(team: MachineTeam, one: JoinedMachine) -> Sequence[str]:
-    """Return the texts of a machine."""
     free = sum(state.free_bytes for state in one.states)
     loads = [state.load_percent for state in one.states if state.load_percent is not None]
     wires = () if team.linked is None else team.linked.wires
@@ -317,7 +306,6 @@ def _row(team: MachineTeam, one: JoinedMachine) -> Sequence[str]:
 
 
 def _addresses() -> list[str]:
-    """Return this machine's address on its default route, and those of its other interfaces."""
     found = []
     with suppress(EngineError):
         found.append(engine.default_address())

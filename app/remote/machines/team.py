@@ -1,4 +1,4 @@
-"""The machines that have joined this one, and the host of the models they compute together."""
+"""The machines that have joined this one, and the host of models on all of them."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import engine  # what starts processes is resolved when it is used
-from app.core.translation import tr
+import engine  # its process classes are imported on first use
+from app.core.translation import tr, tr_later
 from engine import (
     Command,
     DeviceInfo,
@@ -40,43 +40,41 @@ from engine import (
 if TYPE_CHECKING:
     from engine import EngineHost, Gathering, JoinedMachine
 
-PORT = 11436
-"""Port at which machines join, if it is free."""
-
+PORT = 11436  # default port for joining
 TOKEN_BYTES = 18
-"""Number of random bytes of a token."""
+JOIN_AGAIN = tr_later("Let them join again.")
 
 
 class MachineTeam:
-    """Other machines that have joined this one, or are awaited.
+    """Other machines that have joined this one, or are expected to.
 
     Attributes:
-        on_change: called on any thread when something of it has changed.
-        path: path of the model's file that they compute; "" for none.
-        command: command line that makes a machine join; "" for none.
-        gathering: the machines; None while nobody is awaited.
+        on_change: called on any thread after a change.
+        path: model file that they compute, or "".
+        command: command line for joining, or "".
+        gathering: the machines; None if none are expected.
         port: port for torchrun's agents.
-        linked: measured links between all machines; None while they are unknown.
-        said: last sentence about them.
+        linked: measured links between all machines; None while unknown.
+        status: last message about them.
     """
 
     def __init__(self) -> None:
         self.on_change: Callable[[], None] = lambda: None
         self.gathering: Gathering | None = None
         self.linked: WiresMeasured | None = None
-        self.path = self.command = self.said = ""
+        self.path = self.command = self.status = ""
         self.n_machines = self.port = 0
 
     def open(self, path: str, n_machines: int, address: str) -> None:
-        """Wait for machines from now on.
+        """Start waiting for machines.
 
         Args:
-            path: path of the model's file, of which each has a copy.
-            n_machines: number of machines, with this one.
-            address: address of this machine at which they join, with or without a port.
+            path: model file, of which each machine has a copy.
+            n_machines: number of machines, including this one.
+            address: address of this machine for the others, optionally with a port.
 
         Raises:
-            EngineError: nobody can join there, or the file cannot be read.
+            EngineError: listening failed, or the file cannot be read.
         """
         self.close()
         host, port = engine.parse_address(address, PORT)
@@ -92,12 +90,12 @@ class MachineTeam:
         self.path, self.n_machines, self.port = path, n_machines, port + 1
         words = f"TANDEM_TOKEN={token}", "tandem", "join", f"{host}:{port}"
         self.command = " ".join(words)
-        self.said = ""
+        self.status = ""
         self.gathering = gathering
         self.on_change()
 
     def close(self) -> None:
-        """Let the machines go, and await no others; safe to call twice."""
+        """Disconnect the machines and stop waiting; safe to call twice."""
         gathering, self.gathering = self.gathering, None
         self.linked, self.path, self.command = None, "", ""
         if gathering is not None:
@@ -107,24 +105,24 @@ class MachineTeam:
 
     @property
     def machines(self) -> tuple[JoinedMachine, ...]:
-        """The machines that are there."""
+        """The machines that have joined."""
         return () if self.gathering is None else tuple(self.gathering.machines)
 
     @property
     def is_complete(self) -> bool:
-        """Whether all machines are there."""
+        """Whether all machines have joined."""
         return self.gathering is not None and self.gathering.is_complete
 
     @property
     def devices(self) -> tuple[DeviceInfo, ...]:
-        """Devices of the others, with ids such as "1/cuda:0"; none before all are there."""
+        """Devices of the other machines, with ids such as "1/cuda:0"; () until all have joined."""
         if not self.is_complete:
             return ()
         return tuple(info for one in self.machines for info in one.far_infos)
 
     @property
     def states(self) -> list[DeviceSnapshot]:
-        """States of these devices, as they were told last."""
+        """Latest snapshots of these devices."""
         if not self.is_complete:
             return []
         return [
@@ -133,40 +131,33 @@ class MachineTeam:
             for state in one.states
         ]
 
-    def note_links(self, linked: WiresMeasured) -> None:
-        """Note measured links."""
-        self.linked = linked
-        self.on_change()
-
     def check(self, path: str) -> Gathering:
         """Return the machines for a model.
 
         Raises:
-            EngineError: they are not there, or have joined for another model.
+            EngineError: they have not joined, or for another model.
         """
         if self.gathering is None:
-            raise EngineError(tr("The other machines have gone."), tr("Have them join again."))
+            raise EngineError(tr("The other machines have disconnected."), tr(JOIN_AGAIN))
         if Path(path) != Path(self.path):
             name = Path(self.path).name
-            what = tr("The other machines have joined for {name}.").format(name=name)
-            raise EngineError(what, tr("Have them join again for this model."))
+            what = tr("The other machines joined for {name}.").format(name=name)
+            raise EngineError(what, tr("Let them join again for this model."))
         return self.gathering
 
-    def _note(self, sentence: str) -> None:
-        """Note a sentence about machines that come and go; runs on any thread."""
-        self.said = sentence
+    def _note(self, status: str) -> None:
+        self.status = status
         self.on_change()
 
 
-IDLE_DEVICE = "cpu"
-"""Device of such a rank on its machine, where it takes no memory and computes nothing."""
+IDLE_DEVICE = "cpu"  # device of an idle rank, where it takes no memory and computes nothing
 
 
 def with_idle_ranks(params: LoadParams, n_machines: int) -> LoadParams:
-    """Return parameters in which each machine has a rank: one without a share where it had none.
+    """Return parameters with an idle rank, without a share, on each machine that had none.
 
     Raises:
-        SplitError: parts go to a device that is none of the ranks', as on a single machine.
+        SplitError: blocks or experts go to a device without a rank.
     """
     used = {machine_of(device) for device in params.devices}
     left_out = [number for number in range(n_machines) if number not in used]
@@ -174,8 +165,8 @@ def with_idle_ranks(params: LoadParams, n_machines: int) -> LoadParams:
         return params
     if params.all_devices != params.devices:
         raise SplitError(
-            tr("Whole blocks and experts can only go to a CPU of other machines that takes part."),
-            tr("Switch it on in the split, or leave them to GPUs."),
+            tr("On other machines, blocks and experts can only go to a CPU that is in the split."),
+            tr("Enable that CPU in the split, or leave them on GPUs."),
         )
     ranks = [(_machine(params, rank), rank) for rank in range(len(params.devices))]
     all_ranks = sorted([*ranks, *((number, None) for number in left_out)], key=itemgetter(0))
@@ -187,7 +178,7 @@ def with_idle_ranks(params: LoadParams, n_machines: int) -> LoadParams:
 
 
 def without_idle_ranks(params: LoadParams) -> LoadParams:
-    """Return parameters without the ranks that `with_idle_ranks` has added."""
+    """Return parameters without the ranks that `with_idle_ranks` added."""
     machines = [machine_of(device) for device in params.devices]
     shares = params.split or (1.0,) * len(machines)
     kept: list[int | None] = [
@@ -205,7 +196,7 @@ def _machine(params: LoadParams, rank: int) -> int:
 
 
 def _moved(params: LoadParams, places: Sequence[int | None], devices: Sequence[str]) -> LoadParams:
-    """Return parameters with other ranks: the old number of each, or None for an idle one."""
+    """Return parameters with other ranks; `places` has the old number of each, None if idle."""
     shares = params.split or (1.0,) * len(params.devices)
     new = {old: number for number, old in enumerate(places) if old is not None}
     groups = _moved_groups(params.group_sizes, places) if params.group_sizes else params.groups
@@ -222,28 +213,24 @@ def _moved(params: LoadParams, places: Sequence[int | None], devices: Sequence[s
 
 
 def _moved_groups(sizes: Sequence[int], places: Sequence[int | None]) -> tuple[int, ...]:
-    """Return the sizes of the groups, of which an idle rank joins the one that it stands in."""
     of = [group for group, size in enumerate(sizes) for _ in range(size)]
     labels: list[float] = []
     for i, old in enumerate(places):
-        behind = [of[other] for other in places[i:] if other is not None]
+        after = [of[other] for other in places[i:] if other is not None]
         before = [of[other] for other in places[:i] if other is not None]
         if old is not None:
             labels.append(of[old])
-        elif before and behind and before[-1] == behind[0]:
-            labels.append(before[-1])
+        elif before and after and before[-1] == after[0]:
+            labels.append(before[-1])  # inside a group, which an idle rank joins
         else:
             labels.append(-1 - i)
     return tuple(len(list(run)) for _, run in groupby(labels))
 
 
 class TeamHost:
-    """Host that has models computed by the machines of a team; see `EngineHost`.
+    """Host of models on the machines of a team; see `EngineHost`.
 
-    Devices of other machines have ids such as "1/cuda:0" outside of it.
-
-    Args:
-        on_event: receiver of events.
+    Its events and commands use device ids such as "1/cuda:0" for other machines.
     """
 
     def __init__(self, on_event: Callable[[HostEvent], None], team: MachineTeam) -> None:
@@ -254,13 +241,13 @@ class TeamHost:
         self._gathering: Gathering | None = None
 
     def begin(self) -> None:
-        """Start the machines' processes, which measure the links; what fails is told by a load."""
+        """Start the machines' processes, which measure the links; a load reports failures."""
         with self._lock:
             if self._team.gathering is not None and self._team.is_complete:
                 self._over(self._team.gathering).begin()
 
     def submit(self, command: Command, command_id: int | None = None) -> int:
-        """Queue a command and return the id that its events will carry."""
+        """Queue a command and return its id."""
         number = new_command_id() if command_id is None else command_id
         with self._lock:
             try:
@@ -279,21 +266,21 @@ class TeamHost:
         return number
 
     def cancel(self, command_id: int | None = None) -> None:
-        """Ask a command to end, or all that run and wait; return at once."""
+        """Cancel a command, or all; returns immediately."""
         with self._lock:
             if self._inner is not None:
                 self._inner.cancel(command_id)
 
     def leave(self) -> None:
-        """End all processes though a model may be loaded, which is told as its loss."""
+        """End all processes, and report the loss of a loaded model."""
         has_model = self._has_model
         self.close()
         if has_model:
-            error = EngineError(tr("The other machines have gone."), tr("Have them join again."))
-            self._tell(HostEvent(0, Failed(error, is_model_lost=True)))
+            error = EngineError(tr("The other machines have disconnected."), tr(JOIN_AGAIN))
+            self._emit(HostEvent(0, Failed(error, is_model_lost=True)))
 
     def close(self, timeout_s: float = 5.0) -> bool:
-        """Free the model and end all processes; return whether they ended in time."""
+        """Unload the model and end all processes; return whether they ended in time."""
         with self._lock:
             inner, self._inner = self._inner, None
         return inner is None or inner.close(timeout_s)
@@ -307,53 +294,48 @@ class TeamHost:
         return self._inner
 
     def _pass_on(self, event: HostEvent) -> None:
-        """Pass an event on with the ids of devices that the window knows; runs on any thread."""
-        found = event.event
-        if isinstance(found, WiresMeasured):
-            self._team.note_links(found)
+        inner = event.event
+        if isinstance(inner, WiresMeasured):
+            self._team.linked = inner
+            self._team.on_change()
             return
-        if isinstance(found, ModelLoaded):
-            found = self._shown(found)
-        elif isinstance(found, ModelResplit):
-            found = replace(found, model=self._shown(found.model))
-        elif isinstance(found, Failed) and isinstance(found.error, MachineLost):
-            hint = tr("Load it again once all machines are there.")
-            found = replace(found, error=MachineLost(found.error.message, hint))
-        elif isinstance(found, TokenTimes) and not self._is_here:
-            return  # of this machine's rank, which has no part of the model
-        self._tell(HostEvent(event.command_id, found))
+        if isinstance(inner, ModelLoaded):
+            inner = self._shown(inner)
+        elif isinstance(inner, ModelResplit):
+            inner = replace(inner, model=self._shown(inner.model))
+        elif isinstance(inner, Failed) and isinstance(inner.error, MachineLost):
+            hint = tr("Load it again once all machines have joined.")
+            inner = replace(inner, error=MachineLost(inner.error.message, hint))
+        elif isinstance(inner, TokenTimes) and not self._is_here:
+            return  # of this machine's idle rank
+        self._emit(HostEvent(event.command_id, inner))
 
     def _shown(self, model: ModelLoaded) -> ModelLoaded:
-        """Return a model as the window knows it; memory is that of this machine's ranks."""
         params = for_window(model.params)
         self._is_here = any(not machine_of(device) for device in params.devices)
         return replace(model, params=params, memory=model.memory if self._is_here else ())
 
-    def _tell(self, event: HostEvent) -> None:
-        """Send an event, and note whether there is a model after it."""
-        found = event.event
-        if isinstance(found, ModelLoaded):
+    def _emit(self, event: HostEvent) -> None:
+        inner = event.event
+        if isinstance(inner, ModelLoaded):
             self._has_model = True
-        elif isinstance(found, ModelUnloaded) or (
-            isinstance(found, Failed) and found.is_model_lost
+        elif isinstance(inner, ModelUnloaded) or (
+            isinstance(inner, Failed) and inner.is_model_lost
         ):
             self._has_model = False
         self._on_event(event)
 
 
 def for_machines(params: LoadParams, n_machines: int) -> LoadParams:
-    """Return parameters with each machine's own ids of devices.
-
-    Machines without a rank get one without a share.
+    """Return parameters with local device ids and a rank on each machine.
 
     Raises:
-        SplitError: ranks of one machine are apart.
+        SplitError: the ranks of a machine are not adjacent.
     """
     runs = [machine_of(device) for device in params.devices]
     if runs != sorted(runs):
         raise SplitError(
-            tr("The devices of each machine must stand beside each other."),
-            tr("Put the machines into their order."),
+            tr("The devices of each machine must be adjacent."), tr("Sort them by machine.")
         )
     params = with_idle_ranks(params, n_machines)
     own = tuple(map(local_id, params.devices))
@@ -361,7 +343,7 @@ def for_machines(params: LoadParams, n_machines: int) -> LoadParams:
 
 
 def for_window(params: LoadParams) -> LoadParams:
-    """Return parameters with the ids of devices that the window knows."""
+    """Return parameters with the window's device ids."""
     numbers = [number for number, n in enumerate(params.machines) for _ in range(n)]
     devices = tuple(map(far_id, numbers, params.devices)) if numbers else params.devices
     return without_idle_ranks(replace(params, devices=devices, machines=()))

@@ -1,1 +1,1 @@
-"""The window's part of remote models: the dialog that connects, and the figures of a server."""
+"""Remote models in the window: the connection dialog and server statistics."""

@@ -1,4 +1,4 @@
-"""Finds models on other machines, and remembers which servers were used."""
+"""The connection dialog for remote models."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from PySide6.QtWidgets import (
 )
 
 from app.core.background import LatestJob
-from app.core.notice import Notice
+from app.core.notice import Notice, secret_notice
 from app.core.settings import Settings, SettingsStore
 from app.core.system_keyring import Place
 from app.core.translation import tr, tr_n
@@ -37,14 +37,11 @@ NAME = Qt.ItemDataRole.UserRole
 
 
 class RemoteDialog(QDialog):
-    """Asks for a server, its key and one of its models; keys are never shown again.
+    """Dialog for a server, its key and one of its models; saved keys are never shown.
 
     Attributes:
-        address: field of the server, with those that were used before.
-        key: field of the API key.
-        models: list of the models, once they are known.
-        status: what is being done, or what has failed.
-        warning: what speaks against these entries.
+        address: server field, with recent servers.
+        warning: security warning for the address.
     """
 
     edited = Signal()
@@ -82,17 +79,19 @@ class RemoteDialog(QDialog):
 
     @property
     def selected(self) -> str:
-        """Name of the selected model; "" for none."""
+        """Name of the selected model, or ""."""
         index = self.models.currentIndex()
         return str(index.data(NAME)) if index.isValid() else ""
 
     def show_key(self, *, is_kept: bool) -> None:
-        """Show whether a key is kept for this server, which an empty field leaves as it is."""
-        kept = tr("A key is kept. Leave this empty to use it.")
-        self.key.setPlaceholderText(kept if is_kept else tr("Only if the server wants one"))
+        """Show whether a key is saved for this server."""
+        text = tr("Only if the server requires one")
+        self.key.setPlaceholderText(
+            tr("A key is saved. Leave empty to use it.") if is_kept else text
+        )
 
     def show_models(self, models: Sequence[ListedModel]) -> None:
-        """Show the models of a server, the first one selected."""
+        """Show the models of a server and select the first."""
         self._rows.clear()
         for model in models:
             size = tr("{context} context").format(context=context_text(model.n_ctx))
@@ -108,13 +107,13 @@ class RemoteDialog(QDialog):
         self.list_.setDefault(not models)
 
     def show_status(self, text: str, *, is_error: bool = False, is_busy: bool = False) -> None:
-        """Show a sentence below the list."""
+        """Show a message below the list."""
         set_role(self.status, "danger" if is_error else "muted")
         self.status.setText(text)
         self.list_.setEnabled(not is_busy)
 
     def show_warning(self, text: str) -> None:
-        """Show a warning below the key; "" for none."""
+        """Show a warning below the key, or hide it for ""."""
         self.warning.setText(text)
         self.warning.setVisible(bool(text))
 
@@ -131,9 +130,9 @@ class RemoteDialog(QDialog):
     def _build(self) -> None:
         about = label(
             tr(
-                "Another machine computes the answers: one with “tandem serve”, or any server with"
-                " OpenAI's interface. It gets what you write in chats with it, and their system"
-                " prompts and attached files."
+                "Another machine generates the answers: “tandem serve” or any OpenAI-compatible"
+                " server. It receives what you write in chats with it, including system prompts and"
+                " attached files."
             ),
             "muted",
         )
@@ -166,15 +165,15 @@ class RemoteDialog(QDialog):
 
 
 class RemoteConnecting(QObject):
-    """The dialog of remote models and what it asks of servers and keyring.
+    """The connection dialog with its requests to servers and the keyring.
 
     Args:
         over: parent of the dialog.
-        keep: stores settings and has them written.
+        keep: saves settings.
     """
 
     noticed = Signal(object)  # Notice
-    open_requested = Signal(str)  # address of a model, in the place of a path
+    open_requested = Signal(str)  # address of a model
 
     def __init__(
         self,
@@ -199,7 +198,6 @@ class RemoteConnecting(QObject):
 
     @Slot()
     def open(self) -> None:
-        """Show the dialog."""
         dialog = self.dialog = RemoteDialog(self._settings.current.servers, self._over)
         dialog.edited.connect(self._on_edited)
         dialog.list_requested.connect(self._list)
@@ -216,13 +214,11 @@ class RemoteConnecting(QObject):
         self._keeper.close()
 
     def _abort(self) -> None:
-        """End the question that is under way."""
         self._lister.drop()
         if self._connection is not None:
             self._connection.abort()
 
     def _address(self) -> RemoteAddress | None:
-        """Return the server that is typed; None while that is none."""
         assert self.dialog is not None
         try:
             return parse_url(self.dialog.address.currentText())
@@ -231,7 +227,6 @@ class RemoteConnecting(QObject):
 
     @Slot()
     def _on_edited(self) -> None:
-        """Show what is known of the server that is typed, and warn of a key in the open."""
         if self.dialog is None:
             return
         dialog, address = self.dialog, self._address()
@@ -239,9 +234,9 @@ class RemoteConnecting(QObject):
         has_key = is_kept or bool(dialog.key.text().strip())
         dialog.show_key(is_kept=is_kept)
         is_open = address is not None and address.is_in_the_open
-        warning = tr("Without https, others on the way can read your messages.")
+        warning = tr("Without https, others on the network can read your messages.")
         if has_key:
-            warning = tr("Without https, others on the way can read your messages and the key.")
+            warning = tr("Without https, others on the network can read your messages and the key.")
         dialog.show_warning(warning if is_open else "")
         is_known = address is not None and address.url in self._settings.current.servers
         dialog.forget.setVisible(is_known or is_kept)
@@ -253,7 +248,6 @@ class RemoteConnecting(QObject):
 
     @Slot()
     def _list(self) -> None:
-        """Ask the server for its models."""
         assert self.dialog is not None
         self._abort()
         try:
@@ -264,7 +258,7 @@ class RemoteConnecting(QObject):
             return
         self._listed = address
         self.dialog.show_models(())
-        text = tr("Asking {host} …").format(host=address.host)
+        text = tr("Connecting to {host} …").format(host=address.host)
         self.dialog.show_status(text, is_busy=True)
 
         connection = self._connection = Connection(address, typed)
@@ -292,7 +286,6 @@ class RemoteConnecting(QObject):
 
     @Slot(str)
     def _connect(self, model: str) -> None:
-        """Keep the key, remember the server and use the model."""
         assert self.dialog is not None
         address, typed = self._listed, self.dialog.key.text()
         if address is None:
@@ -308,18 +301,13 @@ class RemoteConnecting(QObject):
     @Slot(object)
     def _on_kept(self, kept: tuple[str, Place]) -> None:
         path, place = kept
-        if place == "file":
-            text = tr("There is no keyring, so the key is in a file that only you can read.")
-            self.noticed.emit(Notice(text))
-        elif place == "nowhere" and path:
-            text = tr("The key cannot be kept: it is used until Tandem closes.")
-            self.noticed.emit(Notice(text, "", "warning"))
+        if (path or place == "file") and (notice := secret_notice(place)):
+            self.noticed.emit(notice)
         if path:
             self.open_requested.emit(path)
 
     @Slot()
     def _forget(self) -> None:
-        """Forget the server that is typed, and its key."""
         assert self.dialog is not None
         address = self._address()
         if address is None:

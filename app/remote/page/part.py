@@ -1,4 +1,4 @@
-"""Remote models in a window; what speaks to the network is imported when it is first wanted."""
+"""Remote models in the window; network modules are imported on first use."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ EVERY_MS = 1000
 
 
 class ServerWatch(QObject):
-    """The figures of one server at a time.
+    """Poller of one server's statistics.
 
     Args:
-        is_seen: whether anybody looks.
+        is_seen: returns whether the statistics are visible.
     """
 
-    figures_changed = Signal(str)  # the figures in one line, "" for none
+    figures_changed = Signal(str)  # one line, "" for none
 
     def __init__(self, keys: KeyStore, is_seen: Callable[[], bool], parent: QObject) -> None:
         super().__init__(parent)
@@ -48,7 +48,7 @@ class ServerWatch(QObject):
         self._timer.timeout.connect(self._ask)
 
     def watch(self, address: RemoteAddress | None) -> None:
-        """Read from this server, and from no other; None for none."""
+        """Poll this server from now on, or none."""
         self._stop()
         self._address = address
         self.figures_changed.emit("")
@@ -57,7 +57,7 @@ class ServerWatch(QObject):
             self._ask()
 
     def close(self) -> None:
-        """End the question that is under way."""
+        """Abort the running request."""
         self._stop()
         self._job.close()
 
@@ -73,12 +73,12 @@ class ServerWatch(QObject):
         if address is None or self._job.is_busy or not self._is_seen():
             return
 
-        from app.remote.client.connection import Connection  # late: it takes long to import
+        from app.remote.client.connection import Connection  # imported late: slow
 
         connection = self._connection = Connection(address)
 
         def read() -> ServerFigures:
-            from app.remote.client.protocol import read_figures  # late: it decodes pictures
+            from app.remote.client.protocol import read_figures  # imported late: slow
 
             connection.key = self._keys.get(address)
             return read_figures(address, connection)
@@ -92,13 +92,12 @@ class ServerWatch(QObject):
 
     @Slot(object)
     def _on_failed(self, error: EngineError) -> None:
-        """Say why there are no figures; the next second tries again."""
         if self._address is not None:
             self.figures_changed.emit(error.message)
 
 
 def figures_text(host: str, figures: ServerFigures) -> str:
-    """Return the figures of a server in one line."""
+    """Format the statistics of a server."""
     parts = [
         tr("{rate} tokens/s").format(rate=decimal(f"{figures.tokens_per_s:.1f}")),
         tr("{n} running").format(n=figures.n_running),
@@ -113,18 +112,18 @@ def figures_text(host: str, figures: ServerFigures) -> str:
 
 
 class RemotePart(QObject):
-    """The host of local and remote models, the dialog that connects, and the figures of a server.
+    """Remote models: their host, the connection dialog and the server's statistics.
 
     Args:
         make_engine: starts the engine of this machine.
-        is_engine_missing: whether there is none.
-        keep: stores settings and has them written.
-        monitor: panel that shows the figures; the dialog opens over its window.
-        make_team: makes the host of models that several machines compute.
+        is_engine_missing: returns whether no engine is installed.
+        keep: saves settings.
+        monitor: panel for the statistics; the dialog opens over its window.
+        make_team: starts the host of models on several machines.
     """
 
     noticed = Signal(object)  # Notice
-    opened = Signal(str)  # address of a model, in the place of a path
+    opened = Signal(str)  # address of a model
 
     def __init__(
         self,
@@ -146,13 +145,11 @@ class RemotePart(QObject):
 
     @cached_property
     def keys(self) -> KeyStore:
-        """The keys of servers."""
-        from app.remote.client.address import KeyStore
-
+        """The API keys of servers."""
         return KeyStore(paths.api_keys_file())
 
     def make_host(self, on_event: Callable[[HostEvent], None]) -> EngineHost:
-        """Return a host of models here and on other machines; these need no engine."""
+        """Return a host of local and remote models; remote ones need no engine."""
         starts_local = not self._is_engine_missing()
         self._hosts = HostSwitch(
             on_event, self._make_engine, self.keys.get, self._make_team, starts_local=starts_local
@@ -161,13 +158,13 @@ class RemotePart(QObject):
 
     @Slot()
     def meet_team(self) -> None:
-        """Make the host of models that several machines compute, before the first one is loaded."""
+        """Start the host of models on several machines before the first load."""
         if self._hosts is not None:
             self._hosts.team()
 
     @Slot()
     def open(self) -> None:
-        """Show the dialog that connects."""
+        """Show the connection dialog."""
         if self.connecting is None:
             from app.remote.page.connecting import RemoteConnecting
 
@@ -178,7 +175,7 @@ class RemotePart(QObject):
         self.connecting.open()
 
     def watch(self, path: str) -> None:
-        """Show the figures of the loaded model's server, if another Tandem is one."""
+        """Show the statistics of the loaded model's server, if it is a Tandem."""
         if not is_remote(path) or self._hosts is None or not self._hosts.serves_tandem:
             self.unwatch()
             return
@@ -189,7 +186,7 @@ class RemotePart(QObject):
 
     @Slot()
     def unwatch(self) -> None:
-        """Show no server's figures."""
+        """Hide the statistics."""
         if self._figures is not None:
             self._figures.watch(None)
 

@@ -1,1 +1,1 @@
-"""Anthropic's Messages protocol, translated to the engine's commands and events and back."""
+"""Anthropic's Messages protocol."""

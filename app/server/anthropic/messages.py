@@ -1,4 +1,4 @@
-"""The Messages protocol: its routes, and messages made of the events of the engine."""
+"""The Messages protocol: its routes, and messages made from engine events."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ REASONS = {
     "stop": "end_turn", "length": "max_tokens", "context": "model_context_window_exceeded",
     "cancelled": "max_tokens",
 }  # fmt: skip
-"""Anthropic's reasons for the end of an answer; what was cut off after a time has a length, too."""
+"""Stop reasons by finish reason; an answer that timed out counts as "max_tokens"."""
 
 
 def begun_block(block: AnswerBlock) -> Document:
-    """Return a block while it is empty."""
+    """Return the empty block that starts a content block."""
     if block.kind == "call":
         return {"type": "tool_use", "id": block.id, "name": block.name, "input": {}}
     if block.kind == "thought":
@@ -55,7 +55,7 @@ def begun_block(block: AnswerBlock) -> Document:
 
 
 def block_delta(block: AnswerBlock, text: str) -> Document:
-    """Return more of a block."""
+    """Return the delta of a content block."""
     if block.kind == "call":
         return {"type": "input_json_delta", "partial_json": text}
     kind = "thinking" if block.kind == "thought" else "text"
@@ -63,20 +63,17 @@ def block_delta(block: AnswerBlock, text: str) -> Document:
 
 
 def whole_block(block: AnswerBlock) -> Document:
-    """Return a block with all of its text."""
+    """Return a complete content block."""
     if block.kind == "call":
         return begun_block(block) | {"input": read_arguments(block.text)}
     return begun_block(block) | {"thinking" if block.kind == "thought" else "text": block.text}
 
 
 class MessageAnswer:
-    """The response to a request, made of the events of its answer.
+    """The response to a request, made from the events of its answer.
 
-    A call is told once it is whole, also in a stream: clients run every block of a call that has
-    begun, whatever the reason of the end says, and their SDKs close its arguments themselves.
-
-    Args:
-        model: id of the model.
+    A tool call is sent only once it is complete, even in a stream: clients run every call that has
+    started, whatever the stop reason, and their SDKs complete its arguments themselves.
     """
 
     def __init__(self, request: MessageRequest, model: str) -> None:
@@ -91,16 +88,16 @@ class MessageAnswer:
         }  # fmt: skip
 
     async def collect(self, events: AnswerEvents) -> Document:
-        """Return the whole response."""
+        """Return the complete response."""
         async with aclosing(events):
             async for _, event in events:
                 for _ in self._events(event):
-                    pass  # the blocks keep what is told
+                    pass  # the blocks are kept
         content = [whole_block(block) for block in self._shown]
         return {**self._head, "content": content, **self._end(), "usage": self._counts()}
 
     async def stream(self, events: AnswerEvents) -> AsyncGenerator[bytes, None]:
-        """Yield the response as events."""
+        """Yield the response as server-sent events."""
         is_begun = False
         async with aclosing(events):
             async for _, event in events:
@@ -113,7 +110,6 @@ class MessageAnswer:
         yield _frame("message_stop")
 
     def _beginning(self, event: Event) -> Document:
-        """Return the message before anything has come; only the first event may know a number."""
         n = event.total if isinstance(event, PrefillProgress) else 0
         usage = {
             "input_tokens": n, "output_tokens": 0, "cache_read_input_tokens": 0,
@@ -123,12 +119,11 @@ class MessageAnswer:
         return {**self._head, **empty, "usage": usage}
 
     def _events(self, event: Event) -> Iterator[tuple[str, Document]]:
-        """Note an event; yield the events of a stream that tell it."""
         for change, block, text in self._blocks.add(event):
             if block.kind != "call":
                 yield from self._change(change, block, text)
             elif change == "grown":
-                yield "ping", {}  # clients give up on a stream without events
+                yield "ping", {}  # clients time out without events
             elif change == "ended" and block.is_whole and read_arguments(block.text) is not None:
                 yield from self._change("begun", block, "")
                 yield from self._change("grown", block, block.text)
@@ -142,7 +137,6 @@ class MessageAnswer:
             self._usage = event.usage
 
     def _change(self, change: str, block: AnswerBlock, text: str) -> Iterator[tuple[str, Document]]:
-        """Yield the event that tells a change of a block."""
         if change == "begun":
             self._shown.append(block)
         index = len(self._shown) - 1
@@ -158,7 +152,6 @@ class MessageAnswer:
         return {"stop_reason": self._reason, "stop_sequence": self._stop or None}
 
     def _counts(self) -> Document:
-        """Return the numbers of tokens; those of the prompt are without cached ones."""
         usage = self._usage
         return {
             "input_tokens": usage.prompt_tokens - usage.cached_tokens,
@@ -169,12 +162,11 @@ class MessageAnswer:
 
 
 def _frame(kind: str, **fields: object) -> bytes:
-    """Return an event of a stream, whose name its document repeats."""
     return event_bytes({"type": kind, **fields}, kind)
 
 
 def error_event(document: Document) -> bytes:
-    """Return the event that tells a refusal in the middle of a stream."""
+    """Return the event for an error in a stream."""
     return event_bytes(document, "error")
 
 
@@ -183,11 +175,11 @@ KINDS = {
     408: "timeout_error", 413: "request_too_large", 429: "rate_limit_error",
     503: "overloaded_error",
 }  # fmt: skip
-"""Names of kinds of errors by HTTP status; others are "invalid_request_error" or "api_error"."""
+"""Error types by HTTP status; others are "invalid_request_error" or "api_error"."""
 
 
 def error_document(refusal: Refusal) -> dict[str, Any]:
-    """Return the document that tells a refusal, its hint and its place included."""
+    """Return the error document of a refusal, including its hint and field."""
     other = "api_error" if refusal.status >= 500 else "invalid_request_error"
     error = {"type": KINDS.get(refusal.status, other), "message": placed_text(refusal)}
     return {"type": "error", "error": error}
@@ -196,11 +188,7 @@ def error_document(refusal: Refusal) -> dict[str, Any]:
 async def create_message(
     context: ServerContext, record: RequestRecord, request: MessageRequest
 ) -> Response:
-    """Answer a conversation.
-
-    Raises:
-        Refusal: the request cannot be answered.
-    """
+    """Answer a conversation."""
     model = context.find(request.model, record)
     template = message_command(request)
     fields = SamplingFields(
@@ -219,11 +207,7 @@ async def create_message(
 async def count_tokens(
     context: ServerContext, record: RequestRecord, request: AskedConversation
 ) -> Response:
-    """Return the number of tokens of a conversation's prompt.
-
-    Raises:
-        Refusal: it is too long, or the model does not take it.
-    """
+    """Count the tokens of a conversation's prompt."""
     context.find(request.model, record)
     template = message_command(request)
     command = ApplyTemplate(
@@ -241,22 +225,20 @@ async def count_tokens(
 
 
 def message_command(request: AskedConversation) -> AnswerRequest:
-    """Return the command that answers a conversation, without its sampling.
-
-    A last message of the assistant is continued, as Anthropic has it.
+    """Return the command for a request, without sampling; a final assistant message is continued.
 
     Raises:
-        Refusal: something in it cannot be done.
+        Refusal: the request is not supported.
     """
     if request.mcp_servers:
         raise bad_value("mcp_servers", "This server does not connect to MCP servers itself.")
     messages = chat_messages(request)
     is_continued = messages[-1].role == "assistant"
     if is_continued and messages[-1].tool_calls:
-        raise bad_value("messages", "The last call of a tool has no result in the conversation.")
+        raise bad_value("messages", "The last tool call has no result in the conversation.")
     effort = (request.output_config and request.output_config.effort) or ""
     thinks = None if request.thinking is None else request.thinking.type != "disabled"
-    wish = request.tool_choice
+    choice = request.tool_choice
     return AnswerRequest(
         messages,
         timed_every=0,
@@ -265,7 +247,7 @@ def message_command(request: AskedConversation) -> AnswerRequest:
         effort=EFFORTS.get(effort, effort),
         tools=offered_tools(request.tools),
         tool_choice=tool_choice(request),
-        parallel_tool_calls=wish is None or not wish.disable_parallel_tool_use,
+        parallel_tool_calls=choice is None or not choice.disable_parallel_tool_use,
         in_parts=True,
         grammar=form_of(request),
     )
@@ -273,12 +255,11 @@ def message_command(request: AskedConversation) -> AnswerRequest:
 
 ANTHROPIC = (
     Operation(
-        "/v1/messages", "Answer a conversation, as Anthropic has it.", create_message,
+        "/v1/messages", "Answer a conversation (Anthropic).", create_message,
         MessageRequest, streams=EVENTS, shape=error_document, has_pictures=True,
     ),
     Operation(
-        "/v1/messages/count_tokens", "Count the tokens of a conversation's prompt.",
+        "/v1/messages/count_tokens", "Count the tokens of a conversation's prompt (Anthropic).",
         count_tokens, AskedConversation, shape=error_document, has_pictures=True,
     ),
 )  # fmt: skip
-"""All operations of the protocol."""

@@ -1,4 +1,4 @@
-"""Requests of the Messages protocol, as Anthropic documents them."""
+"""Requests of Anthropic's Messages protocol."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from app.server.openai.conversation import (
+    IGNORED,
     MAX_MESSAGES,
     MAX_TOOLS,
     ShownParts,
@@ -22,51 +23,47 @@ from engine import ChatMessage, Grammar, JsonObject, Tool, ToolCall
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResultBlock:
-    """A part of the result of a tool; only texts can be read."""
+    """A part of a tool's result; only text is supported."""
 
-    type: str = body_field('"text"; pictures are refused.')
+    type: str = body_field('"text"; images are rejected.')
     text: str = body_field("The text.", "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PictureSource:
-    """A picture."""
+    """An image."""
 
-    type: str = body_field('"base64"; addresses are not fetched.')
-    media_type: str = body_field("Without effect: the file itself says what it is.", "")
-    data: str = body_field("The picture's file as base64.", "", is_file=True)
+    type: str = body_field('"base64"; URLs are not fetched.')
+    media_type: str = body_field("Ignored; the format is detected from the file.", "")
+    data: str = body_field("The image file, base64-encoded.", "", is_file=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageBlock:
-    """A part of a message: a text, a picture, a thought, a call of a tool, or its result."""
+    """A content block: text, an image, reasoning, a tool call or a tool result."""
 
     type: str = body_field('"text", "image", "thinking", "tool_use" or "tool_result".')
-    source: PictureSource | None = body_field("The picture.", None)
+    source: PictureSource | None = body_field("The image.", None)
     text: str = body_field("The text.", "")
-    thinking: str = body_field("What the assistant has thought.", "")
-    signature: str = body_field("Without effect.", "")
-    data: str = body_field("Without effect: a thought that nobody can read.", "")
-    id: str = body_field("Name of the call.", "")
-    name: str = body_field("Name of the tool that is called.", "")
+    thinking: str = body_field("Earlier reasoning of the assistant.", "")
+    signature: str = body_field(IGNORED, "")
+    data: str = body_field("Redacted reasoning; ignored.", "")
+    id: str = body_field("Id of the tool call.", "")
+    name: str = body_field("Name of the called tool.", "")
     input: JsonObject | None = body_field("Arguments of the call.", None)
-    tool_use_id: str = body_field("Name of the call whose result this is.", "")
-    content: str | tuple[ResultBlock, ...] | None = body_field("The result of a call.", None)
-    is_error: bool | None = body_field(
-        "Whether the call has failed, which the model is told.", None
-    )
-    cache_control: JsonObject | None = body_field(
-        "Without effect: prompts are always cached.", None
-    )
-    citations: tuple[JsonObject, ...] | None = body_field("Without effect.", None)
+    tool_use_id: str = body_field("Id of the call that this result belongs to.", "")
+    content: str | tuple[ResultBlock, ...] | None = body_field("Result of the call.", None)
+    is_error: bool | None = body_field("Whether the call failed; the model is informed.", None)
+    cache_control: JsonObject | None = body_field("Ignored; prompts are always cached.", None)
+    citations: tuple[JsonObject, ...] | None = body_field(IGNORED, None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageTurn:
     """A message of the conversation."""
 
-    role: Literal["user", "assistant", "system"] = body_field("Who speaks.")
-    content: str | tuple[MessageBlock, ...] = body_field("A text, or its parts.")
+    role: Literal["user", "assistant", "system"] = body_field("Author of the message.")
+    content: str | tuple[MessageBlock, ...] = body_field("Text or content blocks.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,38 +71,38 @@ class ToolOffer:
     """A tool that the model may call."""
 
     name: str = body_field("Name of the tool.")
-    type: str = body_field('"custom"; tools that run on the server are refused.', "custom")
-    description: str = body_field("What it does, for the model.", "")
-    input_schema: JsonObject | None = body_field("JSON schema of its arguments.", None)
-    strict: bool | None = body_field("Without effect: a schema always holds.", None)
-    cache_control: JsonObject | None = body_field("Without effect.", None)
+    type: str = body_field('"custom"; server-side tools are rejected.', "custom")
+    description: str = body_field("Description for the model.", "")
+    input_schema: JsonObject | None = body_field("JSON schema of the arguments.", None)
+    strict: bool | None = body_field("Ignored; schemas are always enforced.", None)
+    cache_control: JsonObject | None = body_field(IGNORED, None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolWish:
-    """The choice of the tools that the model may or must call."""
+    """Which tools the model may or must call."""
 
     type: Literal["auto", "any", "tool", "none"] = body_field(
-        "None, any, at least one, or this one."
+        "Whether calls are optional (auto), required (any, tool) or disabled (none)."
     )
-    name: str = body_field("Name of the tool that must be called.", "")
-    disable_parallel_tool_use: bool = body_field("Whether one call ends the answer.", default=False)
+    name: str = body_field("Name of the required tool.", "")
+    disable_parallel_tool_use: bool = body_field("Stop after one tool call.", default=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ThinkingWish:
-    """The wish that the model thinks before it answers, or does not."""
+    """Whether the model thinks before it answers."""
 
     type: Literal["enabled", "disabled", "adaptive"] = body_field(
         "Adaptive is the same as enabled."
     )
-    budget_tokens: int | None = body_field("Without effect.", None)
-    display: str = body_field("Without effect.", "")
+    budget_tokens: int | None = body_field(IGNORED, None)
+    display: str = body_field(IGNORED, "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputFormat:
-    """The form that an answer must have."""
+    """Structured output."""
 
     type: Literal["json_schema"] = body_field("JSON.")
     schema: JsonObject = body_field("JSON schema of the answer.")
@@ -113,77 +110,76 @@ class OutputFormat:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputConfig:
-    """The form of an answer, and how much the model thinks."""
+    """Structured output and reasoning effort."""
 
-    format: OutputFormat | None = body_field("The form of the answer.", None)
+    format: OutputFormat | None = body_field("Structured output.", None)
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = body_field(
-        "How much the model thinks, if it can.", None
+        "Reasoning effort, if the model supports it.", None
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AskedConversation:
-    """A conversation with its tools, whose tokens can be counted."""
+    """A conversation with its tools."""
 
-    model: str = body_field("Name of the model; any that is loaded if it is empty.")
+    model: str = body_field("Name of the model; empty for the loaded one.")
     messages: tuple[MessageTurn, ...] = body_field("The conversation.", least=1, most=MAX_MESSAGES)
-    system: str | tuple[MessageBlock, ...] = body_field("What the model is told before.", "")
-    tools: tuple[ToolOffer, ...] = body_field("What the model may call.", (), most=MAX_TOOLS)
+    system: str | tuple[MessageBlock, ...] = body_field("System prompt.", "")
+    tools: tuple[ToolOffer, ...] = body_field("Tools for the model.", (), most=MAX_TOOLS)
     tool_choice: ToolWish | None = body_field("Which tools it may or must call.", None)
-    thinking: ThinkingWish | None = body_field("Whether it thinks; if not said, as it likes.", None)
-    output_config: OutputConfig | None = body_field("The form of the answer.", None)
-    output_format: OutputFormat | None = body_field("The same as output_config.format.", None)
-    cache_control: JsonObject | None = body_field("Without effect.", None)
-    context_management: JsonObject | None = body_field("Without effect.", None)
-    mcp_servers: tuple[JsonObject, ...] = body_field("Refused, unless it is empty.", ())
-    container: str | JsonObject | None = body_field("Without effect.", None)
+    thinking: ThinkingWish | None = body_field("Reasoning; the model's default if omitted.", None)
+    output_config: OutputConfig | None = body_field("Structured output and effort.", None)
+    output_format: OutputFormat | None = body_field("Alias of output_config.format.", None)
+    cache_control: JsonObject | None = body_field(IGNORED, None)
+    context_management: JsonObject | None = body_field(IGNORED, None)
+    mcp_servers: tuple[JsonObject, ...] = body_field("Must be empty.", ())
+    container: str | JsonObject | None = body_field(IGNORED, None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageRequest(AskedConversation):
     """A request for an answer."""
 
-    max_tokens: int = body_field("Most tokens of the answer.", least=1, most=2**31 - 1)
+    max_tokens: int = body_field("Maximum tokens of the answer.", least=1, most=2**31 - 1)
     stop_sequences: tuple[str, ...] = body_field(
-        "The answer ends before any of these texts.", (), most=MAX_STOPS
+        "The answer stops before any of these texts.", (), most=MAX_STOPS
     )
-    stream: bool = body_field("Send the answer as it is written.", default=False)
-    temperature: float | None = body_field("Higher is more varied.", None, least=0, most=5)
-    top_p: float | None = body_field("Share of the likeliest tokens.", None, least=0, most=1)
-    top_k: int | None = body_field("Number of likeliest tokens.", None, least=0, most=2**31 - 1)
-    metadata: JsonObject | None = body_field("Without effect.", None)
-    service_tier: str = body_field("Without effect.", "")
-    speed: str = body_field("Without effect.", "")
-    inference_geo: str | None = body_field("Without effect.", None)
+    stream: bool = body_field("Stream the answer.", default=False)
+    temperature: float | None = body_field("Sampling temperature.", None, least=0, most=5)
+    top_p: float | None = body_field("Top-p (nucleus) sampling.", None, least=0, most=1)
+    top_k: int | None = body_field("Top-k sampling.", None, least=0, most=2**31 - 1)
+    metadata: JsonObject | None = body_field(IGNORED, None)
+    service_tier: str = body_field(IGNORED, "")
+    speed: str = body_field(IGNORED, "")
+    inference_geo: str | None = body_field(IGNORED, None)
 
 
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
-"""Choices of tools that name none, as the engine has them."""
+"""Values of `AnswerRequest.tool_choice` by type."""
 
 
 def chat_messages(request: AskedConversation) -> tuple[ChatMessage, ...]:
-    """Return the messages of a conversation, what the model is told before them first.
+    """Return the messages of a conversation, starting with the system prompt.
 
     Raises:
-        Refusal: one has something that is no text.
+        Refusal: a content block is not supported.
     """
-    found: list[ChatMessage] = []
+    messages: list[ChatMessage] = []
     if request.system:
-        found.append(ChatMessage("system", _text(request.system, "system")))
-    called: dict[str, str] = {}  # names of tools by the calls' names
+        messages.append(ChatMessage("system", _text(request.system, "system")))
+    called: dict[str, str] = {}  # tool names by call id
     for at, turn in enumerate(request.messages):
         place = f"messages[{at}].content"
         if isinstance(turn.content, str):
-            found.append(ChatMessage(turn.role, turn.content))
+            messages.append(ChatMessage(turn.role, turn.content))
         elif turn.role == "assistant":
-            found.append(_answer(turn.content, place, called))
+            messages.append(_answer(turn.content, place, called))
         else:
-            found += _question(turn, turn.content, place, called)
-    return tuple(found)
+            messages += _question(turn, turn.content, place, called)
+    return tuple(messages)
 
 
 def _answer(blocks: Sequence[MessageBlock], place: str, called: dict[str, str]) -> ChatMessage:
-    """Return the assistant's message of some blocks; `called` gets its calls."""
     texts, thoughts, calls = list[str](), list[str](), list[ToolCall]()
     for at, block in enumerate(blocks):
         if block.type == "tool_use":
@@ -202,11 +198,10 @@ def _answer(blocks: Sequence[MessageBlock], place: str, called: dict[str, str]) 
 def _question(
     turn: MessageTurn, blocks: Sequence[MessageBlock], place: str, called: dict[str, str]
 ) -> list[ChatMessage]:
-    """Return the messages of a person's blocks: a tool's result is a message of its own."""
-    found, shown = list[ChatMessage](), ShownParts()
+    messages, shown = list[ChatMessage](), ShownParts()
     for at, block in enumerate(blocks):
         if block.type == "image":
-            _show(block, f"{place}[{at}]", shown)
+            _add_image(block, f"{place}[{at}]", shown)
             continue
         if block.type != "tool_result":
             shown.add_text(_text_of(block, f"{place}[{at}]"))
@@ -215,20 +210,16 @@ def _question(
         if block.is_error:
             text = f"Error: {text}"
         name = called.get(block.tool_use_id, "")
-        found.append(ChatMessage("tool", text, tool_call_id=block.tool_use_id, name=name))
-    if shown.has_any or not found:
-        found.append(ChatMessage(turn.role, shown.text, pictures=shown.pictures))
-    return found
+        messages.append(ChatMessage("tool", text, tool_call_id=block.tool_use_id, name=name))
+    if shown.has_any or not messages:
+        messages.append(ChatMessage(turn.role, shown.text, pictures=shown.pictures))
+    return messages
 
 
-def _show(block: MessageBlock, place: str, shown: ShownParts) -> None:
-    """Add the picture of a block.
-
-    Raises:
-        Refusal: it is an address.
-    """
+def _add_image(block: MessageBlock, place: str, shown: ShownParts) -> None:
     if block.source is None or block.source.type != "base64":
-        raise bad_value(f"{place}.source", f"{place}.source must be base64; nothing is fetched.")
+        text = "{place}.source must be base64; URLs are not fetched."
+        raise bad_value(f"{place}.source", text, place=place)
     shown.add_file(block.source.data)
 
 
@@ -241,45 +232,44 @@ def _text(content: str | Sequence[MessageBlock | ResultBlock], place: str) -> st
 def _text_of(block: MessageBlock | ResultBlock, place: str) -> str:
     if block.type == "text":
         return block.text
-    raise bad_value(
-        f"{place}.type", f"{place} has the type {block.type[:40]!r}, which cannot stand there."
-    )
+    text = "{place} has the type {type}, which is not allowed here."
+    raise bad_value(f"{place}.type", text, place=place, type=repr(block.type[:40]))
 
 
 def offered_tools(offers: Sequence[ToolOffer]) -> tuple[Tool, ...]:
-    """Return the functions that the model may call.
+    """Return the tools for the model.
 
     Raises:
-        Refusal: a tool is one that the server would have to run.
+        Refusal: a tool would have to run on the server.
     """
-    found = []
     for at, offer in enumerate(offers):
         if offer.type != "custom":
-            text = f"tools[{at}] is of the type {offer.type[:40]!r}, which only its maker can run."
-            raise bad_value(f"tools[{at}]", text)
-        found.append(described_tool(offer.name, offer.description, offer.input_schema))
-    return tuple(found)
+            text = "tools[{at}] has the type {type}, which this server cannot run."
+            raise bad_value(f"tools[{at}]", text, at=at, type=repr(offer.type[:40]))
+    return tuple(
+        described_tool(offer.name, offer.description, offer.input_schema) for offer in offers
+    )
 
 
 def tool_choice(request: AskedConversation) -> str:
-    """Return which tools the model may or must call, as `AnswerRequest.tool_choice` has it.
+    """Return the value of `AnswerRequest.tool_choice`.
 
     Raises:
-        Refusal: it is a tool that is not offered.
+        Refusal: the tool does not exist.
     """
-    wish = request.tool_choice
-    if wish is None:
+    choice = request.tool_choice
+    if choice is None:
         return "auto"
     names = [offer.name for offer in request.tools]
-    if wish.type == "tool" and wish.name not in names:
-        raise bad_value("tool_choice", "tool_choice names no tool among those offered.")
-    if wish.type == "any" and not names:
+    if choice.type == "tool" and choice.name not in names:
+        raise bad_value("tool_choice", "tool_choice names none of the tools.")
+    if choice.type == "any" and not names:
         raise bad_value("tool_choice", "tool_choice requires a call, but there are no tools.")
-    return CHOICES.get(wish.type, f"={wish.name}")
+    return CHOICES.get(choice.type, f"={choice.name}")
 
 
 def form_of(request: AskedConversation) -> Grammar | None:
-    """Return the form that the answer must have; None for any."""
+    """Return the grammar of the structured output, if any."""
     form = request.output_format
     if request.output_config is not None and request.output_config.format is not None:
         form = request.output_config.format

@@ -1,4 +1,4 @@
-"""The routes of Ollama's protocol that answer."""
+"""The routes of Ollama's protocol."""
 
 from __future__ import annotations
 
@@ -37,14 +37,13 @@ from app.server.web.responses import AwaitedJson, Document, EventStream, json_by
 from engine import AnswerBlock, AnswerBlocks, AnswerRequest, ChatMessage, Embed, Grammar, ToolCall
 
 REASONS = {"stop": "stop", "length": "length", "context": "length", "cancelled": "length"}
-"""Ollama's reasons for the end of an answer."""
+"""Ollama's finish reasons."""
 
-NS = 1e9
-"""Nanoseconds of a second."""
+NS = 1e9  # nanoseconds per second
 
 
 def now() -> str:
-    """Return the time as Ollama writes it."""
+    """Return the current time in Ollama's format."""
     return datetime.now(UTC).isoformat().replace("+00:00", "Z")
 
 
@@ -54,7 +53,7 @@ def line_bytes(document: Document) -> bytes:
 
 
 def call_documents(calls: Iterable[AnswerBlock]) -> list[Document]:
-    """Return the calls that are whole and whose arguments can be read, which are an object."""
+    """Return the complete calls with valid arguments."""
     read = [(one.name, read_arguments(one.text)) for one in calls if one.is_whole]
     return [
         {"function": {"name": name, "arguments": arguments}}
@@ -64,10 +63,10 @@ def call_documents(calls: Iterable[AnswerBlock]) -> list[Document]:
 
 
 class OllamaAnswer:
-    """The response to a request, made of the events of its answer.
+    """The response to a request, made from the events of its answer.
 
     Args:
-        is_chat: whether the answer is a message, and not a text.
+        is_chat: whether the answer is a message rather than a text.
     """
 
     def __init__(self, model: str, *, is_chat: bool) -> None:
@@ -76,7 +75,7 @@ class OllamaAnswer:
         self._start = time.perf_counter()
 
     async def collect(self, events: AnswerEvents) -> Document:
-        """Return the whole response."""
+        """Return the complete response."""
         async with aclosing(events):
             async for _, event in events:
                 self._blocks.add(event)
@@ -86,7 +85,7 @@ class OllamaAnswer:
         return whole | self._last()
 
     async def stream(self, events: AnswerEvents) -> AsyncGenerator[bytes, None]:
-        """Yield the response line by line."""
+        """Yield the response as lines."""
         async with aclosing(events):
             async for _, event in events:
                 for change, block, text in self._blocks.add(event):
@@ -124,7 +123,7 @@ class OllamaAnswer:
 
 
 def error_document(refusal: Refusal) -> dict[str, Any]:
-    """Return the document that tells a refusal, its hint and its place included."""
+    """Return the error document of a refusal, including its hint and field."""
     return {"error": placed_text(refusal)}
 
 
@@ -136,11 +135,7 @@ ROLES = ("system", "user", "assistant", "tool")
 async def chat(
     context: ServerContext, record: RequestRecord, request: OllamaChatRequest
 ) -> Response:
-    """Go on with a conversation; without messages, have the model loaded.
-
-    Raises:
-        Refusal: the request cannot be answered.
-    """
+    """Answer a conversation, or load the model if there are no messages."""
     messages = tuple(_message(turn, at) for at, turn in enumerate(request.messages))
     command = AnswerRequest(messages, tools=offered_tools(request.tools))
     return await _answer(context, record, request, command if messages else None, is_chat=True)
@@ -149,21 +144,17 @@ async def chat(
 async def generate(
     context: ServerContext, record: RequestRecord, request: OllamaGenerateRequest
 ) -> Response:
-    """Answer a text, or go on with it; without one, have the model loaded.
-
-    Raises:
-        Refusal: the request cannot be answered.
-    """
+    """Answer or complete a text, or load the model if there is none."""
     if request.images and (request.raw or request.suffix):
-        raise bad_value("images", "Images go with a chat template, not with raw or suffix.")
+        raise bad_value("images", "images cannot be combined with raw or suffix.")
     if request.template:
         raise bad_value("template", "The chat template of a loaded model cannot be replaced.")
     if request.raw or request.suffix:
         command = AnswerRequest(prompt=request.prompt, suffix=request.suffix)
     else:
-        told = [ChatMessage("system", request.system)] if request.system else []
+        system = [ChatMessage("system", request.system)] if request.system else []
         command = AnswerRequest(
-            (*told, ChatMessage("user", request.prompt, pictures=request.images))
+            (*system, ChatMessage("user", request.prompt, pictures=request.images))
         )
     has_text = bool(request.prompt or request.suffix or request.images)
     return await _answer(context, record, request, command if has_text else None, is_chat=False)
@@ -172,7 +163,8 @@ async def generate(
 def _message(turn: OllamaTurn, at: int) -> ChatMessage:
     if turn.role not in ROLES:
         place = f"messages[{at}].role"
-        raise bad_value(place, f"{place} must be one of {', '.join(ROLES)}.")
+        text = "{place} must be one of {roles}."
+        raise bad_value(place, text, place=place, roles=", ".join(ROLES))
     calls = tuple(
         ToolCall(
             one.function.name, json.dumps(one.function.arguments or {}, ensure_ascii=False), one.id
@@ -189,11 +181,10 @@ async def _answer(
     context: ServerContext, record: RequestRecord, request: AnyOllamaRequest,
     command: AnswerRequest | None, *, is_chat: bool,
 ) -> Response:  # fmt: skip
-    """Answer a command; without one, say that the model is loaded."""
     model = context.find(model_of(request.model), record)
     if command is None:
         await context.models.ready(model.id)
-        return json_response(_nothing_asked(model.id, is_chat=is_chat))
+        return json_response(_load_document(model.id, is_chat=is_chat))
     effort = request.think if isinstance(request.think, str) else ""
     template = replace(
         command,
@@ -219,7 +210,7 @@ async def _answer(
 
 
 def sampling_fields(options: OllamaOptions) -> SamplingFields:
-    """Return the options of an answer as fields of the other protocol."""
+    """Convert Ollama's options to OpenAI's fields."""
     return SamplingFields(
         temperature=options.temperature, top_k=options.top_k, top_p=options.top_p,
         min_p=options.min_p, typical_p=options.typical_p, repeat_penalty=options.repeat_penalty,
@@ -229,11 +220,6 @@ def sampling_fields(options: OllamaOptions) -> SamplingFields:
 
 
 def _form_of(request: AnyOllamaRequest) -> Grammar | None:
-    """Return the form that the answer must have; None for any.
-
-    Raises:
-        Refusal: it is neither "json" nor a schema.
-    """
     form = request.format
     if form is None or form == "":
         return None
@@ -244,31 +230,28 @@ def _form_of(request: AnyOllamaRequest) -> Grammar | None:
     return json_form(None)
 
 
-def _nothing_asked(model: str, *, is_chat: bool) -> Document:
+def _load_document(model: str, *, is_chat: bool) -> Document:
     text = {"message": {"role": "assistant", "content": ""}} if is_chat else {"response": ""}
     head = {"model": model, "created_at": now()}
     return {**head, **text, "done": True, "done_reason": "load"}
 
 
-VERSION = "0.14.0"
-"""Version of Ollama whose protocol this is; some clients refuse older ones."""
-
-FOREVER = "2318-01-01T00:00:00Z"
-"""When a model leaves that nobody unloads, as Ollama writes it."""
+VERSION = "0.14.0"  # ollama version of this protocol; some clients reject older ones
+FOREVER = "2318-01-01T00:00:00Z"  # expiry of a model that is never unloaded, in Ollama's format
 
 
 async def tell_version(context: ServerContext, record: RequestRecord, request: Request) -> Response:
-    """Return which version's protocol this is."""
+    """Return the version of the protocol."""
     return json_response({"version": VERSION})
 
 
 async def list_tags(context: ServerContext, record: RequestRecord, request: Request) -> Response:
-    """Return the models that clients can ask for."""
+    """List the models."""
     return json_response({"models": [_described(one) for one in context.models.offered()]})
 
 
 async def list_running(context: ServerContext, record: RequestRecord, request: Request) -> Response:
-    """Return the models that are loaded."""
+    """List the loaded models."""
     loaded = [one for one in context.models.offered() if one.n_ctx is not None]
     memory = context.engine.model.memory if context.engine.model is not None else ()
     on_gpus = sum(one.measured.total for one in memory if not one.device.startswith("cpu"))
@@ -280,11 +263,7 @@ async def list_running(context: ServerContext, record: RequestRecord, request: R
 async def show(
     context: ServerContext, record: RequestRecord, request: OllamaShowRequest
 ) -> Response:
-    """Return what is known of a model.
-
-    Raises:
-        Refusal: there is no such model.
-    """
+    """Describe a model."""
     one = context.find(model_of(request.model or request.name), record)
     info = one.info
     facts = {
@@ -326,12 +305,8 @@ def _details(one: OfferedModel) -> Document:
 async def embed(
     context: ServerContext, record: RequestRecord, request: OllamaEmbedRequest
 ) -> Response:
-    """Return the embeddings of texts.
-
-    Raises:
-        Refusal: the request cannot be answered.
-    """
-    begun = time.perf_counter()
+    """Return the embeddings of texts."""
+    start = time.perf_counter()
     info = context.find(model_of(request.model), record).info
     command = Embed(embedding_inputs(request.input, info.n_vocab))
 
@@ -339,7 +314,7 @@ async def embed(
         done = await embedded(context, record, command)
         return {
             "model": record.model, "embeddings": [[*vector] for vector in done.vectors],
-            "total_duration": int((time.perf_counter() - begun) * NS), "load_duration": 0,
+            "total_duration": int((time.perf_counter() - start) * NS), "load_duration": 0,
             "prompt_eval_count": done.n_tokens,
         }  # fmt: skip
 
@@ -350,20 +325,18 @@ _operation = partial(Operation, shape=error_document)
 
 OLLAMA = (
     _operation(
-        "/api/chat", "Go on with a conversation, as Ollama has it.", chat, OllamaChatRequest,
+        "/api/chat", "Answer a conversation (Ollama).", chat, OllamaChatRequest,
         streams=LINES, has_pictures=True,
     ),
     _operation(
-        "/api/generate", "Answer a text, as Ollama has it.", generate, OllamaGenerateRequest,
+        "/api/generate", "Answer or complete a text (Ollama).", generate, OllamaGenerateRequest,
         streams=LINES, has_pictures=True,
     ),
     _operation(
-        "/api/embed", "Return the embeddings of texts, as Ollama has it.", embed,
-        OllamaEmbedRequest,
+        "/api/embed", "Compute the embeddings of texts (Ollama).", embed, OllamaEmbedRequest
     ),
-    _operation("/api/tags", "List the models, as Ollama has it.", list_tags),
-    _operation("/api/ps", "List the loaded models, as Ollama has it.", list_running),
-    _operation("/api/show", "Describe a model, as Ollama has it.", show, OllamaShowRequest),
-    _operation("/api/version", "Say which version's protocol this is.", tell_version),
+    _operation("/api/tags", "List the models (Ollama).", list_tags),
+    _operation("/api/ps", "List the loaded models (Ollama).", list_running),
+    _operation("/api/show", "Describe a model (Ollama).", show, OllamaShowRequest),
+    _operation("/api/version", "Return the version of Ollama's protocol.", tell_version),
 )  # fmt: skip
-"""All operations of the protocol."""

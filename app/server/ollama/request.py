@@ -1,11 +1,11 @@
-"""Requests of Ollama's protocol, as it documents them."""
+"""Requests of Ollama's protocol."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from app.server.openai.conversation import MAX_MESSAGES, MAX_TOOLS, OfferedTool
+from app.server.openai.conversation import IGNORED, MAX_MESSAGES, MAX_TOOLS, OfferedTool
 from app.server.openai.sampling import MAX_STOPS, SEEDS
 from app.server.openai.texts import MAX_INPUTS
 from app.server.request_fields import body_field, sampling_field
@@ -13,16 +13,16 @@ from engine import JsonObject
 
 
 def model_of(name: str) -> str:
-    """Return the name of a model without the tag that Ollama gives models that have no other."""
+    """Return the name of a model without Ollama's default tag."""
     return name.removesuffix(":latest")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OllamaOptions:
-    """Settings of an answer; those of the engine's memory are without effect."""
+    """Options of an answer."""
 
     num_predict: int | None = body_field(
-        "Most tokens of the answer; -1 for no limit.", None, least=-2
+        "Maximum tokens of the answer; -1 for no limit.", None, least=-2
     )
     temperature: float | None = sampling_field("temperature")
     top_k: int | None = sampling_field("top_k")
@@ -37,31 +37,31 @@ class OllamaOptions:
         "The same seed gives the same answer.", None, least=-1, most=SEEDS - 1
     )
     stop: str | tuple[str, ...] | None = body_field(
-        "The answer ends before any of these texts.", None, most=MAX_STOPS
+        "The answer stops before any of these texts.", None, most=MAX_STOPS
     )
-    num_ctx: int | None = body_field("Without effect: the context is set before loading.", None)
-    num_keep: int | None = body_field("Without effect.", None)
-    num_batch: int | None = body_field("Without effect.", None)
-    num_gpu: int | None = body_field("Without effect.", None)
-    num_thread: int | None = body_field("Without effect.", None)
+    num_ctx: int | None = body_field("Ignored; set when the model is loaded.", None)
+    num_keep: int | None = body_field(IGNORED, None)
+    num_batch: int | None = body_field(IGNORED, None)
+    num_gpu: int | None = body_field(IGNORED, None)
+    num_thread: int | None = body_field(IGNORED, None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OllamaFunction:
-    """A function that the assistant has called, with its arguments."""
+    """A function call of the assistant."""
 
     name: str = body_field("Name of the function.")
     arguments: JsonObject | None = body_field("Arguments of the call.", None)
-    index: int | None = body_field("Without effect.", None)
+    index: int | None = body_field(IGNORED, None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OllamaCall:
-    """A call in an earlier answer."""
+    """A tool call in an earlier answer."""
 
     function: OllamaFunction = body_field("The function and its arguments.")
-    id: str = body_field("Name of the call.", "")
-    type: str = body_field("Without effect.", "")
+    id: str = body_field("Id of the call.", "")
+    type: str = body_field(IGNORED, "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,67 +70,67 @@ class OllamaTurn:
 
     role: str = body_field('"system", "user", "assistant" or "tool".')
     content: str = body_field("The text.", "")
-    thinking: str = body_field("What the assistant thought before its answer.", "")
+    thinking: str = body_field("Earlier reasoning of the assistant.", "")
     images: tuple[str, ...] = body_field(
-        "Files of pictures as base64, which stand before the text.", (), is_file=True
+        "Image files before the text, base64-encoded.", (), is_file=True
     )
-    tool_calls: tuple[OllamaCall, ...] = body_field("What the assistant called.", ())
-    tool_name: str = body_field("Name of the function whose result this is.", "")
-    tool_call_id: str = body_field("The call whose result this is.", "")
+    tool_calls: tuple[OllamaCall, ...] = body_field("Tool calls of the assistant.", ())
+    tool_name: str = body_field("Name of the function that this result belongs to.", "")
+    tool_call_id: str = body_field("Id of the call that this result belongs to.", "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnyOllamaRequest:
-    """Fields that requests for chats and for texts share."""
+    """Common fields of chat and text requests."""
 
-    model: str = body_field("Name of the model; any that is loaded if it is empty.", "")
-    stream: bool = body_field("Send the answer as it is written.", default=True)
+    model: str = body_field("Name of the model; empty for the loaded one.", "")
+    stream: bool = body_field("Stream the answer.", default=True)
     format: str | JsonObject | None = body_field('"json", or a JSON schema of the answer.', None)
-    options: OllamaOptions | None = body_field("Settings of the answer.", None)
-    think: bool | str | None = body_field("Whether the model thinks, or how much.", None)
-    keep_alive: str | float | None = body_field("Without effect: the server says how long.", None)
+    options: OllamaOptions | None = body_field("Options of the answer.", None)
+    think: bool | str | None = body_field("Whether the model thinks, or the effort.", None)
+    keep_alive: str | float | None = body_field("Ignored; set by the server.", None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OllamaChatRequest(AnyOllamaRequest):
-    """A request that goes on with a conversation."""
+    """A request to answer a conversation."""
 
     messages: tuple[OllamaTurn, ...] = body_field("The conversation.", (), most=MAX_MESSAGES)
-    tools: tuple[OfferedTool, ...] = body_field("What the model may call.", (), most=MAX_TOOLS)
+    tools: tuple[OfferedTool, ...] = body_field("Tools for the model.", (), most=MAX_TOOLS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OllamaGenerateRequest(AnyOllamaRequest):
-    """A request that answers a text, or goes on with it."""
+    """A request to answer or complete a text."""
 
-    prompt: str = body_field("The text.", "")
-    suffix: str = body_field("What follows behind the answer.", "")
-    system: str = body_field("What the model is told before.", "")
-    raw: bool = body_field("Go on with the text as it is.", default=False)
+    prompt: str = body_field("The prompt.", "")
+    suffix: str = body_field("Text after the gap that the answer fills.", "")
+    system: str = body_field("System prompt.", "")
+    raw: bool = body_field("Complete the prompt without the chat template.", default=False)
     images: tuple[str, ...] = body_field(
-        "Files of pictures as base64, which stand before the text.", (), is_file=True
+        "Image files before the text, base64-encoded.", (), is_file=True
     )
-    template: str = body_field("Refused, unless it is empty.", "")
-    context: tuple[int, ...] | None = body_field("Without effect: prompts are cached anyway.", None)
+    template: str = body_field("Must be empty.", "")
+    context: tuple[int, ...] | None = body_field("Ignored; prompts are always cached.", None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OllamaShowRequest:
-    """A request for what is known of a model."""
+    """A request to describe a model."""
 
     model: str = body_field("Name of the model.", "")
-    name: str = body_field("The same as model.", "")
-    verbose: bool | None = body_field("Without effect.", None)
-    options: Mapping[str, float] | None = body_field("Without effect.", None)
+    name: str = body_field("Alias of model.", "")
+    verbose: bool | None = body_field(IGNORED, None)
+    options: Mapping[str, float] | None = body_field(IGNORED, None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OllamaEmbedRequest:
     """A request for embeddings."""
 
-    model: str = body_field("Name of the model; any that is loaded if it is empty.", "")
-    input: str | tuple[str, ...] = body_field("A text, or several.", least=1, most=MAX_INPUTS)
-    truncate: bool | None = body_field("Without effect: texts that are too long are refused.", None)
-    dimensions: int | None = body_field("Without effect: all numbers come.", None)
-    options: JsonObject | None = body_field("Without effect.", None)
-    keep_alive: str | float | None = body_field("Without effect: the server says how long.", None)
+    model: str = body_field("Name of the model; empty for the loaded one.", "")
+    input: str | tuple[str, ...] = body_field("One or several texts.", least=1, most=MAX_INPUTS)
+    truncate: bool | None = body_field("Ignored; texts that are too long are rejected.", None)
+    dimensions: int | None = body_field("Ignored; vectors are not shortened.", None)
+    options: JsonObject | None = body_field(IGNORED, None)
+    keep_alive: str | float | None = body_field("Ignored; set by the server.", None)

@@ -1,1 +1,1 @@
-"""OpenAI's protocol: chat completions, completions, embeddings, models and what goes with them."""
+"""OpenAI's protocol: chat completions, completions, embeddings, models, tokenization."""

@@ -1,4 +1,4 @@
-"""Chat completions made of the events of the engine, whole or as a stream of chunks."""
+"""Chat completions made from engine events, complete or as chunks, and parts that others share."""
 
 from __future__ import annotations
 
@@ -28,20 +28,18 @@ from engine import (
 )
 
 REASONS = {"stop": "stop", "length": "length", "context": "length", "cancelled": "length"}
-"""OpenAI's reasons for the end of an answer; what was cut off after a time has a length, too."""
+"""Finish reasons by the engine's; an answer that timed out counts as "length"."""
 
 
 @dataclass(slots=True)
 class TokenCount:
-    """Numbers of tokens of the answers to a request.
+    """Token usage of a request's answers.
 
     Attributes:
-        n_prompt: number of tokens of the prompts; several answers to one prompt count it once.
-        n_cached: number of these that were cached.
-        n_answer: number of tokens of the answers.
-        n_thought: number of these that were thoughts.
-        n_drafted: number of tokens that were guessed and checked.
-        n_accepted: number of these guesses that were right.
+        n_prompt, n_cached: tokens of the prompts, and cached ones; several answers to one prompt
+            count it once.
+        n_answer, n_thought: tokens of the answers, and of their reasoning.
+        n_drafted, n_accepted: draft tokens, and accepted ones.
     """
 
     n_prompt: int = 0
@@ -52,11 +50,7 @@ class TokenCount:
     n_accepted: int = 0
 
     def note(self, event: object, *, is_first: bool) -> None:
-        """Note an event of an answer.
-
-        Args:
-            is_first: whether the answer is the first one to its prompt.
-        """
+        """Count an event; `is_first` says whether its answer is the first to its prompt."""
         if isinstance(event, TokenText) and event.part == "reasoning":
             self.n_thought += len(event.ids)
         elif isinstance(event, Finished):
@@ -82,7 +76,7 @@ class TokenCount:
         }
 
     def response_document(self) -> dict[str, Any]:
-        """Return the same with the names of the Responses protocol."""
+        """Return the object `usage` of the Responses protocol."""
         return {
             "input_tokens": self.n_prompt,
             "input_tokens_details": {"cached_tokens": self.n_cached, "cache_write_tokens": 0},
@@ -96,20 +90,19 @@ CLOSINGS = {"{": "}", "[": "]"}
 
 
 def read_arguments(text: str) -> Document | None:
-    """Return the arguments of a call; None if the text is no JSON object."""
+    """Return the arguments of a call; None if the text is not a JSON object."""
     try:
-        found = json.loads(text)
+        arguments = json.loads(text)
     except (ValueError, RecursionError):
         return None
-    return found if isinstance(found, dict) else None
+    return arguments if isinstance(arguments, dict) else None
 
 
 def misfit(arguments: str) -> str:
-    """Return text that makes truncated arguments invalid for lenient clients, too.
+    """Return a suffix that makes truncated arguments invalid for lenient clients, too.
 
-    LangChain closes open brackets of streamed arguments, and then runs the call with what has
-    arrived: `delete_path("home/anna")` instead of a longer path. It gives up at a bracket that does
-    not match.
+    LangChain closes open brackets of streamed arguments and then runs the truncated call, e.g.
+    `delete_path("home/anna")` instead of a longer path. It rejects a mismatched bracket.
     """
     opened: list[str] = []
     is_quoted = is_escaped = False
@@ -128,16 +121,14 @@ def misfit(arguments: str) -> str:
 
 
 DONE = b"data: [DONE]\n\n"
-"""Last event of a stream."""
 
 
 class ChoicesAnswer(ABC):
-    """The response to a request for completions, made of the events of its answers.
+    """The response to a request for completions, made from the events of its answers.
 
     Args:
-        prefix: beginning of its id.
-        kinds: values of its field `object`, where it is whole and as a chunk of a stream.
-        model: id of the model.
+        prefix: prefix of its id.
+        kinds: its field `object`, if it is complete and in a chunk.
     """
 
     def __init__(
@@ -151,7 +142,7 @@ class ChoicesAnswer(ABC):
         }  # fmt: skip
 
     async def collect(self, events: AnswerEvents) -> Document:
-        """Return the whole response."""
+        """Return the complete response."""
         async with aclosing(events):
             async for index, event in events:
                 self._note(index, event)
@@ -159,7 +150,7 @@ class ChoicesAnswer(ABC):
         return {**head, "choices": self._whole(), "usage": self._count.document()}
 
     async def stream(self, events: AnswerEvents) -> AsyncGenerator[bytes, None]:
-        """Yield the response as events."""
+        """Yield the response as server-sent events."""
         head = {**self._facts, "object": self._kinds[1]}
         usage = {"usage": None} if self._has_usage else {}
         async with aclosing(events):
@@ -172,19 +163,18 @@ class ChoicesAnswer(ABC):
 
     @abstractmethod
     def _note(self, index: int, event: Event) -> object:
-        """Note an event of the command with an index."""
+        """Process an event of an answer."""
 
     @abstractmethod
     def _events(self, index: int, event: Event) -> Iterable[Document]:
-        """Note an event, and return what chunks of a stream tell of it."""
+        """Process an event of an answer, and return its choices for a stream."""
 
     @abstractmethod
     def _whole(self) -> list[Document]:
-        """Return the answers when they have ended."""
+        """Return the choices after the end."""
 
 
-IMPOSSIBLE = -9999.0
-"""What stands for the logarithm of 0, which JSON cannot have."""
+IMPOSSIBLE = -9999.0  # replaces log(0), which JSON cannot represent
 
 
 def chat_logprobs(tokens: Sequence[TokenLogprob], spell: Spell) -> dict[str, Any]:
@@ -198,9 +188,9 @@ def chat_logprobs(tokens: Sequence[TokenLogprob], spell: Spell) -> dict[str, Any
 
 
 def _entry(token: int, value: float, spell: Spell) -> dict[str, Any]:
-    spelt = spell(token)
-    text = spelt.decode("utf-8", "replace")
-    return {"token": text, "logprob": _finite(value), "bytes": [*spelt]}
+    piece = spell(token)
+    text = piece.decode("utf-8", "replace")
+    return {"token": text, "logprob": _finite(value), "bytes": [*piece]}
 
 
 def _finite(value: float) -> float:
@@ -210,11 +200,7 @@ def _finite(value: float) -> float:
 def completion_logprobs(
     tokens: Sequence[TokenLogprob], spell: Spell, offsets: Sequence[int]
 ) -> dict[str, Any]:
-    """Return the object `logprobs` of a choice of a completion.
-
-    Args:
-        offsets: place in the text of each token, see `TokenPlaces`.
-    """
+    """Return the object `logprobs` of a choice of a completion; see `TokenPlaces` for offsets."""
     return {
         "tokens": [spell(token.id).decode("utf-8", "replace") for token in tokens],
         "token_logprobs": [_finite(token.logprob) for token in tokens],
@@ -224,58 +210,51 @@ def completion_logprobs(
 
 
 def prompt_logprobs(scored: TokensScored, text: str, spell: Spell) -> dict[str, Any]:
-    """Return the object `logprobs` of a prompt, whose first token has nothing before it.
+    """Return the object `logprobs` of a prompt; its first token has no logprob.
 
     Args:
-        text: text of the prompt. Where its tokens spell more before it, such as BOS or the space
-            with which some models begin, that has no place of its own.
+        text: text of the prompt. Additional text of its first tokens, such as BOS or a leading
+            space, is not counted in offsets.
     """
-    spelt = [spell(token) for token in scored.ids]
-    whole = b"".join(spelt).decode("utf-8", "replace")
+    pieces = [spell(token) for token in scored.ids]
+    whole = b"".join(pieces).decode("utf-8", "replace")
     n_before = len(whole) - len(text) if whole.endswith(text) else 0
-    places = [min(max(0, at - n_before), len(text)) for at in TokenPlaces().of(spelt)]
-    found = completion_logprobs(scored.logprobs, spell, places)
-    return found | {
-        "tokens": [piece.decode("utf-8", "replace") for piece in spelt],
-        "token_logprobs": [None, *found["token_logprobs"]],
-        "top_logprobs": [None, *found["top_logprobs"]],
+    places = [min(max(0, at - n_before), len(text)) for at in TokenPlaces().of(pieces)]
+    logprobs = completion_logprobs(scored.logprobs, spell, places)
+    return logprobs | {
+        "tokens": [piece.decode("utf-8", "replace") for piece in pieces],
+        "token_logprobs": [None, *logprobs["token_logprobs"]],
+        "top_logprobs": [None, *logprobs["top_logprobs"]],
     }
 
 
 def joined_logprobs(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
-    """Return the probabilities of two texts of a completion, one behind the other, as one."""
+    """Concatenate two `logprobs` objects of completions."""
     return {name: [*first[name], *second[name]] for name in first}
 
 
 def _top(token: TokenLogprob, spell: Spell) -> dict[str, float]:
-    """Return the likeliest tokens of a place and the token itself.
-
-    Where several tokens are spelt alike, such as parts of characters, the likeliest one counts.
-    """
-    found: dict[str, float] = {}
+    """Return logprobs by text; of tokens with the same text, the most likely one."""
+    top: dict[str, float] = {}
     for other, value in (*token.top, (token.id, token.logprob)):
-        found.setdefault(spell(other).decode("utf-8", "replace"), _finite(value))
-    return found
+        top.setdefault(spell(other).decode("utf-8", "replace"), _finite(value))
+    return top
 
 
 class TokenPlaces:
-    """The places of tokens in a text, in characters, as the tokens come.
-
-    Args:
-        start: number of characters before the first token.
-    """
+    """Offsets of tokens in a text, in characters, starting at `start`."""
 
     def __init__(self, start: int = 0) -> None:
         self._at = start
         self._decoder = getincrementaldecoder("utf-8")("replace")
 
     def of(self, pieces: Iterable[bytes]) -> list[int]:
-        """Return the number of whole characters before each of the next pieces of the text."""
-        found = []
+        """Return the offsets of the next tokens."""
+        offsets = []
         for piece in pieces:
-            found.append(self._at)
+            offsets.append(self._at)
             self._at += len(self._decoder.decode(piece))
-        return found
+        return offsets
 
 
 KINDS = "chat.completion", "chat.completion.chunk"
@@ -283,11 +262,11 @@ KINDS = "chat.completion", "chat.completion.chunk"
 
 @dataclass(slots=True)
 class ChatChoice:
-    """One of the answers to a request, as far as it has come.
+    """One of the answers to a request.
 
     Attributes:
-        reason: why it has ended, in OpenAI's words; "" while it has not.
-        is_begun: whether its first chunk has been sent.
+        reason: finish reason, or "".
+        is_begun: whether its first chunk was sent.
     """
 
     blocks: AnswerBlocks = field(default_factory=AnswerBlocks)
@@ -295,21 +274,21 @@ class ChatChoice:
     is_begun: bool = False
 
     def note(self, event: Event) -> Document | None:
-        """Note an event, and return what a stream tells of it; None for nothing."""
-        found: Document | None = None
+        """Process an event and return its delta for a stream, if any."""
+        delta: Document | None = None
         for change, block, text in self.blocks.add(event):
             if block.kind == "thought":
-                found = {"reasoning_content": text} if change == "grown" else found
+                delta = {"reasoning_content": text} if change == "grown" else delta
             elif block.kind == "text":
-                found = {"content": text} if change == "grown" else found
+                delta = {"content": text} if change == "grown" else delta
             elif change == "begun":
                 function = {"name": block.name, "arguments": ""}
                 begun = {"id": block.id, "type": "function", "function": function}
-                found = {"tool_calls": [{"index": block.index, **begun}]}
+                delta = {"tool_calls": [{"index": block.index, **begun}]}
             elif change == "grown":
-                found = _more_arguments(block.index, text)
+                delta = _more_arguments(block.index, text)
             elif not block.is_whole and isinstance(event, ToolCallEnded):
-                found = _more_arguments(block.index, misfit(block.text))
+                delta = _more_arguments(block.index, misfit(block.text))
         if isinstance(event, Finished):  # a stop string may have ended it inside a call
             has_called = event.reason == "stop" and any(one.is_whole for one in self.blocks.calls)
             self.reason = "tool_calls" if has_called else REASONS[event.reason]
@@ -318,12 +297,12 @@ class ChatChoice:
             if event.part == "reasoning":
                 return {"reasoning_content": ""}
             return {"content": ""} if event.logprobs else None
-        return found
+        return delta
 
     def message(self) -> Document:
-        """Return the whole message."""
+        """Return the complete message."""
         content, thought = self.blocks.text_of("text"), self.blocks.text_of("thought")
-        found: Document = {"role": "assistant", "content": content or None, "refusal": None}
+        message: Document = {"role": "assistant", "content": content or None, "refusal": None}
         calls = [
             {
                 "id": call.id, "type": "function",
@@ -332,12 +311,12 @@ class ChatChoice:
             for call in self.blocks.calls
         ]  # fmt: skip
         if not calls:
-            found["content"] = content
+            message["content"] = content
         else:
-            found["tool_calls"] = calls
+            message["tool_calls"] = calls
         if thought:
-            found["reasoning_content"] = thought
-        return found
+            message["reasoning_content"] = thought
+        return message
 
 
 def _more_arguments(index: int, text: str) -> Document:
@@ -345,11 +324,10 @@ def _more_arguments(index: int, text: str) -> Document:
 
 
 class ChatAnswer(ChoicesAnswer):
-    """The response to a request, made of the events of its answers.
+    """The response to a chat completion request.
 
     Args:
-        model: id of the model.
-        spell: returns the bytes of a token, where the request asks for logprobs.
+        spell: returns the bytes of a token, if logprobs are requested.
     """
 
     def __init__(self, request: ChatRequest, model: str, spell: Spell | None) -> None:
@@ -367,12 +345,10 @@ class ChatAnswer(ChoicesAnswer):
         ]  # fmt: skip
 
     def _note(self, index: int, event: Event) -> Document | None:
-        """Note an event, and return what a stream tells of it; None for nothing."""
         self._count.note(event, is_first=index == 0)
         return self._choices[index].note(event)
 
     def _events(self, index: int, event: Event) -> Iterator[Document]:
-        """Yield what chunks tell of an event; before the first, the role."""
         choice = self._choices[index]
         if (delta := self._note(index, event)) is None:
             return

@@ -1,4 +1,4 @@
-"""Requests for chat completions, as OpenAI documents them, with Tandem's own fields beside."""
+"""Chat completion requests of OpenAI's protocol, with Tandem's own fields."""
 
 from __future__ import annotations
 
@@ -18,64 +18,60 @@ Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 MAX_MESSAGES = 10_000
-"""Largest number of messages of a conversation."""
-
 MAX_TOOLS = 512
-"""Largest number of functions that a request may offer."""
+IGNORED = "Accepted for compatibility; ignored."  # description of fields without effect
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PictureAddress:
-    """Where a picture is."""
+    """An image URL."""
 
-    url: str = body_field(
-        "The picture itself as a data URI; other addresses are not fetched.", is_file=True
-    )
-    detail: str | None = body_field("Without effect.", None)
+    url: str = body_field("A data URI; other URLs are not fetched.", is_file=True)
+    detail: str | None = body_field(IGNORED, None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContentPart:
-    """A part of a message: a text or a picture."""
+    """A part of a message: text or an image."""
 
-    type: str = body_field('"text", "image_url" or "input_image"; sounds are refused.')
+    type: str = body_field('"text", "image_url" or "input_image"; audio is rejected.')
     text: str = body_field("The text.", "")
     image_url: PictureAddress | str | None = body_field(
-        "The picture, or its data URI.", None, is_file=True
+        "The image, or its data URI.", None, is_file=True
     )
-    refusal: str = body_field("Text of a part of the type refusal.", "")
+    refusal: str = body_field("Text of a refusal part.", "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalledFunction:
-    """A function that the assistant has called, with its arguments."""
+    """A function call of the assistant."""
 
     name: str = body_field("Name of the function.")
-    arguments: str | JsonObject = body_field("Text of a JSON object.", "{}")
+    arguments: str | JsonObject = body_field("Arguments as the text of a JSON object.", "{}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolCallTurn:
-    """A call in an earlier answer."""
+    """A tool call in an earlier answer."""
 
     function: CalledFunction = body_field("The function and its arguments.")
-    id: str = body_field("Name of the call.", "")
+    id: str = body_field("Id of the call.", "")
     type: str = body_field('"function".', "function")
-    index: int | None = body_field("Without effect.", None)
+    index: int | None = body_field(IGNORED, None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatTurn:
     """A message of the conversation."""
 
-    role: Role = body_field("Who speaks; developer is the same as system.")
-    content: str | tuple[ContentPart, ...] | None = body_field("A text, or texts one by one.", None)
-    name: str = body_field("Name of the function whose result this is.", "")
-    tool_calls: tuple[ToolCallTurn, ...] = body_field("What the assistant called.", ())
-    tool_call_id: str = body_field("The call whose result this is.", "")
-    reasoning_content: str = body_field("What the assistant thought before its answer.", "")
-    reasoning: str = body_field("The same as reasoning_content.", "")
-    refusal: str = body_field("Text with which the assistant refused.", "")
+    role: Role = body_field("Author; developer is the same as system.")
+    content: str | tuple[ContentPart, ...] | None = body_field("Text or content parts.", None)
+    name: str = body_field("Name of the function that this result belongs to.", "")
+    tool_calls: tuple[ToolCallTurn, ...] = body_field("Tool calls of the assistant.", ())
+    tool_call_id: str = body_field("Id of the call that this result belongs to.", "")
+    reasoning_content: str = body_field("Earlier reasoning of the assistant.", "")
+    reasoning: str = body_field("Alias of reasoning_content.", "")
+    refusal: str = body_field("Text of a refusal.", "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,14 +79,14 @@ class OfferedFunction:
     """A function that the model may call."""
 
     name: str = body_field("Name of the function.")
-    description: str = body_field("What it does, for the model.", "")
-    parameters: JsonObject | None = body_field("JSON schema of its arguments.", None)
-    strict: bool | None = body_field("Without effect.", None)
+    description: str = body_field("Description for the model.", "")
+    parameters: JsonObject | None = body_field("JSON schema of the arguments.", None)
+    strict: bool | None = body_field(IGNORED, None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfferedTool:
-    """A tool; only functions can be offered."""
+    """A tool; only functions are supported."""
 
     type: str = body_field('"function".', "function")
     function: OfferedFunction | None = body_field("The function.", None)
@@ -98,14 +94,14 @@ class OfferedTool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FunctionName:
-    """The name of a function that must be called."""
+    """The function that must be called."""
 
     name: str = body_field("Name of the function.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamedChoice:
-    """The choice of one function, which the model must call."""
+    """The tool that the model must call."""
 
     type: str = body_field('"function".', "function")
     function: FunctionName | None = body_field("The function.", None)
@@ -113,145 +109,144 @@ class NamedChoice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamedSchema:
-    """The JSON schema that an answer must have."""
+    """The JSON schema of an answer."""
 
-    name: str = body_field("Without effect.", "")
-    description: str = body_field("Without effect.", "")
-    schema: JsonObject | None = body_field("The schema; none is any object.", None)
-    strict: bool | None = body_field("Without effect: a schema always holds.", None)
+    name: str = body_field(IGNORED, "")
+    description: str = body_field(IGNORED, "")
+    schema: JsonObject | None = body_field("The schema; any object if omitted.", None)
+    strict: bool | None = body_field("Ignored; schemas are always enforced.", None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponseFormat:
-    """The form that an answer must have."""
+    """Structured output."""
 
     type: Literal["text", "json_object", "json_schema"] = body_field("Any text, or JSON.")
-    json_schema: NamedSchema | None = body_field("The schema, for the type json_schema.", None)
-    schema: JsonObject | None = body_field("A schema for the type json_object.", None)
+    json_schema: NamedSchema | None = body_field("The schema for type json_schema.", None)
+    schema: JsonObject | None = body_field("A schema for type json_object.", None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamOptions:
-    """Further content of a stream, beside the answer."""
+    """Options of a stream."""
 
-    include_usage: bool = body_field("Send the numbers of tokens at the end.", default=False)
-    include_obfuscation: bool | None = body_field("Without effect.", None)
+    include_usage: bool = body_field("Send the token usage at the end.", default=False)
+    include_obfuscation: bool | None = body_field(IGNORED, None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnyCompletion(SamplingFields):
-    """Fields that requests for chat completions and for completions share."""
+    """Common fields of chat completion and completion requests."""
 
-    model: str = body_field("Name of the model; any that is loaded if it is empty.", "")
-    stream: bool = body_field("Send the answer as it is written.", default=False)
-    stream_options: StreamOptions | None = body_field("What the stream has beside it.", None)
-    user: str = body_field("Without effect.", "")
-    response_format: ResponseFormat | None = body_field("The form of the answer.", None)
-    grammar: str = body_field("A grammar of the answer in GBNF.", "")
+    model: str = body_field("Name of the model; empty for the loaded one.", "")
+    stream: bool = body_field("Stream the answer.", default=False)
+    stream_options: StreamOptions | None = body_field("Options of the stream.", None)
+    user: str = body_field(IGNORED, "")
+    response_format: ResponseFormat | None = body_field("Structured output.", None)
+    grammar: str = body_field("A GBNF grammar that the answer matches.", "")
     regex: str = body_field("A regular expression that the answer matches.", "")
 
     @property
     def wants_usage(self) -> bool:
-        """Whether a stream shall end with the numbers of tokens."""
+        """Whether a stream ends with the token usage."""
         return self.stream_options is not None and self.stream_options.include_usage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatRequest(AnyCompletion):
-    """A request for chat completions."""
+    """A chat completion request."""
 
     messages: tuple[ChatTurn, ...] = body_field("The conversation.", least=1, most=MAX_MESSAGES)
     max_completion_tokens: int | None = body_field(
-        "Most tokens of the answer, thoughts included.", None, least=-1, most=2**31 - 1
+        "Maximum tokens of the answer, including reasoning.", None, least=-1, most=2**31 - 1
     )
-    logprobs: bool = body_field("Tell how likely each token was.", default=False)
+    logprobs: bool = body_field("Return the logprobs of tokens.", default=False)
     top_logprobs: int | None = body_field(
-        "Number of likeliest tokens to tell at each place.", None, least=0, most=20
+        "Number of top logprobs per token.", None, least=0, most=20
     )
-    tools: tuple[OfferedTool, ...] = body_field("What the model may call.", (), most=MAX_TOOLS)
+    tools: tuple[OfferedTool, ...] = body_field("Tools for the model.", (), most=MAX_TOOLS)
     tool_choice: str | NamedChoice | None = body_field(
         '"none", "auto", "required", or a function that must be called.', None
     )
-    parallel_tool_calls: bool = body_field("Whether several calls may come.", default=False)
-    reasoning_effort: Effort | None = body_field("How much the model thinks, if it can.", None)
+    parallel_tool_calls: bool = body_field("Allow several calls.", default=False)
+    reasoning_effort: Effort | None = body_field(
+        "Reasoning effort, if the model supports it.", None
+    )
     chat_template_kwargs: JsonObject | None = body_field("Variables for the chat template.", None)
     continue_final_message: bool = body_field(
-        "Go on with the last message, which is the assistant's.", default=False
+        "Continue the last message, which must be the assistant's.", default=False
     )
-    add_generation_prompt: bool | None = body_field("Without effect: see the field above.", None)
-    modalities: tuple[str, ...] = body_field("Only text can be written.", ())
-    audio: JsonObject | None = body_field("Refused.", None)
-    functions: tuple[JsonObject, ...] = body_field("Refused; tools have taken its place.", ())
-    function_call: str | JsonObject | None = body_field("Refused, as functions are.", None)
-    web_search_options: JsonObject | None = body_field("Refused.", None)
-    metadata: JsonObject | None = body_field("Without effect.", None)
-    store: bool | None = body_field("Without effect: nothing is stored.", None)
-    prediction: JsonObject | None = body_field("Without effect.", None)
-    service_tier: str = body_field("Without effect.", "")
-    verbosity: str = body_field("Without effect.", "")
-    safety_identifier: str = body_field("Without effect.", "")
-    prompt_cache_key: str = body_field("Without effect: prompts are always cached.", "")
-    prompt_cache_retention: str = body_field("Without effect.", "")
+    add_generation_prompt: bool | None = body_field("Ignored; see continue_final_message.", None)
+    modalities: tuple[str, ...] = body_field("Only text is supported.", ())
+    audio: JsonObject | None = body_field("Rejected.", None)
+    functions: tuple[JsonObject, ...] = body_field("Rejected; use tools.", ())
+    function_call: str | JsonObject | None = body_field("Rejected; use tool_choice.", None)
+    web_search_options: JsonObject | None = body_field("Rejected.", None)
+    metadata: JsonObject | None = body_field(IGNORED, None)
+    store: bool | None = body_field("Ignored; nothing is stored.", None)
+    prediction: JsonObject | None = body_field(IGNORED, None)
+    service_tier: str = body_field(IGNORED, "")
+    verbosity: str = body_field(IGNORED, "")
+    safety_identifier: str = body_field(IGNORED, "")
+    prompt_cache_key: str = body_field("Ignored; prompts are always cached.", "")
+    prompt_cache_retention: str = body_field(IGNORED, "")
 
 
 _DATA = re.compile(r"data:[a-z]+/[a-z0-9.+-]+;base64,", re.IGNORECASE)
 
 
 class ShownParts:
-    """Text and pictures of a message, made of its parts in order.
+    """Text and images of a message, collected from its parts in order.
 
     Attributes:
-        text: the text, with a mark where each picture stands.
+        text: the text, with a placeholder for each image.
     """
 
     def __init__(self) -> None:
         self.text = ""
         self._pictures: list[str] = []
-        self._is_behind_text = False
+        self._follows_text = False
 
     @property
     def has_any(self) -> bool:
         """Whether a part was added."""
-        return self._is_behind_text or bool(self._pictures)
+        return self._follows_text or bool(self._pictures)
 
     @property
     def pictures(self) -> tuple[str, ...]:
-        """Files of the pictures as base64, in order."""
+        """The image files in order, base64-encoded."""
         return tuple(self._pictures)
 
     def add_text(self, text: str) -> None:
-        """Add a text; between two texts is a line break."""
+        """Add a text, on a new line if it follows a text."""
         text = text.replace(IMAGE_PLACEHOLDER, "")
-        self.text += ("\n" if self._is_behind_text else "") + text
-        self._is_behind_text = True
+        self.text += ("\n" if self._follows_text else "") + text
+        self._follows_text = True
 
     def add_file(self, data: str) -> None:
-        """Add a picture's file as base64."""
+        """Add an image file, base64-encoded."""
         self.text += IMAGE_PLACEHOLDER
         self._pictures.append(data)
-        self._is_behind_text = False
+        self._follows_text = False
 
     def add_address(self, url: str, place: str) -> None:
-        """Add the picture of a data URI.
+        """Add the image of a data URI.
 
         Raises:
-            Refusal: the address is another one; nothing is fetched for a client.
+            Refusal: it is another URL.
         """
-        found = _DATA.match(url)
-        if found is None:
-            raise bad_value(
-                place, f"{place} must be a data URI such as data:image/png;base64,...; this server "
-                "fetches no other addresses.",
-            )  # fmt: skip
-        self.add_file(url[found.end() :])
+        match = _DATA.match(url)
+        if match is None:
+            text = (
+                "{place} must be a data URI such as data:image/png;base64,...; other URLs are not "
+                "fetched."
+            )
+            raise bad_value(place, text, place=place)
+        self.add_file(url[match.end() :])
 
 
-ROLES = {"developer": "system", "function": "tool"}
-"""Roles that the engine has under another name."""
-
-PICTURES = ("image_url", "input_image")
-"""Types of parts that are pictures."""
-
+ROLES = {"developer": "system", "function": "tool"}  # roles that the engine knows by another name
+PICTURES = ("image_url", "input_image")  # types of image parts
 CHOICES = ("none", "auto", "required")
 
 
@@ -259,15 +254,15 @@ def chat_messages(turns: Sequence[ChatTurn]) -> tuple[ChatMessage, ...]:
     """Return the messages of a conversation.
 
     Raises:
-        Refusal: one has something that is neither a text nor a picture.
+        Refusal: a part is not supported.
     """
-    found: list[ChatMessage] = []
-    called: dict[str, str] = {}  # names of functions by the calls' names
+    messages: list[ChatMessage] = []
+    called: dict[str, str] = {}  # function names by call id
     for at, turn in enumerate(turns):
         calls = tuple(map(_call, turn.tool_calls))
         text, pictures = _content(turn, f"messages[{at}].content")
         called |= {call.id: call.name for call in calls}
-        found.append(
+        messages.append(
             ChatMessage(
                 ROLES.get(turn.role, turn.role),
                 text,
@@ -278,21 +273,20 @@ def chat_messages(turns: Sequence[ChatTurn]) -> tuple[ChatMessage, ...]:
                 pictures=pictures,
             )
         )
-    return tuple(found)
+    return tuple(messages)
 
 
 def _function_name(turn: ChatTurn, called: dict[str, str]) -> str:
-    """Return the function whose result a message is; "" for other messages."""
+    """Return the name of the function that a message is the result of, or ""."""
     if turn.role not in ("tool", "function"):
         return ""
     return turn.name or called.get(turn.tool_call_id, "")
 
 
 def _content(turn: ChatTurn, place: str) -> tuple[str, tuple[str, ...]]:
-    """Return text and pictures of a message."""
     if turn.content is None:
         if not (turn.tool_calls or turn.role == "assistant"):
-            raise bad_value(place, f"{place} is missing.")
+            raise bad_value(place, "{place} is missing.", place=place)
         return turn.refusal, ()
     return shown_content(turn.content, place, ("text",))
 
@@ -300,13 +294,13 @@ def _content(turn: ChatTurn, place: str) -> tuple[str, tuple[str, ...]]:
 def shown_content(
     content: str | Sequence[ContentPart] | None, place: str, types: Collection[str]
 ) -> tuple[str, tuple[str, ...]]:
-    """Return text and pictures of a message's content.
+    """Return the text and the images of a message's content.
 
     Args:
-        types: types of parts that are texts.
+        types: types of text parts.
 
     Raises:
-        Refusal: a part is neither a text nor a picture, or the picture is elsewhere.
+        Refusal: a part is not supported.
     """
     if content is None or isinstance(content, str):
         return content or "", ()
@@ -324,13 +318,13 @@ def shown_content(
 def content_text(
     content: str | Sequence[ContentPart] | None, place: str, types: Collection[str]
 ) -> str:
-    """Return the text of a message's content; "" for none.
+    """Return the text of a message's content, or "".
 
     Args:
-        types: types of parts that are texts.
+        types: types of text parts.
 
     Raises:
-        Refusal: a part is no text.
+        Refusal: a part is not text.
     """
     if content is None or isinstance(content, str):
         return content or ""
@@ -342,10 +336,8 @@ def _part(part: ContentPart, place: str, types: Collection[str]) -> str:
         return part.text
     if part.type == "refusal":
         return part.refusal
-    raise bad_value(
-        f"{place}.type",
-        f"{place} has the type {part.type[:40]!r}; only texts and pictures are read.",
-    )
+    text = "{place} has the type {type}; only text and images are supported."
+    raise bad_value(f"{place}.type", text, place=place, type=repr(part.type[:40]))
 
 
 def _call(call: ToolCallTurn) -> ToolCall:
@@ -355,22 +347,23 @@ def _call(call: ToolCallTurn) -> ToolCall:
 
 
 def offered_tools(tools: Sequence[OfferedTool]) -> tuple[Tool, ...]:
-    """Return the functions that the model may call.
+    """Return the tools for the model.
 
     Raises:
-        Refusal: a tool is no function.
+        Refusal: a tool is not a function.
     """
-    found = []
+    offered = []
     for at, tool in enumerate(tools):
         if tool.type != "function" or tool.function is None:
-            raise bad_value(f"tools[{at}]", f"tools[{at}] is no function; only these are offered.")
+            text = "tools[{at}] is not a function; other tools are not supported."
+            raise bad_value(f"tools[{at}]", text, at=at)
         function = tool.function
-        found.append(described_tool(function.name, function.description, function.parameters))
-    return tuple(found)
+        offered.append(described_tool(function.name, function.description, function.parameters))
+    return tuple(offered)
 
 
 def parameter_places(tools: Sequence[OfferedTool]) -> dict[str, str]:
-    """Return the places of the schemas of functions' arguments, by the function's name."""
+    """Return the places of the schemas of functions' arguments, by function name."""
     named = ((at, tool.function) for at, tool in enumerate(tools))
     return {
         function.name: f"tools[{at}].function.parameters"
@@ -380,19 +373,15 @@ def parameter_places(tools: Sequence[OfferedTool]) -> dict[str, str]:
 
 
 def described_tool(name: str, description: str, schema: JsonObject | None) -> Tool:
-    """Return a function that the model may call.
-
-    Args:
-        schema: JSON schema of its arguments; None for no word about them.
-    """
+    """Return a tool for the model; `schema` is the JSON schema of its arguments, if any."""
     return Tool(name, description, "" if schema is None else json.dumps(schema, ensure_ascii=False))
 
 
 def tool_choice(request: ChatRequest) -> str:
-    """Return which tools the model may or must call, as `AnswerRequest.tool_choice` has it.
+    """Return the value of `AnswerRequest.tool_choice`.
 
     Raises:
-        Refusal: it is something else, or a tool that is not offered.
+        Refusal: it is invalid, or the function does not exist.
     """
     choice = request.tool_choice
     if choice is None:
@@ -401,25 +390,24 @@ def tool_choice(request: ChatRequest) -> str:
         name = "" if choice.function is None else choice.function.name
         names = [tool.function.name for tool in request.tools if tool.function is not None]
         if choice.type != "function" or name not in names:
-            raise bad_value("tool_choice", "tool_choice names no function among the tools.")
+            raise bad_value("tool_choice", "tool_choice names none of the tools.")
         return f"={name}"
     if choice not in CHOICES:
-        wanted = ", ".join(f'"{one}"' for one in CHOICES)
-        raise bad_value("tool_choice", f"tool_choice must be {wanted} or a function.")
+        text = 'tool_choice must be "none", "auto", "required" or a function.'
+        raise bad_value("tool_choice", text)
     if choice == "required" and not request.tools:
         raise bad_value("tool_choice", "tool_choice requires a call, but there are no tools.")
     return choice
 
 
 ANY_OBJECT = '{"type": "object"}'
-"""JSON schema of an object with anything inside."""
 
 
 def form_of(request: AnyCompletion) -> Grammar | None:
-    """Return the form that the answer must have; None for any.
+    """Return the grammar of the structured output, if any.
 
     Raises:
-        Refusal: the request asks for several.
+        Refusal: the request has several.
     """
     forms = []
     if request.grammar:
@@ -429,14 +417,13 @@ def form_of(request: AnyCompletion) -> Grammar | None:
     if request.response_format is not None and request.response_format.type != "text":
         forms.append(json_form(_schema(request.response_format)))
     if len(forms) > 1:
-        raise bad_value(
-            "response_format", "Only one of response_format, grammar and regex can be asked for."
-        )
+        text = "Only one of response_format, grammar and regex is allowed."
+        raise bad_value("response_format", text)
     return forms[0] if forms else None
 
 
 def form_place(request: AnyCompletion) -> str:
-    """Return the place of the form that the answer must have."""
+    """Return the place of the grammar or schema in the request."""
     for name in ("grammar", "regex"):
         if getattr(request, name):
             return name
@@ -446,16 +433,15 @@ def form_place(request: AnyCompletion) -> str:
 
 
 def _schema(form: ResponseFormat) -> JsonObject | None:
-    """Return the JSON schema of a form; None for any object."""
     if form.type != "json_schema":
         return form.schema
     if form.json_schema is None:
         place = "response_format.json_schema"
-        raise bad_value(place, f"{place} is missing.")
+        raise bad_value(place, "{place} is missing.", place=place)
     return form.json_schema.schema
 
 
 def json_form(schema: JsonObject | None) -> Grammar:
-    """Return the form of JSON with a schema, or of any object."""
+    """Return the grammar of JSON with a schema, or of any object."""
     text = ANY_OBJECT if schema is None else json.dumps(schema, ensure_ascii=False)
     return Grammar("json_schema", text)

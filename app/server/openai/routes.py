@@ -1,4 +1,4 @@
-"""The route of chat completions."""
+"""The operations of OpenAI's protocol, and chat completions."""
 
 from __future__ import annotations
 
@@ -39,17 +39,13 @@ from app.server.web.responses import EVENTS, AwaitedJson, Document, EventStream,
 from engine import AnswerRequest
 
 EFFORTS = {"minimal": "low", "xhigh": "high", "max": "high"}
-"""Efforts that the engine has under another name."""
+"""Efforts that the engine knows by another name."""
 
 
 async def chat_completions(
     context: ServerContext, record: RequestRecord, request: ChatRequest
 ) -> Response:
-    """Answer a conversation.
-
-    Raises:
-        Refusal: the request cannot be answered.
-    """
+    """Answer a conversation."""
     model = context.find(request.model, record)
     refuse_unsupported(request)
     template = chat_command(request)
@@ -66,31 +62,25 @@ async def chat_completions(
 
 
 def refuse_unsupported(request: ChatRequest) -> None:
-    """Refuse what would be answered otherwise than it is meant.
-
-    Raises:
-        Refusal: there is something of that kind.
-    """
+    """Raise a `Refusal` if the request has unsupported or contradictory fields."""
     if request.audio is not None or set(request.modalities) - {"text"}:
-        raise bad_value("modalities", "Only text can be written, no sounds or pictures.")
+        raise bad_value("modalities", "Only text output is supported, not audio or images.")
     if request.functions or request.function_call is not None:
-        raise bad_value("functions", "functions are not known any more; offer them as tools.")
+        raise bad_value("functions", "functions is deprecated; use tools.")
     if request.web_search_options is not None:
         raise bad_value("web_search_options", "The model cannot search the web.")
     if request.continue_final_message and request.messages[-1].role != "assistant":
-        raise bad_value(
-            "continue_final_message",
-            "continue_final_message needs a message of the assistant at the end.",
-        )
+        text = "continue_final_message requires the last message to be the assistant's."
+        raise bad_value("continue_final_message", text)
     if request.top_logprobs is not None and not request.logprobs:
-        raise bad_value("top_logprobs", "top_logprobs needs logprobs to be true.")
+        raise bad_value("top_logprobs", "top_logprobs requires logprobs to be true.")
 
 
 def chat_command(request: ChatRequest) -> AnswerRequest:
-    """Return the command that answers a request, without its sampling.
+    """Return the command for a request, without sampling.
 
     Raises:
-        Refusal: something in it cannot be done.
+        Refusal: the request is not supported.
     """
     variables = request.chat_template_kwargs or {}
     effort = request.reasoning_effort or ""
@@ -113,32 +103,18 @@ def chat_command(request: ChatRequest) -> AnswerRequest:
     )
 
 
-def list_document(context: ServerContext) -> Document:
-    """Return the models that clients can ask for."""
-    return {"object": "list", "data": [_document(model) for model in context.models.offered()]}
-
-
-def model_document(context: ServerContext, name: str) -> Document:
-    """Return what is said of a model.
-
-    Raises:
-        Refusal: there is no such model.
-    """
-    return _document(find_model(context.models, name))
-
-
 def _document(model: OfferedModel) -> Document:
-    """Return a model with what programs look for that know other servers.
+    """Describe a model with fields that clients know from other servers.
 
-    `meta` is llama.cpp's, `max_model_len` vLLM's, `context_length` that of hubs, and the words in
-    `capabilities` are Ollama's; by `pictures` another Tandem counts the tokens of pictures.
+    `meta` is llama.cpp's, `max_model_len` vLLM's, `context_length` that of hubs, `capabilities` are
+    Ollama's; a remote Tandem uses `pictures` to count the tokens of images.
     """
     info = model.info
     meta = {
         "n_vocab": info.n_vocab, "n_ctx_train": info.n_ctx_train, "n_embd": info.n_embd,
         "n_params": info.n_params, "size": info.n_bytes, "ftype": info.quant,
     }  # fmt: skip
-    found: Document = {
+    document: Document = {
         "id": model.id, "object": "model", "created": model.created, "owned_by": "tandem",
         "name": info.name, "architecture": info.architecture, "quantization": info.quant,
         "n_params": info.n_params, "size_bytes": info.n_bytes, "n_vocab": info.n_vocab,
@@ -147,18 +123,19 @@ def _document(model: OfferedModel) -> Document:
     }  # fmt: skip
     if model.n_ctx is not None:
         meta["n_ctx"] = model.n_ctx
-        found |= dict.fromkeys(("n_ctx", "max_model_len", "context_length"), model.n_ctx)
+        document |= dict.fromkeys(("n_ctx", "max_model_len", "context_length"), model.n_ctx)
     if model.vision is not None:
-        found["pictures"] = model.vision.sizes()
-    return found
+        document["pictures"] = model.vision.sizes()
+    return document
 
 
 async def _list_models(context: ServerContext, record: RequestRecord, request: Request) -> Response:
-    return json_response(list_document(context))
+    models = [_document(model) for model in context.models.offered()]
+    return json_response({"object": "list", "data": models})
 
 
 async def _show_model(context: ServerContext, record: RequestRecord, request: Request) -> Response:
-    return json_response(model_document(context, request.path_params["model"]))
+    return json_response(_document(find_model(context.models, request.path_params["model"])))
 
 
 OPENAI = (
@@ -166,15 +143,14 @@ OPENAI = (
         "/v1/chat/completions", "Answer a conversation.", chat_completions, ChatRequest, EVENTS,
         has_pictures=True,
     ),
-    Operation("/v1/completions", "Go on with a text.", completions, CompletionRequest, EVENTS),
-    Operation("/v1/embeddings", "Return the embeddings of texts.", embeddings, EmbeddingRequest),
+    Operation("/v1/completions", "Complete a text.", completions, CompletionRequest, EVENTS),
+    Operation("/v1/embeddings", "Compute embeddings of texts.", embeddings, EmbeddingRequest),
     Operation("/v1/models", "List the models.", _list_models),
     Operation("/v1/models/{model:path}", "Describe a model.", _show_model),
-    Operation("/tokenize", "Turn a text into tokens.", tokenize, TokenizeRequest),
-    Operation("/detokenize", "Turn tokens into a text.", detokenize, DetokenizeRequest),
+    Operation("/tokenize", "Tokenize a text.", tokenize, TokenizeRequest),
+    Operation("/detokenize", "Detokenize tokens.", detokenize, DetokenizeRequest),
     Operation(
-        "/apply-template", "Turn a conversation into a prompt.", apply_template, TemplateRequest,
+        "/apply-template", "Apply the chat template.", apply_template, TemplateRequest,
         has_pictures=True,
     ),
 )  # fmt: skip
-"""All operations of the protocol."""

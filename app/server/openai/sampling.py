@@ -1,7 +1,8 @@
-"""Sampling and the end of answers, as requests of OpenAI's protocol ask for them."""
+"""Sampling parameters of OpenAI's protocol."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
@@ -12,41 +13,32 @@ from app.server.request_fields import body_field, sampling_field
 from engine import AnswerRequest, EngineError, ModelInfo, ModelLoaded, SamplingParams
 
 MAX_CHOICES = 16
-"""Largest number of answers to one request."""
-
 MAX_STOPS = 64
-"""Largest number of stop strings."""
-
-MAX_BIASED = 4096
-"""Largest number of tokens with a bias."""
-
-FORBIDDING = -100.0
-"""Bias from which on a token never comes, as OpenAI documents it."""
-
+MAX_BIASED = 4096  # maximum number of tokens with a logit bias
+FORBIDDING = -100.0  # logit bias that bans a token, as documented by OpenAI
 SEEDS = 1 << 64
-"""Number of seeds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingFields:
-    """The fields of a request that become `SamplingParams`; those below `n` are Tandem's own."""
+    """Sampling fields of a request; those after `n` are Tandem's own."""
 
     temperature: float | None = sampling_field("temperature")
     top_p: float | None = sampling_field("top_p")
     frequency_penalty: float | None = sampling_field("frequency_penalty")
     presence_penalty: float | None = sampling_field("presence_penalty")
     max_tokens: int | None = body_field(
-        "Most tokens of the answer.", None, least=-1, most=2**31 - 1
+        "Maximum tokens of the answer.", None, least=-1, most=2**31 - 1
     )
     stop: str | tuple[str, ...] | None = body_field(
-        "The answer ends before any of these texts.", None, most=MAX_STOPS
+        "The answer stops before any of these texts.", None, most=MAX_STOPS
     )
     seed: int | None = body_field(
-        "The same seed gives the same answer again; -1 is a new one.", None, least=-1,
+        "The same seed gives the same answer; -1 for a random one.", None, least=-1,
         most=SEEDS - 1,
     )  # fmt: skip
     logit_bias: Mapping[str, float] | None = body_field(
-        "Numbers added to the scores of tokens, by token id; -100 or less forbids a token.", None
+        "Numbers added to the logits of tokens, by token id; -100 or less bans a token.", None
     )
     n: int = body_field("Number of answers.", 1, least=1, most=MAX_CHOICES)
     top_k: int | None = sampling_field("top_k")
@@ -59,7 +51,7 @@ class SamplingFields:
     dry_allowed_length: int | None = sampling_field("dry_allowed_length")
     dry_last_n: int | None = sampling_field("dry_last_n")
     dry_breakers: tuple[str, ...] | None = body_field(
-        "DRY ends a repetition before any of these texts.", None, most=MAX_STOPS
+        "Texts at which DRY repetitions end.", None, most=MAX_STOPS
     )
     top_n_sigma: float | None = sampling_field("top_n_sigma")
     xtc_probability: float | None = sampling_field("xtc_probability")
@@ -69,13 +61,13 @@ class SamplingFields:
     mirostat: bool | None = sampling_field("mirostat")
     mirostat_tau: float | None = sampling_field("mirostat_tau")
     mirostat_eta: float | None = sampling_field("mirostat_eta")
-    samplers: tuple[str, ...] | None = body_field("Order of the steps of sampling.", None, most=16)
+    samplers: tuple[str, ...] | None = body_field("Order of the samplers.", None, most=16)
     banned_strings: tuple[str, ...] | None = body_field(
         "Texts that no answer contains.", None, most=MAX_STOPS
     )
     ignore_eos: bool | None = sampling_field("ignore_eos")
     on_overflow: Literal["stop", "shift"] | None = sampling_field("on_overflow")
-    cache_prompt: bool | None = body_field("Without effect: prompts are always cached.", None)
+    cache_prompt: bool | None = body_field("Ignored; prompts are always cached.", None)
 
 
 SAME = tuple(
@@ -84,11 +76,11 @@ SAME = tuple(
     if spec.name in {own.name for own in fields(SamplingParams)}
     and spec.name not in ("stop", "seed", "logit_bias")
 )
-"""Fields that have the same name and meaning in `SamplingParams`."""
+"""Fields with the same name and meaning in `SamplingParams`."""
 
 
 def recommended(given: SamplingParams, info: ModelInfo) -> SamplingParams:
-    """Return settings with what a model's file recommends in place of the engine's defaults."""
+    """Replace default values by those that the model's file recommends."""
     default = SamplingParams()
     changes: dict[str, Any] = {
         name: value
@@ -101,15 +93,14 @@ def recommended(given: SamplingParams, info: ModelInfo) -> SamplingParams:
 def sampling_of(
     request: SamplingFields, defaults: SamplingParams, info: ModelInfo, max_tokens: int | None
 ) -> list[SamplingParams]:
-    """Return the settings of each answer to a request, whose seeds follow each other.
+    """Return the sampling parameters of each answer, with consecutive seeds.
 
     Args:
-        defaults: what holds where neither the request nor the model's file says anything.
-        info: description of the model.
-        max_tokens: most tokens of the answer, as the protocol says; None where it does not.
+        defaults: values used if neither the request nor the model's file sets them.
+        max_tokens: maximum tokens of the answer; None if the request does not set it.
 
     Raises:
-        Refusal: a value is not possible.
+        Refusal: a value is invalid.
     """
     given: dict[str, Any] = {name: getattr(request, name) for name in SAME}
     given |= {"max_tokens": max_tokens, "stop": _stops(request.stop)}
@@ -119,7 +110,7 @@ def sampling_of(
     try:
         params = replace(defaults, **given)
     except EngineError as error:
-        raise Refusal(400, str(error), error.hint) from None
+        raise Refusal(400, error.message, error.hint) from None
     seed = defaults.seed if request.seed is None else request.seed
     if seed is None or seed < 0:
         return [replace(params, seed=None)] * request.n
@@ -132,11 +123,7 @@ def sampled(
     defaults: SamplingParams,
     max_tokens: int | None,
 ) -> MakeCommands:
-    """Return what makes the commands of a request: a template with the settings of each answer.
-
-    Args:
-        defaults, max_tokens: see `sampling_of`.
-    """
+    """Return a function that makes commands from a template; see `sampling_of`."""
 
     def make(loaded: ModelLoaded) -> list[AnswerRequest]:
         all_params = sampling_of(request, defaults, loaded.info, max_tokens)
@@ -155,21 +142,14 @@ def _stops(stop: str | tuple[str, ...] | None) -> tuple[str, ...] | None:
 def _biases(
     biases: Mapping[str, float] | None, n_vocab: int
 ) -> tuple[tuple[int, float], ...] | None:
-    """Return pairs of token ids and numbers to add.
-
-    Raises:
-        Refusal: a token is not one of the model's.
-    """
     if biases is None:
         return None
     if len(biases) > MAX_BIASED:
-        raise bad_value("logit_bias", f"logit_bias has more than {MAX_BIASED} tokens.")
+        text = "logit_bias has more than {n} tokens."
+        raise bad_value("logit_bias", text, n=MAX_BIASED)
     for token in biases:
         if not (token.isascii() and token.isdecimal() and int(token[:20]) < n_vocab):
-            shown = f"logit_bias must have ids of tokens from 0 to {n_vocab - 1}, not {token:.40}."
-            raise bad_value("logit_bias", shown)
-    return tuple((int(token), _bias(bias)) for token, bias in biases.items())
-
-
-def _bias(bias: float) -> float:
-    return float("-inf") if bias <= FORBIDDING else bias
+            text = "logit_bias must have token ids from 0 to {last}, not {token}."
+            raise bad_value("logit_bias", text, last=n_vocab - 1, token=token[:40])
+    pairs = ((int(token), bias) for token, bias in biases.items())
+    return tuple((token, -math.inf if bias <= FORBIDDING else bias) for token, bias in pairs)

@@ -1,4 +1,4 @@
-"""Completions made of the events of the engine, with their prompts before them if that is asked."""
+"""Completions, embeddings, tokenization and chat templates."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from app.server.openai.answer import (
     prompt_logprobs,
 )
 from app.server.openai.conversation import (
+    IGNORED,
     MAX_TOOLS,
     AnyCompletion,
     ChatTurn,
@@ -65,24 +66,22 @@ from engine import (
 )
 
 TextInput = str | tuple[str, ...] | tuple[int, ...] | tuple[tuple[int, ...], ...]
-"""A text, several, the ids of a text's tokens, or those of several texts."""
+"""One or several texts, as strings or token ids."""
 
 TextOrIds = str | tuple[int, ...]
-"""A text, or the ids of its tokens."""
 
 MAX_IDS = 1 << 20
-"""Largest number of tokens of a text."""
 
 
 def separate_inputs(given: TextInput, field: str, n_vocab: int) -> tuple[TextOrIds, ...]:
-    """Return the texts of a request one by one, each as it is or as its tokens.
+    """Return the texts of a request one by one.
 
     Args:
-        field: name of the field that they stand in.
-        n_vocab: number of tokens of the model.
+        field: name of their field.
+        n_vocab: vocabulary size.
 
     Raises:
-        Refusal: one has no tokens, too many, or one that the model lacks.
+        Refusal: token ids are invalid, or there are none or too many.
     """
     if isinstance(given, str):
         return (given,)
@@ -90,30 +89,30 @@ def separate_inputs(given: TextInput, field: str, n_vocab: int) -> tuple[TextOrI
         ids = tuple(one for one in given if isinstance(one, int))
         check_ids(ids, field, n_vocab)
         return (ids,)
-    found: list[TextOrIds] = []
+    inputs: list[TextOrIds] = []
     for at, one in enumerate(given):
-        assert isinstance(one, str | tuple), "the request was checked"
+        assert isinstance(one, str | tuple), "the request was validated"
         if isinstance(one, tuple):
             check_ids(one, f"{field}[{at}]", n_vocab)
-        found.append(one)
-    return tuple(found)
+        inputs.append(one)
+    return tuple(inputs)
 
 
 def check_ids(ids: tuple[int, ...], place: str, n_vocab: int) -> None:
-    """Check that there are tokens, and that the model has them all.
+    """Check the number of token ids and their range.
 
     Raises:
-        Refusal: it is not so.
+        Refusal: they are invalid.
     """
     if not 0 < len(ids) <= MAX_IDS:
-        text = f"{place} must have 1 to {MAX_IDS} tokens, not {len(ids)}."
-        raise bad_value(place, text)
+        text = "{place} must have 1 to {most} tokens, not {n}."
+        raise bad_value(place, text, place=place, most=MAX_IDS, n=len(ids))
     if min(ids) >= 0 and max(ids) < n_vocab:
         return
     for at, token in enumerate(ids):
         if not 0 <= token < n_vocab:
-            wrong = f"{place}[{at}]"
-            raise bad_value(wrong, f"{wrong} must be from 0 to {n_vocab - 1}, not {token}.")
+            wrong, text = f"{place}[{at}]", "{place} must be from 0 to {last}, not {token}."
+            raise bad_value(wrong, text, place=wrong, last=n_vocab - 1, token=token)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,20 +120,16 @@ class CompletionRequest(AnyCompletion):
     """A request for completions."""
 
     prompt: TextInput = body_field(
-        "The text to go on with, or several, or the ids of their tokens.", least=1, most=MAX_IDS
+        "One or several prompts, as texts or token ids.", least=1, most=MAX_IDS
     )
-    suffix: str = body_field("The text behind the gap that the answer fills in.", "")
-    echo: bool = body_field(
-        "Repeat the prompt before the answer, and tell its logprobs, too.", default=False
-    )
-    logprobs: int | None = body_field(
-        "Number of likeliest tokens to tell at each place.", None, least=0, most=20
-    )
-    best_of: int | None = body_field("Must be n, if anything.", None)
+    suffix: str = body_field("Text after the gap that the answer fills.", "")
+    echo: bool = body_field("Include the prompt, and its logprobs if requested.", default=False)
+    logprobs: int | None = body_field("Number of top logprobs per token.", None, least=0, most=20)
+    best_of: int | None = body_field("Must equal n, if set.", None)
 
     @property
     def wants_scores(self) -> bool:
-        """Whether the request asks for the log-probabilities of the prompt's tokens."""
+        """Whether the logprobs of the prompt are requested."""
         return self.echo and self.logprobs is not None
 
 
@@ -143,16 +138,15 @@ KIND = "text_completion"
 
 @dataclass(slots=True)
 class CompletionChoice:
-    """One of the answers to a request, as far as it has come.
+    """One of the answers to a request.
 
     Attributes:
-        echo: the prompt, where it is repeated; "" once it has been sent.
-        scores: probabilities of the prompt's tokens, where they are told; None once they were.
-        places: places of its tokens, behind the prompt where that is repeated.
+        places: offsets of its tokens, after the prompt if that is included.
+        echo: the prompt, if it is included; "" after it was sent.
+        scores: logprobs of the prompt, if requested; None after they were sent.
     """
 
     places: TokenPlaces
-
     echo: str = ""
     scores: Document | None = None
     blocks: AnswerBlocks = field(default_factory=AnswerBlocks)
@@ -160,15 +154,11 @@ class CompletionChoice:
 
 
 class CompletionAnswer(ChoicesAnswer):
-    """The response to a request, made of the events of its answers.
-
-    The first events are those of the prompts' scores, where the request asks for these.
+    """The response to a completion request; its first events are the scores of the prompts, if any.
 
     Args:
         prompts: the prompts one by one.
-        model: id of the model.
-        spell: returns the bytes of a token, where the request asks for logprobs, or for a prompt
-            that was sent as ids.
+        spell: returns the bytes of a token, if logprobs or prompts of token ids need it.
     """
 
     def __init__(
@@ -179,7 +169,7 @@ class CompletionAnswer(ChoicesAnswer):
         self._spell, self._n = spell, request.n
         self._has_logprobs = request.logprobs is not None
         self._n_scored = len(prompts) if request.wants_scores else 0
-        self._echoes = [_spelt(one, spell) if request.echo else "" for one in prompts]
+        self._echoes = [_text_of(one, spell) if request.echo else "" for one in prompts]
         self._choices = [
             CompletionChoice(TokenPlaces(len(echo)), echo)
             for echo in self._echoes
@@ -217,39 +207,32 @@ class CompletionAnswer(ChoicesAnswer):
             choice.blocks.logprobs += (event.end,) if event.end else ()
 
     def _choice(self, index: int, text: str, tokens: Sequence[TokenLogprob]) -> Document:
-        """Return more of an answer, with the prompt before its first text where it is repeated."""
         choice = self._choices[index]
         logprobs, choice.scores = choice.scores, None
         if self._has_logprobs and self._spell is not None and tokens:
             places = choice.places.of(self._spell.shown(one.id) for one in tokens)
-            told = completion_logprobs(tokens, self._spell, places)
-            logprobs = told if logprobs is None else joined_logprobs(logprobs, told)
+            more = completion_logprobs(tokens, self._spell, places)
+            logprobs = more if logprobs is None else joined_logprobs(logprobs, more)
         text, choice.echo = choice.echo + text, ""
         return {
             "index": index, "text": text, "logprobs": logprobs, "finish_reason": choice.reason,
         }  # fmt: skip
 
 
-def _spelt(prompt: TextOrIds, spell: Spell | None) -> str:
-    """Return the text of a prompt."""
+def _text_of(prompt: TextOrIds, spell: Spell | None) -> str:
     if isinstance(prompt, str):
         return prompt
     assert spell is not None, "needed for ids"
     return b"".join(map(spell, prompt)).decode("utf-8", "replace")
 
 
-DEFAULT_TOKENS = 16
-"""Most tokens of a completion where the request does not say, as in OpenAI's protocol."""
+DEFAULT_TOKENS = 16  # default of max_tokens for completions, as in OpenAI's protocol
 
 
 async def completions(
     context: ServerContext, record: RequestRecord, request: CompletionRequest
 ) -> Response:
-    """Go on with one or several texts.
-
-    Raises:
-        Refusal: the request cannot be answered.
-    """
+    """Complete one or several texts."""
     model = context.find(request.model, record)
     prompts = separate_inputs(request.prompt, "prompt", model.info.n_vocab)
     n_answers = len(prompts) * request.n
@@ -280,21 +263,17 @@ async def completions(
 
 
 def refuse_impossible(request: CompletionRequest, n_answers: int) -> None:
-    """Refuse what would be answered otherwise than it is meant.
-
-    Raises:
-        Refusal: there is something of that kind.
-    """
+    """Raise a `Refusal` if the request has unsupported or contradictory fields."""
     if n_answers > MAX_CHOICES:
-        raise bad_value("n", f"n times the prompts are {n_answers}, at most {MAX_CHOICES} can be.")
+        text = "n times the number of prompts is {n}; the limit is {most}."
+        raise bad_value("n", text, n=n_answers, most=MAX_CHOICES)
     if request.best_of not in (None, request.n):
-        raise bad_value("best_of", "best_of must be n; answers are not compared.")
+        raise bad_value("best_of", "best_of must equal n; answers are not ranked.")
     if request.suffix and request.echo:
-        raise bad_value("echo", "echo cannot go with suffix: the answer is not behind the prompt.")
+        raise bad_value("echo", "echo cannot be combined with suffix.")
 
 
-MAX_INPUTS = 2048
-"""Largest number of texts of a request, as in OpenAI's protocol."""
+MAX_INPUTS = 2048  # maximum number of texts of a request, as in OpenAI's protocol
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -302,33 +281,30 @@ class EmbeddingRequest:
     """A request for embeddings."""
 
     input: TextInput = body_field(
-        "A text, or several, or the ids of their tokens.", least=1, most=MAX_IDS
+        "One or several texts, as strings or token ids.", least=1, most=MAX_IDS
     )
-    model: str = body_field("Name of the model; any that is loaded if it is empty.", "")
+    model: str = body_field("Name of the model; empty for the loaded one.", "")
     encoding_format: Literal["float", "base64"] = body_field(
-        "Numbers, or the bytes of little-endian F32 in base64.", "float"
+        "Numbers, or little-endian F32 encoded as base64.", "float"
     )
-    dimensions: int | None = body_field("Must be the model's, if anything.", None)
-    user: str = body_field("Without effect.", "")
+    dimensions: int | None = body_field("Must equal the model's, if set.", None)
+    user: str = body_field(IGNORED, "")
 
 
 async def embeddings(
     context: ServerContext, record: RequestRecord, request: EmbeddingRequest
 ) -> Response:
-    """Return the embeddings of texts.
-
-    Raises:
-        Refusal: the request cannot be answered.
-    """
+    """Return the embeddings of texts."""
     info = context.find(request.model, record).info
     if request.dimensions not in (None, info.n_embd):
-        raise bad_value("dimensions", f"dimensions must be {info.n_embd}, the model's own.")
+        text = "dimensions must be {n}, as in the model."
+        raise bad_value("dimensions", text, n=info.n_embd)
     command = Embed(embedding_inputs(request.input, info.n_vocab))
 
     async def make() -> Document:
         done = await embedded(context, record, command)
         data = [
-            {"object": "embedding", "index": index, "embedding": _written(vector, request)}
+            {"object": "embedding", "index": index, "embedding": _encoded(vector, request)}
             for index, vector in enumerate(done.vectors)
         ]
         usage = {"prompt_tokens": done.n_tokens, "total_tokens": done.n_tokens}
@@ -338,7 +314,7 @@ async def embeddings(
 
 
 async def embedded(context: ServerContext, record: RequestRecord, command: Embed) -> Embedded:
-    """Return the embeddings of texts, once the engine has room for them.
+    """Compute embeddings, once the engine has room.
 
     Raises:
         Refusal: they cannot be computed.
@@ -351,23 +327,22 @@ async def embedded(context: ServerContext, record: RequestRecord, command: Embed
 
 
 def embedding_inputs(given: TextInput, n_vocab: int) -> tuple[TextOrIds, ...]:
-    """Return the texts of a request one by one, each as it is or as its tokens.
+    """Return the texts of a request one by one.
 
     Raises:
-        Refusal: there is an empty one or a token that the model lacks, or there are too many.
+        Refusal: one is empty or has invalid token ids, or there are too many.
     """
-    found = separate_inputs(given, "input", n_vocab)
-    if len(found) > MAX_INPUTS:
-        text = f"input has {len(found)} texts, at most {MAX_INPUTS} can be."
-        raise bad_value("input", text)
-    if "" in found:
-        place = f"input[{found.index('')}]"
-        raise bad_value(place, f"{place} is empty.")
-    return found
+    inputs = separate_inputs(given, "input", n_vocab)
+    if len(inputs) > MAX_INPUTS:
+        text = "input has {n} texts; the limit is {most}."
+        raise bad_value("input", text, n=len(inputs), most=MAX_INPUTS)
+    if "" in inputs:
+        place = f"input[{inputs.index('')}]"
+        raise bad_value(place, "{place} is empty.", place=place)
+    return inputs
 
 
-def _written(vector: Sequence[float], request: EmbeddingRequest) -> list[float] | str:
-    """Return a vector as the request wants it."""
+def _encoded(vector: Sequence[float], request: EmbeddingRequest) -> list[float] | str:
     if request.encoding_format == "float":
         return [*vector]
     numbers = array("f", vector)
@@ -376,54 +351,45 @@ def _written(vector: Sequence[float], request: EmbeddingRequest) -> list[float] 
     return base64.b64encode(numbers.tobytes()).decode()
 
 
-MAX_TOKENISED = 1 << 20
-"""Maximum number of characters of a text to tokenise."""
-
-MAX_SPELT = 1 << 17
-"""The same if the text of each token is returned, too."""
-
-MAX_DECODED = 1 << 18
-"""Maximum number of tokens to detokenise at once."""
+MAX_TOKENISED = 1 << 20  # maximum length of a text to tokenize, in characters
+MAX_SPELT = 1 << 17  # the same if the pieces are returned, too
+MAX_DECODED = 1 << 18  # maximum number of tokens to detokenize
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenizeRequest:
-    """A text whose tokens are wanted."""
+    """A request to tokenize a text."""
 
     content: str = body_field("The text.")
     model: str = body_field("Name of the model.", "")
-    add_special: bool = body_field("Add what begins and ends a text.", default=False)
-    parse_special: bool = body_field("Read the names of control tokens as such.", default=True)
-    with_pieces: bool = body_field("Tell the text of each token, too.", default=False)
+    add_special: bool = body_field("Add BOS and EOS.", default=False)
+    parse_special: bool = body_field("Parse the text of special tokens.", default=True)
+    with_pieces: bool = body_field("Include the text of each token.", default=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DetokenizeRequest:
-    """Tokens whose text is wanted."""
+    """A request to detokenize tokens."""
 
-    tokens: tuple[int, ...] = body_field("Ids of the tokens.", most=MAX_DECODED)
+    tokens: tuple[int, ...] = body_field("Token ids.", most=MAX_DECODED)
     model: str = body_field("Name of the model.", "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TemplateRequest:
-    """A conversation whose prompt is wanted."""
+    """A request to apply the chat template."""
 
     messages: tuple[ChatTurn, ...] = body_field("The conversation.", least=1)
     model: str = body_field("Name of the model.", "")
-    tools: tuple[OfferedTool, ...] = body_field("What the model may call.", (), most=MAX_TOOLS)
+    tools: tuple[OfferedTool, ...] = body_field("Tools for the model.", (), most=MAX_TOOLS)
     chat_template_kwargs: JsonObject | None = body_field("Variables for the chat template.", None)
-    add_generation_prompt: bool = body_field("End where the assistant begins.", default=True)
+    add_generation_prompt: bool = body_field("End with the start of an answer.", default=True)
 
 
 async def tokenize(
     context: ServerContext, record: RequestRecord, request: TokenizeRequest
 ) -> Response:
-    """Return the tokens of a text.
-
-    Raises:
-        Refusal: it is too long.
-    """
+    """Return the tokens of a text."""
     check_size(request.content, "content", MAX_SPELT if request.with_pieces else MAX_TOKENISED)
     command = Tokenize(
         request.content, request.add_special, request.parse_special, request.with_pieces
@@ -438,22 +404,17 @@ async def tokenize(
     return json_response({"tokens": tokens, "count": len(done.ids)})
 
 
-def _piece(spelt: bytes) -> str | list[int]:
-    """Return a token's text, or its bytes where they are no whole characters."""
+def _piece(piece: bytes) -> str | list[int]:
     try:
-        return spelt.decode()
+        return piece.decode()
     except UnicodeDecodeError:
-        return [*spelt]
+        return [*piece]
 
 
 async def detokenize(
     context: ServerContext, record: RequestRecord, request: DetokenizeRequest
 ) -> Response:
-    """Return the text of tokens.
-
-    Raises:
-        Refusal: the model has no such tokens.
-    """
+    """Return the text of tokens."""
     n_vocab = context.find(request.model, record).info.n_vocab
     if request.tokens:
         check_ids(request.tokens, "tokens", n_vocab)
@@ -465,11 +426,7 @@ async def detokenize(
 async def apply_template(
     context: ServerContext, record: RequestRecord, request: TemplateRequest
 ) -> Response:
-    """Return the prompt of a conversation.
-
-    Raises:
-        Refusal: it is too long, or cannot be written.
-    """
+    """Return the prompt of a conversation."""
     variables = request.chat_template_kwargs
     command = ApplyTemplate(
         chat_messages(request.messages),

@@ -1,1 +1,1 @@
-"""OpenAI's Responses protocol, without a state: translated to commands and events and back."""
+"""OpenAI's Responses protocol, stateless."""

@@ -1,4 +1,4 @@
-"""Responses made of the events of the engine, whole or as a stream of events."""
+"""Responses made from engine events, complete or as a stream."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ ItemKind = Literal["message", "reasoning", "function_call", "custom_tool_call"]
 PREFIXES = {
     "message": "msg", "reasoning": "rs", "function_call": "fc", "custom_tool_call": "ctc",
 }  # fmt: skip
-"""How ids of items begin."""
+"""Prefixes of item ids."""
 
 DELTAS: dict[ItemKind, str] = {
     "message": "output_text",
@@ -44,19 +44,19 @@ DELTAS: dict[ItemKind, str] = {
     "function_call": "function_call_arguments",
     "custom_tool_call": "custom_tool_call_input",
 }
-"""Names of the events that tell more of an item."""
+"""Names of the delta events."""
 
 NamedEvent = tuple[str, Document]
-"""Name and fields of an event of a stream."""
+"""Name and fields of an event."""
 
 
 @dataclass(slots=True)
 class OutputItem:
-    """An item of the answer: a message, a thought, or a call of a tool.
+    """An output item: a message, reasoning, or a tool call.
 
     Attributes:
-        block: what has come of it.
-        index: its place in the answer.
+        block: its content so far.
+        index: its position in the output.
         status: "in_progress", "completed" or "incomplete".
     """
 
@@ -71,13 +71,13 @@ class OutputItem:
 
     @property
     def text(self) -> str:
-        """Text of the item so far; for a custom tool the input alone."""
+        """Text so far; for a custom tool only the input."""
         text = self.block.text
         return _custom_input(text) if self.kind == "custom_tool_call" else text
 
     @property
     def is_told(self) -> bool:
-        """Whether it is in the answer; a cut-off input of a custom tool would look whole."""
+        """Whether it is sent; a truncated custom tool input would look complete."""
         return self.kind != "custom_tool_call" or self.status != "incomplete"
 
     @property
@@ -85,33 +85,31 @@ class OutputItem:
         return {"item_id": self.id, "output_index": self.index}
 
     def document(self) -> Document:
-        """Return the item as it is now."""
-        found: Document = {"type": self.kind, "id": self.id, "status": self.status}
+        """Return the current item."""
+        document: Document = {"type": self.kind, "id": self.id, "status": self.status}
         is_empty = self.status == "in_progress"
         if self.kind == "message":
-            return found | {"role": "assistant", "content": [] if is_empty else [self._part()]}
+            return document | {"role": "assistant", "content": [] if is_empty else [self._part()]}
         if self.kind == "reasoning":
-            return found | {"summary": [], "content": [] if is_empty else [self._part()]}
-        of_what = "arguments" if self.kind == "function_call" else "input"
+            return document | {"summary": [], "content": [] if is_empty else [self._part()]}
+        field = "arguments" if self.kind == "function_call" else "input"
         text = "" if is_empty else self.text
-        return found | {"call_id": self.block.id, "name": self.block.name, of_what: text}
+        return document | {"call_id": self.block.id, "name": self.block.name, field: text}
 
     def begin(self) -> Iterator[NamedEvent]:
-        """Yield the events that begin it."""
-        yield "output_item.added", {
-            "output_index": self.index, "item": self.document(),
-        }  # fmt: skip
+        """Yield the events that start the item."""
+        yield "output_item.added", {"output_index": self.index, "item": self.document()}
         if self.kind in ("message", "reasoning"):
             yield "content_part.added", self._where | {"content_index": 0, "part": self._part("")}
 
     def add(self, text: str) -> Iterator[NamedEvent]:
-        """Yield the event that tells more of it; a custom tool's input comes at its end."""
+        """Yield the delta event; a custom tool's input is sent at its end."""
         if self.kind != "custom_tool_call":
             name, more = DELTAS[self.kind], self._more()
             yield f"{name}.delta", self._where | more | {"delta": text}
 
     def end(self, status: str) -> Iterator[NamedEvent]:
-        """Yield the events that end it with a status."""
+        """Yield the events that end the item with a status."""
         self.status = status
         if not self.is_told:
             return
@@ -120,14 +118,13 @@ class OutputItem:
             yield f"{name}.delta", self._where | {"delta": misfit(text)}
         if self.kind == "custom_tool_call":
             yield f"{name}.delta", self._where | {"delta": text}
-        of_what = {"function_call": "arguments", "custom_tool_call": "input"}.get(self.kind, "text")
-        yield f"{name}.done", self._where | self._more() | {of_what: text}
+        field = {"function_call": "arguments", "custom_tool_call": "input"}.get(self.kind, "text")
+        yield f"{name}.done", self._where | self._more() | {field: text}
         if self.kind in ("message", "reasoning"):
             yield "content_part.done", self._where | {"content_index": 0, "part": self._part()}
         yield "output_item.done", {"output_index": self.index, "item": self.document()}
 
     def _more(self) -> Document:
-        """Return what its events tell beside the text."""
         if self.kind == "message":
             return {"content_index": 0, "logprobs": []}
         return {"content_index": 0} if self.kind == "reasoning" else {}
@@ -140,17 +137,12 @@ class OutputItem:
 
 
 def _custom_input(arguments: str) -> str:
-    """Return the input in a custom tool's arguments; themselves where they cannot be read."""
-    found = read_arguments(arguments)
-    return arguments if found is None else str(found.get(CUSTOM_INPUT, ""))
+    read = read_arguments(arguments)
+    return arguments if read is None else str(read.get(CUSTOM_INPUT, ""))
 
 
 class ResponseAnswer:
-    """The response to a request, made of the events of its answer.
-
-    Args:
-        model: id of the model.
-    """
+    """The response to a request, made from the events of its answer."""
 
     def __init__(self, request: ResponseRequest, model: str) -> None:
         self._request, self._model = request, model
@@ -161,15 +153,15 @@ class ResponseAnswer:
         self._n_sent = 0
 
     async def collect(self, events: AnswerEvents) -> Document:
-        """Return the whole response."""
+        """Return the complete response."""
         async with aclosing(events):
             async for _, event in events:
                 for _ in self._events(event):
-                    pass  # the items keep what is told
+                    pass  # the items are kept
         return self._document()
 
     async def stream(self, events: AnswerEvents) -> AsyncGenerator[bytes, None]:
-        """Yield the response as events."""
+        """Yield the response as server-sent events."""
         is_begun = False
         async with aclosing(events):
             async for _, event in events:
@@ -182,7 +174,7 @@ class ResponseAnswer:
         yield self._frame(self._status, {"response": self._document()})
 
     def error_event(self, document: Document) -> bytes:
-        """Return the event that tells a refusal in the middle of the stream."""
+        """Return the event for an error in the stream."""
         error = document["error"]
         fields = {"code": error["code"], "message": error["message"], "param": error["param"]}
         return event_bytes({"type": "error", "sequence_number": self._n_sent, **fields}, "error")
@@ -193,13 +185,11 @@ class ResponseAnswer:
         return "completed" if finished and finished.reason == "stop" else "incomplete"
 
     def _frame(self, name: str, fields: Document) -> bytes:
-        """Return an event of a stream, whose name its document repeats."""
         kind, number = f"response.{name}", self._n_sent
         self._n_sent += 1
         return event_bytes({"type": kind, "sequence_number": number, **fields}, kind)
 
     def _events(self, event: Event) -> Iterator[NamedEvent]:
-        """Note an event; yield the events of a stream that tell it."""
         self._count.note(event, is_first=True)
         for change, block, text in self._blocks.add(event):
             if change == "begun":
@@ -216,7 +206,6 @@ class ResponseAnswer:
         return "reasoning" if block.kind == "thought" else "message"
 
     def _document(self, status: str = "") -> Document:
-        """Return the response: as it is at the end, or before anything has come."""
         request, is_over = self._request, not status
         status = status or self._status
         output = [item.document() for item in self._items if item.is_told]
@@ -246,18 +235,13 @@ def _choice(request: ResponseRequest) -> object:
 
 
 def _plain(document: Document) -> Document:
-    """Return a document without fields that are None or empty texts."""
     return {key: value for key, value in document.items() if value not in (None, "")}
 
 
 async def create_response(
     context: ServerContext, record: RequestRecord, request: ResponseRequest
 ) -> Response:
-    """Answer a conversation.
-
-    Raises:
-        Refusal: the request cannot be answered.
-    """
+    """Answer a conversation."""
     model = context.find(request.model, record)
     refuse_unsupported(request)
     template = response_command(request)
@@ -273,25 +257,22 @@ async def create_response(
 
 
 def refuse_unsupported(request: ResponseRequest) -> None:
-    """Refuse what would be answered otherwise than it is meant.
-
-    Raises:
-        Refusal: there is something of that kind.
-    """
+    """Raise a `Refusal` if the request has unsupported fields."""
     for name in ("previous_response_id", "conversation"):
         if getattr(request, name) is not None:
-            raise bad_value(name, f"{name} names nothing here: this server keeps no conversations.")
+            text = "{name} is not supported: this server stores no conversations."
+            raise bad_value(name, text, name=name)
     if request.prompt is not None:
         raise bad_value("prompt", "This server stores no prompts.")
     if request.background:
-        raise bad_value("background", "This server answers no request in the background.")
+        raise bad_value("background", "This server has no background mode.")
 
 
 def response_command(request: ResponseRequest) -> AnswerRequest:
-    """Return the command that answers a request, without its sampling.
+    """Return the command for a request, without sampling.
 
     Raises:
-        Refusal: something in it cannot be done.
+        Refusal: the request is not supported.
     """
     effort = (request.reasoning and request.reasoning.effort) or ""
     thinks = False if effort == "none" else None
@@ -309,7 +290,6 @@ def response_command(request: ResponseRequest) -> AnswerRequest:
 
 
 def _form_of(request: ResponseRequest) -> Grammar | None:
-    """Return the form that the answer must have; None for any."""
     form = request.text and request.text.format
     if not form or form.type == "text":
         return None
@@ -318,8 +298,7 @@ def _form_of(request: ResponseRequest) -> Grammar | None:
 
 RESPONSES = (
     Operation(
-        "/v1/responses", "Answer a conversation, as OpenAI's newer protocol has it.",
+        "/v1/responses", "Answer a conversation (OpenAI's Responses API).",
         create_response, ResponseRequest, streams=EVENTS, has_pictures=True,
     ),
 )  # fmt: skip
-"""All operations of the protocol."""

@@ -1,5 +1,4 @@
-"""The window's server: other programs use the loaded model through HTTP.
+"""The server page of the window, where other programs use the loaded model.
 
-`session` starts and stops `app.server` on a thread, `LogView` copies what it notes, and the
-rest shows that. Only `running` imports the server, and it is imported when a server is started.
+`session` runs `app.server` on a thread. Only `running` imports it, on the first start.
 """

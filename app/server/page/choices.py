@@ -1,4 +1,4 @@
-"""What a person has chosen about the server, and its address."""
+"""The server's settings in the window, and this machine's address."""
 
 from __future__ import annotations
 
@@ -6,19 +6,14 @@ import re
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from app.core.settings import Settings
 from app.core.translation import tr
 from engine import EngineError, one_line
 
-if TYPE_CHECKING:
-    pass
-
-
 HERE, EVERYWHERE = "127.0.0.1", "0.0.0.0"
-"""Addresses to listen on: for this machine alone, and for all that can reach it."""
+"""Addresses to listen on: loopback only, or all interfaces."""
 
 
 ANY_PAGE = "*"
@@ -26,13 +21,13 @@ ANY_PAGE = "*"
 
 @dataclass(frozen=True, slots=True)
 class ServerChoices:
-    """What a person has chosen about the server.
+    """The server's settings.
 
     Attributes:
         port: port to listen on.
-        is_on_network: whether other machines can reach it.
-        needs_key: whether clients must know a key; always so on a network.
-        pages: origins of web pages that may ask; empty for none.
+        is_on_network: whether other machines can connect.
+        needs_key: whether clients need a key; always on a network.
+        pages: allowed origins of web pages.
     """
 
     port: int
@@ -47,7 +42,7 @@ class ServerChoices:
 
 
 def choices_of(settings: Settings) -> ServerChoices:
-    """Return what the settings say about the server."""
+    """Return the server's settings."""
     is_on_network = settings.server_on_network
     return ServerChoices(
         settings.server_port,
@@ -58,21 +53,20 @@ def choices_of(settings: Settings) -> ServerChoices:
 
 
 def read_pages(text: str) -> tuple[str, ...]:
-    """Return the origins in a text, divided by commas or spaces.
+    """Parse a list of origins, separated by commas or spaces.
 
     Raises:
-        EngineError: one of them is no origin.
+        EngineError: one is invalid.
     """
     return tuple(dict.fromkeys(_origin(word) for word in re.split(r"[\s,;]+", text) if word))
 
 
 def pages_text(pages: Sequence[str]) -> str:
-    """Return origins as a person would type them."""
+    """Format a list of origins for editing."""
     return ", ".join(pages)
 
 
 def _origin(word: str) -> str:
-    """Return an origin as browsers send it: without a path, in small letters."""
     if word == ANY_PAGE:
         return word
     try:
@@ -82,23 +76,22 @@ def _origin(word: str) -> str:
     except ValueError:
         is_good = False
     if not is_good:
-        text = tr("“{word}” is not the address of a web page.").format(word=one_line(word, 60))
-        raise EngineError(text, tr("Write it as https://example.org or http://localhost:3000."))
+        text = tr("“{word}” is not a valid web page origin.").format(word=one_line(word, 60))
+        raise EngineError(text, tr("Use a form such as https://example.org."))
     usual = {"http": 80, "https": 443}[parts.scheme]
     port = "" if parts.port in (None, usual) else f":{parts.port}"
     host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
     return f"{parts.scheme}://{host}{port}"
 
 
-ANYWHERE = ("192.0.2.1", 9)
-"""An address of nobody's, kept for examples, to which nothing is sent."""
+ANYWHERE = ("192.0.2.1", 9)  # reserved address (RFC 5737), to which nothing is sent
 
 
 def own_address() -> str:
-    """Return the address of this machine in its network; its name if there is none."""
+    """Return this machine's address in its network, or its host name."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
         try:
-            sock.connect(ANYWHERE)  # chooses a network card; sends nothing
+            sock.connect(ANYWHERE)  # selects a network interface; sends nothing
             return str(sock.getsockname()[0])
         except OSError:
             return socket.gethostname()

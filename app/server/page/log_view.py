@@ -1,4 +1,4 @@
-"""What the window shows of the server's requests."""
+"""Snapshot of the server's requests for the window."""
 
 from __future__ import annotations
 
@@ -11,17 +11,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ShownRequest:
-    """A request as the window shows it.
+    """A request, see `RequestRecord`.
 
     Attributes:
-        number: number of the request, from 1 with each start of the server.
-        began: time when it came, as of `time.time`.
+        number: number of the request, from 1 after each start of the server.
         route: method and path.
-        status: HTTP status; 0 before there is one, 499 if the client has gone before.
-        phase: "waiting", "reading" or "writing"; "ended" for one that is over.
-        read_part: computed part of the prompt while it is being read, from 0 to 1.
-        seconds: how long it took; 0 while it is under way.
-        problem: sentence with which it failed; "" if it did not.
+        read_part: fraction of the prompt computed so far.
     """
 
     number: int
@@ -42,11 +37,11 @@ class ShownRequest:
 
 @dataclass(frozen=True, slots=True)
 class ClientSpeed:
-    """A client's figures.
+    """Statistics of a client.
 
     Attributes:
-        tokens_per_s: speed of its running answers, all together; 0 without any.
-        n_tokens: number of tokens that it has got, those of running answers not counted.
+        tokens_per_s: speed of its running answers together.
+        n_tokens: generated tokens of its ended answers.
     """
 
     client: str
@@ -56,11 +51,11 @@ class ClientSpeed:
 
 @dataclass(frozen=True, slots=True)
 class LogView:
-    """What the server does and has done.
+    """Requests and clients of the server.
 
     Attributes:
-        requests: requests under way, the newest first, then those that ended, the newest first.
-        clients: clients that have got tokens or get some.
+        requests: running requests, then ended ones, each newest first.
+        clients: clients with running or ended answers.
     """
 
     requests: tuple[ShownRequest, ...] = ()
@@ -68,7 +63,7 @@ class LogView:
 
     @property
     def n_running(self) -> int:
-        """Number of requests under way."""
+        """Number of running requests."""
         return sum(request.phase != "ended" for request in self.requests)
 
     @property
@@ -78,7 +73,7 @@ class LogView:
 
 
 def view_of(request_log: RequestLog) -> LogView:
-    """Return a copy of what there is to show; to be called on the server's thread."""
+    """Take a snapshot; call on the server's thread."""
     running = sorted(request_log.running.values(), key=lambda record: -record.number)
     records = [*running, *reversed(request_log.ended)][:MAX_SHOWN]
     speeds = dict(request_log.clients())
@@ -96,5 +91,4 @@ def _shown(record: RequestRecord) -> ShownRequest:
     )  # fmt: skip
 
 
-MAX_SHOWN = 200
-"""Number of requests that are shown."""
+MAX_SHOWN = 200  # maximum number of requests shown

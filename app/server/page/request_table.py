@@ -1,4 +1,4 @@
-"""The table of requests: those under way on top, then the newest."""
+"""The table of requests: running ones first, then the newest."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ class RequestRows(QAbstractTableModel):
     def __init__(self) -> None:
         super().__init__()
         self._rows: tuple[ShownRequest, ...] = ()
-        self.texts: list[tuple[str, ...]] = []  # of each row, as they are asked for often
+        self.texts: list[tuple[str, ...]] = []  # of each row, cached
 
     def show_rows(self, rows: tuple[ShownRequest, ...]) -> None:
-        """Show these requests; rows keep their selection where there are no others."""
+        """Show these requests; the selection stays if they are the same."""
         before, known = self._rows, dict(zip(self._rows, self.texts, strict=True))
         texts = [known.get(row) or _texts(row) for row in rows]
         if [row.number for row in rows] != [row.number for row in before]:
@@ -79,19 +79,19 @@ class RequestRows(QAbstractTableModel):
 
     @Slot()
     def recolour(self) -> None:
-        """Take the colours of another theme."""
+        """Use the colours of the new theme."""
         if self._rows:
             end = self.index(len(self._rows) - 1, len(HEADERS) - 1)
             self.dataChanged.emit(self.index(0, 0), end, [Qt.ItemDataRole.ForegroundRole])
 
 
 class RequestTable(QTableView):
-    """Table of the requests of a server; the clients are shown where there are several."""
+    """Table of requests; the client column is hidden if there is only one client."""
 
     def __init__(self) -> None:
         super().__init__()
         self.rows = RequestRows()
-        self.rows.setParent(self)  # else it may end before
+        self.rows.setParent(self)  # keeps it alive
         self.setModel(self.rows)
         theme_signals().changed.connect(self.rows.recolour)
         self.setAccessibleName(tr("Requests"))
@@ -112,27 +112,24 @@ class RequestTable(QTableView):
         header.setSectionResizeMode(QHeaderView.ResizeMode.Fixed)
 
     def show_requests(self, requests: tuple[ShownRequest, ...]) -> None:
-        """Show these requests."""
         self.rows.show_rows(requests)
         self.setColumnHidden(CLIENT, len({request.client for request in requests}) < 2)
         self._fit_columns()
         self._fit_route()
 
     def _fit_columns(self) -> None:
-        """Give each column what its widest text needs; Qt would ask for all texts each time."""
         header, width_of = self.horizontalHeader(), self.fontMetrics().horizontalAdvance
         for column, texts in enumerate(zip(*self.rows.texts, strict=True)):
             if column == ROUTE or self.isColumnHidden(column):
                 continue
             longest = max(map(len, texts))
-            near = {text for text in texts if len(text) >= longest - 1}  # digits are as wide
+            near = {text for text in texts if len(text) >= longest - 1}  # digits have equal width
             widest = texts.index(max(near, key=width_of))
             needed = self.sizeHintForIndex(self.rows.index(widest, column)).width()
             header.resizeSection(column, max(needed, header.sectionSizeHint(column)))
 
     @Slot()
     def _fit_route(self) -> None:
-        """Give the routes what the other columns leave; the table scrolls sideways if it must."""
         header = self.horizontalHeader()
         others = header.length() - header.sectionSize(ROUTE)
         width = max(px(MIN_ROUTE), self.viewport().width() - others)
@@ -152,7 +149,7 @@ class RequestTable(QTableView):
 
 
 def status_text(request: ShownRequest) -> str:
-    """Return a request's status, or what it is doing."""
+    """Return a request's status, or its state while it is running."""
     if request.phase == "reading":
         return tr("reading {part} %").format(part=round(100 * request.read_part))
     if request.phase in PHASES:
@@ -161,7 +158,7 @@ def status_text(request: ShownRequest) -> str:
 
 
 def rate_text(tokens_per_s: float) -> str:
-    """Return a speed; "" if it is unknown."""
+    """Return a speed, or "" if it is unknown."""
     return decimal(f"{tokens_per_s:.1f}") if tokens_per_s else ""
 
 
@@ -174,7 +171,6 @@ def _texts(request: ShownRequest) -> tuple[str, ...]:
 
 
 def _tip(request: ShownRequest) -> str:
-    """Return what the row has no room for."""
     came = time.strftime("%H:%M:%S", time.localtime(request.began))
     lines = [request.problem, f"{came} {request.client}: {request.route}"]
     if request.model:
@@ -185,7 +181,7 @@ def _tip(request: ShownRequest) -> str:
         seconds = decimal(f"{request.first_token_s:.2f}")
         lines.append(tr("First token after {seconds} s").format(seconds=seconds))
     if request.seconds:
-        lines.append(tr("{seconds} s in all").format(seconds=decimal(f"{request.seconds:.2f}")))
+        lines.append(tr("{seconds} s in total").format(seconds=decimal(f"{request.seconds:.2f}")))
     return "\n".join(filter(None, lines))
 
 

@@ -1,4 +1,4 @@
-"""The server of the window while it runs; HTTP takes long to import, so this is imported late."""
+"""The window's server while it runs; imported late, as HTTP modules take long to import."""
 
 from __future__ import annotations
 
@@ -19,14 +19,13 @@ if TYPE_CHECKING:
 
 
 class RunningServer:
-    """A server on a thread of its own, which uses the window's engine.
+    """A server on its own thread that shares the window's engine.
 
     Args:
-        sharing: the way to the engine.
-        key: what clients must know; "" for nothing.
+        key: API key, or "".
 
     Attributes:
-        address: address for programs on this machine or, if it is on a network, for all.
+        address: its URL for this machine or, on a network, for all.
     """
 
     def __init__(self, sharing: EngineSharing, choices: ServerChoices, key: str) -> None:
@@ -40,10 +39,10 @@ class RunningServer:
         self.address = ""
 
     def start(self) -> None:
-        """Start it.
+        """Start the server.
 
         Raises:
-            EngineError: it cannot listen there.
+            EngineError: it cannot listen.
         """
         self._engine.model = self._sharing.watch(self._engine.on_event)
         try:
@@ -56,12 +55,12 @@ class RunningServer:
         self.address = address if is_local else f"http://{own_address()}:{port}"
 
     def stop(self) -> None:
-        """End it and its answers, within two seconds."""
+        """Stop the server and its answers, within two seconds."""
         self._thread.stop()
         self._sharing.on_event = None
 
     def view(self, then: Callable[[LogView], None]) -> None:
-        """Have `then` called on the server's thread with what the server notes, if it runs."""
+        """Call `then` with a snapshot on the server's thread, if it runs."""
         context = self._context
         if context is not None:
             self._thread.call(lambda: then(view_of(context.request_log)))
@@ -72,9 +71,8 @@ class RunningServer:
 
 
 def _hints() -> ServerHints:
-    """Return what refusals say that can be done in the window."""
-    pages = tr("Web pages may ask (CORS)")
+    pages = tr("Allow web pages (CORS)")
     return ServerHints(
-        host=tr("Use the address that Tandem shows under “{page}”.").format(page=tr("Server")),
+        host=tr("Use the address shown under “{page}” in Tandem.").format(page=tr("Server")),
         page=tr("Add them under “{switch}” in Tandem.").format(switch=pages),
     )

@@ -1,4 +1,4 @@
-"""The server page: the switch, the address, the requests, who may use it, and an example."""
+"""The server page: switch, address, requests, access settings and an example."""
 
 from __future__ import annotations
 
@@ -30,15 +30,11 @@ from engine import EngineError, one_line
 
 
 class SwitchRow(QWidget):
-    """A switch, its name, and a sentence on what it means.
+    """A switch with a title and an explanation; `below` is the layout underneath."""
 
-    Attributes:
-        below: what is shown under the sentence, from the top.
-    """
+    toggled = Signal(bool)  # by the user
 
-    toggled = Signal(bool)  # by a person
-
-    def __init__(self, title: str, help: str) -> None:  # noqa: A002 the word for it
+    def __init__(self, title: str, help: str) -> None:  # noqa: A002
         super().__init__()
         self._switch = Switch()
         self._switch.setAccessibleName(title)
@@ -61,35 +57,29 @@ class SwitchRow(QWidget):
 
     @property
     def is_on(self) -> bool:
-        """Whether the switch is on."""
         return self._switch.isChecked()
 
     def set_on(self, on: bool, *, is_locked: bool = False) -> None:
-        """Show the switch on or off, without a signal.
-
-        Args:
-            is_locked: whether a person cannot change it.
-        """
+        """Set the switch without a signal; `is_locked` disables it."""
         self._switch.setChecked(on)
         self._switch.setEnabled(not is_locked)
 
     def set_help(self, text: str) -> None:
-        """Say what the switch means."""
+        """Set the explanation."""
         self._help.setText(text)
         self._switch.setAccessibleDescription(text)
 
     @Slot()
     def press(self) -> None:
-        """Press the switch."""
         self._switch.click()
 
 
 class CopiedText(QWidget):
-    """A text in one line that can be selected, with a button that copies it.
+    """A line of selectable text with a copy button.
 
     Args:
-        name: its name for screen readers.
-        copy: words of the button.
+        name: accessible name.
+        copy: tooltip of the button.
     """
 
     def __init__(self, name: str, copy: str) -> None:
@@ -105,23 +95,19 @@ class CopiedText(QWidget):
         self.row.addWidget(self.copy_button)
 
     def set_text(self, text: str) -> None:
-        """Show a text from its beginning."""
+        """Set the text and show its start."""
         if text != self.edit.text():
             self.edit.setText(text)
             self.edit.setCursorPosition(0)
 
     @Slot()
     def copy(self) -> None:
-        """Put the text into the clipboard."""
+        """Copy the text to the clipboard."""
         QGuiApplication.clipboard().setText(self.edit.text())
 
 
 class ExampleText(QFrame):
-    """Lines for a terminal that can be selected, with a button that copies them.
-
-    Args:
-        copy: words of the button.
-    """
+    """Terminal lines with a copy button; `copy` is its tooltip."""
 
     def __init__(self, copy: str) -> None:
         super().__init__()
@@ -137,46 +123,45 @@ class ExampleText(QFrame):
         row.addWidget(self.copy_button, 0, Qt.AlignmentFlag.AlignTop)
 
     def set_text(self, text: str) -> None:
-        """Show other lines."""
         self._text.setText(text)
 
     @Slot()
     def copy(self) -> None:
-        """Put the lines into the clipboard."""
+        """Copy the lines to the clipboard."""
         QGuiApplication.clipboard().setText(self._text.text())
 
 
 class AccessSettings(QWidget):
-    """Three switches, with the key and the list of web pages below two of them."""
+    """Switches for the key, the network and web pages."""
 
     chosen = Signal(str, object)  # name and value of a setting
     key_renewed = Signal()
 
     def __init__(self) -> None:
         super().__init__()
-        self.needs_key = SwitchRow(tr("Ask for a key"), "")
+        self.needs_key = SwitchRow(tr("Require a key"), "")
         self.network = SwitchRow(
             tr("Reachable from the network"),
             tr(
-                "Other machines can use the model with the key. What is sent is not encrypted, so"
-                " switch it on only in networks that you trust."
+                "Other machines can use the model with the key. The traffic is not encrypted, so"
+                " only enable this in trusted networks."
             ),
         )
         self.for_pages = SwitchRow(
-            tr("Web pages may ask (CORS)"),
-            tr("Pages in a browser can use the model. Without it, only programs can."),
+            tr("Allow web pages (CORS)"),
+            tr("Web pages in a browser can use the model. Otherwise, only programs can."),
         )
         self.key = CopiedText(tr("Key"), tr("Copy the key"))
         self.key.edit.setEchoMode(QLineEdit.EchoMode.Password)
         self.show_key = button(tr("Show"), "quiet", tr("Show the key"))
         self.show_key.setCheckable(True)
         self.new_key = button(tr("New key"), "quiet", tr("New key"))
-        set_tip(self.new_key, tr("Programs with the old key are refused from then on."))
+        set_tip(self.new_key, tr("Programs with the old key will be refused."))
         self.key.row.addWidget(self.show_key)
         self.key.row.addWidget(self.new_key)
         self.key_problem, self.pages_problem = label(role="shortage"), label(role="shortage")
         self.pages = QLineEdit()
-        self.pages.setAccessibleName(tr("Web pages that may ask"))
+        self.pages.setAccessibleName(tr("Allowed web pages"))
         self.pages.setPlaceholderText("http://localhost:3000, https://example.org")
         self._build()
 
@@ -201,13 +186,13 @@ class AccessSettings(QWidget):
         self.pages.editingFinished.connect(self._choose_pages)
 
     def show_settings(self, settings: Settings, key: str, key_problem: str) -> None:
-        """Show what is chosen, and the key; "" while it is unknown."""
+        """Show the settings and the key; "" while it is unknown."""
         is_locked = settings.server_on_network
         self.needs_key.set_on(is_locked or settings.server_needs_key, is_locked=is_locked)
         self.needs_key.set_help(
-            tr("Always so while the server is reachable from the network.")
+            tr("Always required while the server is reachable from the network.")
             if is_locked
-            else tr("Programs of other people on this machine cannot use the model without it.")
+            else tr("Prevents programs of other users on this machine from using the model.")
         )
         self.network.set_on(settings.server_on_network)
         self.for_pages.set_on(settings.server_for_pages)
@@ -243,16 +228,15 @@ class AccessSettings(QWidget):
 
 
 MAX_PORT = 65535
-MAX_CLIENTS = 6
-"""Number of clients that are named; the others are counted."""
+MAX_CLIENTS = 6  # maximum number of clients with their own line
 
 
 class ServerPanel(QWidget):
     """Page of the server.
 
     Attributes:
-        main: the switch of the server; the sentence below says what it is doing.
-        problem: says why the server does not run.
+        main: switch of the server, with its state below.
+        problem: why the server does not run.
     """
 
     shown = Signal()
@@ -278,29 +262,25 @@ class ServerPanel(QWidget):
         self.show_view(LogView())
 
     def show_settings(self, settings: Settings, key: str, key_problem: str) -> None:
-        """Show what is chosen, and the key; "" while it is unknown."""
+        """Show the settings and the key; "" while it is unknown."""
         show_number(self.port, settings.server_port)
         self.at_start.setChecked(settings.server_at_start)
         self.access.show_settings(settings, key, key_problem)
 
     def show_state(self, *, is_on: bool, state: str, problem: str) -> None:
-        """Show whether the server is switched on, what it is doing, and why it is not running."""
+        """Show the state of the server, and why it does not run."""
         self.main.set_on(is_on)
         self.main.set_help(state)
         self.problem.setText(problem)
         self.problem.setVisible(bool(problem))
 
     def show_address(self, url: str, *, needs_key: bool) -> None:
-        """Show the address for programs, and how to use it.
-
-        Args:
-            url: the address with "/v1".
-        """
+        """Show the base URL (with "/v1") and an example."""
         self.address.set_text(url)
         self.example.set_text(example_text(url, needs_key=needs_key))
 
     def show_view(self, view: LogView) -> None:
-        """Show the requests and the clients."""
+        """Show requests and clients."""
         self.table.show_requests(view.requests)
         self.table.setVisible(bool(view.requests))
         self.no_requests.setVisible(not view.requests)
@@ -309,7 +289,7 @@ class ServerPanel(QWidget):
 
     def _build(self) -> None:
         self.port.setAccessibleName(tr("Port"))
-        self.port.setKeyboardTracking(False)  # else each digit would start the server again
+        self.port.setKeyboardTracking(False)  # otherwise each digit would restart the server
         ignore_wheel(self.port)
         self.problem.setWordWrap(True)
         self.clients.setWordWrap(True)
@@ -322,7 +302,7 @@ class ServerPanel(QWidget):
         column.addWidget(label(tr("Base URL for programs"), role="muted"))
         column.addWidget(self.address)
         column.addLayout(self._port_row())
-        column.addWidget(self.at_start)  # beside the port it is too wide for a narrow panel
+        column.addWidget(self.at_start)  # next to the port it is too wide for a narrow panel
         column.addWidget(line())
         column.addWidget(label(tr("Requests"), role="heading"))
         column.addWidget(self.clients)
@@ -351,7 +331,7 @@ class ServerPanel(QWidget):
 
     @Slot()
     def press(self) -> None:
-        """Press the switch of the server."""
+        """Toggle the server."""
         self.main.press()
 
     def showEvent(self, event: QShowEvent) -> None:
@@ -364,7 +344,7 @@ class ServerPanel(QWidget):
 
 
 def state_text(view: LogView) -> str:
-    """Return what a running server is doing: "Answering 3 requests, 41.0 tok/s"."""
+    """Return the state of a running server: "Answering 3 requests, 41.0 tok/s"."""
     if not view.n_running:
         return tr("Waiting for requests")
     text = tr_n("Answering {n} request", "Answering {n} requests", view.n_running)
@@ -373,7 +353,7 @@ def state_text(view: LogView) -> str:
 
 
 def clients_text(clients: Sequence[ClientSpeed]) -> str:
-    """Return a line for each client: its speed now and its tokens."""
+    """Return a line for each client with its speed and tokens."""
     lines = [_client_line(client) for client in clients[:MAX_CLIENTS]]
     if n := len(clients[MAX_CLIENTS:]):
         lines.append(tr_n("{n} more client", "{n} more clients", n))
@@ -389,7 +369,7 @@ def _client_line(client: ClientSpeed) -> str:
 
 
 def example_text(url: str, *, needs_key: bool) -> str:
-    """Return a line for a terminal that asks the server something."""
+    """Return a terminal command that sends a request."""
     key = ' -H "Authorization: Bearer YOUR_KEY"' * needs_key
     body = r'"{\"messages\": [{\"role\": \"user\", \"content\": \"Hello\"}]}"'
     header = '-H "Content-Type: application/json"'
@@ -397,12 +377,11 @@ def example_text(url: str, *, needs_key: bool) -> str:
 
 
 class ServerChip(Chip):
-    """Chip that is there while the server runs; a press leads to its page."""
+    """Chip shown while the server runs; it opens the server page."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         set_tip(self, tr("Other programs can use the model. Click to see the server."))
 
     def show_running(self, is_running: bool) -> None:
-        """Show whether the server runs."""
         self.set_texts((tr("Server on"), tr("Server")) if is_running else ())

@@ -1,4 +1,4 @@
-"""Connects the server page with the server, and has it look once a second while it is seen."""
+"""Presenter of the server page; refreshes it once a second while it is visible."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LOOK_MS = 1000
 
 
 class ServerPresenter(QObject):
-    """What fills the server page, until `close`."""
+    """Connects the server page with the session, until `close`."""
 
     def __init__(
         self, session: ServerSession, panel: ServerPanel, client: EngineClient, parent: QObject
@@ -35,12 +35,11 @@ class ServerPresenter(QObject):
         self.refresh()
 
     def close(self) -> None:
-        """Look no more."""
         self._timer.stop()
 
     @Slot()
     def refresh(self) -> None:
-        """Show the server as it is."""
+        """Update the page."""
         session, panel = self._session, self._panel
         choices = session.choices
         if not session.address:

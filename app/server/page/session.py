@@ -1,4 +1,4 @@
-"""The server as the window has it: on or off, its address, its key, and what went wrong."""
+"""The window's server: whether it runs, its address, key and errors."""
 
 from __future__ import annotations
 
@@ -21,24 +21,21 @@ if TYPE_CHECKING:
     from app.server.page.running import RunningServer
 
 
-KEY_NAME: Final = "server of this window"
-"""Name of the server's key among the keys of other servers."""
-
+KEY_NAME: Final = "server of this window"  # name of the server's key in the key store
 KEY_BYTES = 24
-"""Number of random bytes of a new key."""
 
 KEY_CLOSE_S = 0.5
-"""Longest wait for a keyring at the end, in seconds; it may be asking the person something."""
+"""Timeout in seconds for the keyring at the end, as it may be asking the user something."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Outcome:
-    """What a change of the server has come to.
+    """Result of starting or stopping the server.
 
     Attributes:
         number: number of the change.
-        address: address of the server; "" if none runs.
-        error: why none runs that should; None if that is so.
+        address: URL of the server, or "" if none runs.
+        error: why it could not be started, if so.
     """
 
     number: int
@@ -48,24 +45,22 @@ class _Outcome:
 
 @dataclass(frozen=True, slots=True)
 class _KeptKey:
-    """A key, and whether it is there after a restart."""
-
     key: str
     is_kept: bool
 
 
 class ServerSession(QObject):
-    """Starts, restarts and ends the server on threads, as the settings say.
+    """Starts, restarts and stops the server on a thread, according to the settings.
 
     Args:
-        keep: uses other settings, and has them written.
+        keep: saves settings.
 
     Attributes:
         is_wanted: whether the server is switched on.
-        address: its address while it runs, such as "http://127.0.0.1:11435"; else "".
-        problem: sentences on why it does not run though it was switched on; else "".
-        key: its key; "" until it is known.
-        key_problem: sentence on why the key is lost at the end; else "".
+        address: its URL while it runs, such as "http://127.0.0.1:11435"; otherwise "".
+        problem: why it does not run although it was switched on, or "".
+        key: its API key; "" until it is known.
+        key_problem: warning if the key could not be saved, or "".
     """
 
     changed = Signal()
@@ -79,7 +74,7 @@ class ServerSession(QObject):
         self._sharing, self._settings, self._keep = client.sharing, settings, keep
         self.is_wanted = self._has_begun = self._is_closed = False
         self.address = self.problem = self.key = self.key_problem = ""
-        self._running: RunningServer | None = None  # changed by the job alone
+        self._running: RunningServer | None = None  # changed only by the job
         self._n_asked = self._n_done = 0
         self._job = LatestJob("tandem-serving", self)
         self._job.done.connect(self._on_done)
@@ -98,24 +93,24 @@ class ServerSession(QObject):
 
     @property
     def is_changing(self) -> bool:
-        """Whether the server is being started or ended."""
+        """Whether the server is starting or stopping."""
         return self._n_asked != self._n_done or (self.is_wanted and not self.address)
 
     @Slot()
     def begin(self) -> None:
-        """Start it if it starts with the window; does nothing later."""
+        """Start the server once, if it starts with the window."""
         if not self._has_begun and self._settings.current.server_at_start:
             self.switch(True)
         self._has_begun = True
 
     @Slot(bool)
     def switch(self, on: bool) -> None:
-        """Start or end the server."""
+        """Start or stop the server."""
         self.is_wanted, self.problem = on, ""
         self._apply()
 
     def change(self, **values: Any) -> None:
-        """Change settings of the server, which is started again if it runs."""
+        """Change settings, restarting the server if necessary."""
         before = self.choices
         self._keep(replace(self._settings.current, **values))
         if self.choices != before:
@@ -127,22 +122,22 @@ class ServerSession(QObject):
 
     @Slot()
     def want_key(self) -> None:
-        """Find the key, or make one if there is none."""
+        """Load the key, or make one."""
         self._key_job.run(lambda: _kept_key(is_new=False))
 
     @Slot()
     def renew_key(self) -> None:
-        """Make another key; programs that know the old one are refused from then on."""
+        """Make a new key, which invalidates the old one."""
         self._key_job.run(lambda: _kept_key(is_new=True))
 
     @Slot()
     def look(self) -> None:
-        """Have `viewed` tell what the server does, if it runs."""
+        """Request a snapshot, emitted as `viewed`."""
         if self._running is not None and self.address:
             self._running.view(self.viewed.emit)
 
     def close(self) -> None:
-        """End the server, and wait for the threads."""
+        """Stop the server, and wait for the threads."""
         self._is_closed = True
         self.is_wanted = False
         self._key_job.close(KEY_CLOSE_S)
@@ -152,10 +147,9 @@ class ServerSession(QObject):
             self._running = None
 
     def _apply(self) -> None:
-        """Start the server anew, or end it."""
         choices = self.choices if self.is_wanted else None
         if choices is not None and choices.needs_key and not self.key:
-            self.want_key()  # which leads back here
+            self.want_key()  # continues here
         else:
             self._n_asked += 1
             number, key = self._n_asked, self.key if choices and choices.needs_key else ""
@@ -163,13 +157,13 @@ class ServerSession(QObject):
         self.changed.emit()
 
     def _replace(self, number: int, choices: ServerChoices | None, key: str) -> _Outcome:
-        """End the server and start another one, if one is wanted; runs on the job's thread."""
+        """Stop the server and start another one if requested; runs on the job's thread."""
         if self._running is not None:
             self._running.stop()
             self._running = None
         if choices is None or self._is_closed:
             return _Outcome(number)
-        from app.server.page.running import RunningServer  # late: HTTP takes long to import
+        from app.server.page.running import RunningServer  # imported late: HTTP is slow to import
 
         server = RunningServer(self._sharing, choices, key)
         try:
@@ -186,7 +180,7 @@ class ServerSession(QObject):
         self._n_done, self.address = outcome.number, outcome.address
         if outcome.error is not None:
             self.is_wanted = False
-            hint = tr("Choose another port.")  # the server's own names options of a command
+            hint = tr("Choose another port.")  # the error's own hint names command-line options
             self.problem = f"{translated(outcome.error.message)} {hint}"
         self.changed.emit()
 
@@ -194,7 +188,7 @@ class ServerSession(QObject):
     def _on_key(self, found: _KeptKey) -> None:
         is_other, self.key = found.key != self.key, found.key
         self.key_problem = (
-            "" if found.is_kept else tr("The key cannot be saved. It is lost when Tandem ends.")
+            "" if found.is_kept else tr("The key cannot be saved. It is lost when Tandem closes.")
         )
         if self.is_wanted and is_other and self.choices.needs_key:
             self._apply()
@@ -202,7 +196,7 @@ class ServerSession(QObject):
 
 
 def _kept_key(*, is_new: bool) -> _KeptKey:
-    """Return the key that is kept, or a new one, which is kept; waits for the keyring."""
+    """Return the stored key, or store a new one; may block on the keyring."""
     import secrets
 
     from app.core.system_keyring import SecretStore

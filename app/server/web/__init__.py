@@ -1,4 +1,1 @@
-"""HTTP: access control, routes, responses and the running server. Knows no protocol by name.
-
-Only `site` lists the protocols that there are, and `operation` has one's errors by default.
-"""
+"""HTTP: access control, routes, responses and the running server; `routes` lists the protocols."""

@@ -1,7 +1,7 @@
-"""Access control: hosts, web pages and keys are checked before anything else.
+"""Access control: host names, web pages and API keys.
 
-A web page of anywhere can make a browser send requests to this machine, also under a name that its
-owner points here (DNS rebinding). So only names of this machine count, and pages that are listed.
+Any web page can make a browser send requests to this machine, also under a name that resolves to it
+(DNS rebinding). So only this machine's names are accepted, and only listed origins.
 """
 
 from __future__ import annotations
@@ -19,17 +19,14 @@ from app.server.settings import ServerSettings
 from app.server.web.responses import ErrorShape, refusal_response
 from engine import EngineError
 
-OPEN_PATHS = ("/health",)
-"""Paths that need no key; they tell nothing but that there is a server."""
-
+OPEN_PATHS = ("/health",)  # paths that need no key and reveal nothing
 METHODS = "GET, POST, OPTIONS"
 
 MIN_KEY = 8
-"""Least number of characters of a key."""
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether only this machine reaches an address."""
+    """Return whether an address is only reachable from this machine."""
     if host == "localhost":
         return True
     try:
@@ -39,28 +36,30 @@ def is_loopback(host: str) -> bool:
 
 
 def check_settings(settings: ServerSettings) -> None:
-    """Check that a server with these settings would be safe.
+    """Check that a server with these settings is safe.
 
     Raises:
-        EngineError: other machines could reach it without a key, or the key is too short.
+        EngineError: it is reachable from other machines without a key, or the key is invalid.
     """
     if not settings.key and not is_loopback(settings.host):
         raise EngineError(
-            f"A server on {settings.host} can be reached from other machines, and needs a key.",
+            "A server on {host} is reachable from other machines, so it needs a key.",
             "Set one with --api-key-file or TANDEM_API_KEY.",
+            host=settings.host,
         )
     if settings.key and (len(settings.key) < MIN_KEY or not settings.key.isprintable()):
         raise EngineError(
-            f"A key has at least {MIN_KEY} characters, and none that cannot be seen.",
-            "For example what `openssl rand -hex 16` prints.",
+            "The key needs at least {n} printable characters.",
+            "Generate one with: openssl rand -hex 16",
+            n=MIN_KEY,
         )
 
 
 class AccessMiddleware:
-    """Guard of an ASGI application.
+    """Access control of an ASGI application.
 
     Args:
-        shape_of: returns the document in which a refusal is told to who has asked for a path.
+        shape_of: returns the error format of a path.
     """
 
     def __init__(
@@ -93,10 +92,10 @@ class AccessMiddleware:
         await self._app(scope, receive, self._sharing(origin, send))
 
     def _check_host(self, headers: Headers) -> None:
-        """Check that the client knows the server by a name of its own.
+        """Check the Host header.
 
         Raises:
-            Refusal: it is another name, as where a web page's owner points one here.
+            Refusal: it is unknown, e.g. because of DNS rebinding.
         """
         name = _host_name(headers.get("host", ""))
         if name in self._names:
@@ -106,27 +105,22 @@ class AccessMiddleware:
         except ValueError:
             pass
         else:
-            has_zone = "%" in name  # any text, and no client sends one
+            has_zone = "%" in name  # an arbitrary text that no client sends
             if not has_zone and (address.is_loopback or not self._is_local):
                 return
         raise Refusal(
-            403, f"This server is not known as {name[:100] or 'nothing'}.",
-            self._settings.hints.host, code="host_not_allowed",
+            403, "The host name {name} is not allowed.", self._settings.hints.host,
+            code="host_not_allowed", name=name[:100] or "''",
         )  # fmt: skip
 
     def _check_origin(self, origin: str | None, headers: Headers) -> None:
-        """Check that no web page asks but those that are listed.
-
-        Raises:
-            Refusal: it is another one.
-        """
         if origin is None or self._allows(origin):
             return
         if origin.partition("://")[2] == headers.get("host"):
             return  # a page of this server
         raise Refusal(
-            403, f"Web pages of {origin[:100]} may not ask this server.",
-            self._settings.hints.page, code="origin_not_allowed",
+            403, "Web pages of {origin} may not use this server.", self._settings.hints.page,
+            code="origin_not_allowed", origin=origin[:100],
         )  # fmt: skip
 
     def _allows(self, origin: str | None) -> bool:
@@ -134,36 +128,30 @@ class AccessMiddleware:
         return origin is not None and (origin in listed or "*" in listed)
 
     def _check_key(self, path: str, headers: Headers) -> None:
-        """Check that the client knows the key.
-
-        Raises:
-            Refusal: it does not.
-        """
         if not self._settings.key or path in OPEN_PATHS:
             return
         scheme, _, token = headers.get("authorization", "").partition(" ")
-        given = token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
-        if not hmac.compare_digest(given.encode("latin-1"), self._settings.key.encode()):
+        key = token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
+        if not hmac.compare_digest(key.encode("latin-1"), self._settings.key.encode()):
             raise Refusal(
                 401, "The key is missing or wrong.", "Send it as Authorization: Bearer KEY.",
                 code="invalid_api_key",
             )  # fmt: skip
 
     async def _answer_preflight(self, origin: str | None, headers: Headers, send: Send) -> None:
-        """Answer a browser that asks whether a page may send a request."""
-        wanted = headers.get("access-control-request-headers", "")
-        found = [
+        requested = headers.get("access-control-request-headers", "")
+        response_headers = [
             (b"access-control-allow-methods", METHODS.encode()),
-            (b"access-control-allow-headers", wanted.encode("latin-1")),
+            (b"access-control-allow-headers", requested.encode("latin-1")),
             (b"access-control-max-age", b"600"),
             (b"access-control-allow-private-network", b"true"),
         ]
         send = self._sharing(origin, send)
-        await send({"type": "http.response.start", "status": 204, "headers": found})
+        start = {"type": "http.response.start", "status": 204, "headers": response_headers}
+        await send(start)
         await send({"type": "http.response.body", "body": b""})
 
     def _sharing(self, origin: str | None, send: Send) -> Send:
-        """Return a sender that lets a listed page read the response."""
         if origin is None or not self._allows(origin):
             return send
         more = [
@@ -180,7 +168,6 @@ class AccessMiddleware:
 
 
 def _host_name(host: str) -> str:
-    """Return the name in a Host header, without its port, brackets and last dot."""
     if host.startswith("["):
         return host[1:].partition("]")[0]
     return host.partition(":")[0].lower().rstrip(".")

@@ -1,4 +1,4 @@
-"""The description of the server in OpenAPI 3.1, made of the operations and their requests."""
+"""HTTP operations, and their description in OpenAPI 3.1."""
 
 from __future__ import annotations
 
@@ -16,21 +16,20 @@ from app.server.web.responses import ErrorShape
 from engine import JsonSchema, document_schema, package_version
 
 Act = Callable[[ServerContext, RequestRecord, Any], Awaitable[Response]]
-"""What answers a request: its body as the operation's type, or the bare request if it has none."""
+"""Handler: takes the validated body, or the bare request if there is none; may raise `Refusal`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """An HTTP method of a path, with its request and its handler.
+    """An HTTP method of a path, with its request type and handler.
 
     Attributes:
-        path: path as Starlette writes it.
-        summary: what it does, in a sentence.
-        takes: type of its body; None for none.
-        streams: type of its answer where it comes bit by bit; "" if it never does.
-        media_type: type of its answer where it is no JSON.
-        shape: the document in which it tells refusals.
-        has_pictures: whether its body may have pictures.
+        path: path in Starlette's syntax.
+        takes: type of its body, if any.
+        streams: media type of its streamed response, or "".
+        media_type: media type of its response.
+        shape: format of its errors.
+        has_pictures: whether its body may contain images.
     """
 
     path: str
@@ -44,33 +43,33 @@ class Operation:
 
     @property
     def method(self) -> str:
-        """The HTTP method: POST where there is a body."""
+        """The HTTP method: POST if there is a body."""
         return "GET" if self.takes is None else "POST"
 
 
 STATUSES = {
-    "400": "The request cannot be answered as it is.",
+    "400": "The request is invalid.",
     "401": "The key is missing or wrong.",
-    "403": "The host or web page may not ask.",
+    "403": "The host name or web page is not allowed.",
     "404": "There is no such model or path.",
-    "408": "The request came too slowly.",
+    "408": "The request or its reader was too slow.",
     "413": "The request is too large.",
     "429": "Too many answers are waiting.",
-    "500": "The engine has failed.",
+    "500": "The engine failed.",
     "503": "The model cannot be loaded now.",
 }
-"""What operations may answer instead, by HTTP status."""
+"""Descriptions of error responses by HTTP status."""
 
 ERROR: JsonSchema = {
     "type": "object",
     "required": ["error"],
     "properties": {"error": {"type": "object", "required": ["message"]}},
 }
-"""What stands in such an answer, whatever the protocol."""
+"""Common schema of error responses."""
 
 
 def openapi_document(operations: Sequence[Operation]) -> dict[str, Any]:
-    """Return the description of all operations."""
+    """Return the OpenAPI document of all operations."""
     named: dict[str, JsonSchema] = {"Error": ERROR}
     paths: dict[str, Any] = {}
     for operation in operations:
@@ -98,17 +97,17 @@ def _described(operation: Operation, path: str, named: dict[str, JsonSchema]) ->
     responses = {
         status: {"description": text, "content": error} for status, text in STATUSES.items()
     }
-    found: dict[str, Any] = {
+    document: dict[str, Any] = {
         "summary": operation.summary,
         "responses": {"200": {"description": "The answer.", "content": content}, **responses},
     }
     if names := re.findall(r"{(\w+)}", path):
-        found["parameters"] = [
+        document["parameters"] = [
             {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
             for name in names
         ]
     if operation.takes is not None:
         schema = document_schema(operation.takes, named)
         body = {"application/json": {"schema": schema}}
-        found["requestBody"] = {"required": True, "content": body}
-    return found
+        document["requestBody"] = {"required": True, "content": body}
+    return document

@@ -1,4 +1,4 @@
-"""Responses that end with their client: what computes them is cancelled when it has gone."""
+"""Responses whose computation is cancelled when the client disconnects."""
 
 from __future__ import annotations
 
@@ -20,31 +20,29 @@ log = logging.getLogger(__name__)
 Document = dict[str, Any]
 
 ErrorShape = Callable[[Refusal], Document]
-"""The document in which a protocol tells a refusal."""
+"""Converts a refusal to a protocol's error document."""
 
 PING = b": ping\n\n"
 
 EVENTS = "text/event-stream"
-"""Type of a stream of server-sent events."""
 
-GONE = 499
-"""Status noted for a client that has gone before its answer, as nginx has it."""
+GONE = 499  # logged status if the client disconnected before the response, as in nginx
 
 
 def json_bytes(document: object) -> bytes:
-    """Return a document as compact JSON."""
+    """Serialize a document as compact JSON."""
     return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
 
 
 def json_response(
     document: object, status: int = 200, headers: dict[str, str] | None = None
 ) -> Response:
-    """Return a response with a JSON document."""
+    """Return a JSON response."""
     return Response(json_bytes(document), status, headers, media_type="application/json")
 
 
 def refusal_response(refusal: Refusal, shape: ErrorShape) -> Response:
-    """Return the response that tells a refusal."""
+    """Return the error response of a refusal."""
     headers = {}
     if refusal.retry_after_s is not None:
         headers["retry-after"] = str(refusal.retry_after_s)
@@ -54,17 +52,13 @@ def refusal_response(refusal: Refusal, shape: ErrorShape) -> Response:
 
 
 def event_bytes(document: object, name: str = "") -> bytes:
-    """Return a server-sent event with a JSON document."""
+    """Return a server-sent event with JSON data."""
     begin = f"event: {name}\n".encode() if name else b""
     return begin + b"data: " + json_bytes(document) + b"\n\n"
 
 
 class AwaitedJson(Response):
-    """A JSON document that takes long to make.
-
-    Args:
-        make: makes the document; cancelled when the client has gone.
-    """
+    """A JSON response that takes long to compute; `make` is cancelled if the client disconnects."""
 
     def __init__(self, make: Callable[[], Awaitable[Document]], shape: ErrorShape) -> None:
         self._make, self._shape = make, shape
@@ -74,7 +68,7 @@ class AwaitedJson(Response):
             try:
                 response = json_response(await self._make())
             except EngineError as error:
-                response = _events(scope, error, self._shape)
+                response = _error_response(scope, error, self._shape)
             await response(scope, receive, send)
 
         await _until_gone(scope, receive, work)
@@ -83,14 +77,14 @@ class AwaitedJson(Response):
 class EventStream(Response):
     """A stream of server-sent events.
 
-    Its status and headers are sent with the first event, so that what is refused before has a
-    status of its own; or with the first sign of life.
+    Status and headers are sent with the first event or ping, so that earlier errors have their own
+    status.
 
     Args:
-        frames: events as bytes; closed when the client has gone.
-        ping_s: interval of comments that show that the server is at work; None for none.
-        last_words: returns the event that tells a refusal in the middle of the stream.
-        media_type: type of the stream, where it is one of other documents.
+        frames: events as bytes; closed if the client disconnects.
+        ping_s: interval of comments that keep the connection alive; None for none.
+        last_words: makes the event for an error in the stream.
+        media_type: media type, if the stream has other documents.
     """
 
     def __init__(
@@ -123,21 +117,20 @@ class EventStream(Response):
         except EngineError as error:
             if not self._is_started:
                 self._is_started = True
-                await _events(scope, error, self._shape)(scope, receive, send)
+                await _error_response(scope, error, self._shape)(scope, receive, send)
                 return
-            await self._tell_end(send, _noted(scope, error))
-        except Exception:  # a bug must not end a stream without a word
+            await self._send_error(send, _logged(scope, error))
+        except Exception:  # a bug must not end a stream silently
             if self._is_started:
-                await self._tell_end(send, server_bug())
+                await self._send_error(send, server_bug())
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
             raise
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def _tell_end(self, send: Send, refusal: Refusal) -> None:
+    async def _send_error(self, send: Send, refusal: Refusal) -> None:
         await self._send(send, self._last_words(self._shape(refusal)))
 
     async def _ping(self, send: Send, interval_s: float) -> None:
-        """Send a comment whenever nothing else was sent for a while."""
         loop = asyncio.get_running_loop()
         self._sent_at = loop.time()
         while True:
@@ -151,26 +144,24 @@ class EventStream(Response):
             headers = [
                 (b"content-type", f"{self._type}; charset=utf-8".encode()),
                 (b"cache-control", b"no-cache"),
-                (b"x-accel-buffering", b"no"),  # nginx would hold the events back
+                (b"x-accel-buffering", b"no"),  # nginx would buffer the events
             ]
             await send({"type": "http.response.start", "status": 200, "headers": headers})
         self._sent_at = asyncio.get_running_loop().time()
         await send({"type": "http.response.body", "body": frame, "more_body": True})
 
 
-def _events(scope: Scope, error: EngineError, shape: ErrorShape) -> Response:
-    return refusal_response(_noted(scope, error), shape)
+def _error_response(scope: Scope, error: EngineError, shape: ErrorShape) -> Response:
+    return refusal_response(_logged(scope, error), shape)
 
 
-def _noted(scope: Scope, error: EngineError) -> Refusal:
-    """Return an error as a refusal, which the request's record then has."""
+def _logged(scope: Scope, error: EngineError) -> Refusal:
     refusal = refusal_of(error)
     scope["state"]["record"].problem = str(refusal)
     return refusal
 
 
 async def _until_gone(scope: Scope, receive: Receive, work: Callable[[], Awaitable[None]]) -> None:
-    """Do some work; cancel it when the client has gone."""
     working = asyncio.ensure_future(work())
     leaving = asyncio.ensure_future(_gone(receive))
     try:

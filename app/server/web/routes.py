@@ -1,4 +1,4 @@
-"""The ASGI application: routes, their requests, and what happens around all of them."""
+"""The ASGI application: routes, request logging and errors."""
 
 from __future__ import annotations
 
@@ -37,28 +37,24 @@ from engine import EngineError
 
 log = logging.getLogger(__name__)
 
-OLLAMA_PATHS = "/api"
-"""Beginning of the paths of Ollama's protocol."""
-
-OPERATIONS = (*OPENAI, *RESPONSES, *ANTHROPIC, *STATE)
-"""Operations of every server."""
-
+OLLAMA_PATHS = "/api"  # prefix of Ollama's paths
+OPERATIONS = (*OPENAI, *RESPONSES, *ANTHROPIC, *STATE)  # operations of all servers
 SHAPES: Mapping[str, ErrorShape] = {"/v1/messages": anthropic_error, OLLAMA_PATHS: ollama_error}
-"""Documents that tell refusals, by the beginning of paths; all others have OpenAI's."""
+"""Error formats by path prefix; the default is OpenAI's."""
 
 
 def make_app(context: ServerContext) -> Starlette:
-    """Return the application that answers for a context."""
+    """Return the ASGI application of a context."""
     operations = OPERATIONS + (OLLAMA if context.settings.has_ollama else ())
 
-    @cache  # many clients that ask for it would hold up all others
+    @cache  # it takes a while, during which all other clients would wait
     def description() -> bytes:
         return json_bytes(openapi_document(operations))
 
     async def describe(context: ServerContext, record: RequestRecord, request: Request) -> Response:
         return Response(description(), media_type="application/json")
 
-    page = Operation("/openapi.json", "Describe the server in OpenAPI.", describe)
+    page = Operation("/openapi.json", "Return this OpenAPI document.", describe)
     return Starlette(
         routes=[_route(context, one) for one in (*operations, page)],
         middleware=[
@@ -70,9 +66,9 @@ def make_app(context: ServerContext) -> Starlette:
 
 
 def shape_of(path: str) -> ErrorShape:
-    """Return the document in which the protocol of a path tells refusals."""
-    found = (shape for begin, shape in SHAPES.items() if f"{path}/".startswith(f"{begin}/"))
-    return next(found, openai_error)
+    """Return the error format of a path."""
+    shapes = (shape for begin, shape in SHAPES.items() if f"{path}/".startswith(f"{begin}/"))
+    return next(shapes, openai_error)
 
 
 def _route(context: ServerContext, operation: Operation) -> Route:
@@ -82,7 +78,7 @@ def _route(context: ServerContext, operation: Operation) -> Route:
         try:
             return await operation.act(context, record, await _parsed(context, operation, request))
         except EngineError as error:
-            # a local variable would be a cycle with the traceback, which holds the body
+            # a local variable would form a cycle with the traceback, which holds the body
             record.problem = str(refusal_of(error))
             return refusal_response(refusal_of(error), operation.shape)
 
@@ -90,11 +86,6 @@ def _route(context: ServerContext, operation: Operation) -> Route:
 
 
 async def _parsed(context: ServerContext, operation: Operation, request: Request) -> Any:
-    """Return what an operation takes: its checked body, or the request if it has none.
-
-    Raises:
-        Refusal: the body is too large, or something else.
-    """
     if operation.takes is None:
         return request
     settings = context.settings
@@ -107,15 +98,14 @@ async def _parsed(context: ServerContext, operation: Operation, request: Request
 
 
 async def _not_routed(settings: ServerSettings, request: Request, error: Exception) -> Response:
-    """Tell that there is no such route, or not with this method."""
     assert isinstance(error, HTTPException), "the handler of this error"
     path, shape = request.url.path, shape_of(request.url.path)
-    text, hint = f"There is no {path[:100]} here.", ""
+    text, hint = "There is no {path}.", ""
     if error.status_code == 405:
-        text = f"{path[:100]} does not take {request.method[:20]}."
+        text = "{path} does not support {method}."
     elif shape is ollama_error and not settings.has_ollama:
-        text, hint = "This server does not speak Ollama's protocol.", settings.hints.ollama
-    refusal = Refusal(error.status_code, text, hint)
+        text, hint = "Ollama's API is not enabled on this server.", settings.hints.ollama
+    refusal = Refusal(error.status_code, text, hint, path=path[:100], method=request.method[:20])
     request.state.record.problem = str(refusal)
     response = refusal_response(refusal, shape)
     response.headers.update(error.headers or {})
@@ -123,10 +113,7 @@ async def _not_routed(settings: ServerSettings, request: Request, error: Excepti
 
 
 class RequestLogMiddleware:
-    """Keeper of the request_log: each request is noted, with its status and its end.
-
-    What nobody has expected becomes a sentence and a line in the log.
-    """
+    """Logs each request with its status and duration; an unexpected exception becomes a 500."""
 
     def __init__(self, app: ASGIApp, context: ServerContext) -> None:
         self._app, self._request_log = app, context.request_log
@@ -139,18 +126,18 @@ class RequestLogMiddleware:
         record = self._request_log.begin(client[0], scope["method"], scope["path"])
         scope.setdefault("state", {})["record"] = record
 
-        async def noted(message: Message) -> None:
+        async def send_logged(message: Message) -> None:
             if message["type"] == "http.response.start":
                 record.status = message["status"]
             await send(message)
 
         try:
-            await self._app(scope, receive, noted)
-        except Exception as error:  # a bug must not end the connection without a word
-            log.exception("request %d has failed", record.number)
+            await self._app(scope, receive, send_logged)
+        except Exception as error:  # a bug must not end the connection silently
+            log.exception("request %d failed", record.number)
             record.problem = f"{type(error).__name__}: {error}"
             if not record.status:
                 shape = shape_of(scope["path"])
-                await refusal_response(server_bug(), shape)(scope, receive, noted)
+                await refusal_response(server_bug(), shape)(scope, receive, send_logged)
         finally:
             self._request_log.end(record)

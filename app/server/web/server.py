@@ -1,4 +1,4 @@
-"""Connections of the server: time limits, counts, and which ones are closed for new ones."""
+"""The running server: connections, their limits and timeouts, and a thread for it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from app.server.settings import ServerSettings
 from app.server.web.access import check_settings
 from app.server.web.responses import refusal_response
 from app.server.web.routes import make_app, shape_of
-from engine import EngineError
+from engine import EngineError, Sentence
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
@@ -29,32 +29,20 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MAX_CONNECTIONS = 512
-"""Maximum number of connections; half of the files that the process may open, if that is less."""
+"""Maximum number of connections; at most half of the process's file descriptors."""
 
-MAX_PER_ADDRESS = 256
-"""Maximum number of connections from one address."""
-
-IDLE_S = 75
-"""Seconds after which a connection without a request is closed."""
-
-CROWDED_IDLE_S = 5
-"""The same where there are more than half of the connections that there may be."""
-
-HEAD_S = 20.0
-"""Seconds in which the head of a request comes, from the connection or its first byte on."""
-
+MAX_PER_ADDRESS = 256  # maximum number of connections from one address
+IDLE_S = 75  # keep-alive timeout in seconds
+CROWDED_IDLE_S = 5  # keep-alive timeout with more than half of the maximum number of connections
+HEAD_S = 20.0  # timeout for a request's head, from the connection or its first byte on
 FRESH_S = 1.0
-"""Seconds for which a new or newly idle connection is spared if others can make room."""
+"""Seconds for which a new or newly idle connection is not closed to make room, if possible."""
 
-UNREAD_S = 60.0
-"""Seconds after which a connection whose client reads nothing of its answer is closed."""
-
+UNREAD_S = 60.0  # timeout for clients that do not read their response
 NO_FILES_S = 0.1
-"""Seconds between attempts to accept a connection while the process has no free file."""
+"""Delay in seconds between attempts to accept a connection without a free file descriptor."""
 
-WARNED_S = 60.0
-"""Minimum seconds between log lines about that."""
-
+WARNED_S = 60.0  # minimum interval in seconds of warnings about that
 BACKLOG = 128
 
 
@@ -69,18 +57,17 @@ def max_connections() -> int:
 
 
 class TimedProtocol(H11Protocol):
-    """HTTP on a connection that is closed unless the head of a request comes in time.
+    """HTTP protocol with timeouts for a request's head and for unread responses.
 
-    uvicorn itself waits for the first one, and for the rest of one that has begun, for ever. It
-    does the same for clients that do not read their answers.
+    uvicorn would wait forever for both.
 
     Attributes:
-        since: time when the connection was made, began with a head or with a request, or became
-            idle, as of the loop's clock.
+        since: time of the connection, the start of a head or request, or the start of idling, by
+            the loop's clock.
     """
 
     since = 0.0
-    _begun: float | None = None  # when the client began with the head that it is sending
+    _begun: float | None = None  # start of the head that the client is sending
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -126,11 +113,11 @@ class TimedProtocol(H11Protocol):
 
     @property
     def rank(self) -> int | None:
-        """Rank among the connections that make room for others, None for those that do not.
+        """Priority for closing it to make room, None if it must stay.
 
-        0: it has long sent no complete head. 1: it is idle. 2: it has not sent all of its request.
-        3: it has just been made, or begun with a head. 4: it has just become idle, and its client
-        may be sending the next request.
+        0: it did not complete a head in time. 1: idle. 2: its request is incomplete. 3: it is new,
+        or has just started a head. 4: it has just become idle, and its client may be sending the
+        next request.
         """
         if self._begun is not None:
             return 0 if self.loop.time() > self._begun + FRESH_S else 3
@@ -142,15 +129,14 @@ class TimedProtocol(H11Protocol):
 
 
 class QuietServer(uvicorn.Server):
-    """uvicorn without signal handlers, which belong to the program, and with connection limits.
+    """uvicorn without signal handlers and with connection limits.
 
-    If there are too many connections, a new one replaces the oldest that does nothing.
-    asyncio's own loop for accepting would log hundreds of errors a second where the process may
-    open no more files.
+    If there are too many connections, a new one replaces the oldest inactive one. Connections are
+    accepted here, since asyncio logs hundreds of errors a second without free file descriptors.
     """
 
     _accepting: list[asyncio.Task[None]]
-    _warned = float("-inf")  # when the log had the last line about a lack of files
+    _warned = float("-inf")  # time of the last warning about file descriptors
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -171,8 +157,10 @@ class QuietServer(uvicorn.Server):
 
     def n_connections(self, client: str | None = None) -> int:
         """Return the number of connections, or of those from an address."""
-        found = self._connections()
-        return len(found) if client is None else sum(_address(one) == client for one in found)
+        connections = self._connections()
+        if client is None:
+            return len(connections)
+        return sum(_address(one) == client for one in connections)
 
     async def _accept(self, sock: socket.socket) -> None:
         loop = asyncio.get_running_loop()
@@ -180,7 +168,7 @@ class QuietServer(uvicorn.Server):
             try:
                 connection, address = await loop.sock_accept(sock)
             except ConnectionError:
-                continue  # it has gone already
+                continue  # it was closed already
             except OSError as error:
                 await self._wait_for_file(error)
                 continue
@@ -202,19 +190,14 @@ class QuietServer(uvicorn.Server):
         await asyncio.sleep(0 if has_room else NO_FILES_S)
 
     def _make_room(self, client: str | None = None) -> bool:
-        """Close the oldest connection that does nothing, and return whether there is one.
-
-        Args:
-            client: address from which it must be; None for any.
-        """
-        found = [
+        candidates = [
             (one.rank, one.since, id(one), one)
             for one in self._connections()
             if one.rank is not None and client in (None, _address(one))
         ]
-        if not found:
+        if not candidates:
             return False
-        *_, oldest = min(found)
+        *_, oldest = min(candidates)
         oldest.transport.abort()
         self.server_state.connections.discard(oldest)
         return True
@@ -228,9 +211,7 @@ def _address(connection: TimedProtocol) -> str | None:
 
 
 class ConnectionLimitMiddleware:
-    """An application that refuses requests while there are too many connections.
-
-    uvicorn could do so itself, but tells it in no protocol's shape.
+    """Refuses requests while there are too many connections, with the protocol's error format.
 
     Attributes:
         server: the server whose connections count.
@@ -253,7 +234,6 @@ class ConnectionLimitMiddleware:
         await response(scope, receive, send)
 
     def _problem(self, scope: Scope) -> str:
-        """Return why a request is refused; "" if it is not."""
         if self.server is None:
             return ""
         n = self.server.n_connections()
@@ -266,7 +246,7 @@ class ConnectionLimitMiddleware:
 
 
 def make_server(app: ASGIApp) -> QuietServer:
-    """Return a server for an application, which starts with `serve(sockets=[...])`."""
+    """Return a server for an application; start it with `serve(sockets=[...])`."""
     uncrowded = ConnectionLimitMiddleware(app)
     config = uvicorn.Config(
         uncrowded, loop="asyncio", http=TimedProtocol, ws="none", lifespan="off", log_config=None,
@@ -277,31 +257,27 @@ def make_server(app: ASGIApp) -> QuietServer:
     return server
 
 
-START_S = 10.0
-"""Seconds in which a server on a thread has started."""
-
-STOP_S = 2.0
-"""Seconds in which a server on a thread has ended."""
+START_S = 10.0  # timeout in seconds for starting a server on a thread
+STOP_S = 2.0  # timeout in seconds for stopping it
 
 
 Listener = socket.socket
-"""A socket that listens."""
 
 
 def listen(settings: ServerSettings) -> Listener:
-    """Return a socket that listens as the settings say.
+    """Return a listening socket.
 
     Raises:
-        EngineError: the address is not this machine's or is in use, or the server would be open
-            to others without a key.
+        EngineError: the address is invalid or in use, or the settings are unsafe.
     """
     check_settings(settings)
     host, port = settings.host, settings.port
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError, OverflowError):
-        raise EngineError(f"There is no address {host}.", "Use --host 127.0.0.1.") from None
-    family, kind, protocol, _, address = found[0]
+        hint = "Use --host 127.0.0.1."
+        raise EngineError("{host} is not a valid address.", hint, host=host) from None
+    family, kind, protocol, _, address = infos[0]
     sock = socket.socket(family, kind, protocol)
     try:
         if os.name == "posix":
@@ -318,22 +294,21 @@ def listen(settings: ServerSettings) -> Listener:
 def _not_listening(host: str, port: int, error: Exception) -> EngineError:
     number = getattr(error, "errno", None)
     if number in (errno.EADDRINUSE, getattr(errno, "WSAEADDRINUSE", None)):
-        return EngineError(
-            f"Port {port} of {host} is in use already.", "Choose another one with --port."
-        )
+        text, hint = "Port {port} of {host} is already in use.", "Choose another one with --port."
+        return EngineError(text, hint, port=port, host=host)
     if number in (errno.EACCES, errno.EPERM):
-        return EngineError(
-            f"This system does not let you listen on port {port}.",
-            "Choose one of 1024 or more with --port.",
-        )
+        hint = "Choose 1024 or more with --port."
+        return EngineError("Listening on port {port} is not permitted.", hint, port=port)
     if number == errno.EADDRNOTAVAIL:
-        return EngineError(f"{host} is no address of this machine.", "Use --host 127.0.0.1.")
-    reason = getattr(error, "strerror", None) or str(error)
-    return EngineError(f"The server cannot listen on {host}:{port}: {reason}.")
+        hint = "Use --host 127.0.0.1."
+        return EngineError("{host} is not an address of this machine.", hint, host=host)
+    problem = Sentence(getattr(error, "strerror", None) or str(error))
+    text = "The server cannot listen on {host}:{port}: {problem}."
+    return EngineError(text, host=host, port=port, problem=problem)
 
 
 def address_of(sock: Listener) -> str:
-    """Return the address of a listening socket, such as "http://127.0.0.1:11435"."""
+    """Return the URL of a listening socket, such as "http://127.0.0.1:11435"."""
     host, port = sock.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
@@ -341,12 +316,12 @@ def address_of(sock: Listener) -> str:
 async def serve(
     context: ServerContext, sock: Listener, on_ready: Callable[[QuietServer], None]
 ) -> None:
-    """Serve until the server is told to end.
+    """Serve until the server ends.
 
     Args:
-        sock: what `listen` returned.
-        on_ready: called with the server once it takes requests; `should_exit` ends it when the
-            answers under way have ended, and `force_exit` at once.
+        sock: result of `listen`.
+        on_ready: called with the server once it accepts requests; set `should_exit` to end it after
+            the running answers, and `force_exit` to end it immediately.
     """
     server = make_server(make_app(context))
     serving = asyncio.create_task(server.serve(sockets=[sock]))
@@ -364,7 +339,6 @@ async def serve(
 
 
 async def _end_requests(server: QuietServer) -> None:
-    """Cancel the requests that are still under way, so that what they have asked for ends."""
     tasks = list(server.server_state.tasks)
     for task in tasks:
         task.cancel()
@@ -372,11 +346,10 @@ async def _end_requests(server: QuietServer) -> None:
 
 
 class ServerThread:
-    """A server on a thread of its own, for a program with another main loop.
+    """A server on its own thread.
 
     Args:
         make_context: makes the context, on the thread and inside its running loop.
-        settings: where it listens.
     """
 
     def __init__(self, make_context: Callable[[], ServerContext], settings: ServerSettings) -> None:
@@ -388,13 +361,13 @@ class ServerThread:
         self._problem: BaseException | None = None
 
     def start(self) -> str:
-        """Start the server and return its address.
+        """Start the server and return its URL.
 
         Raises:
-            EngineError: it cannot listen there, or runs already.
+            EngineError: it cannot listen, or is already running.
         """
         if self._thread is not None:
-            raise EngineError("The server runs already.")
+            raise EngineError("The server is already running.")
         sock = listen(self._settings)
         address = address_of(sock)
         self._is_ready.clear()
@@ -403,11 +376,13 @@ class ServerThread:
         self._thread.start()
         if not self._is_ready.wait(START_S) or self._problem is not None:
             self.stop()
-            raise EngineError(f"The server could not start: {self._problem or 'it took too long'}.")
+            problem = self._problem or Sentence("it took too long")
+            text = "The server could not start: {problem}."
+            raise EngineError(text, problem=problem if isinstance(problem, str) else str(problem))
         return address
 
     def stop(self) -> bool:
-        """End the server and its answers; return whether it has ended in time."""
+        """End the server and its answers; return whether that was done in time."""
         thread = self._thread
         if thread is None:
             return True
@@ -419,7 +394,7 @@ class ServerThread:
         return True
 
     def call(self, function: Callable[[], object]) -> None:
-        """Have a function called soon inside the server's loop, unless it has ended."""
+        """Call a function on the server's loop, unless it has ended. Thread-safe."""
         loop = self._loop
         if loop is not None:
             with contextlib.suppress(RuntimeError):  # it has just ended
@@ -433,7 +408,7 @@ class ServerThread:
         try:
             asyncio.run(self._serve(sock))
         except Exception as error:
-            log.exception("the server has ended")
+            log.exception("the server crashed")
             self._problem = error
         finally:
             sock.close()

@@ -1,4 +1,4 @@
-"""The server's figures in the text format of Prometheus (version 0.0.4)."""
+"""State of the server: health, running requests, and metrics for Prometheus (format 0.0.4)."""
 
 from __future__ import annotations
 
@@ -20,19 +20,13 @@ if TYPE_CHECKING:
 MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 ALONE = MachinesState()
-"""State of a server whose engine is on one machine."""
 
 
 def metrics_text(
     request_log: RequestLog, admission: Admission, model: ModelLoaded | None,
     cache: CacheCounted | None, machines: MachinesState = ALONE,
 ) -> str:  # fmt: skip
-    """Return all figures, each with its help and type.
-
-    Args:
-        cache: how full the KV cache is; None if that is unknown.
-        machines: the other machines that compute the model.
-    """
+    """Return all metrics, each with its help and type."""
     sums, running = request_log.sums, list(request_log.running.values())
     requests = (
         ({"route": route, "status": status}, n) for (route, status), n in sums.requests.items()
@@ -40,31 +34,31 @@ def metrics_text(
     n_cells = 0 if model is None else model.n_ctx * model.params.parallel
     families = [
         _family("requests_total", "counter", "Requests that have ended.", requests),
-        _sum("request_seconds_total", "Seconds that these took.", sums.seconds),
-        _sum("prompt_tokens_total", "Tokens of prompts.", sums.n_prompt),
-        _sum("cached_prompt_tokens_total", "Tokens of prompts that were cached.", sums.n_cached),
-        _sum("drafted_tokens_total", "Tokens that were guessed and checked.", sums.n_drafted),
-        _sum("accepted_tokens_total", "Guesses that were right.", sums.n_accepted),
-        _sum("decode_seconds_total", "Seconds from first tokens to last ones.", sums.decode_s),
-        _gauge("draft_saved_seconds", "Seconds of these that guesses have saved.", sums.saved_s),
-        _sum("completion_tokens_total", "Tokens of answers.", sums.n_tokens),
-        _sum("answers_total", "Requests with an answer of a token or more.", sums.n_answered),
-        _sum("first_token_seconds_total", "Seconds to their first tokens.", sums.first_token_s),
-        _gauge("answers_running", "Answers that the engine has.", admission.n_running),
-        _gauge("answers_waiting", "Answers that wait for the engine.", admission.n_waiting),
+        _sum("request_seconds_total", "Total duration of these requests.", sums.seconds),
+        _sum("prompt_tokens_total", "Prompt tokens.", sums.n_prompt),
+        _sum("cached_prompt_tokens_total", "Cached prompt tokens.", sums.n_cached),
+        _sum("drafted_tokens_total", "Draft tokens.", sums.n_drafted),
+        _sum("accepted_tokens_total", "Accepted draft tokens.", sums.n_accepted),
+        _sum("decode_seconds_total", "Total decode time.", sums.decode_s),
+        _gauge("draft_saved_seconds", "Decode time saved by draft tokens.", sums.saved_s),
+        _sum("completion_tokens_total", "Generated tokens.", sums.n_tokens),
+        _sum("answers_total", "Requests with at least one generated token.", sums.n_answered),
+        _sum("first_token_seconds_total", "Total time to first token.", sums.first_token_s),
+        _gauge("answers_running", "Running answers.", admission.n_running),
+        _gauge("answers_waiting", "Queued answers.", admission.n_waiting),
         _gauge(
             "completion_tokens_per_second", "Speed of all answers together.",
             sum(record.tokens_per_s for record in running),
         ),
         _gauge("model_loaded", "Whether a model is loaded.", int(model is not None)),
-        _gauge("kv_cache_tokens", "Tokens for which the KV cache has room.", n_cells),
+        _gauge("kv_cache_tokens", "Capacity of the KV cache in tokens.", n_cells),
         *_cache_use(cache, n_cells),
         _family(
-            "client_completion_tokens_total", "counter", "Tokens of answers, by client.",
+            "client_completion_tokens_total", "counter", "Generated tokens by client.",
             (({"client": client}, n) for client, n in sums.tokens.items()),
         ),
         _family(
-            "client_completion_tokens_per_second", "gauge", "Speed of answers, by client.",
+            "client_completion_tokens_per_second", "gauge", "Speed of running answers by client.",
             (({"client": client}, speed) for client, speed in request_log.clients()),
         ),
         *(_family(name, "gauge", text, values) for name, text, values in machines.figures()),
@@ -73,13 +67,13 @@ def metrics_text(
 
 
 def _cache_use(cache: CacheCounted | None, n_cells: int) -> list[str]:
-    """Return the figures of a cache's use, whose pages may hold a little more than its cells."""
+    """Return the metrics of a cache's use; its pages may hold slightly more than its capacity."""
     if cache is None:
         return []
     n_used = min(cache.n_used, n_cells)
     n_kept = min(cache.n_kept, n_cells - n_used)
     return [
-        _gauge("kv_cache_used_tokens", "Tokens of the KV cache that answers use.", n_used),
+        _gauge("kv_cache_used_tokens", "Tokens of the KV cache in use by answers.", n_used),
         _gauge("kv_cache_kept_tokens", "Tokens of it kept for later prompts.", n_kept),
     ]
 
@@ -105,7 +99,7 @@ def _escaped(label: str) -> str:
 
 
 async def _health(context: ServerContext, record: RequestRecord, request: Request) -> Response:
-    """Return whether the server can answer; it needs no key, and so tells nothing else."""
+    """Return whether the server can answer, and nothing confidential: it needs no key."""
     if problem := context.problem():
         headers = {"retry-after": str(context.models.back_s)}
         return json_response({"status": "waiting", "reason": problem}, 503, headers)
@@ -122,11 +116,10 @@ async def _metrics(context: ServerContext, record: RequestRecord, request: Reque
 
 
 async def _slots(context: ServerContext, record: RequestRecord, request: Request) -> Response:
-    """Return the requests under way, but for the one that asks."""
-    found = [_slot(one) for one in context.request_log.running.values() if one is not record]
+    records = context.request_log.running.values()
     return json_response(
         {
-            "slots": found,
+            "slots": [_slot(one) for one in records if one is not record],
             "running": context.admission.n_running,
             "waiting": context.admission.n_waiting,
             "most_running": context.settings.most_running,
@@ -146,8 +139,7 @@ def _slot(record: RequestRecord) -> Document:
 
 
 STATE = (
-    Operation("/health", "Tell that the server is there.", _health),
-    Operation("/metrics", "Show the figures for Prometheus.", _metrics, media_type=MEDIA_TYPE),
-    Operation("/slots", "List the requests under way.", _slots),
+    Operation("/health", "Check that the server is running.", _health),
+    Operation("/metrics", "Return metrics for Prometheus.", _metrics, media_type=MEDIA_TYPE),
+    Operation("/slots", "List the running requests.", _slots),
 )
-"""All operations about the server itself."""

@@ -1,1 +1,1 @@
-"""Servers of tools in a window: which there are, the dialog that sets them up, their panel."""
+"""Tool servers in the window: their configuration, the dialog and the settings panel."""

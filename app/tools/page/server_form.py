@@ -1,4 +1,4 @@
-"""The dialog that asks for a server of tools: a program, an address, or JSON of other programs."""
+"""The dialog for a tool server: a program, a URL, or JSON from other programs."""
 
 from __future__ import annotations
 
@@ -20,11 +20,8 @@ from app.core.translation import tr
 from app.tools.server_store import MAX_NAME, ToolServer, join_command
 from app.widgets.buttons import button
 from app.widgets.text import label
-from app.widgets.theme import set_role
 
-PROGRAM, ADDRESS, JSON = range(3)
-"""Tabs of the form."""
-
+PROGRAM, ADDRESS, JSON = range(3)  # tabs of the form
 LINES_HEIGHT = 84
 EXAMPLE_COMMAND = "npx -y @modelcontextprotocol/server-filesystem /home/me/Documents"
 EXAMPLE_URL = "https://example.org/mcp"
@@ -34,14 +31,10 @@ EXAMPLE_HEADER = "Authorization: Bearer …"
 
 
 class ServerForm(QDialog):
-    """Asks for what a server is; whoever made it says whether that will do.
+    """Form for a tool server; its creator validates the input.
 
     Args:
-        server: server that is edited; None for a new one.
-
-    Attributes:
-        tabs: ways to say what it is.
-        problem: why it will not do.
+        server: server to edit; None for a new one.
     """
 
     submitted = Signal()
@@ -69,7 +62,7 @@ class ServerForm(QDialog):
             self._fill(server)
 
     def show_problem(self, text: str) -> None:
-        """Say why what is typed will not do."""
+        """Show why the input is invalid."""
         self.problem.setText(text)
         self.problem.setVisible(bool(text))
 
@@ -86,7 +79,7 @@ class ServerForm(QDialog):
         fields: Mapping[QLineEdit | QPlainTextEdit, tuple[str, str]] = {
             self.name: (tr("Name"), ""),
             self.command: (tr("Command"), EXAMPLE_COMMAND),
-            self.folder: (tr("Folder"), tr("Where it runs, if that matters")),
+            self.folder: (tr("Folder"), tr("Working directory (optional)")),
             self.variables: (tr("Variables"), EXAMPLE_VARIABLE),
             self.url: (tr("Address"), EXAMPLE_URL),
             self.headers: (tr("Headers"), EXAMPLE_HEADER),
@@ -101,8 +94,8 @@ class ServerForm(QDialog):
             field.setFixedHeight(LINES_HEIGHT)
 
     def _build(self, *, is_new: bool) -> None:
-        variables = tr("One in each line. They are kept in a file that only you can read.")
-        headers = tr("One in each line. Values are kept as secrets; an empty one stays as it is.")
+        variables = tr("One per line. Stored in a file that only you can read.")
+        headers = tr("One per line. Values are stored as secrets; leave a value empty to keep it.")
         program = _page(
             {
                 tr("Command"): self.command,
@@ -116,7 +109,7 @@ class ServerForm(QDialog):
         self.tabs.addTab(address, tr("Address"))
         self._name_row = QWidget()
         row = QHBoxLayout(self._name_row)
-        row.setContentsMargins(9, 0, 9, 0)  # as the pages have
+        row.setContentsMargins(9, 0, 9, 0)  # same as the pages
         row.addWidget(label(tr("Name")))
         row.addWidget(self.name, 1)
         if is_new:
@@ -137,13 +130,12 @@ class ServerForm(QDialog):
     def _json_page(self) -> QWidget:
         page = QWidget()
         column = QVBoxLayout(page)
-        column.addWidget(_help(tr("Paste what the server's page says for other programs.")))
+        column.addWidget(_help(tr("Paste the configuration from the server's documentation.")))
         column.addWidget(self.json, 1)
         return page
 
 
 def _page(rows: Mapping[str, QWidget], about: str) -> QWidget:
-    """Return a page of fields by their names, with a sentence below."""
     page = QWidget()
     form = QFormLayout()
     form.setSpacing(8)
@@ -159,10 +151,9 @@ def _page(rows: Mapping[str, QWidget], about: str) -> QWidget:
 
 
 def _help(text: str) -> QWidget:
-    made = label(text)
-    made.setWordWrap(True)
-    set_role(made, "muted")
-    return made
+    widget = label(text, "muted")
+    widget.setWordWrap(True)
+    return widget
 
 
 def _lines(pairs: Mapping[str, str], between: str) -> str:

@@ -1,4 +1,4 @@
-"""The dialog of tool servers, its cards, and what connects them with the session."""
+"""The dialog for tool servers, its cards and presenter, and the settings panel."""
 
 from __future__ import annotations
 
@@ -39,13 +39,12 @@ ROLES = {"off": "muted", "starting": "muted", "ready": "ok", "failed": "shortage
 
 
 class ServerCard(QWidget):
-    """One server.
+    """Card of one server.
 
     Attributes:
-        switch: whether the server is used.
-        status: what it is doing, or why it is not.
-        tools: box of each tool, by its name.
-        head: button that opens and closes the list of tools.
+        switch: enables the server.
+        tools: checkbox of each tool, by name.
+        head: button that expands the list of tools.
     """
 
     switched = Signal(bool)
@@ -74,7 +73,7 @@ class ServerCard(QWidget):
         self._build()
 
     def show_state(self, state: ToolServerState) -> None:
-        """Show the server as it is."""
+        """Show the state of the server."""
         server = state.server
         self.switch.setChecked(server.is_on)
         self._where.set_full_text(join_command(server.command) or server.url)
@@ -98,7 +97,6 @@ class ServerCard(QWidget):
         self.tools = {tool.name: self._box(tool) for tool in tools}
 
     def _box(self, tool: ServerTool) -> QCheckBox:
-        """Add the box of a tool to the list, with its first line below."""
         box = QCheckBox(caption_text(tool.title or tool.name))
         box.clicked.connect(lambda on: self._switch_tool(tool.name, on))
         about = tool.tool.description.strip()
@@ -167,7 +165,6 @@ class ServerCard(QWidget):
 
 
 def _status_text(state: ToolServerState) -> str:
-    """Return what a server is doing."""
     if state.status == "failed":
         return state.problem
     if state.status == "ready" and not state.tools:
@@ -177,18 +174,18 @@ def _status_text(state: ToolServerState) -> str:
 
 
 class ToolDialog(QDialog):
-    """Lists servers, with buttons to add, edit and remove them.
+    """List of servers, with buttons to add, edit and remove them.
 
     Attributes:
-        cards: card of each server, by its name.
+        cards: card of each server, by name.
     """
 
     add_requested = Signal()
-    edit_requested = Signal(str)  # name of a server, as in all that follow
+    edit_requested = Signal(str)  # name of a server, as in the signals below
     remove_requested = Signal(str)
     restart_requested = Signal(str)
     switched = Signal(str, bool)
-    tool_switched = Signal(str, str, bool)  # server, tool, whether models are told of it
+    tool_switched = Signal(str, str, bool)  # server, tool, whether models see it
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -198,12 +195,12 @@ class ToolDialog(QDialog):
         self.add.clicked.connect(self.add_requested)
         self.close_ = button(tr("Close"))
         self.close_.clicked.connect(self.accept)
-        self.nothing = label(tr("No servers yet. Chats go on without tools."), "muted")
+        self.nothing = label(tr("No servers yet."), "muted")
         self.nothing.setAlignment(Qt.AlignmentFlag.AlignCenter)
         self._build()
 
     def show_states(self, states: Sequence[ToolServerState]) -> None:
-        """Show the servers as they are."""
+        """Show the states of all servers."""
         names = [state.server.name for state in states]
         if names != list(self.cards):
             self._make_cards(names)
@@ -212,7 +209,6 @@ class ToolDialog(QDialog):
         self.nothing.setVisible(not states)
 
     def _make_cards(self, names: Sequence[str]) -> None:
-        """Have a card for each server, in their order."""
         for name in set(self.cards) - set(names):
             card = self.cards.pop(name)
             self._column.removeWidget(card)
@@ -234,15 +230,15 @@ class ToolDialog(QDialog):
     def _build(self) -> None:
         about = label(
             tr(
-                "Models can use tools that servers offer by the Model Context Protocol (MCP). The"
-                " chat shows each call, and it runs only after you allow it."
+                "Models can use tools from Model Context Protocol (MCP) servers. The chat shows"
+                " each call and runs it only after you allow it."
             ),
             "muted",
         )
         warning = label(
             tr(
-                "A tool server is a program that runs with your rights: it can read, change and"
-                " send whatever you can. Add only servers that you trust."
+                "A tool server is a program that runs with your permissions: it can read, change"
+                " and send anything you can. Only add servers that you trust."
             )
         )
         set_role(warning, "warn")
@@ -268,15 +264,7 @@ class ToolDialog(QDialog):
 
 
 class ToolPanel(QWidget):
-    """Panel that says what servers of tools there are.
-
-    Args:
-        states: returns the state of each.
-
-    Attributes:
-        text: sentence on the servers.
-        change: button that opens their dialog.
-    """
+    """Settings panel with a summary of the tool servers and a button for their dialog."""
 
     def __init__(self, states: Callable[[], Sequence[ToolServerState]]) -> None:
         super().__init__()
@@ -292,14 +280,14 @@ class ToolPanel(QWidget):
 
     @Slot()
     def refresh(self) -> None:
-        """Show how many servers and tools there are, and how many have failed."""
+        """Update the summary."""
         self.text.setText(summary(self._states()))
 
 
 def summary(states: Sequence[ToolServerState]) -> str:
-    """Return what there is of servers: "2 servers on, 8 tools, 1 failed"."""
+    """Summarize servers as "2 servers on, 8 tools, 1 failed"."""
     if not states:
-        return tr("Programs that models may call, by the Model Context Protocol (MCP). None yet.")
+        return tr("Programs that models can call through the Model Context Protocol. None yet.")
     n_on = sum(state.server.is_on for state in states)
     n_tools = sum(tool.name not in state.server.hidden for state in states for tool in state.tools)
     parts = [
@@ -312,7 +300,7 @@ def summary(states: Sequence[ToolServerState]) -> str:
 
 
 class ToolPresenter(QObject):
-    """The dialogs while they are open.
+    """Presenter of the dialogs while they are open.
 
     Args:
         over: parent of the dialogs.
@@ -328,7 +316,6 @@ class ToolPresenter(QObject):
 
     @Slot()
     def open(self) -> None:
-        """Show the dialog."""
         self._session.begin()
         if self.dialog is not None:
             self.dialog.raise_()
@@ -354,7 +341,6 @@ class ToolPresenter(QObject):
             self.dialog.show_states(self._session.states)
 
     def _ask(self, server: ToolServer | None) -> None:
-        """Open the form for a server; None for a new one."""
         self._edited = server
         form = self.form = ServerForm(server, self.dialog)
         form.submitted.connect(self._submit)
@@ -363,9 +349,8 @@ class ToolPresenter(QObject):
 
     @Slot()
     def _submit(self) -> None:
-        """Take what the form says, or say why it will not do."""
         form, edited = self.form, self._edited
-        assert form is not None, "it has sent the signal"
+        assert form is not None, "it sent the signal"
         try:
             if form.tabs.currentIndex() == JSON:
                 self._session.add(servers_in(form.json.toPlainText()))
@@ -378,17 +363,12 @@ class ToolPresenter(QObject):
         form.accept()
 
     def _typed(self, form: ServerForm, edited: ToolServer | None) -> ToolServer:
-        """Return the server that the form describes.
-
-        Raises:
-            EngineError: it describes none, or one whose name another has.
-        """
         name = form.name.text().strip()
         taken = {server.name for server in self._session.servers}
         if edited is not None:
             taken.discard(edited.name)
         if name in taken:
-            raise EngineError(tr("Another server has the name {name}.").format(name=name))
+            raise EngineError(tr("Another server is already named {name}.").format(name=name))
         server = replace(edited, name=name) if edited is not None else ToolServer(name)
         if form.tabs.currentIndex() == ADDRESS:
             headers = _pairs(form.headers.toPlainText(), ":")
@@ -407,7 +387,7 @@ class ToolPresenter(QObject):
 
     @Slot(str)
     def _remove(self, name: str) -> None:
-        text = tr("Remove {name}? What is typed for it is forgotten.").format(name=name)
+        text = tr("Remove {name} and its settings?").format(name=name)
         question = QMessageBox.question(self.dialog, tr("Remove the tool server"), plain_tip(text))
         if question is QMessageBox.StandardButton.Yes:
             self._session.remove(name)
@@ -416,7 +396,7 @@ class ToolPresenter(QObject):
     def _on_form_closed(self) -> None:
         form, self.form = self.form, None
         if form is not None:
-            form.headers.clear()  # they may be secrets
+            form.headers.clear()  # may contain secrets
             form.deleteLater()
 
     @Slot()
@@ -426,18 +406,13 @@ class ToolPresenter(QObject):
             dialog.deleteLater()
 
 
-def _pairs(text: str, between: str) -> dict[str, str]:
-    """Return the names and values of lines such as "NAME=value".
-
-    Raises:
-        EngineError: a line has no such form.
-    """
-    found: dict[str, str] = {}
+def _pairs(text: str, separator: str) -> dict[str, str]:
+    pairs: dict[str, str] = {}
     for line in filter(None, map(str.strip, text.splitlines())):
-        name, mark, value = line.partition(between)
+        name, mark, value = line.partition(separator)
         if not mark or not name.strip():
             sentence = tr("“{line}” is not of the form {form}.")
-            form = f"NAME{between}VALUE"
+            form = f"NAME{separator}VALUE"
             raise EngineError(sentence.format(line=line[:40], form=form))
-        found[name.strip()] = value.strip()
-    return found
+        pairs[name.strip()] = value.strip()
+    return pairs

@@ -1,4 +1,4 @@
-"""The servers of tools of a window, and the hub that is connected to them."""
+"""The window's tool servers, and the hub that connects to them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from PySide6.QtCore import QObject, Signal, Slot
 from app.core import paths
 from app.core.background import KeyedJobs
 from app.core.engine_sentences import reason_of
-from app.core.notice import Notice
+from app.core.notice import Notice, secret_notice
 from app.core.translation import tr
 from engine import EngineError
 
@@ -30,18 +30,17 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-CLOSE_S = 8.0
-"""Longest wait in seconds for programs to end; those that do not by themselves are ended before."""
+CLOSE_S = 8.0  # timeout in seconds for programs to end
 
 
 class ToolSession(QObject):
-    """Servers, kept in their file, and what they offer; nothing runs before `begin`.
+    """Tool servers, their file and connections; nothing starts before `begin`.
 
     Attributes:
-        servers: all servers, in the order in which they were added.
+        servers: all servers, in the order they were added.
     """
 
-    changed = Signal()  # servers, their states, or what they offer
+    changed = Signal()  # servers, states or tools
     noticed = Signal(object)  # Notice
 
     _hub_changed = Signal()  # from the hub's thread
@@ -62,18 +61,18 @@ class ToolSession(QObject):
 
     @cached_property
     def _hub(self) -> ToolHub:
-        from app.tools.hub import ToolHub  # late: the first picture does without asyncio
+        from app.tools.hub import ToolHub  # imported late: asyncio slows the start
 
         return ToolHub(self._hub_changed.emit, self._store.headers_of)
 
     @property
     def states(self) -> tuple[ToolServerState, ...]:
-        """State of each server."""
+        """The state of each server."""
         return self._hub.states() if self.servers else ()
 
     @property
     def offered(self) -> tuple[ServerTool, ...]:
-        """The tools that models are told of."""
+        """The tools for models."""
         return self._hub.offered() if self.servers else ()
 
     def call(
@@ -84,7 +83,7 @@ class ToolSession(QObject):
 
     @Slot()
     def begin(self) -> None:
-        """Read the file, and connect to the servers that are on; does nothing later."""
+        """Read the file and connect to the enabled servers, once."""
         if not self._has_begun:
             self._has_begun = True
             self.servers = self._store.load()
@@ -92,23 +91,20 @@ class ToolSession(QObject):
                 self._apply()
 
     def close(self) -> None:
-        """Keep what has changed, and end all connections and programs."""
+        """Save pending changes, and end all connections and programs."""
         self._is_closed = True
         self._jobs.close(CLOSE_S)
         if "_hub" in self.__dict__ and not self._hub.close(CLOSE_S):
-            log.warning("a server of tools has not ended")
+            log.warning("a tool server has not ended")
 
     def add(self, servers: Sequence[ToolServer]) -> None:
-        """Add servers; those that have the name of another replace it."""
+        """Add servers, replacing those with the same name."""
         for server in servers:
             self.put(server, server.name)
 
     def put(self, server: ToolServer, old_name: str = "") -> None:
-        """Add a server, or put it in the place of the one that had a name.
-
-        Values of headers that it lacks are those that the old one has.
-        """
-        self.begin()  # or the file's would take their place
+        """Add a server, or replace the one named `old_name`; empty headers keep its values."""
+        self.begin()  # or the file would overwrite the change
         names = [known.name for known in self.servers]
         if not server.headers:
             if old_name in names and self._server(old_name).headers:
@@ -126,37 +122,36 @@ class ToolSession(QObject):
             kept = replace(server, headers=dict.fromkeys(server.headers, ""))
             self._replace(kept, old_name)
             if old is not None and old.name == kept.name and old.connects_like(kept):
-                self._hub.restart(kept.name)  # only a secret is another
-            if notice := _place_notice(places):
+                self._hub.restart(kept.name)  # only a secret has changed
+            if places and (notice := secret_notice(places[0])):
                 self.noticed.emit(notice)
 
         self._jobs.run(f"secrets of {server.name}", keep, use)
 
     def remove(self, name: str) -> None:
-        """Forget a server."""
+        """Remove a server."""
         if self._server(name).headers:
             self._jobs.run(f"secrets of {name}", lambda: self._store.forget(name), _log)
         self._use(tuple(server for server in self.servers if server.name != name))
 
     def switch(self, name: str, on: bool) -> None:
-        """Use a server, or do not."""
+        """Enable or disable a server."""
         self._replace(replace(self._server(name), is_on=on), name)
 
     def show_tool(self, name: str, tool: str, on: bool) -> None:
-        """Tell models of a tool of a server, or do not."""
+        """Show a tool to models, or hide it."""
         server = self._server(name)
         hidden = tuple(one for one in server.hidden if one != tool)
         self._replace(replace(server, hidden=hidden if on else (*hidden, tool)), name)
 
     def restart(self, name: str) -> None:
-        """Connect to a server anew."""
+        """Reconnect to a server."""
         self._hub.restart(name)
 
     def _server(self, name: str) -> ToolServer:
         return next(server for server in self.servers if server.name == name)
 
     def _replace(self, server: ToolServer, old_name: str) -> None:
-        """Put a server in the place of the one that had a name, else behind all others."""
         others = [known for known in self.servers if known.name not in (server.name, old_name)]
         names = [known.name for known in self.servers]
         place = next((names.index(n) for n in (old_name, server.name) if n in names), len(others))
@@ -180,14 +175,4 @@ class ToolSession(QObject):
 
 def _log(error: Exception | None) -> None:
     if error is not None:
-        log.info("secrets of a server could not be kept: %s", type(error).__name__)
-
-
-def _place_notice(places: Sequence[Place]) -> Notice | None:
-    """Return what a person should know of where secrets are kept."""
-    if places == ["file"]:
-        return Notice(tr("There is no keyring, so the key is in a file that only you can read."))
-    if places == ["nowhere"]:
-        text = tr("The key cannot be kept: it is used until Tandem closes.")
-        return Notice(text, "", "warning")
-    return None
+        log.info("secrets of a server could not be stored: %s", type(error).__name__)

@@ -13,9 +13,9 @@ from engine import ContextOverflow, Finished, Timings, Usage
     [
         (Usage(5, 0, 12), 0.0, ""),
         (Usage(5, 0, 12, 7, 0), -0.1, ""),
-        (Usage(5, 0, 12, 9, 7), 0.0, "7 of 9 guesses right · "),
-        (Usage(5, 0, 12, 9, 7), 2.4, "7 of 9 guesses right, 2.2× as fast · "),
-        (Usage(5, 0, 12, 9, 1), -0.2, "1 of 9 guesses right, 0.9× as fast · "),
+        (Usage(5, 0, 12, 9, 7), 0.0, "7 of 9 draft tokens accepted · "),
+        (Usage(5, 0, 12, 9, 7), 2.4, "7 of 9 draft tokens accepted, 2.2× as fast · "),
+        (Usage(5, 0, 12, 9, 1), -0.2, "1 of 9 draft tokens accepted, 0.9× as fast · "),
     ],
 )
 def test_the_footer_has_the_figures_of_the_answer(
@@ -48,7 +48,11 @@ def test_what_matters_less_gives_way_first() -> None:
         (ended, 45, "61.8 tok/s · 12 tokens · 0.30 s to first token …"),
         (ended, 30, "61.8 tok/s · 12 tokens …"),
         (ended, 1, "61.8 tok/s …"),
-        (stopped, 70, "61.8 tok/s · 12 tokens · 7 of 9 guesses right, 2.2× as fast · stopped …"),
+        (
+            stopped,
+            80,
+            "61.8 tok/s · 12 tokens · 7 of 9 draft tokens accepted, 2.2× as fast · stopped …",
+        ),
         (stopped, 40, "61.8 tok/s · 12 tokens · stopped …"),
         (stopped, 25, "61.8 tok/s · stopped …"),
     ):

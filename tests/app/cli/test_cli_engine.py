@@ -51,10 +51,10 @@ def quick(function: Callable[..., object]) -> Callable[..., object]:
 
 
 def test_torch_beside_tandem_needs_no_pack(run: Run) -> None:
-    assert run("engine").out.startswith("PyTorch is installed beside Tandem")
+    assert run("engine").out.startswith("PyTorch is installed next to Tandem")
     assert run("engine", "status", "--json").document["own"] is True
-    assert_refused(run("engine", "install"), "so no other engine is used")
-    assert_refused(run("engine", "use", "/usr/bin/python3"), "so no other engine is used")
+    assert_refused(run("engine", "install"), "so engine packs are not used")
+    assert_refused(run("engine", "use", "/usr/bin/python3"), "so engine packs are not used")
 
 
 def test_a_pack_is_offered_installed_and_removed(run: Run, bare: Bare) -> None:
@@ -64,11 +64,11 @@ def test_a_pack_is_offered_installed_and_removed(run: Run, bare: Bare) -> None:
         "cpu", "Processor", "only", "9.1.0", "302.8", "kB", "300.0", "kB", "recommended",
     ]  # fmt: skip
     done = run("engine", "install", "--wheels", bare.pack.wheels)
-    assert done.out == "PyTorch 9.1.0 (Processor only) has answered and is in use.\n", done.err
+    assert done.out == "PyTorch 9.1.0 (Processor only) works and is now in use.\n", done.err
     assert "is in use: " in run("engine").out
     again = run("engine", "install", "--wheels", bare.pack.wheels)
-    assert again.out == "PyTorch 9.1.0 (Processor only) is installed already.\n"
-    assert run("engine", "remove").out == "The engine is removed.\n"
+    assert again.out == "PyTorch 9.1.0 (Processor only) is already installed.\n"
+    assert run("engine", "remove").out == "The engine was removed.\n"
     assert bare.store.current is None
 
 
@@ -77,7 +77,7 @@ def test_an_earlier_engine_comes_back(run: Run, bare: Bare) -> None:
     status = run("engine").out
     assert "PyTorch 9.1.0 is available: tandem engine install" in status
     assert run("engine", "install", "--wheels", bare.pack.wheels).status == 0
-    assert "Before it: PyTorch 9.0.0" in run("engine").out
+    assert "Previous: PyTorch 9.0.0" in run("engine").out
     assert run("engine", "rollback").out == "PyTorch 9.0.0 (Processor only) is in use again.\n"
     document = run("engine", "status", "--json").document
     assert document["current"]["name"] == old.name
@@ -103,7 +103,7 @@ def test_what_cannot_be_done_is_one_line(run: Run, bare: Bare, tmp_path: Path) -
     assert_refused(run("engine", "install", "--lock", tmp_path / "no"), "cannot be read")
     done = run("engine", "install", "--wheels", tmp_path)
     assert_refused(done, "lacks 3 wheels")
-    assert "`tandem engine wheels` lists all of them." in done.err
+    assert "`tandem engine wheels` lists the wheels." in done.err
     assert_refused(run("engine", "use", tmp_path), "There is no Python in")
     assert_refused(run("engine", "rollback"), "no earlier engine")
     with bare.store.locked():

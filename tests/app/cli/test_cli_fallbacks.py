@@ -76,7 +76,7 @@ def test_rows_with_a_fallback_have_a_column_and_reasons(run: Run, model: Path, f
     at = header.index("FALLBACK")
     assert first[at:].startswith("-  ")
     assert second[at:].startswith("graph, sampling  ")
-    assert lines[-4:] == ["", "Slower than it could be:", GRAPH.sentence, DRAWN.sentence]
+    assert lines[-4:] == ["", "Slower than possible:", GRAPH.sentence, DRAWN.sentence]
 
 
 def test_without_a_fallback_there_is_no_column(run: Run, model: Path) -> None:
@@ -114,8 +114,8 @@ def test_a_search_marks_splits_that_fell_back(run: Run, model: Path, fall: Fall)
     document = run(*search, "--json").document
     assert document["winner"]["fallbacks"] == FIELDS[:1]
     lines = run(*search, "--last").out.splitlines()
-    assert any(line.endswith("fastest, slower than it could be") for line in lines)
-    at = lines.index("Some were slower than they could be:")
+    assert any(line.endswith("fastest, slower than possible") for line in lines)
+    at = lines.index("Some were slower than possible:")
     assert lines[at + 1] == GRAPH.sentence
 
 

@@ -54,7 +54,7 @@ def test_pictures_go_with_one_message_of_a_chat(run: Run, seeing: Path) -> None:
 
 def test_a_plan_shows_the_memory_for_pictures(run: Run, seeing: Path) -> None:
     told = run("plan", seeing / "model.gguf", "--devices", "cpu").out
-    assert "of cpu are for pictures, in its total" in told
+    assert "of cpu are for images (in its total)" in told
     blind = run("plan", seeing / "model.gguf", "--devices", "cpu", "--mmproj", "off").out
     assert "for pictures" not in blind
 
@@ -64,7 +64,7 @@ def test_what_cannot_be_seen_is_told(run: Run, seeing: Path, model: Path) -> Non
     asked = ("generate", seeing / "model.gguf", "-p", "hello")
     assert_refused(run(*asked, "--image", seeing / "none.png"), "none.png cannot be read")
     assert_refused(run(*asked, "--image", seeing / "model.gguf"), "A picture cannot be used")
-    assert_refused(run(*asked, "--raw", "--image", picture), "--image has no effect on a raw text")
+    assert_refused(run(*asked, "--raw", "--image", picture), "--image has no effect with --raw")
     off = run(*asked, "--mmproj", "off", "--image", picture)
     assert_refused(off, "cannot see images: no mmproj file is loaded")
     assert_refused(run("generate", model, "-p", "x", "--mmproj", picture), "'mmproj' must be")

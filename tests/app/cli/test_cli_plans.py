@@ -140,7 +140,7 @@ def test_plans_go_to_files_and_back(run: Run, model: Path, tmp_path: Path) -> No
 
 
 def test_the_fastest_plan_is_found(run: Run, model: Path) -> None:
-    assert_refused(run("plan", model, "--plan", "auto"), "no plan that fits")
+    assert_refused(run("plan", model, "--plan", "auto"), "fits into the free memory")
     run("plan", model, "--ctx", 64, "--save", "one")
     run("plan", model, "--ctx", 128, "--devices", "cpu,cpu", "--save", "two")
     assert run("plan", model, "--plan", "auto", "--json").document["n_ctx"] == 128

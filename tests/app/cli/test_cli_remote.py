@@ -59,7 +59,7 @@ def test_an_error_ends_a_turn_and_not_the_chat(run: Run, server: FakeOpenAI) -> 
     server.plan = lambda asked: replies.pop(0) if asked.body else None
     outcome = run("chat", "--url", server.url, stdin="One?\nTwo?\n")
     assert outcome.out == "Hello from afar.\n\n"
-    assert "asks to wait" in outcome.err
+    assert "is rate-limiting" in outcome.err
 
 
 def test_a_key_comes_from_a_file_or_from_the_window(
@@ -76,12 +76,12 @@ def test_a_key_comes_from_a_file_or_from_the_window(
 
 
 REFUSED = [
-    ((), "No model is named"),
+    ((), "No model was given"),
     (("x.gguf", "--url", "nas"), "Both a file and a server"),
     (("x.gguf", "--model", "small"), "--model needs a server"),
     (("--url", "nas", "--devices", "cpu"), "--devices has no effect"),
     (("--url", "nas", "--kv-on-host"), "--kv-on-host has no effect"),
-    (("--url", "ftp://nas"), "no address of a server"),
+    (("--url", "ftp://nas"), "not a valid server address"),
     (("--url", "http://127.0.0.1:9"), "cannot be reached"),
     (("--url", "nas", "--api-key-file", "/no/such"), "/no/such cannot be read"),
     (("--url", "nas", "--api-key-file", "/dev/null"), "has no key"),

@@ -101,5 +101,5 @@ def test_what_kernels_gain_is_shown(run: Run, model: Path, monkeypatch: pytest.M
     }  # fmt: skip
     found.pop(0)
     assert (
-        "0 of 1 can be faster. All rules stay as they are." in run("tune", model, "--kernels").out
+        "0 of 1 can be faster. The defaults are unchanged." in run("tune", model, "--kernels").out
     )

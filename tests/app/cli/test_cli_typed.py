@@ -80,4 +80,4 @@ def test_commands_are_told_from_messages(run: Run, model: Path) -> None:
     outcome = run("chat", model, *GREEDY, "--json", stdin=typed)
     assert [turn["prompt"] for turn in outcome.document["turns"]] == ["/etc/hosts is what?"]
     assert "/new starts a new chat" in outcome.err
-    assert "There is no command /halp; /help shows all." in outcome.err
+    assert "Unknown command /halp; /help lists the commands." in outcome.err

@@ -8,6 +8,7 @@ from pytestqt.qtbot import QtBot
 
 from app.core.engine_client import AnswerStage, EngineClient, EngineState, RunningAnswer
 from engine import (
+    AnswerRequest,
     ChatMessage,
     EngineCrashed,
     EngineError,
@@ -18,7 +19,6 @@ from engine import (
     LoadParams,
     PrefillProgress,
     Resplit,
-    SamplingParams,
     SaveState,
     TokenText,
     Unload,
@@ -44,7 +44,7 @@ def host_of(client: EngineClient) -> FakeHost:
 
 
 def ask(client: EngineClient, text: str) -> RunningAnswer:
-    return client.generate((ChatMessage("user", text),), SamplingParams())
+    return client.generate(AnswerRequest((ChatMessage("user", text),)))
 
 
 class Ear:
@@ -256,13 +256,13 @@ def test_something_aside_is_ended_alone(
 ) -> None:
     held(script, "title", "A")
     reasons: list[str] = []
-    ask_title = (ChatMessage("user", "title"),)
-    assert client.ask_aside(ask_title, SamplingParams(), lambda one: reasons.append(one.reason))
+    ask_title = AnswerRequest((ChatMessage("user", "title"),))
+    assert client.ask_aside(ask_title, lambda one: reasons.append(one.reason))
     first = ask(client, "A")
     qtbot.waitUntil(lambda: bool(reasons) and bool(ear.texts))
     assert reasons == ["cancelled"]
     assert ear.ends == {}
-    assert not client.ask_aside(ask_title, SamplingParams(), lambda _: None)
+    assert not client.ask_aside(ask_title, lambda _: None)
     client.stop(first)
     kinds = [type(command) for command in host_of(client).commands]
     assert not set(kinds) & {Unload, Resplit, SaveState}

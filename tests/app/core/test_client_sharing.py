@@ -25,7 +25,6 @@ from engine import (
     HostEvent,
     LoadParams,
     ModelUnloaded,
-    SamplingParams,
     Timings,
     TokenText,
     Usage,
@@ -95,7 +94,7 @@ def test_the_window_does_not_see_what_others_ask(qtbot: QtBot, client: EngineCli
     number = client.sharing.submit(ASK)
     assert isinstance(watcher.end_of(number), Finished)
     with qtbot.waitSignal(client.finished):
-        client.generate(ASK.messages, SamplingParams())
+        client.generate(ASK)
     assert "".join(text for text in seen if "Hello" in text).count("Hello") == 1
     assert seen.count("finished") == 1
     texts = [one for one in watcher.events if isinstance(one.event, TokenText)]
@@ -110,7 +109,7 @@ def test_the_engine_is_not_idle_while_others_use_it(
     used_at = client.sharing.used_at
     number = client.sharing.submit(ASK)
     assert not client.is_idle
-    assert not client.ask_aside(ASK.messages, SamplingParams(), lambda _: None)
+    assert not client.ask_aside(ASK, lambda _: None)
     watcher.wait_for_text()
     client.sharing.cancel(number)
     end = watcher.end_of(number)

@@ -9,6 +9,7 @@ from pytestqt.qtbot import QtBot
 
 from app.core.engine_client import EngineClient, EngineState, RunningAnswer
 from engine import (
+    AnswerRequest,
     Cancelled,
     ChatMessage,
     ContextShifted,
@@ -24,7 +25,6 @@ from engine import (
     PrefillProgress,
     RankTimes,
     Resplit,
-    SamplingParams,
     StateFileError,
     StateLoaded,
     StateSaved,
@@ -61,7 +61,7 @@ def loaded(qtbot: QtBot, client: EngineClient) -> EngineClient:
 
 
 def generate(client: EngineClient, text: str = "Hi") -> RunningAnswer:
-    return client.generate((ChatMessage("user", text),), SamplingParams())
+    return client.generate(AnswerRequest((ChatMessage("user", text),)))
 
 
 def stop_all(client: EngineClient) -> None:
@@ -380,7 +380,7 @@ def test_what_waits_for_a_released_engine_is_told(qtbot: QtBot, client: EngineCl
     counted: list[object] = []
     client.counted.connect(counted.append)
     answers: list[str] = []
-    assert client.ask_aside(ASK, SamplingParams(), lambda answer: answers.append(answer.reason))
+    assert client.ask_aside(AnswerRequest(ASK), lambda answer: answers.append(answer.reason))
     client.count(ASK, "")
     host = client.release()
     assert host is not None

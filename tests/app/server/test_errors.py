@@ -30,11 +30,11 @@ CHAT = "/v1/chat/completions"
         ),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "https://x.example/a.png"}}]}]},
-            "messages[0].content[0].image_url", "fetches no other addresses",
+            "messages[0].content[0].image_url", "other URLs are not fetched",
         ),
         (
             {"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]},
-            "messages[0].content[0].type", "only texts and pictures are read",
+            "messages[0].content[0].type", "only text and images are supported",
         ),
         ({"messages": [{"role": "user"}]}, "messages[0].content", "is missing"),
         ({"messages": []}, "messages", "a list of at least 1 and at most 10000, not a list of 0."),
@@ -45,20 +45,20 @@ CHAT = "/v1/chat/completions"
         ({"n": 0}, "n", "n must be a whole number from 1 to 16, not 0."),
         ({"n": 17}, "n", "from 1 to 16"),
         ({"stop": [1]}, "stop[0]", "stop[0] must be a text, not 1."),
-        ({"logit_bias": {"x": 1}}, "logit_bias", "ids of tokens from 0 to 1535, not x."),
+        ({"logit_bias": {"x": 1}}, "logit_bias", "token ids from 0 to 1535, not x."),
         ({"logit_bias": {"1536": 1}}, "logit_bias", "not 1536."),
         ({"logit_bias": {"5": None}}, "logit_bias.5", "logit_bias.5 must be a number, not null."),
         ({"samplers": ["heat"]}, None, "samplers"),
-        ({"top_logprobs": 2}, "top_logprobs", "needs logprobs"),
+        ({"top_logprobs": 2}, "top_logprobs", "requires logprobs"),
         ({"modalities": ["audio"]}, "modalities", "Only text"),
         ({"functions": [{}]}, "functions", "tools"),
         ({"tool_choice": "sometimes"}, "tool_choice", "tool_choice must be"),
         ({"tool_choice": "required"}, "tool_choice", "there are no tools"),
         (
             {"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice",
-            "no function among the tools",
+            "none of the tools",
         ),
-        ({"tools": [{"type": "web"}]}, "tools[0]", "is no function"),
+        ({"tools": [{"type": "web"}]}, "tools[0]", "is not a function"),
         ({"response_format": {"type": "xml"}}, "response_format.type", '"text" or "json_object"'),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "missing"),
         ({"grammar": "root ::= x", "regex": "a"}, "response_format", "Only one of"),
@@ -108,9 +108,7 @@ def test_half_a_character_does_no_harm(http: httpx2.Client) -> None:
 
 
 def test_a_model_that_is_not_there_is_named_with_those_that_are(client: OpenAI) -> None:
-    with pytest.raises(
-        NotFoundError, match="no model 'gpt-9' here; there is tandem-demo"
-    ) as caught:
+    with pytest.raises(NotFoundError, match="no model 'gpt-9'; available: tandem-demo") as caught:
         client.chat.completions.create(model="gpt-9", messages=[USER])  # type: ignore[list-item]
     assert caught.value.code == "model_not_found"
     with pytest.raises(NotFoundError):
@@ -142,14 +140,11 @@ def test_a_prompt_that_is_too_long_is_a_bad_request(client: OpenAI, *, stream: b
 
 def test_paths_and_methods_that_are_not_there_are_told(http: httpx2.Client) -> None:
     lost = http.get("/v2/chat")
-    assert (lost.status_code, lost.json()["error"]["message"]) == (
-        404,
-        "There is no /v2/chat here.",
-    )
+    assert (lost.status_code, lost.json()["error"]["message"]) == (404, "There is no /v2/chat.")
     wrong = http.get(CHAT)
     assert wrong.status_code == 405
     assert wrong.headers["allow"] == "POST"
-    assert "does not take GET" in wrong.json()["error"]["message"]
+    assert "does not support GET" in wrong.json()["error"]["message"]
 
 
 def test_an_unknown_field_gets_one_line(

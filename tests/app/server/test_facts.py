@@ -105,7 +105,7 @@ def test_an_engine_that_is_busy_is_asked_once_and_keeps_nobody_waiting() -> None
         await gauged.reply(CacheCounted(512, 256))
         assert await gauged.gauge.read() == CacheCounted(512, 256), "the last numbers"
         assert len(gauged.asked) == 2
-        await gauged.reply(Failed(EngineError("A remote model cannot do this.")))
+        await gauged.reply(Failed(EngineError("Remote models do not support this.")))
         assert await gauged.gauge.read() is None
         assert len(gauged.asked) == 3
         gauged.engine.model = None

@@ -89,7 +89,7 @@ def test_what_can_be_run_is_offered_once(folder: Path) -> None:
         ready = {one.id: one.n_ctx is not None for one in played.models.offered()}
         assert ready == {"one": True, "two": False}
         assert find_model(played.models, "two.gguf").id == "two"
-        with pytest.raises(Refusal, match="there is one, two"):
+        with pytest.raises(Refusal, match="available: one, two"):
             find_model(played.models, "three")
 
     play(folder, act)

@@ -84,7 +84,7 @@ def test_more_than_can_wait_is_told_when_to_come_again(demo_engine: EngineOnThre
         wait_until(lambda: server.context.admission.n_running == 1)
         with asking(server, ENDLESS):
             wait_until(lambda: server.context.admission.n_waiting == 1)
-            with pytest.raises(RateLimitError, match="waiting already") as caught:
+            with pytest.raises(RateLimitError, match="already waiting") as caught:
                 client.completions.create(model="", prompt="x")
             assert 1 <= int(caught.value.response.headers["retry-after"]) <= 60
         wait_until(lambda: server.context.admission.n_waiting == 0)

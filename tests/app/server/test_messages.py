@@ -151,10 +151,10 @@ def test_an_answer_that_has_begun_is_continued(claude: Anthropic) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model": "gpt-9"}, "no model 'gpt-9' here"),
+        ({"model": "gpt-9"}, "no model 'gpt-9'; available"),
         ({"max_tokens": 0}, "max_tokens must be"),
         ({"messages": []}, "messages must be"),
-        ({"tools": [{"type": "web_search_1", "name": "web"}]}, "only its maker can run"),
+        ({"tools": [{"type": "web_search_1", "name": "web"}]}, "which this server cannot run"),
         ({"tool_choice": {"type": "any"}}, "there are no tools"),
         ({"mcp_servers": [{"url": "http://x"}]}, "MCP"),
         (

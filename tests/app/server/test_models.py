@@ -102,7 +102,7 @@ def test_a_lost_model_is_loaded_again_though_nobody_asks(monkeypatch: pytest.Mon
         script.load_error = EngineCrashed("It has ended again.")
         async with async_engine.events_of([AnswerRequest()]) as events:
             assert isinstance([event async for _, event in events][-1], Failed)
-        assert models.problem() == "The model is being loaded again."
+        assert models.problem() == "The model is being reloaded."
         while n_loads(host) < 4:
             await asyncio.sleep(0.01)
         assert models.problem()
@@ -157,7 +157,7 @@ def test_an_answer_that_nobody_reads_fails(monkeypatch: pytest.MonkeyPatch) -> N
                 await asyncio.sleep(0.01)
             found = [event async for _, event in events]
         assert isinstance(found[-1], Failed)
-        assert "was not read" in str(found[-1].error)
+        assert "did not read" in str(found[-1].error)
         assert len(found) == 51
 
     play(act, script)

@@ -126,13 +126,13 @@ def test_embeddings_are_those_of_the_other_protocol(llama: httpx2.Client) -> Non
 @pytest.mark.parametrize(
     ("path", "body", "status", "message"),
     [
-        ("/api/chat", {"model": "llama9", "messages": ASKED}, 404, "no model 'llama9' here"),
+        ("/api/chat", {"model": "llama9", "messages": ASKED}, 404, "no model 'llama9'; available"),
         ("/api/chat", {"messages": [{"role": "king"}]}, 400, "must be one of"),
         ("/api/chat", {"messages": [{"role": "user", "images": ["x"]}]}, 400, "cannot see"),
         ("/api/chat", {"messages": ASKED, "format": "xml"}, 400, "JSON schema"),
         ("/api/generate", {"prompt": "a", "template": "b"}, 400, "cannot be replaced"),
         ("/api/generate", {"prompt": "a", "options": {"temperature": 9}}, 400, "temperature"),
-        ("/api/show", {"model": "llama9"}, 404, "no model 'llama9' here"),
+        ("/api/show", {"model": "llama9"}, 404, "no model 'llama9'; available"),
     ],
 )
 def test_what_cannot_be_answered_is_said(

@@ -22,5 +22,5 @@ def test_texts_and_pictures_keep_their_order() -> None:
     "url", ["https://example.org/a.png", "file:///etc/passwd", "", "data:image/png,raw"]
 )
 def test_nothing_is_fetched_for_a_client(url: str) -> None:
-    with pytest.raises(Refusal, match="fetches no other addresses"):
+    with pytest.raises(Refusal, match="other URLs are not fetched"):
         ShownParts().add_address(url, "messages[0].content[0].image_url")

@@ -81,7 +81,7 @@ def test_the_gate_speaks_the_protocol_of_the_path(scripted: EngineOnThread, path
             (403, "--cors", client.post(path, headers={**key, "origin": "http://evil.example"})),
             (401, "The key is missing", client.post(path)),
             (404, "There is no", client.post(f"{path}/nowhere", headers=key)),
-            (405, "does not take PUT", client.put(path, headers=key)),
+            (405, "does not support PUT", client.put(path, headers=key)),
         ]
     for status, sentence, response in refused:
         if path == "/v1/models" and status == 404:
@@ -111,7 +111,7 @@ def test_ollamas_clients_are_told_that_nobody_speaks_their_protocol(
         told = client.get("/api/tags")
     assert told.status_code == 404
     assert message_of("/api/tags", told.json()) == (
-        "This server does not speak Ollama's protocol. Start the server with --ollama."
+        "Ollama's API is not enabled on this server. Start the server with --ollama."
     )
 
 
@@ -137,7 +137,7 @@ def test_limits_are_told_in_the_protocol_of_the_path(
         full = client.post(path, json=BODIES[path])
         assert full.status_code == 429
         assert int(full.headers["retry-after"]) > 0
-        assert "waiting already" in message_of(path, full.json())
+        assert "already waiting" in message_of(path, full.json())
         monkeypatch.setattr("app.server.web.server.MAX_CONNECTIONS", 1)
         crowded = client.post(path, json=BODIES[path])
         assert crowded.status_code == 503
@@ -173,7 +173,7 @@ def test_a_crash_that_costs_the_model_says_when_to_come_again(
     script.answer_error = EngineCrashed("The engine has ended.", "Your chats are kept.")
     assert bare.get("/health").status_code == 200
     for sentence in (
-        "The engine has ended. The model has to be loaded again in Tandem.",
+        "The engine has ended. Load the model again in Tandem.",
         "No model is loaded. Open one in Tandem.",
     ):
         response = bare.post(path, json=BODIES[path])
@@ -190,7 +190,7 @@ def test_a_crash_that_costs_the_model_says_when_to_come_again(
 def test_a_crash_in_a_stream_is_an_event_of_the_protocol(
     bare: httpx2.Client, script: Script, monkeypatch: pytest.MonkeyPatch, *, is_bug: bool
 ) -> None:
-    sentence = "which is a bug in Tandem" if is_bug else "The engine has ended."
+    sentence = "this is a bug in Tandem" if is_bug else "The engine has ended."
     if is_bug:
         script.extra, script.answer = [TokenText("Hel", (1,)), None], ""  # type: ignore[list-item]
         monkeypatch.setattr("app.server.request_log.RequestRecord.note", fail_at_none)

@@ -102,12 +102,12 @@ def test_a_conversation_reaches_the_engine(client: OpenAI, demo_engine: EngineOn
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"model": "gpt-9"}, "no model 'gpt-9' here"),
+        ({"model": "gpt-9"}, "no model 'gpt-9'; available"),
         ({"input": []}, "input must be"),
-        ({"previous_response_id": "resp_1"}, "keeps no conversations"),
-        ({"background": True}, "in the background"),
+        ({"previous_response_id": "resp_1"}, "stores no conversations"),
+        ({"background": True}, "no background mode"),
         ({"tool_choice": "required"}, "there are no tools"),
-        ({"input": [{"type": "item_reference", "id": "x"}]}, "cannot read"),
+        ({"input": [{"type": "item_reference", "id": "x"}]}, "is not supported"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "must be a data URI"),
     ],
 )

@@ -32,7 +32,9 @@ def test_a_port_that_is_in_use_is_told() -> None:
     with listen(ServerSettings(port=0)) as taken:
         port = taken.getsockname()[1]
         assert address_of(taken) == f"http://127.0.0.1:{port}"
-        with pytest.raises(EngineError, match=f"Port {port} of 127.0.0.1 is in use") as caught:
+        with pytest.raises(
+            EngineError, match=f"Port {port} of 127.0.0.1 is already in use"
+        ) as caught:
             listen(ServerSettings(port=port))
     assert "--port" in caught.value.hint
 
@@ -40,9 +42,9 @@ def test_a_port_that_is_in_use_is_told() -> None:
 @pytest.mark.parametrize(
     ("host", "sentence"),
     [
-        ("192.0.2.7", "192.0.2.7 is no address of this machine."),
-        ("no such name", "There is no address no such name."),
-        ("x" * 300, "There is no address"),
+        ("192.0.2.7", "192.0.2.7 is not an address of this machine."),
+        ("no such name", "no such name is not a valid address."),
+        ("x" * 300, "xxx"),
     ],
 )  # fmt: skip
 def test_an_address_that_is_not_here_is_told(host: str, sentence: str) -> None:
@@ -120,7 +122,7 @@ class Command:
 
     def _note(self, text: str) -> None:
         note(text)
-        if "Waiting for an answer to end" in text:
+        if "Waiting for an answer to finish" in text:
             self.is_ending.set()
 
     def _talk(self) -> None:
@@ -204,15 +206,15 @@ def test_a_second_interruption_ends_at_once(
     ("arguments", "problem"),
     [
         (("--lan",), "needs a key"),
-        (("--lan", "--host", "127.0.0.1"), "Leave one out"),
-        (("--port", "70000"), "70000 is no port"),
-        (("--api-key", "short"), "at least 8 characters"),
+        (("--lan", "--host", "127.0.0.1"), "Omit one"),
+        (("--port", "70000"), "70000 is not a port"),
+        (("--api-key", "short"), "at least 8 printable"),
         (("--api-key", ""), "The key is empty"),
         (("--api-key-file", "/nowhere"), "/nowhere cannot be read"),
         (("--keep", "0"), "--keep needs"),
         (("--temp", "9"), "temperature"),
         (("--models", "/nowhere", "--port", "0"), "There is no folder /nowhere"),
-        (("--only", "--models", "/"), "Leave one out"),
+        (("--only", "--models", "/"), "cannot be combined"),
     ],
     ids=str,
 )

@@ -22,8 +22,8 @@ from tests.helpers.tool_hubs import plain_server, watched_hub
 # of streams that the package leaves to be collected when a connection is lost
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
-PAUSELESS = "flood sends messages without a pause, so it was ended."
-LARGE = "flood sent a message of more than 8 MiB, so it was ended."
+PAUSELESS = "flood sends too many messages, so it was stopped."
+LARGE = "flood sent a message of more than 8 MiB, so it was stopped."
 
 
 @pytest.mark.parametrize("way", ["rubbish lines", "list_changed", "requests"])
@@ -55,7 +55,7 @@ def test_of_too_many_tools_the_first_are_listed() -> None:
     ("path", "problem"),
     [
         ("/endless", LARGE), ("/events", PAUSELESS),
-        ("/gzip", "flood compresses its answers although it was asked not to."),
+        ("/gzip", "flood sends compressed responses although the request forbids them."),
     ],
 )  # fmt: skip
 def test_an_endless_answer_fills_no_memory(

@@ -44,7 +44,7 @@ def test_without_a_key_the_server_says_no(
 ) -> None:
     caplog.set_level(logging.INFO)
     (state,) = hub.settled(ToolServer("far", url=address, headers={"Authorization": "Bearer x"}))
-    sentence = "far refuses access (401). It may need a header “Authorization”."
+    sentence = "far denied access (401). It may need an “Authorization” header."
     assert (state.status, state.problem) == ("failed", sentence)
     assert "Bearer" not in caplog.text
 
@@ -52,7 +52,7 @@ def test_without_a_key_the_server_says_no(
 def test_a_wrong_path_is_a_sentence(hub: WatchedHub, address: str) -> None:
     server = ToolServer("far", url=f"{address}/x", headers={"Authorization": "Bearer open"})
     (state,) = hub.settled(server)
-    assert state.problem == "far answers with status 404. Check its address."
+    assert state.problem == "far returned status 404. Check its address."
 
 
 def test_an_address_where_nobody_is(hub: WatchedHub) -> None:

@@ -102,7 +102,7 @@ def test_progress_keeps_a_call_alive_and_silence_ends_it() -> None:
     with watched_hub(ToolLimits(silence_s=3.0)) as hub:
         hub.settled(plain_server())
         assert hub.call("plain__slow", {"text": "done"}) == ToolResult("done")
-        late = "plain has not answered for 3 s, so the call was ended."
+        late = "plain has not responded for 3 s, so the call was cancelled."
         assert hub.call("plain__wait") == ToolResult(late, is_error=True)
         assert hub.call("plain__echo", {"text": "on"}) == ToolResult("on")
 
@@ -131,7 +131,7 @@ def test_servers_with_one_name_for_models_keep_their_tools_apart(hub: WatchedHub
 
 def test_a_server_that_dies_says_why_and_is_started_by_the_next_call(hub: WatchedHub) -> None:
     hub.settled(plain_server())
-    problem = "The program of plain has ended. Its last output: out of cheese"
+    problem = "The program of plain has exited. Its last output: out of cheese"
     assert hub.call("plain__die") == ToolResult(problem, is_error=True)
     hub.wait(lambda: hub.state("plain").status == "failed")
     assert (hub.state("plain").problem, hub.hub.offered()) == (problem, ())
@@ -174,8 +174,8 @@ def test_a_server_that_hangs_and_one_that_prints_rubbish(monkeypatch: pytest.Mon
     with watched_hub(ToolLimits(start_s=4.0)) as hub:
         ways = plain_server("hung", "hang"), plain_server("loud", "rubbish")
         hung, loud = hub.settled(*ways)
-    assert hung.problem == "hung did not answer in time."
-    assert loud.problem == "loud prints text that is not the protocol of a tool server."
+    assert hung.problem == "hung did not respond in time."
+    assert loud.problem == "loud printed text instead of MCP messages."
 
 
 def test_a_call_can_be_stopped_and_the_server_is_told(hub: WatchedHub, tmp_path: Path) -> None:

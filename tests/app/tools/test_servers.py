@@ -56,14 +56,14 @@ def test_forms_of_other_programs_are_read(text: str, server: ToolServer) -> None
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("npx server", "This is not JSON: Expecting value: line 1 column 1 (char 0)."),
-        ("[" * 100_000, "This is not JSON: "),
+        ("npx server", "This is not valid JSON: Expecting value: line 1 column 1 (char 0)."),
+        ("[" * 100_000, "This is not valid JSON: "),
         ("[]", "There is no server in this text."),
         ("{}", "There is no server in this text."),
         ('{"mcpServers": {"a": 1}}', "a is not a server."),
         ('{"a": {}}', "a needs a command or an address."),
-        ('{"a": {"command": "b", "args": "c"}}', "“args” of a is not a list of texts."),
-        ('{"a": {"command": "b", "env": [1]}}', "“env” of a is not an object of texts."),
+        ('{"a": {"command": "b", "args": "c"}}', "“args” of a is not a list of strings."),
+        ('{"a": {"command": "b", "env": [1]}}', "“env” of a is not an object of strings."),
         ('{"a": {"url": "ftp://b"}}', "ftp://b is not an address that begins with"),
         ('{"a": {"url": "http://[b"}}', "http://[b is not an address that begins with"),
         ('{"": {"command": "b"}}', "A server needs a name of at most 64 characters."),
@@ -149,7 +149,7 @@ def test_a_line_is_a_program_and_its_arguments(
 
 
 def test_a_quote_without_an_end_is_a_sentence() -> None:
-    with pytest.raises(EngineError, match="A quote in the command has no end"):
+    with pytest.raises(EngineError, match="A quote in the command is not closed"):
         split_command("npx 'a")
 
 

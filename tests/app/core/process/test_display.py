@@ -30,7 +30,7 @@ def test_a_program_without_a_display_ends_with_one_line() -> None:
     )  # fmt: skip
     assert (found.returncode, found.stdout) == (1, "")
     assert found.stderr == (
-        "There is no display for the window. Start it on a desktop, or use `tandem chat"
+        "There is no display to open a window on. Start Tandem on a desktop, or run `tandem chat"
         " MODEL.gguf` in the terminal.\n"
     )
 
@@ -45,7 +45,7 @@ def test_other_ways_to_show_a_window_are_left_to_qt(environment: dict[str, str])
 
 def test_a_server_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(display, "_check_plugin", lambda: None)
-    with pytest.raises(NoDisplay, match=r"^The display :59077 does not answer\.$"):
+    with pytest.raises(NoDisplay, match=r"^Display :59077 does not respond\.$"):
         check_display({"DISPLAY": ":59077"})
 
 

@@ -12,7 +12,7 @@ from app.core.process.environment import DEBIAN_PACKAGES, missing_qt_library
 
 REPO = Path(__file__).resolve().parents[4]
 PROBLEM = "libEGL.so.1: cannot open shared object file: No such file or directory"
-SENTENCE = "The window needs Qt, and Qt needs the system library libEGL.so.1, which is missing."
+SENTENCE = "Qt needs the system library libEGL.so.1, which is missing."
 HINT = f"Install it with: apt-get install {DEBIAN_PACKAGES}"
 
 

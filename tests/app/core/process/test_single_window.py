@@ -208,7 +208,7 @@ def test_a_second_program_ends_at_once_and_another_closes_the_window(
                 [*command, str(tmp_path / "none.gguf")], capture_output=True, text=True, timeout=60,
                 check=True,
             )  # fmt: skip
-            assert second.stdout == "Tandem is open already: its window has been told.\n"
+            assert second.stdout == "Tandem is already open; its window was notified.\n"
             assert window.poll() is None
             subprocess.run([*command, "--quit"], timeout=60, check=True)
             assert window.wait(30) == 0

@@ -106,9 +106,9 @@ def test_the_speed_says_what_guesses_brought_in_the_last_answer(monitor: Monitor
     monitor.add_rate(0.0)
     for expected in ("Speed 61.8 tok/s · ", " · "):  # there still, once the rate is no longer new
         monitor.add_snapshots(reading(time.monotonic(), [91.0]))
-        told = f"{expected}74 of 102 guesses right, 2.7× as fast"
+        told = f"{expected}74 of 102 draft tokens accepted, 2.7× as fast"
         assert monitor.speed.accessibleDescription() == told
-        assert "74 of 102 guesses right, 2.7×" in monitor.speed.latest.text()
+        assert "74 of 102 draft tokens accepted, 2.7×" in monitor.speed.latest.text()
     monitor.mark_message()  # another question
     monitor.add_snapshots(reading(time.monotonic(), [91.0]))
     assert "guesses" not in monitor.speed.accessibleDescription()

@@ -368,7 +368,7 @@ def test_after_an_unload_there_is_no_model(loaded: Driver) -> None:
 
 
 def test_what_only_a_model_on_this_machine_can_do_is_refused(loaded: Driver) -> None:
-    assert "cannot do this" in str(loaded.problem(SaveState("x")))
+    assert "do not support this" in str(loaded.problem(SaveState("x")))
     regex = AnswerRequest(HELLO.messages, grammar=Grammar("regex", "x"))
     assert "such a grammar" in str(loaded.problem(regex))
 
@@ -390,9 +390,9 @@ def test_a_tandem_counts_tokens_and_others_say_that_they_do_not(
 # what goes wrong
 
 STATUS = {
-    401: "does not accept the key", 403: "does not accept the key", 404: "no such model or address",
-    429: "asks to wait", 500: r"has a fault \(status 500\)", 503: "has a fault",
-    400: "refuses the request", 204: "refuses the request",
+    401: "rejected the API key", 403: "rejected the API key", 404: "no such model or endpoint",
+    429: "is rate-limiting", 500: "returned error 500", 503: "returned error",
+    400: "rejected the request", 204: "rejected the request",
 }  # fmt: skip
 
 
@@ -418,29 +418,30 @@ def test_a_redirect_is_told_and_not_followed(loaded: Driver, server: FakeOpenAI)
     with fake_openai() as other:
         answers(server, status=307, headers={"Location": f"{other.url}/v1?token=x"})
         error = loaded.problem()
-        assert f"sends its requests on to {other.url}/v1." in error.message
+        assert f"redirects to {other.url}/v1." in error.message
         assert not other.asked
 
 
 WRONG: dict[str, tuple[str, Callable[[FakeOpenAI], None]]] = {
-    "no JSON": ("not understood", lambda s: answers(s, b"data: {oops\n\n")),
-    "deep JSON": ("not understood", lambda s: answers(s, b"data: " + b"[" * 99_999 + b"\n\n")),
-    "a number": ("not understood", lambda s: answers(s, b"data: 5\n\n")),
-    "Latin-1": ("no UTF-8", lambda s: answers(s, "data: ü\n\n".encode("latin-1"))),
+    "no JSON": ("unexpected response", lambda s: answers(s, b"data: {oops\n\n")),
+    "deep JSON": ("unexpected response", lambda s: answers(s, b"data: " + b"[" * 99_999 + b"\n\n")),
+    "a number": ("unexpected response", lambda s: answers(s, b"data: 5\n\n")),
+    "Latin-1": ("not UTF-8", lambda s: answers(s, "data: ü\n\n".encode("latin-1"))),
     "a huge line": ("too long", lambda s: answers(s, b"data: " + b"x" * (3 << 20))),
-    "a page": ("not understood", lambda s: answers(s, b"<html>", kind="text/html")),
+    "a page": ("unexpected response", lambda s: answers(s, b"<html>", kind="text/html")),
     "packed": (
-        "not understood", lambda s: answers(s, b"\x1f\x8b", headers={"Content-Encoding": "gzip"})
+        "unexpected response",
+        lambda s: answers(s, b"\x1f\x8b", headers={"Content-Encoding": "gzip"}),
     ),
     "an error": (
         "ended the answer with an error. Out of memory",
         lambda s: answers(s, said("Well"), event({"error": {"message": "Out of memory"}})),
     ),
-    "a cut": ("in the middle", lambda s: answers(s, said("Once upon"))),
+    "a cut": ("ended the answer early", lambda s: answers(s, said("Once upon"))),
     "a large answer": (
         "too long", lambda s: answers(s, *[b" " * (1 << 20)] * 10, kind="application/json")
     ),
-    "no text at all": ("in the middle", lambda s: answers(s)),
+    "no text at all": ("ended the answer early", lambda s: answers(s)),
 }  # fmt: skip
 
 
@@ -552,7 +553,7 @@ def test_a_server_that_dies_in_an_answer_is_gone(driver: Driver) -> None:
     thread.join()
     assert text_of(events) == "Once"
     assert isinstance(events[-1], Failed)
-    assert "was cut" in str(events[-1].error)
+    assert "was lost" in str(events[-1].error)
     assert events[-1].is_model_lost
 
 
@@ -564,13 +565,13 @@ def test_a_certificate_that_nobody_vouches_for_is_told(
     context.load_cert_chain(tmp_path / "own.pem")
     server.socket = context.wrap_socket(server.socket, server_side=True)
     address = parse_url(server.url.replace("http", "https"))
-    assert "cannot prove who it is" in str(driver.problem(Load(LoadParams(address.path))))
+    assert "is not trusted" in str(driver.problem(Load(LoadParams(address.path))))
     assert not server.asked
 
 
 def test_https_to_a_server_without_it_is_told(driver: Driver, server: FakeOpenAI) -> None:
     address = parse_url(server.url.replace("http", "https"))
-    assert "does not speak TLS" in str(driver.problem(Load(LoadParams(address.path))))
+    assert "does not use TLS" in str(driver.problem(Load(LoadParams(address.path))))
 
 
 @pytest.mark.parametrize(

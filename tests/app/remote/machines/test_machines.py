@@ -64,15 +64,15 @@ def test_devices_of_a_team_have_its_machines_in_their_ids(path: str) -> None:
     until(lambda: bool(team.states))
     assert "1/cpu" in [device.id for device in team.devices]
     assert "1/cpu" in [state.device for state in team.states]
-    assert team.said.endswith("has joined.")
+    assert team.status.endswith("has joined.")
     assert team.check(path).is_complete
-    with pytest.raises(EngineError, match="have joined for"):
+    with pytest.raises(EngineError, match="joined for"):
         team.check("/models/other.gguf")
     team.close()
     joining.join(20)
     assert not joining.is_alive()
     assert (team.devices, team.command) == ((), "")
-    with pytest.raises(EngineError, match="have gone"):
+    with pytest.raises(EngineError, match="have disconnected"):
         team.check(path)
 
 
@@ -84,7 +84,7 @@ def test_parameters_are_those_that_machines_understand() -> None:
     alone = LoadParams("m", ("cpu",))
     assert for_window(alone) == alone
     for devices in (("1/cpu", "cpu"), ("cpu", "1/cpu", "cpu")):
-        with pytest.raises(SplitError, match="must stand beside each other"):
+        with pytest.raises(SplitError, match="must be adjacent"):
             for_machines(LoadParams("m", devices), 2)
 
 
@@ -144,7 +144,7 @@ def test_a_team_computes_what_it_has_joined_for(path: str, inner: list[Inner]) -
 
     refused = closing(load)
     assert isinstance(refused, Failed)
-    assert "have gone" in refused.error.message
+    assert "have disconnected" in refused.error.message
     assert isinstance(closing(AnswerRequest()), Failed), "there is no model"
     team.open(path, 2, "127.0.0.1:0")
     joining = join(team)
@@ -203,7 +203,7 @@ def test_the_dialog_shows_who_joins(
     qtbot.waitUntil(lambda: found.wires is not None, timeout=10_000)
     qtbot.waitUntil(lambda: len(dialog) == 1)
     qtbot.waitUntil(lambda: dialog.table.model().index(0, 4).data() == "1.00 ms", timeout=10_000)
-    assert dialog.status.text().startswith("All machines are there.")
+    assert dialog.status.text().startswith("All machines have joined.")
     assert inner[0].n_begun == 1
     with qtbot.waitSignal(found._job.done, timeout=10_000):
         dialog.switch.click()

@@ -153,7 +153,7 @@ def test_two_machines_answer_as_one_does(qapp: QApplication, tmp_path: Path) -> 
                 assert answer() == alone, "it has joined again by itself"
             joining.kill()
             wait(lambda: shell.split.load_state != "loaded")
-            assert "has" in shell.machines.team.said
+            assert "has" in shell.machines.team.status
         finally:
             joining.kill()
             joining.wait()

@@ -184,7 +184,7 @@ def test_the_monitor_has_the_figures_of_a_tandem_and_asks_no_other(
 def test_a_key_in_the_open_is_warned_of(qtbot: QtBot, make_shell: MakeShell) -> None:
     dialog = dialog_of(make_shell())
     dialog.address.setCurrentText("http://nas:11435")
-    assert dialog.warning.text() == "Without https, others on the way can read your messages."
+    assert dialog.warning.text() == "Without https, others on the network can read your messages."
     dialog.key.setText("sk-1")
     assert dialog.warning.text().endswith("read your messages and the key.")
     for private in ("https://nas:11435", "http://127.0.0.1:11435"):
@@ -197,7 +197,10 @@ def test_a_failure_is_shown_in_the_dialog(
     qtbot: QtBot, make_shell: MakeShell, server: FakeOpenAI
 ) -> None:
     dialog = dialog_of(make_shell())
-    for typed, sentence in (("ftp://x", "no address of a server"), (server.url, "wants a key")):
+    for typed, sentence in (
+        ("ftp://x", "not a valid server address"),
+        (server.url, "requires an API key"),
+    ):
         server.plan = lambda _: Reply(status=401)
         dialog.address.setCurrentText(typed)
         dialog.list_.click()
@@ -229,7 +232,7 @@ def test_a_server_and_its_key_are_forgotten(
     connect(qtbot, shell, server)
     dialog = dialog_of(shell)
     assert dialog.address.currentText() == address.url
-    assert dialog.key.placeholderText().startswith("A key is kept")
+    assert dialog.key.placeholderText().startswith("A key is saved")
     assert not dialog.forget.isHidden()
     dialog.forget.click()
     qtbot.waitUntil(lambda: not ring)

@@ -88,10 +88,7 @@ def test_it_survives_the_loss_of_the_engine(
     address = started(qtbot, session)
     script.answer_error, script.loses_model = EngineCrashed("The engine has ended.", ""), True
     with qtbot.waitSignal(client.lost):
-        assert ask(address) == (
-            503,
-            "The engine has ended. The model has to be loaded again in Tandem.",
-        )
+        assert ask(address) == (503, "The engine has ended. Load the model again in Tandem.")
     assert ask(address) == (503, "No model is loaded. Open one in Tandem.")
     script.answer_error = None
     with qtbot.waitSignal(client.loaded):
@@ -106,7 +103,7 @@ def test_refusals_name_what_the_window_has(qtbot: QtBot, session: ServerSession)
         for name, value in {"Origin": "http://evil.example", "Host": "evil.example"}.items()
     }
     assert {status for status, _ in told.values()} == {403}
-    assert "under “Web pages may ask (CORS)”" in told["Origin"][1]
+    assert "under “Allow web pages (CORS)”" in told["Origin"][1]
     assert "under “Server”" in told["Host"][1]
     assert "--" not in str(told), "no options of a command"
 
@@ -119,7 +116,7 @@ def test_a_taken_port_is_a_sentence_and_another_one_works(
         session.change(server_port=port)
         session.switch(True)
         qtbot.waitUntil(lambda: bool(session.problem), timeout=20_000)
-    assert session.problem == (f"Port {port} of 127.0.0.1 is in use already. Choose another port.")
+    assert session.problem == (f"Port {port} of 127.0.0.1 is already in use. Choose another port.")
     assert not session.is_wanted
     assert not session.is_changing
     session.change(server_port=0)
@@ -258,5 +255,5 @@ def test_pages_are_read_as_browsers_name_them(text: str, pages: tuple[str, ...])
     "text", ["localhost", "file:///a", "https://", "http://a:99999", "http://me@a.org", "http://[a"]
 )
 def test_what_is_no_page_is_named(text: str) -> None:
-    with pytest.raises(EngineError, match="is not the address of a web page"):
+    with pytest.raises(EngineError, match="is not a valid web page origin"):
         read_pages(text)

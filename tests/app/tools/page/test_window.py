@@ -111,7 +111,7 @@ def test_a_program_that_dies_is_told_and_started_again(qtbot: QtBot, make_shell:
     card = add_program(shell, dialog, plain_server())
     until(qtbot, lambda: card.status.text() == "Ready")
     shell.tools.call("plain__die", {}, lambda _: None)
-    problem = "The program of plain has ended. Its last output: out of cheese"
+    problem = "The program of plain has exited. Its last output: out of cheese"
     until(qtbot, lambda: card.status.text() == problem)
     assert not card.head.isVisible()
     card.restart.click()
@@ -132,11 +132,11 @@ def test_what_will_not_do_is_said_in_the_form(qtbot: QtBot, make_shell: MakeShel
 
     says("A server needs a name of at most 64 characters.")
     form.name.setText("gone")
-    says("Another server has the name gone.")
+    says("Another server is already named gone.")
     form.name.setText("new")
     says("new needs a command or an address.")
     form.command.setText("npx 'a")
-    says("A quote in the command has no end.")
+    says("A quote in the command is not closed.")
     form.command.setText("npx")
     form.variables.setPlainText("KEY")
     says("“KEY” is not of the form NAME=VALUE.")
@@ -146,7 +146,7 @@ def test_what_will_not_do_is_said_in_the_form(qtbot: QtBot, make_shell: MakeShel
     form.tabs.setCurrentIndex(JSON)
     assert not form.name.isVisible()
     form.json.setPlainText("npx")
-    says("This is not JSON: Expecting value: line 1 column 1 (char 0).")
+    says("This is not valid JSON: Expecting value: line 1 column 1 (char 0).")
     form.json.setPlainText('{"mcpServers": {"a": {"command": "no-such-a"}, "b": {"url": "x:"}}}')
     says("x: is not an address that begins with http:// or https://.")
     form.json.setPlainText('{"mcpServers": {"a": {"command": "no-such-a"}}}')
