@@ -3,8 +3,8 @@
     QT_QPA_PLATFORM=offscreen python -m tests.helpers.screenshots FOLDER [--only dark light]
     QT_QPA_PLATFORM=offscreen python -m tests.helpers.screenshots FOLDER --resplit MODEL
 
-`--resplit` makes the animated one: a drag of the split bar with live re-splits of MODEL, a small chat
-model, while it answers.
+`--resplit` makes the animated one: a drag of the split bar with live re-splits of MODEL, a small
+chat model, while it answers.
 
 `dark`, `light` and `search` run the demo model on three CPU ranks, at the speed of this machine:
 nothing else should run beside them.
@@ -140,7 +140,7 @@ def resplit(app: QApplication, model: str) -> list[QPixmap]:
         camera = QTimer()
         camera.timeout.connect(lambda: frames.append(shell.window.grab()))
         camera.start(FRAME_MS)
-        shell.session.send("Write a long story about a computer with three very different processors.")
+        shell.session.send("Write a long story about a computer with three processors.")
         pause(2500)
         header, footer = shell.split_panel.header, shell.split_panel.footer
         for index, way in ((0, -0.3), (1, 0.2), (0, 0.35)):
