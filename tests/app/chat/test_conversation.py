@@ -176,7 +176,7 @@ def test_a_chat_of_a_newer_version_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "old.json").write_text(newer)
     store = ChatStore(tmp_path)
     assert [found.why for found in store.survey().damaged] == [
-        "a newer version of Tandem has written it"
+        "it was written by a newer version of Tandem"
     ]
     assert store.load() == []
     store.tidy()
@@ -257,5 +257,5 @@ def test_what_another_window_wrote_is_not_written_over(tmp_path: Path) -> None:
 
 
 def test_an_id_cannot_leave_the_folder(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="no chat id"):
+    with pytest.raises(ValueError, match="not a chat id"):
         ChatStore(tmp_path).delete("../settings")

@@ -45,7 +45,7 @@ def test_without_a_model_the_draft_stays_and_a_sentence_says_so(
     shell.window.composer.edit.setPlainText("Hi")
     qtbot.keyClick(shell.window.composer.edit, Qt.Key.Key_Return)
     assert shell.window.composer.text == "Hi"
-    assert banner(shell).startswith("No model is loaded yet")
+    assert banner(shell).startswith("No model is loaded")
 
 
 def test_html_in_an_answer_is_shown_as_it_was_written(
@@ -171,7 +171,7 @@ def test_a_full_context_offers_to_drop_the_oldest_and_goes_on_where_it_ended(
     ask(qtbot, shell, "Hi")
     notice = shell.window.banner.notice
     assert notice is not None
-    assert notice.action == "Drop the oldest and go on"
+    assert notice.action == "Drop the oldest and continue"
     script.answer, script.reason = " More.", "stop"
     shell.window.banner._action.click()
     qtbot.waitUntil(lambda: not shell.session.is_busy)
@@ -357,7 +357,7 @@ def test_sampling_and_system_prompt_reach_the_engine_and_survive_a_restart(
     again = make_shell()
     assert again.window.sampling.params.temperature == 0.2
     again.window.sampling.reset()
-    assert again.window.composer._sampling.accessibleName() == "Sampling: Sampling · From the model"
+    assert again.window.composer._sampling.accessibleName() == "Sampling: Sampling · Model defaults"
 
 
 def last_stored() -> str:
@@ -408,7 +408,7 @@ def test_a_model_s_file_recommends_how_to_sample(
         "tests.helpers.fake_host.model_info", lambda path: model_info(path, sampling=recommended)
     )
     shell = make_shell(model=MODEL)
-    assert shell.window.composer._sampling.accessibleName() == "Sampling: Sampling · From the model"
+    assert shell.window.composer._sampling.accessibleName() == "Sampling: Sampling · Model defaults"
     ask(qtbot, shell, "Hi")
     command = host_of(shell).commands[-1]
     assert isinstance(command, AnswerRequest)

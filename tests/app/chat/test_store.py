@@ -420,8 +420,8 @@ def test_a_database_of_a_newer_version_is_left_alone(tmp_path: Path) -> None:
     before = (tmp_path / FILE).read_bytes()
     store = ChatStore(tmp_path)
     (damaged,) = store.survey().damaged
-    assert damaged.why == "a newer version of Tandem has written it"
-    with pytest.raises(ChatStoreError, match="a newer version of Tandem has written it"):
+    assert damaged.why == "it was written by a newer version of Tandem"
+    with pytest.raises(ChatStoreError, match="it was written by a newer version of Tandem"):
         store.save(chat)
     assert (tmp_path / FILE).read_bytes() == before
 

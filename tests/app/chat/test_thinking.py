@@ -79,7 +79,7 @@ def test_each_chat_has_its_own_effort(
     shell.window.close()
     again = make_shell(model=MODEL)
     ask(qtbot, again, "Still")
-    choose(again, "As the model has it")
+    choose(again, "Model default")
     ask(qtbot, again, "Done")
     assert [*efforts(shell), *efforts(again)] == ["", "high", "high", ""]
 

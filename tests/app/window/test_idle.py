@@ -42,7 +42,7 @@ def test_the_next_message_loads_the_model_again_and_is_sent_then(
     ask(qtbot, shell, "first")
     set_minutes(shell, 1)
     qtbot.waitUntil(lambda: shell.client.model is None)
-    assert "was not used for 1 minute and" in banner(shell)
+    assert "was unloaded after 1 minute" in banner(shell)
     set_minutes(shell, 0)
     composer = shell.window.composer
     composer.edit.setPlainText("second")
@@ -85,7 +85,7 @@ def test_what_a_person_unloads_is_not_loaded_by_a_message(
     qtbot.waitUntil(lambda: shell.client.model is None)
     shell.window.composer.edit.setPlainText("hello")
     shell.window.composer.submit()
-    assert "No model is loaded yet" in banner(shell)
+    assert "No model is loaded" in banner(shell)
     assert kinds(shell).count(Load) == 1
 
 

@@ -210,10 +210,10 @@ def test_tokens_are_counted_once_a_model_is_there(
 @pytest.mark.parametrize(
     ("name", "data", "said"),
     [
-        ("photo.png", b"\x89PNG\r\n\x1a\n", "photo.png is no picture that models can see"),
-        ("tool.exe", b"MZ\0\0", "tool.exe is no text file."),
-        ("scan.pdf", pdf(""), "scan.pdf has pictures of pages and no text"),
-        ("gone.txt", None, "gone.txt is no file that can be read."),
+        ("photo.png", b"\x89PNG\r\n\x1a\n", "photo.png is not an image that models can read"),
+        ("tool.exe", b"MZ\0\0", "tool.exe is not a text file."),
+        ("scan.pdf", pdf(""), "scan.pdf has images of pages and no text"),
+        ("gone.txt", None, "gone.txt is not a readable file."),
     ],
 )
 def test_what_cannot_be_attached_is_said(
@@ -275,7 +275,7 @@ def test_a_file_that_takes_too_long_is_given_up(
     monkeypatch.setattr(documents, "MAX_SECONDS", 0.3)
     shell = make_shell(model=MODEL)
     shell.window.composer.files_given.emit([str(notes)])
-    qtbot.waitUntil(lambda: "takes too long" in banner(shell), timeout=20_000)
+    qtbot.waitUntil(lambda: "too much time" in banner(shell), timeout=20_000)
     assert chips(shell) == []
 
 
@@ -292,7 +292,7 @@ def test_the_button_and_the_chips_have_names(
     qtbot: QtBot, make_shell: MakeShell, notes: Path
 ) -> None:
     shell = make_shell(model=MODEL)
-    assert shell.chat_presenter.files.attach.accessibleName() == "Attach files and pictures"
+    assert shell.chat_presenter.files.attach.accessibleName() == "Attach files and images"
     shell.window.composer.files_given.emit([str(notes)])
     wait_until_read(qtbot, shell)
     assert chips(shell)[0].accessibleName() == "notes.txt, 26 B"

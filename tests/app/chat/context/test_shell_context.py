@@ -142,7 +142,7 @@ def test_a_message_longer_than_the_context_is_told_so(qtbot: QtBot, make_shell: 
     shell.window.composer.edit.setPlainText("more " * 50)
     settle(qtbot, shell)
     shell.window.composer.submit()
-    assert banner(shell) == "This message alone has 50 tokens, the context 40."
+    assert banner(shell) == "This message alone has 50 tokens; the context has 40."
     assert not [c for c in host_of(shell).commands if isinstance(c, AnswerRequest)]
 
 
@@ -161,7 +161,7 @@ def test_a_message_that_has_no_room_beside_the_system_prompt_is_told_so(
     shell.window.composer.submit()
     notice = shell.window.banner.notice
     assert notice is not None
-    assert notice.text == "This message and the system prompt have 49 tokens, the context 40."
+    assert notice.text == "This message and the system prompt have 49 tokens; the context has 40."
     assert notice.hint.startswith("Shorten one of them")
     assert notice.action == ""
 

@@ -113,14 +113,14 @@ def test_a_picture_that_a_message_has_stays_though_it_is_refused_later(
 
     store, parent = ChatStore(tmp_path), QObject()
     chat = asked(store)
-    desk = ChatImageReader(store.pictures, parent)
-    monkeypatch.setattr(desk._child, "size", fail)
+    reader = ChatImageReader(store.pictures, parent)
+    monkeypatch.setattr(reader._child, "size", fail)
     for data in (FIRST, SECOND):
         with pytest.raises(EngineError):
-            desk._put(chat.id, data, "spots.png")
+            reader._put(chat.id, data, "spots.png")
     assert len(files(tmp_path)) == 1
     assert data_of(store, chat) == FIRST
-    desk.close()
+    reader.close()
 
 
 def test_a_chat_that_another_window_has_changed_keeps_its_pictures(tmp_path: Path) -> None:

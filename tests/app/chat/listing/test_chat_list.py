@@ -265,7 +265,7 @@ def test_several_chats_are_exported_and_imported(
     rows.selectAll()
     for kind in ("JSON (*.json)", "PDF (*.pdf)"):
         act(rows, "A", "Export 3 chats", kind)
-        qtbot.waitUntil(lambda: banner(shell) == f"3 chats in {folder}.")
+        qtbot.waitUntil(lambda: banner(shell) == f"3 chats saved in {folder}.")
         qtbot.waitUntil(lambda: not shell.chat_listing.exchange._jobs._newest)
     names = sorted(path.name for path in folder.iterdir())
     assert names == ["A.json", "A.pdf", "B.json", "B.pdf", "C.json", "C.pdf"]
@@ -274,7 +274,7 @@ def test_several_chats_are_exported_and_imported(
     monkeypatch.setattr(QFileDialog, "getOpenFileNames", lambda *_: (chosen, ""))
     act(rows, "A", "Import chats…")
     qtbot.waitUntil(lambda: len(shell.session.library.summaries) == 6)
-    assert banner(shell) == "no.json is not a chat that Tandem has exported."
+    assert banner(shell) == "no.json is not a chat exported by Tandem."
 
 
 def test_the_chat_that_is_being_answered_is_marked(
@@ -288,7 +288,7 @@ def test_the_chat_that_is_being_answered_is_marked(
     model = shell.window.chat_list.list.row_model
     index = model.index_of(RowKind.CHAT, shell.session.answers[0].chat.id)
     spoken = Qt.ItemDataRole.AccessibleTextRole
-    assert model.data(index, spoken) == "Long one, is being answered"
+    assert model.data(index, spoken) == "Long one, answer in progress"
     assert model.data(index, Qt.ItemDataRole.DecorationRole) is not None
     script.hold = False
     shell.session.stop_all()

@@ -233,7 +233,7 @@ def test_chats_are_exported_as_they_are_while_they_are_answered(
     chats = begin(qtbot, shell, script, "First", "Second")
     monkeypatch.setattr(QFileDialog, "getExistingDirectory", lambda *_: str(tmp_path))
     shell.chat_listing.exchange.export([chat.id for chat in chats], ".json")
-    qtbot.waitUntil(lambda: banner(shell).startswith("2 chats in "))
+    qtbot.waitUntil(lambda: banner(shell).startswith("2 chats saved in "))
     for chat in chats:
         said = json.loads((tmp_path / f"{chat.title}.json").read_text())
         assert said["messages"][-1]["content"] == f"{chat.title} has an answer."[:8]
@@ -314,7 +314,7 @@ def test_what_the_cause_of_a_loss_has_ended_before_goes_on_as_well(
         host_of(shell).send(answers[1].number, Failed(CRASH, is_model_lost=True))
     assert [cut.chat.title for cut in shell.session.lost_answers] == ["First", "Second"]
     assert shell.window.banner.notice is not None
-    assert shell.window.banner.notice.action == "Load again and go on"
+    assert shell.window.banner.notice.action == "Reload and continue"
 
 
 def test_lost_answers_are_counted_where_another_button_has_loaded_the_model(
@@ -342,7 +342,7 @@ def test_after_a_lost_engine_each_answer_goes_on_from_its_tokens(
         shell.chat_presenter.new_chat()
     lose(qtbot, shell)
     assert shell.window.banner.notice is not None
-    assert shell.window.banner.notice.action == "Load again and go on"
+    assert shell.window.banner.notice.action == "Reload and continue"
     script.others.clear()
     script.answer = "…"
     shell.window.banner._action.click()

@@ -57,7 +57,7 @@ def test_the_list_says_where_and_how_far(qtbot: QtBot, shell: Shell) -> None:
     assert rows(found)[0] == ("Go to “First”", "writing · 12.0 tok/s")
     assert found._heading.text() == "2 answers running"
     shell.client.rate.emit(31.5, 2)
-    qtbot.waitUntil(lambda: found._heading.text() == "2 answers running · 31.5 tok/s together")
+    qtbot.waitUntil(lambda: found._heading.text() == "2 answers running · 31.5 tok/s in total")
 
 
 def test_a_click_leads_to_the_chat(qtbot: QtBot, shell: Shell) -> None:

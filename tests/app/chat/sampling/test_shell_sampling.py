@@ -118,7 +118,7 @@ def test_presets_are_used_saved_renamed_and_deleted(
 ) -> None:
     shell = make_shell(model=MODEL)
     panel, menu = shell.window.sampling, shell.window.sampling.presets
-    assert preset(shell) == "From the model"
+    assert preset(shell) == "Model defaults"
     menu.chosen.emit("Precise")
     assert (preset(shell), panel.params.temperature) == ("Precise", 0.2)
     assert shell.window.composer._sampling.accessibleName() == "Sampling: Sampling · Precise"
@@ -136,14 +136,14 @@ def test_presets_are_used_saved_renamed_and_deleted(
     menu.fill()
     texts = [action.text() for action in menu.menu().actions() if action.text()]
     assert texts == [
-        "From the model", "Precise", "Balanced", "Creative", "Mine", "Save as…", "Rename", "Delete",
+        "Model defaults", "Precise", "Balanced", "Creative", "Mine", "Save as…", "Rename", "Delete",
     ]  # fmt: skip
     panel.own.click()
     menu.chosen.emit("Mine")
     ask(qtbot, again, "Hi")
     assert sent(again).temperature == 0.31
     menu.rename_requested.emit("Mine", "Precise")
-    assert "comes with" in banner(again)
+    assert "built-in" in banner(again)
     menu.rename_requested.emit("Mine", "Ours")
     assert preset(again) == "Ours"
     menu.delete_requested.emit("Ours")

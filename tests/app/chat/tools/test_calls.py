@@ -93,7 +93,7 @@ def test_a_call_runs_when_it_may_and_the_model_goes_on_with_its_result(
     assert generations(shell)[0].in_parts
     (card,) = cards(shell)
     assert hub.calls == [], "nothing runs before it may"
-    assert card._toggle.accessibleName() == "Search the web · web, waits for you"
+    assert card._toggle.accessibleName() == "Search the web · web, waiting for approval"
     assert card._details is not None
     assert not card._details.isHidden(), "the arguments are seen"
     press(card, CallStep.RUN)
@@ -217,7 +217,7 @@ def test_a_message_is_not_sent_while_a_call_runs(
 @pytest.mark.parametrize(
     ("call", "says"),
     [(("nothing", "{}"), "There is no tool nothing."),
-     (("web_search", "[1]"), "The arguments are no JSON object.")],
+     (("web_search", "[1]"), "The arguments are not a JSON object.")],
 )  # fmt: skip
 def test_a_call_that_cannot_run_has_failed_and_the_model_is_told(
     qtbot: QtBot, ready: Ready, script: Script, call: tuple[str, str], says: str
@@ -242,7 +242,7 @@ def test_a_call_that_was_cut_off_never_runs(
     script.calls, script.reason = (CALL, cut), reason
     asking = until_calls(qtbot, shell)
     assert states(asking) == ["waiting", "cut"]
-    assert asking.calls[1].result.startswith("The answer ended before this call was whole")
+    assert asking.calls[1].result.startswith("The answer ended before this call was complete")
     first, second = cards(shell)
     assert all(button.isHidden() for button in second._steps.values())
     assert second._toggle.accessibleName().endswith("cut off")
@@ -352,7 +352,7 @@ def test_a_chat_that_is_not_seen_says_that_it_waits(
     qtbot.waitUntil(lambda: bool(chat.messages[-1].content))
     shell.chat_presenter.new_chat()
     host_of(shell).let_go(slow)
-    qtbot.waitUntil(lambda: banner(shell) == "“Slow”: the model asks whether a tool may run.")
+    qtbot.waitUntil(lambda: banner(shell) == "“Slow”: a tool call is waiting for approval.")
     shell.window.banner._action.click()
     assert shell.session.current is chat
 
@@ -454,7 +454,7 @@ def test_after_many_rounds_a_person_is_asked(
     script.calls = (("nothing", "{}"),)
     shell.chat_presenter.send("Again and again")
     chat = shell.session.current
-    says = "“Again and again”: The model has asked for tools 3 times in a row."
+    says = "“Again and again”: The model has called tools 3 times in a row."
     qtbot.waitUntil(lambda: banner(shell) == says)
     assert len(chat.messages) == 4
     script.calls = ()

@@ -163,7 +163,7 @@ def test_what_waits_for_a_restart_says_so_until_it_is_as_before(
     assert not row.note.isVisible()
     row.editor.field.setValue(9)
     assert row.note.isVisible()
-    assert "starts again" in row.note.text()
+    assert "restarted" in row.note.text()
     row.editor.field.setValue(Settings().chat_cache_gib)
     assert not row.note.isVisible()
 
@@ -175,7 +175,7 @@ def test_what_waits_for_a_load_says_so(qtbot: QtBot) -> None:
     row.show()
     row.show_value(8, in_use=4)
     assert row.note.isVisible()
-    assert "loaded again" in row.note.text()
+    assert "reloaded" in row.note.text()
     row.show_value(8, in_use=8)
     assert not row.note.isVisible()
 
