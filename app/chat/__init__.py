@@ -10,4 +10,4 @@ def close_formulas() -> None:
     """End the formula renderer's child process, if `formulas` was ever imported."""
     formulas = sys.modules.get("app.chat.formulas")
     if formulas is not None:
-        formulas.formula_pictures().close()
+        formulas.formula_cache().close()

@@ -133,12 +133,12 @@ class CallFlow(QObject):
         """Start a waiting call."""
         if self._set_state(message, call_id, "waiting", "running"):
             self.runner.start(chat, message, call_id)
-            self._tell(chat, message)
+            self._emit_changed(chat, message)
 
     def refuse(self, chat: Conversation, message: Message, call_id: str) -> None:
         """Refuse a waiting call; the model sees that."""
         if self._set_state(message, call_id, "waiting", "refused"):
-            self._tell(chat, message)
+            self._emit_changed(chat, message)
             self._settle(chat, message)
 
     def stop_call(self, chat: Conversation, message: Message, call_id: str) -> None:
@@ -162,7 +162,7 @@ class CallFlow(QObject):
             self.stop(chat, [last])
             for call in last.calls:
                 self._set_state(last, call.id, "waiting", "refused")
-            self._tell(chat, last)
+            self._emit_changed(chat, last)
 
     def close(self) -> None:
         """Stop all running calls."""
@@ -178,7 +178,7 @@ class CallFlow(QObject):
             if call.id == run.call_id and call.state == "running":
                 state: CallState = "failed" if result.is_error else "done"
                 run.message.with_call(replace(call, state=state, result=text))
-        self._tell(run.chat, run.message)
+        self._emit_changed(run.chat, run.message)
         self._settle(run.chat, run.message)
 
     def _settle(self, chat: Conversation, message: Message) -> None:
@@ -221,10 +221,10 @@ class CallFlow(QObject):
             stopped = [call for call in run.message.calls if call.id == run.call_id]
             for call in with_stopped(stopped, "running"):
                 run.message.with_call(call)
-            self._tell(run.chat, run.message)
+            self._emit_changed(run.chat, run.message)
         return bool(runs)
 
-    def _tell(self, chat: Conversation, message: Message) -> None:
+    def _emit_changed(self, chat: Conversation, message: Message) -> None:
         self.changed.emit(chat, message)
         self.running_changed.emit()
 

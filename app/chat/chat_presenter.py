@@ -73,7 +73,7 @@ class ChatPresenter(QObject):
         )
         self._context.noticed.connect(self.noticed)
         self.files.changed.connect(self._context.counter.look)
-        self.pictures.changed.connect(self._context.counter.count_pictures)
+        self.pictures.changed.connect(self._context.counter.count_images)
 
     def start(self) -> None:
         """Show the chats, with the last one open."""
@@ -287,7 +287,7 @@ class BranchSteps(QObject):
         if message_id in chat.tree:
             self._session.end_answer([chat.tree[message_id]])
             removed = chat.tree.remove(message_id)
-            self._tell_removed(chat, removed, tr("The message was deleted."))
+            self._after_removal(chat, removed, tr("The message was deleted."))
 
     @Slot(int)
     def delete_branch(self, message_id: int) -> None:
@@ -297,7 +297,7 @@ class BranchSteps(QObject):
             self._session.end_answer(chat.tree.branch(message_id))
             removed = chat.tree.remove_branch(message_id)
             n = len(removed.nodes)
-            self._tell_removed(
+            self._after_removal(
                 chat, removed, tr_n("{n} message was deleted.", "{n} messages were deleted.", n)
             )
 
@@ -310,7 +310,7 @@ class BranchSteps(QObject):
             made.title = tr("{title} (fork)").format(title=chat.shown_title)
             self._session.take(made)
 
-    def _tell_removed(self, chat: Conversation, removed: Removed, sentence: str) -> None:
+    def _after_removal(self, chat: Conversation, removed: Removed, sentence: str) -> None:
         def undo() -> None:
             if self._session.find(chat.id) is chat:
                 chat.tree.restore(removed)

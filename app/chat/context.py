@@ -87,7 +87,7 @@ class ContextCounter(QObject):
         return 0 if written is None else written.running.meter.n_tokens
 
     @Slot()
-    def count_pictures(self) -> None:
+    def count_images(self) -> None:
         """Count the draft again: its images may have changed without its text."""
         self._counted_draft = None
         self.look()
@@ -95,7 +95,7 @@ class ContextCounter(QObject):
     def _prompt(self) -> _Prompt:
         session, chat = self._session, self._session.current
         turns = chat.prompt(
-            without_last=session.answer_here is not None, pictures=session.picture_files(chat)
+            without_last=session.answer_here is not None, pictures=session.image_files(chat)
         )
         return turns, tuple(offered.tool for offered in session.calls.offered(chat))
 

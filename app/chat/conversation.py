@@ -139,7 +139,7 @@ class Conversation:
         """Whether there is a draft text, file or image."""
         return bool(self.draft.strip() or self.draft_files or self.draft_pictures)
 
-    def all_pictures(self) -> Iterator[ChatImage]:
+    def all_images(self) -> Iterator[ChatImage]:
         """Yield the images of the draft and of all versions of all messages."""
         yield from self.draft_pictures
         for message in self.tree:
@@ -162,7 +162,7 @@ class Conversation:
         """
         turns = [ChatMessage("system", self.system_prompt)] if self.system_prompt.strip() else []
         messages = self.messages[:-1] if without_last else self.messages
-        asked = [number for number, message in enumerate(messages) if not message.is_answer]
+        questions = [number for number, message in enumerate(messages) if not message.is_answer]
         for number, message in enumerate(messages):
             is_kept = continue_last and number == len(messages) - 1
             parts = Thought(None, message.prompt_text)
@@ -178,7 +178,7 @@ class Conversation:
             if calls:
                 from app.chat.tool_use import call_turns  # late: most chats have no calls
 
-                thought = parts.thought if number > max(asked, default=0) else None
+                thought = parts.thought if number > max(questions, default=0) else None
                 turns += call_turns(text, thought or "", calls)
             else:
                 turns.append(ChatMessage(message.role, text, pictures=seen))

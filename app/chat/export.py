@@ -15,10 +15,10 @@ from app.chat.conversation import Conversation, NewerChat
 from app.chat.images.album import (
     NAME,
     PathOf,
+    image_files,
     in_html,
     in_markdown,
     nowhere,
-    picture_files,
     take_files,
 )
 from app.chat.markdown import formula_rules
@@ -75,7 +75,7 @@ def exported(chat: Conversation, suffix: str, path_of: PathOf = nowhere, beside:
     """
     if suffix == ".json":
         shared = {**chat.to_json(), "draft_files": []}  # paths of this machine
-        if files := picture_files(chat, path_of):
+        if files := image_files(chat, path_of):
             shared[NAME] = files
         return json.dumps(shared, ensure_ascii=False, indent=1)
     return _web_page(chat, path_of) if suffix == ".html" else _markdown(chat, beside)
@@ -148,7 +148,7 @@ def _markdown(chat: Conversation, beside: str) -> str:
         parts.append(f"**{tr('System prompt')}**\n\n{quoted}")
     for message, speaker in spoken(chat):
         parts += [f"## {speaker}"] if speaker else []
-        parts += [in_markdown(picture, beside) for picture in message.pictures]
+        parts += [in_markdown(image, beside) for image in message.pictures]
         parts.append(said(message))
     return "\n\n".join(parts) + "\n"
 
@@ -162,7 +162,7 @@ def _web_body(chat: Conversation, path_of: PathOf) -> str:
         text = said(message)
         heading = _headed(speaker) if speaker else ""
         body = render.render(text) if message.role == "assistant" else _paragraphs(text)
-        shown = "".join(in_html(picture, path_of) for picture in message.pictures)
+        shown = "".join(in_html(image, path_of) for image in message.pictures)
         parts.append(f"{heading}\n{shown}{body}")
     return "\n".join(parts)
 

@@ -73,7 +73,7 @@ class FormulaLook:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class FormulaPicture:
+class FormulaImage:
     """The image of a formula, in logical pixels; `depth` is the part below the baseline."""
 
     image: QImage
@@ -82,7 +82,7 @@ class FormulaPicture:
     depth: float
 
 
-class FormulaPictures(QObject):
+class FormulaCache(QObject):
     """Cache and render queue of the window's formulas."""
 
     ready = Signal(object)  # FormulaLook that was rendered, or cannot be
@@ -90,13 +90,13 @@ class FormulaPictures(QObject):
     def __init__(self) -> None:
         super().__init__()
         self._changed = threading.Condition()
-        self._kept: OrderedDict[FormulaLook, FormulaPicture | None] = OrderedDict()
+        self._kept: OrderedDict[FormulaLook, FormulaImage | None] = OrderedDict()
         self._n_bytes = 0
         self._waiting: OrderedDict[FormulaLook, None] = OrderedDict()
         self._thread: threading.Thread | None = None
         self._is_closed = False
 
-    def find(self, look: FormulaLook) -> FormulaPicture | None:
+    def find(self, look: FormulaLook) -> FormulaImage | None:
         """Return a cached image."""
         with self._changed:
             if look in self._kept:
@@ -133,12 +133,12 @@ class FormulaPictures(QObject):
             thread.join(JOIN_S)
 
     def _work(self) -> None:
-        artist = FormulaArtist()
+        renderer = FormulaRenderer()
         while (look := self._next()) is not None:
-            picture = artist.draw(look)
+            picture = renderer.draw(look)
             self._keep(look, picture)
             self.ready.emit(look)
-        artist.close()
+        renderer.close()
 
     def _next(self) -> FormulaLook | None:
         # None ends the thread
@@ -149,7 +149,7 @@ class FormulaPictures(QObject):
                 return None
             return self._waiting.popitem()[0]
 
-    def _keep(self, look: FormulaLook, picture: FormulaPicture | None) -> None:
+    def _keep(self, look: FormulaLook, picture: FormulaImage | None) -> None:
         with self._changed:
             self._kept[look] = picture
             self._n_bytes += _size(picture)
@@ -158,22 +158,22 @@ class FormulaPictures(QObject):
 
 
 @cache
-def formula_pictures() -> FormulaPictures:
+def formula_cache() -> FormulaCache:
     """Return the formula cache of this process."""
-    return FormulaPictures()
+    return FormulaCache()
 
 
-def _size(picture: FormulaPicture | None) -> int:
+def _size(picture: FormulaImage | None) -> int:
     return 1000 if picture is None else 1000 + picture.image.sizeInBytes()
 
 
-class FormulaArtist:
+class FormulaRenderer:
     """The rendering child process, started on demand; used on one thread."""
 
     def __init__(self) -> None:
         self._child = KeptChild(COMMAND)
 
-    def draw(self, look: FormulaLook) -> FormulaPicture | None:
+    def draw(self, look: FormulaLook) -> FormulaImage | None:
         """Return the image of a formula; None if it cannot be rendered within the limits."""
         values = asdict(look)
         ratio = values.pop("ratio")
@@ -196,7 +196,7 @@ class FormulaArtist:
         return {}
 
 
-def _picture(drawn: dict[str, Any], ratio: float) -> FormulaPicture | None:
+def _picture(drawn: dict[str, Any], ratio: float) -> FormulaImage | None:
     width, height = float(drawn["width"]), float(drawn["height"])
     columns, rows = math.ceil(width * ratio), math.ceil(height * ratio)
     if columns * rows > MAX_AREA:
@@ -210,7 +210,7 @@ def _picture(drawn: dict[str, Any], ratio: float) -> FormulaPicture | None:
     renderer.render(painter, QRectF(0, 0, width * ratio, height * ratio))
     painter.end()
     image.setDevicePixelRatio(ratio)
-    return FormulaPicture(image, columns / ratio, rows / ratio, float(drawn["depth"]))
+    return FormulaImage(image, columns / ratio, rows / ratio, float(drawn["depth"]))
 
 
 SOURCE: Final = QTextFormat.Property.UserProperty + 2
@@ -241,7 +241,7 @@ class InlineFormulas(QObject):
         super().__init__(view)
         self._view = view
         self._document = view.document()
-        self._pictures = formula_pictures()
+        self._pictures = formula_cache()
         self._waiting: dict[int, _Waiting] = {}
         self._n_made = 0
 
@@ -331,7 +331,7 @@ class InlineFormulas(QObject):
         if not self._waiting:
             self._pictures.ready.disconnect(self._show)
 
-    def _replace(self, number: int, waiting: _Waiting, picture: FormulaPicture) -> None:
+    def _replace(self, number: int, waiting: _Waiting, picture: FormulaImage) -> None:
         start, end = waiting.cursor.position(), waiting.cursor.position() + waiting.length
         cursor = QTextCursor(self._document)
         if end >= self._document.characterCount():
@@ -350,7 +350,7 @@ class InlineFormulas(QObject):
         cursor.endEditBlock()
 
     def _image(
-        self, picture: FormulaPicture, formula: Formula, style: QTextCharFormat
+        self, picture: FormulaImage, formula: Formula, style: QTextCharFormat
     ) -> QTextCharFormat:
         # Qt lets an inline object extend below the baseline as far as the descent of its format's
         # font: choose the font for that

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from PySide6.QtCore import QObject, QTimer, Signal, Slot
 
@@ -19,10 +19,6 @@ from app.chat.store import UNREADABLE, ChatConflict, ChatStore, ChatStoreError, 
 from app.core.background import KeyedJobs
 from app.core.notice import Notice
 from app.core.translation import tr, tr_n
-
-if TYPE_CHECKING:
-    from app.chat.database import ChatDatabase
-    from app.chat.images.files import ImageFolder
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +59,7 @@ class ChatLibrary(QObject):
 
     def __init__(self, store: ChatStore, parent: QObject) -> None:
         super().__init__(parent)
-        self._store = store
+        self.store = store
         self._whole: dict[str, Conversation] = {}
         self._summaries: dict[str, ChatSummary] = {}
         self._deletions: dict[str, Deletion] = {}
@@ -81,15 +77,6 @@ class ChatLibrary(QObject):
         self._jobs = KeyedJobs("tandem-save", self)
 
     @property
-    def database(self) -> ChatDatabase:
-        return self._store.database
-
-    @property
-    def pictures(self) -> ImageFolder:
-        """The images of all chats."""
-        return self._store.pictures
-
-    @property
     def summaries(self) -> list[ChatSummary]:
         """Current summaries of all chats."""
         whole = [ChatSummary.of(chat) for chat in self._whole.values()]
@@ -100,19 +87,19 @@ class ChatLibrary(QObject):
 
     def start(self) -> None:
         """Read the summaries."""
-        survey = self._store.survey()
+        survey = self.store.survey()
         self.unread = survey.unread
         self._take(survey)
 
     def go_on(self) -> None:
         """Import the remaining old chats, and clean up after killed windows."""
-        self._jobs.run("tidy", self._store.tidy, _log)
+        self._jobs.run("tidy", self.store.tidy, _log)
         self._read_next()
 
     def look_again(self) -> None:
         """Add chats written by other windows."""
         with suppress(*UNREADABLE):
-            self._take(Survey(self._store.summaries()))
+            self._take(Survey(self.store.summaries()))
 
     def opened(self, chat_id: str) -> Conversation | None:
         """Return a chat if it was opened."""
@@ -122,11 +109,11 @@ class ChatLibrary(QObject):
         """Return a chat, read from disk if necessary; None if missing or unreadable."""
         if chat_id in self.unread:
             self.unread.discard(chat_id)
-            self._take(self._store.bring_in([chat_id]))
+            self._take(self.store.bring_in([chat_id]))
         whole = self._whole.get(chat_id)
         if whole is None and chat_id in self._summaries:
             try:
-                whole = self._store.read(chat_id)
+                whole = self.store.read(chat_id)
             except UNREADABLE as error:
                 log.info("chat %s cannot be opened: %s", chat_id, error)
                 text = tr("This chat cannot be opened: its file is damaged or missing.")
@@ -135,14 +122,6 @@ class ChatLibrary(QObject):
             self._whole[chat_id] = whole
         return whole
 
-    def read(self, chat_id: str) -> Conversation:
-        """Return a chat as stored on disk. Thread-safe.
-
-        Raises:
-            OSError, ValueError, RecursionError: it is missing or damaged.
-        """
-        return self._store.read(chat_id)
-
     def _read_next(self) -> None:
         self._is_reading = bool(self.unread)
         if self._is_flushing or not self.unread:
@@ -150,7 +129,7 @@ class ChatLibrary(QObject):
         batch, found = sorted(self.unread)[:BATCH], Survey()
 
         def work() -> None:
-            survey = self._store.bring_in(batch)
+            survey = self.store.bring_in(batch)
             found.summaries, found.damaged = survey.summaries, survey.damaged
 
         def then(error: Exception | None) -> None:
@@ -172,10 +151,10 @@ class ChatLibrary(QObject):
         damaged = [file for file in survey.damaged if file.path not in known]
         self.damaged += damaged
         self._n_damaged_unreported += len(damaged)
-        self._tell_damaged()
+        self._report_damaged()
         self.changed.emit()
 
-    def _tell_damaged(self) -> None:
+    def _report_damaged(self) -> None:
         n = self._n_damaged_unreported
         if self.unread or not n:
             return
@@ -231,11 +210,11 @@ class ChatLibrary(QObject):
         """Write all changes, and end the thread."""
         self.unread.clear()  # the next start reads them
         self.flush()
-        self._jobs.run("tidy", self._store.tidy, _log)
+        self._jobs.run("tidy", self.store.tidy, _log)
         self._jobs.close(FLUSH_S)
         self._soon.stop()
         self._retry.stop()
-        self.database.close()
+        self.store.database.close()
 
     def _enlist(self, chat: Conversation) -> None:
         if self._whole.get(chat.id) is not chat:
@@ -246,7 +225,7 @@ class ChatLibrary(QObject):
     def _write(self, chat: Conversation) -> None:
         copy = chat.copy()
         self._jobs.run(
-            copy.id, lambda: self._store.save(copy), lambda error: self._on_written(chat, error)
+            copy.id, lambda: self.store.save(copy), lambda error: self._on_written(chat, error)
         )
 
     @Slot()
@@ -261,8 +240,8 @@ class ChatLibrary(QObject):
             self.save(chat)
 
     def _on_written(self, chat: Conversation, error: Exception | None) -> None:
-        if self.database.set_aside:
-            self._take(Survey(damaged=self._store.set_aside()))
+        if self.store.database.set_aside:
+            self._take(Survey(damaged=self.store.set_aside()))
         if error is None:
             self._forget_unsaved(chat)
             self.written.emit()
@@ -322,7 +301,7 @@ class ChatLibrary(QObject):
         chat_id = deletion.summary.id
 
         def work() -> None:
-            deletion.rows = self._store.delete(chat_id)
+            deletion.rows = self.store.delete(chat_id)
 
         def then(error: Exception | None) -> None:
             if error is None:
@@ -343,7 +322,7 @@ class ChatLibrary(QObject):
 
         # not the chat's id as key: that would replace the job that fills `rows`
         key = f"restore {deletion.summary.id}"
-        self._jobs.run(key, lambda: self._store.restore(deletion.rows), then)
+        self._jobs.run(key, lambda: self.store.restore(deletion.rows), then)
 
     def _enlist_again(self, deletion: Deletion) -> None:
         chat_id = deletion.summary.id

@@ -16,7 +16,7 @@ from PySide6.QtCore import QObject, Signal, Slot
 from app.chat.answering import AnswerWriter, CutAnswer, WrittenAnswer
 from app.chat.call_flow import CallFlow
 from app.chat.conversation import Conversation, ImageFiles
-from app.chat.images.files import sees
+from app.chat.images.files import reads_images
 from app.chat.library import ChatLibrary
 from app.chat.message import Attachment, ChatImage, Message
 from app.core.engine_client import EngineClient, EngineState
@@ -67,7 +67,7 @@ class ChatSession(QObject):
         library.noticed.connect(self.noticed)
         library.changed.connect(self.chats_changed)
         self.calls = CallFlow(tools, client, self._go_on_in, self._can_go_on_in, self)
-        self._writer = AnswerWriter(client, sampling, self.calls.offered, self.picture_files, self)
+        self._writer = AnswerWriter(client, sampling, self.calls.offered, self.image_files, self)
         self._writer.beginning.connect(self.answering)
         self._writer.begun.connect(self._on_begun)
         self._writer.begun.connect(self.begun)
@@ -79,7 +79,7 @@ class ChatSession(QObject):
         for part in (self._writer, self.calls):
             part.noticed.connect(self.noticed)
         self.calls.changed.connect(self._on_calls)
-        self.calls.running_changed.connect(self._tell_busy)
+        self.calls.running_changed.connect(self._emit_busy)
         self.calls.wanted.connect(self.calls_wait)
         self.current = Conversation()
 
@@ -350,9 +350,9 @@ class ChatSession(QObject):
         self.tools_changed.emit()
         self._save_soon(self.current)
 
-    def picture_files(self, chat: Conversation) -> ImageFiles:
+    def image_files(self, chat: Conversation) -> ImageFiles:
         """Return the lookup of a chat's images; none for a model without vision."""
-        folder, can_see = self.library.pictures, sees(self._client.model)
+        folder, can_see = self.library.store.images, reads_images(self._client.model)
 
         def file_of(picture: ChatImage) -> ImageFile | None:
             path = folder.path(chat, picture)
@@ -370,9 +370,9 @@ class ChatSession(QObject):
         self.current = chat
         self.opened.emit(chat)
         self.draft_restored.emit(chat.draft)
-        self._tell_busy()
+        self._emit_busy()
 
-    def _tell_busy(self) -> None:
+    def _emit_busy(self) -> None:
         self.busy_changed.emit(self._is_busy_in(self.current))
 
     def _is_busy_in(self, chat: Conversation) -> bool:
@@ -424,7 +424,7 @@ class ChatSession(QObject):
 
     @Slot()
     def _on_answers(self) -> None:
-        self._tell_busy()
+        self._emit_busy()
         self.answers_changed.emit()
 
     @Slot(object, object)

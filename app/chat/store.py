@@ -83,7 +83,7 @@ class ChatStore:
         self._n_set_aside = 0  # databases whose chats are not in `_known`
 
     @cached_property
-    def pictures(self) -> ImageFolder:
+    def images(self) -> ImageFolder:
         """Images of the chats, in folders next to the database."""
         from app.chat.images.files import ImageFolder  # late: the window shows without it
 
@@ -133,7 +133,7 @@ class ChatStore:
             return found
         for one in read:
             if one.chat.origin:  # it got a new id
-                self.pictures.complete(one.chat)
+                self.images.complete(one.chat)
             with suppress(OSError):
                 (self.folder / OLD_FOLDER).mkdir(exist_ok=True)
                 for path in (one.path, one.path.with_suffix(JOURNAL)):
@@ -188,7 +188,7 @@ class ChatStore:
             return put_chat(file, chat, None if known is None or is_replaced else known.chat.tree)
 
         try:
-            self.pictures.complete(chat)
+            self.images.complete(chat)
             version = self.database.write(write)
         except (OSError, NewerChat) as error:
             raise ChatStoreError(
@@ -219,7 +219,7 @@ class ChatStore:
             rows = self.database.write(remove) if self.database.path.exists() else {}
             for suffix in (SUFFIX, JOURNAL):
                 (self.folder / OLD_FOLDER / f"{chat_id}{suffix}").unlink(missing_ok=True)
-            self.pictures.hide(chat_id)
+            self.images.hide(chat_id)
         except (OSError, NewerChat) as error:
             raise ChatStoreError(
                 tr("The chat could not be deleted ({why}).").format(why=reason_of(error))
@@ -247,7 +247,7 @@ class ChatStore:
         try:
             self.database.write(write)
             for chat_id, *_ in deleted["chats"]:
-                self.pictures.bring_back(chat_id)
+                self.images.bring_back(chat_id)
         except (OSError, NewerChat) as error:
             text = tr("The chat could not be restored ({why}).")
             raise ChatStoreError(text.format(why=reason_of(error))) from error
@@ -260,9 +260,7 @@ class ChatStore:
         )
         known = list(self._known.items())
         settled = [one.chat for chat_id, one in known if versions.get(chat_id) == one.version]
-        self.pictures.tidy(
-            settled, versions.keys() | {path.stem for path in old_files(self.folder)}
-        )
+        self.images.tidy(settled, versions.keys() | {path.stem for path in old_files(self.folder)})
 
 
 COLUMNS: Final = {

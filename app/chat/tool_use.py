@@ -159,12 +159,12 @@ WITHOUT_RESULT: Final[dict[CallState, str]] = {
 
 def call_turns(text: str, thought: str, calls: Sequence[ToolUse]) -> list[ChatMessage]:
     """Return the turns of an answer with calls: the answer, and the result of each call."""
-    asked = tuple(ToolCall(call.name, _arguments(call), call.id) for call in calls)
+    tool_calls = tuple(ToolCall(call.name, _arguments(call), call.id) for call in calls)
     results = [
         ChatMessage("tool", _result_text(call), tool_call_id=call.id, name=call.name)
         for call in calls
     ]
-    return [ChatMessage("assistant", text.strip(), thought, asked), *results]
+    return [ChatMessage("assistant", text.strip(), thought, tool_calls), *results]
 
 
 def _arguments(call: ToolUse) -> str:

@@ -87,10 +87,6 @@ class StartUp(QObject):
         self._is_told_again = True
         self._search.run(lambda: self._find(wait=False))
 
-    @property
-    def is_searching(self) -> bool:
-        return self._search.is_busy
-
     def machine(self, devices: Sequence[DeviceInfo]) -> MachineFacts:
         """Return the facts about devices; reads files, so call it on a thread."""
         if self._rig is not None:

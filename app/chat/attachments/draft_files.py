@@ -21,7 +21,7 @@ from app.chat.attachments.files import (
 )
 from app.chat.conversation import Conversation
 from app.chat.images.draft import DraftImages
-from app.chat.images.files import SUFFIXES, sees
+from app.chat.images.files import SUFFIXES, reads_images
 from app.chat.message import Attachment, framed
 from app.chat.session import ChatSession
 from app.chat.views.composer import Composer
@@ -67,7 +67,7 @@ class AttachmentPresenter(QObject):
         self._area = FlowArea(self.chips)
         composer.add_above(self._area)
         composer.files_given.connect(self.add)
-        composer.picture_pasted.connect(pictures.add_pasted)
+        composer.image_pasted.connect(pictures.add_pasted)
         session.opened.connect(self._on_opened)
         session.deleted.connect(self._forget)
         session.answer_closed.connect(self.refresh)
@@ -136,7 +136,7 @@ class AttachmentPresenter(QObject):
         self.chips.set_widgets(chips)
         self._area.fit()
         self._composer.set_has_files(bool(chips))
-        self._composer.invite(pictures=sees(self._client.model))
+        self._composer.invite(pictures=reads_images(self._client.model))
         self.changed.emit()
 
     @Slot(object)
@@ -170,8 +170,8 @@ class AttachmentPresenter(QObject):
 
         is_too_large = self._is_too_large(file)
         parts = self._parts(file) if is_too_large or file.part else ()
-        sees_pages = file.is_pdf and sees(self._client.model)
-        chip = DraftChip(file, parts, is_too_large=is_too_large, sees_pages=sees_pages)
+        can_show_pages = file.is_pdf and reads_images(self._client.model)
+        chip = DraftChip(file, parts, is_too_large=is_too_large, can_show_pages=can_show_pages)
         chip.removed.connect(self._remove)
         chip.part_chosen.connect(self._choose)
         chip.pages_wanted.connect(self._show_pages)
@@ -214,7 +214,7 @@ class AttachmentPresenter(QObject):
             return  # it was removed
         if isinstance(found, EngineError):
             files.remove(file)
-            self._tell(found, file.path)
+            self._report(found, file.path)
         else:
             file.file = found
         self._keep()
@@ -245,10 +245,12 @@ class AttachmentPresenter(QObject):
     def _forget(self, chat_id: str) -> None:
         self._files.pop(chat_id, None)
 
-    def _tell(self, error: EngineError, path: Path) -> None:
+    def _report(self, error: EngineError, path: Path) -> None:
         if isinstance(error, NoTextThere) and error.is_picture:
             self._pictures.add_files([path])
-        elif isinstance(error, NoTextThere) and error.is_scanned and sees(self._client.model):
+            return
+        is_scanned = isinstance(error, NoTextThere) and error.is_scanned
+        if is_scanned and reads_images(self._client.model):
             show = partial(self._pictures.add_pages, path)
             self.noticed.emit(Notice.of(error, "", tr("Attach its pages as images"), show))
         else:

@@ -91,12 +91,12 @@ class ChatExchange(QObject):
         self._flush()
         chats: list[Conversation] = []
         failures: list[str] = []
-        pictures = self._session.library.pictures
+        images = self._session.library.store.images
 
         def work() -> None:
             for path in chosen:
                 try:
-                    chats.append(imported(Path(path), pictures))
+                    chats.append(imported(Path(path), images))
                 except NotAChat as error:
                     failures.append(str(error))
 
@@ -110,22 +110,22 @@ class ChatExchange(QObject):
         chats = [self._session.library.opened(chat_id) or chat_id for chat_id in ids]
         copies = [chat if isinstance(chat, str) else chat.copy() for chat in chats]
         library, results = self._session.library, list[Written]()
-        where = library.read, library.pictures, Path(chosen)
+        where = library.store.read, library.store.images, Path(chosen)
         self._run(
             lambda: results.append(write_all(copies, *where, suffix)),
-            lambda: self._tell_written(results[0], chosen),
+            lambda: self._report_written(results[0], chosen),
         )
 
     def _write(self, chat: Conversation, path: Path) -> None:
         text = tr("“{title}” was saved as {path}.").format(title=chat.shown_title, path=path)
-        pictures = self._session.library.pictures
+        images = self._session.library.store.images
         self._run(
-            lambda: write_chat_as(chat, path, pictures),
+            lambda: write_chat_as(chat, path, images),
             lambda: self.noticed.emit(_shown_in_folder(text, path)),
             path.name,
         )
 
-    def _tell_written(self, written: Written, folder: str) -> None:
+    def _report_written(self, written: Written, folder: str) -> None:
         chats = tr_n("{n} chat", "{n} chats", len(written.paths))
         text = tr("{chats} saved in {folder}.").format(chats=chats, folder=folder)
         if written.failure:

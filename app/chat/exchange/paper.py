@@ -24,7 +24,7 @@ from PySide6.QtGui import (
 
 from app.chat.conversation import Conversation
 from app.chat.export import said, spoken
-from app.chat.formulas import MAX_LATEX, OBJECT, SCALE, FormulaArtist, FormulaLook, FormulaPicture
+from app.chat.formulas import MAX_LATEX, OBJECT, SCALE, FormulaImage, FormulaLook, FormulaRenderer
 from app.chat.images.album import PathOf
 from app.chat.images.child import ImageChild
 from app.chat.markdown import (
@@ -59,8 +59,8 @@ class PaperFormulas:
 
     def __init__(self, document: QTextDocument) -> None:
         self._document = document
-        self._artist = FormulaArtist()
-        self._drawn: dict[FormulaLook, FormulaPicture | None] = {}
+        self._renderer = FormulaRenderer()
+        self._drawn: dict[FormulaLook, FormulaImage | None] = {}
         self._n_made = 0
 
     def insert(self, cursor: QTextCursor, formula: Formula, style: QTextCharFormat) -> bool:
@@ -71,7 +71,7 @@ class PaperFormulas:
         look = FormulaLook(formula.latex, formula.is_display, pixels, colour, RATIO)
         if look not in self._drawn:
             is_short = len(look.latex) <= MAX_LATEX
-            self._drawn[look] = self._artist.draw(look) if is_short else None
+            self._drawn[look] = self._renderer.draw(look) if is_short else None
         picture = self._drawn[look]
         if picture is not None:
             cursor.insertText(OBJECT, self._image(picture, font, style))
@@ -79,10 +79,10 @@ class PaperFormulas:
 
     def close(self) -> None:
         """End the child process."""
-        self._artist.close()
+        self._renderer.close()
 
     def _image(
-        self, picture: FormulaPicture, font: QFont, style: QTextCharFormat
+        self, picture: FormulaImage, font: QFont, style: QTextCharFormat
     ) -> QTextImageFormat:
         # Qt lets an inline object extend below the baseline as far as the descent of its format's
         # font: choose the font size for that

@@ -92,12 +92,12 @@ def _document(chat: Conversation, writer: QPdfWriter, path_of: PathOf) -> QTextD
     foot = FOOT_MM / MM_PER_INCH * DPI
     document.setPageSize(QSizeF(writer.width(), writer.height() - foot))
     formulas = PaperFormulas(document)
-    pictures = PaperImages(document, path_of)
+    images = PaperImages(document, path_of)
     try:
-        PaperWriter(document, DPI / USUAL_DPI, formulas, pictures).write(chat)
+        PaperWriter(document, DPI / USUAL_DPI, formulas, images).write(chat)
     finally:
         formulas.close()
-        pictures.close()
+        images.close()
     return document
 
 
@@ -139,12 +139,12 @@ class Written:
     failure: str = ""
 
 
-def write_chat_as(chat: Conversation, path: Path, pictures: ImageFolder) -> None:
+def write_chat_as(chat: Conversation, path: Path, images: ImageFolder) -> None:
     """Write a chat atomically in the format of the file's suffix (raises OSError).
 
     Images of a Markdown file go into a folder next to it; other formats embed them.
     """
-    suffix, path_of, beside = path.suffix.lower(), partial(pictures.path, chat), ""
+    suffix, path_of, beside = path.suffix.lower(), partial(images.path, chat), ""
     if suffix == PDF:
         data = pdf_of(chat, path_of)
     else:
@@ -158,7 +158,7 @@ def write_chat_as(chat: Conversation, path: Path, pictures: ImageFolder) -> None
 def write_all(
     chats: Iterable[Conversation | str],
     read: Callable[[str], Conversation],
-    pictures: ImageFolder,
+    images: ImageFolder,
     folder: Path,
     suffix: str,
 ) -> Written:
@@ -173,7 +173,7 @@ def write_all(
         try:
             chat = one if isinstance(one, Conversation) else read(one)
             path = free_path(folder, file_name(chat), suffix)
-            write_chat_as(chat, path, pictures)
+            write_chat_as(chat, path, images)
         except (OSError, ValueError, RecursionError) as error:
             name = one if isinstance(one, str) else one.shown_title
             why = why_unreadable(error)

@@ -16,7 +16,7 @@ from PySide6.QtGui import QImage
 from PySide6.QtWidgets import QApplication
 
 import engine  # names used only here are resolved lazily
-from app.chat.images.files import sees
+from app.chat.images.files import reads_images
 from app.chat.message import ChatImage
 from app.chat.session import ChatSession
 from app.core.engine_client import EngineClient
@@ -53,7 +53,7 @@ class ImageAlbum(QObject):
         if self._reader is None:
             from app.chat.images.child import ChatImageReader  # late: many chats have no images
 
-            self._reader = ChatImageReader(self._session.library.pictures, self)
+            self._reader = ChatImageReader(self._session.library.store.images, self)
         return self._reader
 
     def close(self) -> None:
@@ -62,13 +62,13 @@ class ImageAlbum(QObject):
             self._reader.close()
 
     @property
-    def sees(self) -> bool:
+    def reads_images(self) -> bool:
         """Whether the loaded model may read images."""
-        return sees(self._client.model)
+        return reads_images(self._client.model)
 
     def path(self, picture: ChatImage) -> Path:
         """Return the path of an image of the open chat."""
-        return self._session.library.pictures.path(self._session.current, picture)
+        return self._session.library.store.images.path(self._session.current, picture)
 
     def show(
         self, picture: ChatImage, side: int, then: Callable[[QImage | EngineError], None]
@@ -83,7 +83,7 @@ class ImageAlbum(QObject):
             if isinstance(found, QImage):
                 QApplication.clipboard().setImage(found)
             else:
-                self._tell(found)
+                self._report(found)
 
         self.show(picture, MAX_SIDE, take)
 
@@ -101,7 +101,7 @@ class ImageAlbum(QObject):
         """Return the caption of an image, such as "1024 x 768, 391 tokens"."""
         if (n := self.n_tokens(picture)) is not None:
             return f"{picture.size}, {tr_n('{n} token', '{n} tokens', n)}"
-        if self._client.model is not None and not sees(self._client.model):
+        if self._client.model is not None and not reads_images(self._client.model):
             return tr("{size}, ignored by this model").format(size=picture.size)
         return picture.size
 
@@ -111,9 +111,9 @@ class ImageAlbum(QObject):
 
     def save_as(self, picture: ChatImage, target: Path) -> None:
         """Copy an image's file to `target`; a notice reports failure."""
-        self.reader.run(partial(_copy, self.path(picture), target), self._tell)
+        self.reader.run(partial(_copy, self.path(picture), target), self._report)
 
-    def _tell(self, error: EngineError | None) -> None:
+    def _report(self, error: EngineError | None) -> None:
         if error is not None:
             self.noticed.emit(Notice.of(error))
 
@@ -140,9 +140,9 @@ def nowhere(_: ChatImage) -> Path:
     return Path()
 
 
-def picture_files(chat: Conversation, path_of: PathOf) -> dict[str, str]:
+def image_files(chat: Conversation, path_of: PathOf) -> dict[str, str]:
     """Return the existing image files of a chat as base64 by name (raises OSError)."""
-    files = {picture.file: path_of(picture) for picture in chat.all_pictures()}
+    files = {picture.file: path_of(picture) for picture in chat.all_images()}
     return {
         name: b64encode(path.read_bytes()).decode("ascii")
         for name, path in files.items()
@@ -156,7 +156,7 @@ def take_files(chat: Conversation, files: object, folder: ImageFolder) -> None:
     Args:
         files: result of `picture_files`, unvalidated.
     """
-    wanted = {picture.file for picture in chat.all_pictures()}
+    wanted = {picture.file for picture in chat.all_images()}
     for name, text in files.items() if isinstance(files, Mapping) else ():
         if name not in wanted or not isinstance(text, str):
             continue

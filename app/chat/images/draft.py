@@ -16,7 +16,7 @@ from PySide6.QtWidgets import QApplication, QInputDialog, QWidget
 import engine  # names used only here are resolved lazily
 from app.chat.conversation import Conversation
 from app.chat.images.album import ImageAlbum
-from app.chat.images.files import sees
+from app.chat.images.files import reads_images
 from app.chat.message import MAX_IMAGE_NAME, ChatImage
 from app.chat.session import ChatSession
 from app.core.engine_client import EngineClient
@@ -87,7 +87,7 @@ class DraftImages(QObject):
             text = tr("{name} is still being read.").format(name=name)
             self.noticed.emit(Notice(text, tr("Send again in a moment.")))
             return None
-        if self.pictures and self._client.model is not None and not sees(self._client.model):
+        if self.pictures and self._lacks_vision:
             self._warn_no_vision()
             return None
         return self.pictures
@@ -103,10 +103,9 @@ class DraftImages(QObject):
             return []
         from app.chat.views.chips import ImageChip, WaitingChip  # late: rarely needed
 
-        model, made = self._client.model, list[QWidget]()
-        is_refused = model is not None and not sees(self._client.model)
+        made = list[QWidget]()
         for group in _groups(self.pictures):
-            chip = ImageChip(group, self._album, is_refused=is_refused)
+            chip = ImageChip(group, self._album, is_refused=self._lacks_vision)
             chip.removed.connect(self._remove)
             chip.pages_wanted.connect(self._choose_pages)
             made.append(chip)
@@ -120,6 +119,10 @@ class DraftImages(QObject):
         """Cancel all reading."""
         self._waiting.clear()
         self._album.close()
+
+    @property
+    def _lacks_vision(self) -> bool:
+        return self._client.model is not None and not reads_images(self._client.model)
 
     def _waiting_here(self) -> list[_Waiting]:
         return [one for one in self._waiting.values() if one.chat is self._session.current]
@@ -185,8 +188,7 @@ class DraftImages(QObject):
     def _keep(self, chat: Conversation, picture: ChatImage) -> None:
         if picture not in chat.draft_pictures:
             self._session.set_draft_pictures((*chat.draft_pictures, picture), chat)
-        model = self._client.model
-        if model is not None and not sees(self._client.model) and chat is self._session.current:
+        if self._lacks_vision and chat is self._session.current:
             self._warn_no_vision()
 
     def _warn_no_vision(self) -> None:

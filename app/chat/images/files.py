@@ -35,7 +35,7 @@ def suffix_of(data: bytes) -> str:
     return next((suffix for mark, suffix in beginnings.items() if data.startswith(mark)), "")
 
 
-def sees(model: ModelLoaded | None) -> bool:
+def reads_images(model: ModelLoaded | None) -> bool:
     """Return whether a model may read images; remote models may, as servers do not report it."""
     return model is not None and (model.vision is not None or is_remote(model.info.path))
 
@@ -58,10 +58,10 @@ class ImageFolder:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def path(self, chat: Conversation, picture: ChatImage) -> Path:
+    def path(self, chat: Conversation, image: ChatImage) -> Path:
         """Return the path of an image of a chat, which may be missing."""
-        found = (place / picture.file for place in self._places(chat))
-        return next((path for path in found if path.is_file()), self._of(chat.id) / picture.file)
+        found = (place / image.file for place in self._places(chat))
+        return next((path for path in found if path.is_file()), self._of(chat.id) / image.file)
 
     def own_path(self, chat_id: str, name: str) -> Path:
         """Return the path of a file in the folder of a chat."""
@@ -98,13 +98,13 @@ class ImageFolder:
             log.warning("not all images of %s could be copied: %s", chat.id, error)
 
     def _complete(self, chat: Conversation) -> None:
-        wanted = {picture.file for picture in chat.all_pictures()}
-        if not wanted:
+        used = {image.file for image in chat.all_images()}
+        if not used:
             return
         own, hidden = self._of(chat.id), self._hidden(chat.id)
         if hidden.is_dir() and not own.exists():
             self.bring_back(chat.id)
-        for name in wanted:
+        for name in used:
             if (own / name).is_file():
                 continue
             known = (place / name for place in self._places(chat))
@@ -150,11 +150,11 @@ class ImageFolder:
         own = self._of(chat.id)
         if not own.is_dir():
             return
-        wanted = {picture.file for picture in chat.all_pictures()}
+        used = {image.file for image in chat.all_images()}
         for path in own.iterdir():
-            if path.name not in wanted and time.time() - path.stat().st_mtime > UNUSED_S:
+            if path.name not in used and time.time() - path.stat().st_mtime > UNUSED_S:
                 path.unlink()
-        if not wanted:
+        if not used:
             with suppress(OSError):  # not empty
                 own.rmdir()
 

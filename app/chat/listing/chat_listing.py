@@ -239,14 +239,14 @@ class ChatListing(QObject):
 
         session = self._session
         self._titler = ChatTitler(
-            self._client, self._is_titling, session.calls.offered, session.picture_files, self
+            self._client, self._is_titling, session.calls.offered, session.image_files, self
         )
         self._titler.titled.connect(self._session.entitle)
         self._session.answered.connect(self._titler.note_answer)
         self._session.deleted.connect(self._titler.forget)
         library = self._session.library
         library.go_on()
-        self.finder = ChatFinder(library.database, self)
+        self.finder = ChatFinder(library.store.database, self)
         self._presenter.set_finder(self.finder)
         self.finder.start()
         for suffix in ("", "-wal", "-shm"):

@@ -260,10 +260,10 @@ class ChatRowsView(QListView):
         super().__init__(parent)
         self._contents = ListContents()
         self._waiting: ListContents | None = None  # until no title is being edited
-        self._rows = ChatRowModel(self)
-        self._rows.renamed.connect(self._on_renamed)
-        self._rows.moved.connect(self.moved)
-        self.setModel(self._rows)
+        self.row_model = ChatRowModel(self)
+        self.row_model.renamed.connect(self._on_renamed)
+        self.row_model.moved.connect(self.moved)
+        self.setModel(self.row_model)
         self.setItemDelegate(RowDelegate(self))
         self.setAccessibleName(tr("Chats"))
         self.setUniformItemSizes(True)
@@ -281,14 +281,10 @@ class ChatRowsView(QListView):
         self.clicked.connect(self._on_clicked)
 
     @property
-    def row_model(self) -> ChatRowModel:
-        return self._rows
-
-    @property
     def selected_rows(self) -> list[ListRow]:
         """The selected rows from the top."""
         numbers = sorted(index.row() for index in self.selectedIndexes())
-        return [self._rows.rows[number] for number in numbers]
+        return [self.row_model.rows[number] for number in numbers]
 
     def show_contents(self, contents: ListContents) -> None:
         """Show these chats; keep a multiple selection, otherwise select the open chat."""
@@ -298,14 +294,14 @@ class ChatRowsView(QListView):
         selected, at = set(keys_of(self.selected_rows, RowKind.CHAT)), self._current()
         is_other = contents.current != self._contents.current
         self._contents = contents
-        self._rows.set_contents(contents)
+        self.row_model.set_contents(contents)
         if len(selected) < 2 or is_other:
             selected = {contents.current}
         self._select(selected, at)
 
     def edit_folder(self, name: str) -> None:
         """Start editing a folder's name."""
-        index = self._rows.index_of(RowKind.FOLDER, name)
+        index = self.row_model.index_of(RowKind.FOLDER, name)
         if index.isValid():
             self.setCurrentIndex(index)
             self.setFocus()
@@ -331,7 +327,7 @@ class ChatRowsView(QListView):
         ids = keys_of(self.selected_rows, RowKind.CHAT)
         ids = ids if row.key in ids else [row.key]
         if len(ids) == 1:
-            index = self._rows.index_of(RowKind.CHAT, row.key)
+            index = self.row_model.index_of(RowKind.CHAT, row.key)
             rename = _add(menu, tr("Rename"), lambda: self.edit(index))
             rename.setIcon(icon("edit"))
         is_pinned = self._contents.shelf.pinned.issuperset(ids)
@@ -369,7 +365,7 @@ class ChatRowsView(QListView):
     def _add_folder_actions(self, menu: QMenu, row: ListRow) -> None:
         text = tr("Close") if row.is_open else tr("Open")
         _add(menu, text, lambda: self.folder_toggled.emit(row.key, not row.is_open))
-        index = self._rows.index_of(RowKind.FOLDER, row.key)
+        index = self.row_model.index_of(RowKind.FOLDER, row.key)
         _add(menu, tr("Rename"), lambda: self.edit(index)).setIcon(icon("edit"))
         delete = _add(
             menu, tr("Delete folder, keep its chats"), lambda: self.folder_deleted.emit(row.key)
@@ -380,10 +376,10 @@ class ChatRowsView(QListView):
         self.setIconSize(QSize(pixels, pixels))
 
     def _current(self) -> ListRow | None:
-        return self._rows.row_at(self.currentIndex())
+        return self.row_model.row_at(self.currentIndex())
 
     def _select(self, chat_ids: set[str], at: ListRow | None) -> None:
-        rows = self._rows
+        rows = self.row_model
         selection = QItemSelection()
         for chat_id in chat_ids:
             index = rows.index_of(RowKind.CHAT, chat_id)
@@ -409,7 +405,7 @@ class ChatRowsView(QListView):
     @Slot(QModelIndex)
     def _on_clicked(self, index: QModelIndex) -> None:
         if len(self.selectedIndexes()) <= 1:  # otherwise the user is selecting chats
-            self._open(self._rows.row_at(index))
+            self._open(self.row_model.row_at(index))
 
     @Slot(object, str)
     def _on_renamed(self, row: ListRow, text: str) -> None:
@@ -418,7 +414,7 @@ class ChatRowsView(QListView):
 
     @Slot(QPoint)
     def _open_menu(self, position: QPoint) -> None:
-        menu = self.menu_for(self._rows.row_at(self.indexAt(position)))
+        menu = self.menu_for(self.row_model.row_at(self.indexAt(position)))
         menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         menu.popup(self.viewport().mapToGlobal(position))
 

@@ -115,7 +115,7 @@ class ChatView(QScrollArea):
     def show_chat(self, chat: Conversation, growing: Message | None = None) -> None:
         """Show the end of another chat, with its running answer `growing`, if any."""
         self._column.growing = growing
-        self._column.set_chat(chat)
+        self._column.chat = chat
         self._show_from(len(self._column.path))
 
     def show_path(self, growing: Message | None = None) -> None:

@@ -84,7 +84,7 @@ class DraftChip(FileChip):
 
     def __init__(
         self, file: DraftFile, parts: tuple[FilePart, ...], *, is_too_large: bool,
-        sees_pages: bool = False,
+        can_show_pages: bool = False,
     ) -> None:  # fmt: skip
         known = file.file
         more = details(known.n_bytes, file.n_tokens, file.number, file.n_parts) if known else ""
@@ -97,7 +97,7 @@ class DraftChip(FileChip):
             self.choose = self.add_button(
                 tr("Choose part…"), tr("Choose a part of {name}"), self._offer
             )
-        if sees_pages:
+        if can_show_pages:
             name = tr("Attach the pages of {name} as images")
             self.add_button(tr("As images"), name, lambda: self.pages_wanted.emit(file))
         self.add_remove(lambda: self.removed.emit(file))
@@ -189,7 +189,7 @@ def _details(pictures: Sequence[ChatImage], album: ImageAlbum) -> str:
     if None not in numbers:
         total = sum(n for n in numbers if n)
         parts.append(tr_n("{n} token", "{n} tokens", total))
-    elif not album.sees:
+    elif not album.reads_images:
         parts.append(tr("ignored by this model"))
     return " · ".join(parts)
 

@@ -236,10 +236,6 @@ class CodeView(QFrame):
         self._save.setVisible(self.width() >= SAVE_WIDTH)
 
     @property
-    def code(self) -> str:
-        return self._shown.text
-
-    @property
     def plain_text(self) -> str:
         """The code."""
         return self._shown.text
@@ -271,7 +267,7 @@ class CodeView(QFrame):
 
     @Slot()
     def copy(self) -> None:
-        QApplication.clipboard().setText(self.code)
+        QApplication.clipboard().setText(self.plain_text)
         self._copy.setText(tr("Copied"))
         self._copied.start()
 
@@ -283,7 +279,7 @@ class CodeView(QFrame):
         if not chosen:
             return
         try:
-            Path(chosen).write_text(self.code + "\n", encoding="utf-8", errors="replace")
+            Path(chosen).write_text(self.plain_text + "\n", encoding="utf-8", errors="replace")
         except OSError as error:
             why = tr("Not saved: {reason}").format(reason=reason_of(error))
             self._problem.setText(one_line(why, MAX_PROBLEM))

@@ -158,7 +158,7 @@ class _Ring(QWidget):
 
 MAX_LINES = 12
 
-PICTURE_KINDS = ("image/png", "image/jpeg", "image/webp", "image/gif", "image/bmp")
+IMAGE_TYPES = ("image/png", "image/jpeg", "image/webp", "image/gif", "image/bmp")
 """MIME types of images that are passed on undecoded."""
 
 
@@ -172,7 +172,7 @@ class GrowingEdit(QPlainTextEdit):
     submitted = Signal()
     focus_changed = Signal()
     files_given = Signal(list)  # paths of pasted files, if `takes_files`
-    picture_pasted = Signal(object)  # bytes of a file, or a QImage, if `takes_files`
+    image_pasted = Signal(object)  # bytes of a file, or a QImage, if `takes_files`
 
     def __init__(self, parent: QWidget | None = None, *, has_lines: bool = False) -> None:
         super().__init__(parent)
@@ -215,18 +215,18 @@ class GrowingEdit(QPlainTextEdit):
 
     def canInsertFromMimeData(self, source: QMimeData) -> bool:  # noqa: N802 Qt
         """Refuse files; the window opens them instead."""
-        if self.takes_files and has_picture(source) and not source.hasUrls():
+        if self.takes_files and has_image(source) and not source.hasUrls():
             return True
         return not source.hasUrls() and super().canInsertFromMimeData(source)
 
     def insertFromMimeData(self, source: QMimeData) -> None:  # noqa: N802 Qt
         """Accept pasted files and images, if `takes_files`."""
         paths = local_files(source) if self.takes_files else []
-        picture = pasted_picture(source) if self.takes_files and not paths else None
+        picture = pasted_image(source) if self.takes_files and not paths else None
         if paths:
             self.files_given.emit(paths)
         elif picture is not None:
-            self.picture_pasted.emit(picture)
+            self.image_pasted.emit(picture)
         else:
             super().insertFromMimeData(source)
 
@@ -248,17 +248,17 @@ def local_files(data: QMimeData) -> list[str]:
     return [url.toLocalFile() for url in data.urls() if url.isLocalFile()]
 
 
-def has_picture(data: QMimeData) -> bool:
+def has_image(data: QMimeData) -> bool:
     """Return whether the data is an image without text."""
-    is_picture = data.hasImage() or any(map(data.hasFormat, PICTURE_KINDS))
+    is_picture = data.hasImage() or any(map(data.hasFormat, IMAGE_TYPES))
     return is_picture and not data.hasFormat("text/plain")
 
 
-def pasted_picture(data: QMimeData) -> bytes | QImage | None:
+def pasted_image(data: QMimeData) -> bytes | QImage | None:
     """Return a pasted or dropped image, preferably as the bytes of its file."""
-    if not has_picture(data):
+    if not has_image(data):
         return None
-    kind = next((kind for kind in PICTURE_KINDS if data.hasFormat(kind)), None)
+    kind = next((kind for kind in IMAGE_TYPES if data.hasFormat(kind)), None)
     if kind is not None:
         return bytes(data.data(kind).data())
     image = data.imageData()
@@ -278,7 +278,7 @@ class Composer(QFrame):
     draft_changed = Signal(str)
     sampling_clicked = Signal()
     files_given = Signal(list)  # paths of dropped or pasted files
-    picture_pasted = Signal(object)  # bytes of a file, or a QImage
+    image_pasted = Signal(object)  # bytes of a file, or a QImage
     wait_cancelled = Signal()  # do not send the message automatically
 
     def __init__(self, parent: QWidget | None = None) -> None:
@@ -294,7 +294,7 @@ class Composer(QFrame):
         self.edit.focus_changed.connect(self.update)  # the frame shows the focus
         self.edit.takes_files = True
         self.edit.files_given.connect(self.files_given)
-        self.edit.picture_pasted.connect(self.picture_pasted)
+        self.edit.image_pasted.connect(self.image_pasted)
         self._sampling = ElidedButton(tr("Sampling"))
         self._sampling.setProperty("role", "pill")
         scaled(self._sampling, self._sampling.setMinimumWidth, MIN_SAMPLING)
@@ -421,7 +421,7 @@ class Composer(QFrame):
 
     def dragEnterEvent(self, event: QDragEnterEvent) -> None:
         data = event.mimeData()
-        if attachable(data) or (has_picture(data) and not local_files(data)):
+        if attachable(data) or (has_image(data) and not local_files(data)):
             event.setDropAction(Qt.DropAction.CopyAction)
             event.accept()
         else:
@@ -430,7 +430,7 @@ class Composer(QFrame):
     def dropEvent(self, event: QDropEvent) -> None:
         data = event.mimeData()
         paths = attachable(data)
-        picture = None if paths else pasted_picture(data)
+        picture = None if paths else pasted_image(data)
         if not paths and picture is None:
             event.ignore()
             return
@@ -439,7 +439,7 @@ class Composer(QFrame):
         if paths:
             self.files_given.emit(paths)
         else:
-            self.picture_pasted.emit(picture)
+            self.image_pasted.emit(picture)
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)

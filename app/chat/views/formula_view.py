@@ -8,7 +8,7 @@ from PySide6.QtCore import Qt, Slot
 from PySide6.QtGui import QContextMenuEvent, QFont, QKeyEvent, QPixmap, QWheelEvent
 from PySide6.QtWidgets import QApplication, QFrame, QMenu, QScrollArea, QSizePolicy, QWidget
 
-from app.chat.formulas import SCALE, FormulaLook, FormulaPicture, formula_pictures
+from app.chat.formulas import SCALE, FormulaImage, FormulaLook, formula_cache
 from app.chat.markdown import DisplayFormula, Piece
 from app.chat.views.prose_view import INDENT, MONOSPACE, QUOTE_INDENT, TEXT_PIXELS
 from app.core.translation import tr
@@ -28,7 +28,7 @@ class FormulaView(QScrollArea):
     def __init__(self, shown: DisplayFormula, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._shown = shown
-        self._pictures = formula_pictures()
+        self._pictures = formula_cache()
         self._label = PlainLabel()
         self._label.setAlignment(Qt.AlignmentFlag.AlignCenter)
         self._label.setMargin(MARGIN)
@@ -97,7 +97,7 @@ class FormulaView(QScrollArea):
         self._label.setStyleSheet(f"background: {theme().raised}; border-radius: 4px;")
         self._fit()
 
-    def _show_picture(self, picture: FormulaPicture) -> None:
+    def _show_picture(self, picture: FormulaImage) -> None:
         self._label.setStyleSheet("")
         self._label.setAlignment(Qt.AlignmentFlag.AlignCenter)
         self._label.setPixmap(QPixmap.fromImage(picture.image))

@@ -56,7 +56,7 @@ class MessageColumn(QWidget):
     def __init__(self) -> None:
         super().__init__()
         scaled(self, self.setMaximumWidth, COLUMN_WIDTH)
-        self._chat = Conversation()
+        self.chat = Conversation()
         self._width = px(COLUMN_WIDTH)
         self.views: list[MessageView] = []
         self.growing: Message | None = None
@@ -72,7 +72,7 @@ class MessageColumn(QWidget):
     @property
     def path(self) -> Sequence[Message]:
         """The messages on the chat's path."""
-        return self._chat.messages
+        return self.chat.messages
 
     @property
     def is_at_end(self) -> bool:
@@ -94,10 +94,6 @@ class MessageColumn(QWidget):
         """The view of the path's last message, if it is an answer in the column."""
         last = self.views[-1] if self.views and self.is_at_end else None
         return cast("AnswerView", last) if last is not None and last.message.is_answer else None
-
-    def set_chat(self, chat: Conversation) -> None:
-        """Switch to another chat."""
-        self._chat = chat
 
     def rough_height(self, place: int) -> int:
         """Estimate the height in pixels of the views from a place on, before their layout."""
@@ -182,7 +178,7 @@ class MessageColumn(QWidget):
         for view, after in zip(self.views, following, strict=False):
             goes_on = bool(view.message.calls) and after is not None and after.is_answer
             view.set_followed(goes_on)
-            versions = [message.id for message in self._chat.tree.versions(view.message.id)]
+            versions = [message.id for message in self.chat.tree.versions(view.message.id)]
             view.versions.set_versions(versions, view.message.id)
             view.set_last(view is last)
 

@@ -1,4 +1,4 @@
-"""Chats leave as files for other programs, and come back."""
+"""Export and import of chats."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def chat() -> Conversation:
 
 
 def test_calls_are_exported_and_found_with_nothing_in_them_read_as_markup() -> None:
-    """The answer goes on behind the result, below one heading."""
+    """The answer continues after the result, below one heading."""
     call = ToolUse(
         "1", "web_search", "web", "Se`arch", '{"q": "```\\n# no"}', "done", "a\n```\n<b>x"
     )
@@ -74,7 +74,7 @@ def test_a_web_page_shows_words_as_words() -> None:
 )  # fmt: skip
 @pytest.mark.parametrize("role", ["user", "assistant", "<script>"])
 def test_nothing_that_was_said_acts_in_a_web_page(attack: str, role: str) -> None:
-    """Addresses of images are not fetched either: the page's own policy forbids it."""
+    """Image URLs are not fetched either: the page's policy forbids it."""
     made = Conversation.of([Message(role, attack)], title=attack, system_prompt=attack)
     page = exported(made, ".html")
     assert "<script" not in page.lower()
@@ -200,7 +200,7 @@ def test_a_chat_goes_out_of_a_window_and_into_another(
     qtbot.waitUntil(lambda: banner(shell) == f"“Hi <there>” was saved as {path}.")
     new = tmp_path / "new"
     new.touch()
-    assert path.stat().st_mode == new.stat().st_mode, "others may read what was exported"
+    assert path.stat().st_mode == new.stat().st_mode, "others may read the exported file"
     notice = shell.window.banner.notice
     assert notice is not None
     monkeypatch.setattr("app.chat.exchange.dialogs.reveal", revealed.append)
@@ -226,7 +226,7 @@ def test_a_chat_goes_out_of_a_window_and_into_another(
 def test_another_kind_does_not_replace_a_file_unasked(
     qtbot: QtBot, make_shell: MakeShell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The dialog has asked about the name that it returns, but not about the one it becomes."""
+    """The dialog has confirmed the name that it returns, but not the final one."""
     shell, old, answers = make_shell(model=MODEL), tmp_path / "out.html", ["No", "Yes"]
     old.write_text("mine")
     ask(qtbot, shell, "Hi")
@@ -245,7 +245,7 @@ def test_another_kind_does_not_replace_a_file_unasked(
     rows.export_requested.emit([shell.session.current.id], "")
     qtbot.waitUntil(lambda: banner(shell) == f"“Hi” was saved as {old}.")
     assert "<h1>Hi</h1>" in old.read_text()
-    assert asked[1] == str(tmp_path / "Hi.md"), "it begins where the last file was saved"
+    assert asked[1] == str(tmp_path / "Hi.md"), "it starts in the last folder"
 
 
 def test_a_full_disk_leaves_no_empty_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""A message sent without a model waits for the one that loads, or has one loaded on a click."""
+"""A message sent without a model waits for the one that is loading, or offers to load one."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_a_message_to_a_model_that_is_leaving_stays(qtbot: QtBot, make_shell: Ma
 
 @pytest.fixture
 def slow(script: Script) -> Script:
-    """Return the script of an engine whose loads take some time."""
+    """Return the script of an engine with slow loads."""
     script.pause_s = 0.2
     return script
 
@@ -83,14 +83,14 @@ def loading(qtbot: QtBot, make_shell: MakeShell) -> Shell:
 
 
 def wait_text(shell: Shell) -> str:
-    """Return what the composer says below the message."""
+    """Return the status below the message."""
     composer = shell.window.composer
     return composer._wait_text.text() if composer._wait.isVisible() else ""
 
 
 @pytest.mark.usefixtures("slow")
 def test_a_message_waits_for_a_model_that_is_loading(qtbot: QtBot, make_shell: MakeShell) -> None:
-    """Other notices take nothing of that away."""
+    """Other notices do not replace it."""
     shell = loading(qtbot, make_shell)
     type_and_send(qtbot, shell, "Hi")
     assert wait_text(shell) == "Will be sent when the model is ready"
@@ -212,7 +212,7 @@ def test_a_failed_load_keeps_the_text_and_says_so(
     assert (shell.client.model is not None) == keeps_old
     assert shell.window.composer.text == "Hi"
     slow.load_error = None
-    shell.models.load()  # by hand: what waited has been given up
+    shell.models.load()  # manually: the waiting message was given up
     qtbot.waitUntil(lambda: shell.client.state is EngineState.READY)
     qtbot.wait(50)
     assert shell.window.composer.text == "Hi"

@@ -1,4 +1,4 @@
-"""Files in the window: attached, counted, cut, sent, stored, and what is refused."""
+"""Files in the window: attached, counted, cut, sent, stored, refused."""
 
 import sys
 from pathlib import Path
@@ -24,7 +24,7 @@ def chips(shell: Shell) -> list[DraftChip]:
 
 
 def drop(shell: Shell, *paths: Path) -> bool:
-    """Drop files on the composer; return whether it takes them."""
+    """Drop files on the composer; return whether it accepts them."""
     data = QMimeData()
     data.setUrls([QUrl.fromLocalFile(str(path)) for path in paths])
     keys, buttons = Qt.KeyboardModifier.NoModifier, Qt.MouseButton.LeftButton
@@ -69,7 +69,7 @@ def test_dropped_files_go_with_the_message_and_stay(
         '<file name="notes.txt">\nThe secret word is whale.\n</file>\n\n'
         '<file name="paper.pdf">\nPage one\n\nPage two\n</file>\n\nWhat is the word?'
     )
-    assert shown(shell)[0] == "What is the word?", "the text of the files is not in the bubble"
+    assert shown(shell)[0] == "What is the word?", "the bubble does not show the text of the files"
     shell.window.close()
     notes.unlink()
 
@@ -99,7 +99,7 @@ def test_a_file_can_be_sent_without_a_word_and_names_the_chat(
     assert prompts(shell) == [[("user", frame)]]
     shell.chat_presenter.edit(shell.session.current.messages[0].id, " ")
     qtbot.waitUntil(lambda: not shell.session.is_busy)
-    assert prompts(shell)[1:] == [[("user", frame)]], "nor does it need one when it is edited"
+    assert prompts(shell)[1:] == [[("user", frame)]], "nor is text required when editing"
 
 
 def test_a_file_can_be_removed(qtbot: QtBot, make_shell: MakeShell, notes: Path) -> None:
@@ -145,7 +145,7 @@ def test_files_of_a_draft_are_there_after_a_restart(
     again.models.open(MODEL)
     qtbot.waitUntil(lambda: again.client.model is not None)
     ask(qtbot, again, "What is the word?")
-    assert "dolphin" in prompts(again)[-1][-1][1], "it is read again"
+    assert "dolphin" in prompts(again)[-1][-1][1], "it was read again"
     assert again.session.current.draft_files == ()
     again.window.close()
     assert chips(make_shell()) == []
@@ -164,7 +164,7 @@ def test_a_file_larger_than_the_room_is_offered_in_parts(
     assert chip.file.n_tokens > 4096
     shell.chat_presenter.send("Sum up")
     assert prompts(shell) == []
-    assert "of the context are free" in banner(shell)
+    assert "are free in the context" in banner(shell)
     menu = chip.menu()
     titles = [action.text() for action in menu.actions()]
     assert titles[0].startswith(f"Part 1 of {len(titles)} · ")

@@ -1,4 +1,4 @@
-"""Pictures in the window: added, shown, sent, enlarged, kept, and what is refused."""
+"""Images in the window: added, shown, sent, enlarged, stored, refused."""
 
 from pathlib import Path
 
@@ -38,7 +38,7 @@ def picture_chips(shell: Shell) -> list[ImageChip]:
 
 
 def wait_for(qtbot: QtBot, shell: Shell, n: int) -> list[ImageChip]:
-    """Wait until so many pictures are read and shown."""
+    """Wait until a number of images is read and shown."""
 
     def are_there() -> bool:
         found = picture_chips(shell)
@@ -53,7 +53,7 @@ def tiles(shell: Shell) -> list[ImageTile]:
 
 
 def sent(shell: Shell) -> list[tuple[str, ...]]:
-    """Return the paths of the pictures of each message of the last prompt."""
+    """Return the paths of the images of each message of the last prompt."""
     command = [c for c in host_of(shell).commands if isinstance(c, AnswerRequest)][-1]
     return [
         tuple(p.path for p in message.pictures if isinstance(p, ImageFile))
@@ -99,10 +99,10 @@ def test_a_dropped_picture_goes_with_the_question_and_stays(
     qtbot.waitUntil(lambda: tile.image is not None)
     again.session.regenerate()
     qtbot.waitUntil(lambda: not again.session.is_busy)
-    assert sent(again) == [(path,)], "the same file, so that the cache fits"
+    assert sent(again) == [(path,)], "the same file, so that the KV cache matches"
     again.chat_presenter.edit(again.session.current.messages[0].id, "")
     qtbot.waitUntil(lambda: not again.session.is_busy)
-    assert sent(again) == [(path,)], "also without a word"
+    assert sent(again) == [(path,)], "even without text"
     assert again.session.current.title == "What is it?"
 
 
@@ -170,7 +170,7 @@ def test_one_that_cannot_be_used_is_told(
         assert drop(shell, path)
         qtbot.waitUntil(lambda sentence=sentence: banner(shell) == sentence, timeout=20_000)
         assert chips(shell) == []
-    folder = shell.session.library.pictures.own_path(shell.session.current.id, "")
+    folder = shell.session.library.store.images.own_path(shell.session.current.id, "")
     assert not folder.exists() or not list(folder.iterdir())
 
 
@@ -191,7 +191,7 @@ def test_a_model_that_cannot_see_is_told_before_anything_is_sent(
     assert notice is not None
     assert notice.on_action is not None
     shell.chat_presenter.new_chat()
-    assert shell.window.banner.notice is None, "the picture waits in the other chat"
+    assert shell.window.banner.notice is None, "the image stays in the other chat"
     shell.chat_presenter.open_chat(chat.id)
     notice.on_action()
     assert chips(shell) == []
@@ -276,7 +276,7 @@ def test_a_picture_is_shown_large_by_the_keyboard(
     qtbot.waitUntil(lambda: words in viewer._label.text())
     viewer.resize(viewer.width() - 20, viewer.height())
     qapp.processEvents()
-    assert words in viewer._label.text(), "also at another size"
+    assert words in viewer._label.text(), "at another size too"
     viewer.copy()
     qtbot.waitUntil(lambda: words in banner(shell))
     with qtbot.waitSignal(viewer.destroyed):

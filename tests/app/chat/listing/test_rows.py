@@ -1,4 +1,4 @@
-"""Which rows the list of chats has, and in which order."""
+"""The rows of the list of chats and their order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Presets of sampling: what they set, and what a person's own may be called."""
+"""Sampling presets: their values, and the names of the user's own."""
 
 import pytest
 
@@ -22,7 +22,7 @@ def test_presets_of_tandem_leave_sampling_to_the_gpus() -> None:
 
 def test_the_preset_in_use_is_known_by_its_values() -> None:
     found = presets.all_presets(OWN)
-    assert [p.name for p in found if p.is_own] == ["Mine"], "what is no preset is left out"
+    assert [p.name for p in found if p.is_own] == ["Mine"], "invalid entries are skipped"
     recommended = SamplingParams(temperature=0.6, top_k=20)
 
     def used(chosen: dict[str, object]) -> str:
