@@ -14,9 +14,9 @@ from PySide6.QtWidgets import QApplication, QWidget
 import engine
 from app.chat import close_formulas
 from app.chat.cache import ChatCache
-from app.chat.chat_presenter import ChatPresenter, ChatViews
+from app.chat.chat_presenter import ChatPresenter
 from app.chat.library import ChatLibrary
-from app.chat.listing.chat_listing import ChatListing, ListPlaces
+from app.chat.listing.chat_listing import ChatListing
 from app.chat.running import RunningPresenter
 from app.chat.sampling.sampling_presenter import SamplingPresenter
 from app.chat.session import ChatSession
@@ -245,7 +245,7 @@ class Shell(QObject):
     def chat_presenter(self) -> ChatPresenter:
         window = self.window
         presenter = ChatPresenter(
-            self.session, self.client, ChatViews(window.chat_view, window.composer),
+            self.session, self.client, window.chat_view, window.composer,
             self.settings, self.keep, self.sampling_presenter.flush, self.idle.wake, self,
         )  # fmt: skip
         presenter.opened.connect(window.show_chat)
@@ -266,7 +266,7 @@ class Shell(QObject):
     def chat_listing(self) -> ChatListing:
         return ChatListing(
             self.session, self.client, self.chat_presenter, self.window.chat_list,
-            ListPlaces(paths.chat_index_file(), paths.chat_folders_file()),
+            paths.chat_folders_file(), paths.chat_index_file(),
             lambda: self.settings.current.auto_titles, self,
         )  # fmt: skip
 

@@ -7,7 +7,7 @@ import sys
 
 
 def close_formulas() -> None:
-    """End the child that draws formulas, if there is one: nothing is imported for that."""
+    """End the formula renderer's child process, if `formulas` was ever imported."""
     formulas = sys.modules.get("app.chat.formulas")
     if formulas is not None:
-        formulas.formula_pictures().close()
+        formulas.formula_cache().close()

@@ -1,4 +1,4 @@
-"""The answers that the engine is writing: texts, ends, and how to go on after a loss."""
+"""The answers being generated: their text, their end, and how to continue after a failure."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class CutAnswer:
-    """An answer that a failure has cut off.
+    """An answer cut off by a failure.
 
     Attributes:
-        ids: the tokens that it has had.
-        is_lost: whether it was the loss of the model.
+        ids: its tokens so far.
+        is_lost: whether the failure was the loss of the model.
     """
 
     chat: Conversation
@@ -45,21 +45,19 @@ class CutAnswer:
 
     @property
     def can_go_on(self) -> bool:
-        """Whether the answer is still there and nothing was written after it."""
+        """Whether the answer still exists and nothing follows it."""
         tree, number = self.chat.tree, self.message.id
         return tree.get(number) is self.message and len(tree.branch(number)) == 1
 
 
 @dataclass(slots=True)
 class WrittenAnswer:
-    """An answer while it is being written into its chat.
+    """An answer while it is being written into `message`, the last one of its branch.
 
     Attributes:
-        message: the answer, the last message of its branch.
-        running: how far the engine is with it.
-        offers: tools that the model was told of.
-        first_text_at: when its first text came; None while there is none.
-        goes_on: whether its message was there before.
+        offers: tools that the model may call.
+        first_text_at: time of its first text; None before.
+        goes_on: whether it continues an existing message.
     """
 
     chat: Conversation
@@ -70,7 +68,7 @@ class WrittenAnswer:
     goes_on: bool = False
 
     def add(self, text: str) -> None:
-        """Add text that the engine has written."""
+        """Append generated text."""
         message = self.message
         if self.first_text_at is None:
             self.first_text_at = time.perf_counter()
@@ -81,35 +79,35 @@ class WrittenAnswer:
             message.thought_tokens = self.running.meter.n_tokens
 
     def call(self, event: ToolCallBegun | ToolCallText) -> None:
-        """Add what the engine has written of a call."""
+        """Apply the beginning or more arguments of a call."""
         from app.chat import tool_use
 
         self.message.calls = tool_use.with_event(self.message.calls, event, self.offers)
 
     def so_far(self, reason: str) -> AnswerStats:
-        """Return the figures of the answer that is cut off for a reason."""
+        """Return the figures of the answer if it ends now for `reason`."""
         meter = self.running.meter
         return AnswerStats(reason, meter.n_tokens, meter.tokens_per_s, meter.first_token_s, 0)
 
 
 class AnswerWriter(QObject):
-    """The writing of answers into their chats, one in each at most, whichever chat is open.
+    """Writer of answers into their chats, open or not, with at most one answer per chat.
 
     Args:
         sampling: returns the sampling parameters of a chat; called at the start of each answer.
-        tools: returns the tools that models may call in a chat; called then as well.
-        pictures: returns where the pictures of a chat are, see `Conversation.prompt`.
+        tools: returns the tools that models may call in a chat; called at that time too.
+        pictures: returns where the images of a chat are, see `Conversation.prompt`.
 
     Attributes:
-        cuts: answers that failures have cut off, until their chats are answered again.
+        cuts: answers cut off by failures, until their chats get another answer.
     """
 
     beginning = Signal(str)  # id of the chat, before the engine starts to answer
     begun = Signal(object)  # WrittenAnswer
-    changed = Signal()  # which answers are being written
+    changed = Signal()  # the set of running answers
     grown = Signal(object, str)  # WrittenAnswer, text added to it
     closed = Signal(object, object)  # Conversation, Message
-    filled = Signal(object, str)  # Conversation that may drop its oldest, sentence that says why
+    filled = Signal(object, str)  # Conversation with a full context, sentence about it
     noticed = Signal(object)  # Notice
 
     def __init__(
@@ -132,24 +130,24 @@ class AnswerWriter(QObject):
         return iter(list(self._written.values()))
 
     def of(self, chat: Conversation) -> WrittenAnswer | None:
-        """Return the answer that is being written in a chat."""
+        """Return the running answer of a chat."""
         return next((one for one in self._written.values() if one.chat is chat), None)
 
     def at(self, message: Message) -> WrittenAnswer | None:
-        """Return the answer that is being written into a message."""
+        """Return the running answer of a message."""
         return next((one for one in self._written.values() if one.message is message), None)
 
     def answer(self, chat: Conversation, question: int) -> None:
-        """Have a question answered, or gone on behind the results of calls, in a new version."""
+        """Answer a question, or continue after the results of calls, in a new version."""
         chat.add(Message("assistant", ""), question)
         self._begin(chat, continue_last=False)
 
     def answer_again(self, chat: Conversation, old: Message) -> None:
-        """Have a question answered anew.
+        """Answer a question again.
 
         Args:
-            old: an answer to it, which stays as a version if it has anything, or the question. One
-                behind the results of calls is written anew behind these.
+            old: the question, or an answer to it, which stays as a version unless it is empty. One
+                that follows the results of calls is written again after these.
         """
         self.cut_off(chat)
         row = [*chat.tree.above(old.id), *([] if old.is_answer else [old])]
@@ -164,9 +162,9 @@ class AnswerWriter(QObject):
         self.answer(chat, question.id)
 
     def go_on(self, chat: Conversation) -> None:
-        """Have the last message of a chat continued, an answer; one in another branch ends.
+        """Continue the last message of a chat, an answer; a running answer of the chat ends.
 
-        Behind calls that have ended, the model goes on with their results.
+        After finished calls, the model continues with their results.
         """
         self.cut_off(chat)
         last = chat.messages[-1]
@@ -181,12 +179,11 @@ class AnswerWriter(QObject):
         return next((cut for cut in self.cuts if cut.message is message), None)
 
     def _begin(self, chat: Conversation, *, continue_last: bool) -> None:
-        """Have the engine write the last message of a chat."""
         message, offers = chat.messages[-1], self._tools(chat)
         cut = self._cut_of(message)
         can_resume = continue_last and (offers or not message.calls)
         begun = cut.ids if cut and can_resume else ()
-        if not begun:  # what was cut off inside of a call is written again from before it
+        if not begun:  # an answer cut off inside a call is written again from before it
             message.calls = ()
         self.cuts = [cut for cut in self.cuts if cut.chat is not chat]
         sampling = self._sampling(chat)
@@ -207,18 +204,18 @@ class AnswerWriter(QObject):
         self.changed.emit()
 
     def stop(self, chat: Conversation) -> None:
-        """Have the engine end the answer in a chat, which closes soon."""
+        """Stop the answer of a chat; it closes when the engine has ended it."""
         if (written := self.of(chat)) is not None:
             self._client.stop(written.running)
 
     def cut_off(self, chat: Conversation) -> None:
-        """End the answer in a chat with what it has now, and close it at once."""
+        """Stop the answer of a chat and close it immediately with the text so far."""
         if (written := self.of(chat)) is not None:
             self._client.stop(written.running)
             self._close(written, written.so_far("cancelled"))
 
     def close(self) -> None:
-        """Close all answers as stopped ones, while the engine ends by itself."""
+        """Close all answers as stopped; the engine is shutting down anyway."""
         for written in self:
             self._close(written, written.so_far("cancelled"))
 
@@ -262,14 +259,13 @@ class AnswerWriter(QObject):
 
     @Slot(object)
     def _on_lost(self, error: EngineError) -> None:
-        """Note which answers had ended of the same cause before that was known to be a loss."""
+        # answers may have failed from the same cause before it was known to be a loss
         self.cuts = [
             replace(cut, is_lost=cut.is_lost or cut.message.problem == error.message)
             for cut in self.cuts
         ]
 
     def _close(self, written: WrittenAnswer, stats: AnswerStats, *, is_whole: bool = False) -> None:
-        """End an answer; `is_whole` says whether the model itself has ended it."""
         del self._written[written.running.number]
         message = written.message
         message.stats = stats

@@ -1,10 +1,9 @@
-"""The KV caches of chats on disk, so that a chat goes on at once after a restart.
+"""The KV caches of chats on disk, so that a chat continues without prefill after a restart.
 
-The engine keeps the caches of several chats as long as there is room, so another chat costs nothing
-there. They are written to files before the model leaves, before another chat may need their room,
-and those of chats that somebody has left when nothing has been done for a while. An answer in a
-chat other than the last one reads its file, if the engine does not hold all of it. One that is
-missing, old or broken only costs time: the engine computes the cache again.
+The engine keeps the caches of several chats while they fit, so switching chats is free. They are
+saved before the model is unloaded, before another chat may need their space, and, for chats other
+than the last one, when the engine has been idle for a while. An answer in a chat other than the
+last one loads its file. If that is missing, old or broken, the engine computes the cache again.
 """
 
 from __future__ import annotations
@@ -23,48 +22,34 @@ from engine import EngineError, Finished, LoadState, SaveState, StateFileError, 
 log = logging.getLogger(__name__)
 
 MIN_TOKENS = 128
-"""Smallest chat worth a file, in tokens: fewer are computed faster than they are read."""
+"""Smallest chat worth a file, in tokens: prefill of fewer is faster than reading them."""
 
 LAST_S = 3.0
-"""Longest wait for the last files when the window closes, in seconds."""
+"""Seconds that closing the window may wait for the last files."""
 
 QUIET_MS = 20_000
-"""Milliseconds without any work of the engine after which chats that were left are saved."""
+"""Milliseconds the engine must be idle before inactive chats are saved."""
 
 GROWTH = 0.25
-"""Share of a context for which there has to be room beside all chats when one is answered."""
+"""Share of a context that must stay free when a chat is answered."""
 
 SUFFIX = ".safetensors"
 
 
 @dataclass(slots=True)
 class _Held:
-    """What the engine holds of a chat.
-
-    Attributes:
-        answer: the last answer in the chat, whose tokens the cache has.
-        n_before: number of tokens before that answer.
-        n_tokens: number of tokens with it; 0 while it is being written.
-        is_saved: whether a file has all of it.
-    """
-
-    answer: RunningAnswer
-    n_before: int = 0
-    n_tokens: int = 0
+    answer: RunningAnswer  # the last one of the chat
+    n_before: int = 0  # tokens before that answer
+    n_tokens: int = 0  # tokens with it; 0 while it is being written
     is_saved: bool = False
 
     @property
     def most_tokens(self) -> int:
-        """Number of tokens that are there, as far as it is known."""
         return self.n_tokens or self.n_before + self.answer.n_read + self.answer.meter.n_tokens
 
 
 class ChatCache(QObject):
-    """The cache files of one folder; the oldest are deleted first.
-
-    Args:
-        max_bytes: most bytes of all files together; 0 for no files.
-    """
+    """The cache files of one folder: `max_bytes` in all, 0 for none; the oldest go first."""
 
     def __init__(self, folder: Path, client: EngineClient, max_bytes: int, parent: QObject) -> None:
         super().__init__(parent)
@@ -93,7 +78,6 @@ class ChatCache(QObject):
             self._client.load_state(str(path))
 
     def _make_room(self, chat_id: str) -> None:
-        """Save the other chats if the one that is answered now may need their room soon."""
         model = self._client.model
         others = [key for key, held in self._held.items() if key != chat_id and held.n_tokens]
         n_tokens = sum(held.most_tokens for held in self._held.values())
@@ -102,14 +86,14 @@ class ChatCache(QObject):
 
     @Slot(object)
     def begin(self, written: WrittenAnswer) -> None:
-        """Note the answer that a chat gets now."""
+        """Track the answer that starts in a chat."""
         before = self._held.pop(written.chat.id, None)
         n_before = before.n_tokens if before is not None else 0
         self._held[written.chat.id] = _Held(written.running, n_before)
 
     @Slot()
     def leave(self) -> None:
-        """Save the caches of all chats that are not saved, before the model leaves."""
+        """Save the unsaved caches of all chats, before the model is unloaded."""
         self._save(list(self._held))
 
     @Slot()
@@ -121,18 +105,17 @@ class ChatCache(QObject):
 
     @Slot()
     def save_left(self) -> None:
-        """Save the caches of all chats but the last one, if nothing is being done."""
+        """Save the caches of all chats except the last one, if the engine is idle."""
         if self._client.is_idle:
             self._save(list(self._held)[:-1])
 
     def close(self) -> None:
-        """Save the last caches, as far as there is time for it."""
+        """Save the remaining caches within `LAST_S`."""
         self._quiet.stop()
         self.leave()
         self._client.finish_states(LAST_S)
 
     def _save(self, chat_ids: list[str]) -> None:
-        """Save those of these chats that are worth it, the last ones first, while there is room."""
         n_bytes = 0
         for chat_id in reversed(chat_ids):
             held, path = self._held[chat_id], self._path(chat_id)
@@ -148,7 +131,7 @@ class ChatCache(QObject):
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            log.info("no folder for the caches of chats: %s", error)
+            log.info("cannot create the cache folder of the chats: %s", error)
             return False
         return True
 
@@ -160,14 +143,12 @@ class ChatCache(QObject):
         self._held.pop(chat_id, None)
 
     def _path(self, chat_id: str) -> Path | None:
-        """Return the file of a chat's cache with the loaded model; None if there is to be none."""
         model = self._client.model
         if not chat_id or model is None or not model.model_hash or not self._max_bytes:
             return None
         return self._folder / f"{chat_id}-{model.model_hash[:16]}{SUFFIX}"
 
     def _n_bytes(self, n_tokens: int) -> int:
-        """Estimate the size of a file, in bytes."""
         model = self._client.model
         if model is None:
             return 0
@@ -176,7 +157,6 @@ class ChatCache(QObject):
 
     @Slot()
     def _forget(self) -> None:
-        """Note that another model is loaded, or none."""
         self._held.clear()
 
     @Slot(object, object)
@@ -187,7 +167,6 @@ class ChatCache(QObject):
 
     @Slot(object, object)
     def _on_failed(self, _: EngineError, answer: RunningAnswer) -> None:
-        """Forget a chat: what the engine has of it is not known."""
         self._held = {key: held for key, held in self._held.items() if held.answer is not answer}
 
     @Slot(object)
@@ -195,15 +174,16 @@ class ChatCache(QObject):
         log.info(
             "the cache of a chat was saved: %d tokens, %d bytes", saved.n_tokens, saved.n_bytes
         )
-        files = sorted(self._files(), key=_age)
-        sizes = [_size(path) for path in files]
-        while files and sum(sizes) > self._max_bytes:
-            _remove(files.pop(0))
-            sizes.pop(0)
+        files = sorted((*_age_and_size(path), path) for path in self._files())
+        n_bytes = sum(size for _, size, _ in files)
+        for _, size, path in files:
+            if n_bytes <= self._max_bytes:
+                break
+            _remove(path)
+            n_bytes -= size
 
     @Slot(object, object)
     def _on_state_failed(self, error: EngineError, command: SaveState | LoadState) -> None:
-        """Delete a file that cannot be loaded; an older one stays where a new one has failed."""
         log.info("the cache of a chat is not used: %s", error)
         if isinstance(command, LoadState) and isinstance(error, StateFileError):
             _remove(Path(error.path))
@@ -215,30 +195,23 @@ class ChatCache(QObject):
             return []
 
 
-def _age(path: Path) -> float:
+def _age_and_size(path: Path) -> tuple[float, int]:
     try:
-        return path.stat().st_mtime
+        stat = path.stat()
     except OSError:
-        return 0.0
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0
+        return 0.0, 0
+    return stat.st_mtime, stat.st_size
 
 
 def _touch(path: Path) -> None:
-    """Mark a file as used now, so that it is not the oldest."""
     try:
         os.utime(path)
     except OSError as error:
-        log.info("%s stays as old as it is: %s", path.name, error)
+        log.info("the time of %s cannot be updated: %s", path.name, error)
 
 
 def _remove(path: Path) -> None:
     try:
         path.unlink(missing_ok=True)
     except OSError as error:
-        log.info("%s stays on disk: %s", path.name, error)
+        log.info("%s cannot be deleted: %s", path.name, error)

@@ -1,4 +1,4 @@
-"""What becomes of calls: a person lets them run or not, and the model goes on with the results."""
+"""Tool calls of chats: the user approves or refuses them, the model continues with the results."""
 
 from __future__ import annotations
 
@@ -24,11 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RunningUse:
-    """A call that runs.
-
-    Attributes:
-        call_id: name of the call in its message.
-    """
+    """A running call of a message."""
 
     chat: Conversation
     message: Message
@@ -37,7 +33,7 @@ class RunningUse:
 
 
 class CallRunner(QObject):
-    """The calls that run, of all chats."""
+    """The running calls of all chats."""
 
     ended = Signal(object, object)  # RunningUse, ToolResult; not of a call that was stopped
     _done = Signal(int, object)  # number of a run, ToolResult; emitted on any thread
@@ -69,7 +65,7 @@ class CallRunner(QObject):
         self._running[number] = RunningUse(chat, message, call_id, handle)
 
     def stop(self, run: RunningUse) -> None:
-        """End a call, and expect nothing of it any more."""
+        """Cancel a call and ignore its result."""
         for number, one in list(self._running.items()):
             if one is run:
                 del self._running[number]
@@ -82,25 +78,25 @@ class CallRunner(QObject):
 
 
 MAX_ROUNDS: Final = 25
-"""Number of answers with calls to one question after which a person is asked before the next."""
+"""Rounds of calls to one question before the window asks whether to continue."""
 
 CHARACTERS_OF_TOKEN: Final = 2
-"""Characters of a result for each token of the context, so that an ordinary text takes half of it:
-a longer result is cut, as the model could not go on behind it."""
+"""Characters of a result per token of the context: ordinary text then fills half of it. Longer
+results are cut, or the model could not continue."""
 
 
 class CallFlow(QObject):
-    """The calls of all chats, from the end of the answer that asks for them.
+    """The calls of all chats, from the end of the answer that makes them.
 
     Args:
-        go_on: has the model go on behind the results in a chat.
-        can_go_on: returns whether a chat is still there and no answer is being written in it.
+        go_on: continues a chat after the results.
+        can_go_on: returns whether a chat still exists and has no running answer.
     """
 
-    changed = Signal(object, object)  # Conversation, Message that has other calls
+    changed = Signal(object, object)  # Conversation, Message whose calls changed
     running_changed = Signal()  # which calls run
     noticed = Signal(object)  # Notice
-    wanted = Signal(object)  # Conversation with calls that wait for a person now
+    wanted = Signal(object)  # Conversation with calls that wait for approval
 
     def __init__(
         self,
@@ -117,7 +113,7 @@ class CallFlow(QObject):
         self.runner.ended.connect(self._on_ended)
 
     def offered(self, chat: Conversation) -> list[ServerTool]:
-        """Return the tools that models may call in a chat."""
+        """Return the tools available in a chat."""
         offered = self._source.offered if chat.uses_tools else ()
         return [tool for tool in offered if tool.server not in chat.servers_off]
 
@@ -127,32 +123,32 @@ class CallFlow(QObject):
 
     @Slot(object, object)
     def take_answer(self, chat: Conversation, message: Message) -> None:
-        """Take an answer that has ended: its calls wait for a person, or have failed already."""
+        """Take a finished answer: its calls wait for approval, or have failed already."""
         if message.waits_for_calls:
             self.wanted.emit(chat)
         elif message.has_results and message.stats and message.stats.reason == "stop":
             self._go_on_behind(chat, message)
 
     def run(self, chat: Conversation, message: Message, call_id: str) -> None:
-        """Start a call that waits."""
+        """Start a waiting call."""
         if self._set_state(message, call_id, "waiting", "running"):
             self.runner.start(chat, message, call_id)
-            self._tell(chat, message)
+            self._emit_changed(chat, message)
 
     def refuse(self, chat: Conversation, message: Message, call_id: str) -> None:
-        """Refuse a call that waits, which the model is told."""
+        """Refuse a waiting call; the model sees that."""
         if self._set_state(message, call_id, "waiting", "refused"):
-            self._tell(chat, message)
+            self._emit_changed(chat, message)
             self._settle(chat, message)
 
     def stop_call(self, chat: Conversation, message: Message, call_id: str) -> None:
-        """Stop one call that runs; the model goes on without its result."""
+        """Stop a running call; the model continues without its result."""
         runs = [run for run in self.runner.of(chat) if run.call_id == call_id]
         if self._stop([run for run in runs if run.message is message]):
             self._settle(chat, message)
 
     def stop(self, chat: Conversation, messages: Iterable[Message] | None = None) -> None:
-        """Stop the calls that run in a chat, or in some of its messages; nothing goes on."""
+        """Stop the running calls of a chat, or of some messages; the model does not continue."""
         runs = self.runner.of(chat)
         if messages is not None:
             wanted = {id(message) for message in messages}
@@ -160,16 +156,16 @@ class CallFlow(QObject):
         self._stop(runs)
 
     def refuse_waiting(self, chat: Conversation) -> None:
-        """Take the calls that wait at the end of a chat for refused, as a person goes on."""
+        """Refuse the waiting calls at the end of a chat: the user has written a new message."""
         last = chat.messages[-1] if chat.messages else None
         if last is not None and last.waits_for_calls:
             self.stop(chat, [last])
             for call in last.calls:
                 self._set_state(last, call.id, "waiting", "refused")
-            self._tell(chat, last)
+            self._emit_changed(chat, last)
 
     def close(self) -> None:
-        """Stop all calls that run."""
+        """Stop all running calls."""
         self._stop(list(self.runner))
 
     @Slot(object, object)
@@ -182,28 +178,26 @@ class CallFlow(QObject):
             if call.id == run.call_id and call.state == "running":
                 state: CallState = "failed" if result.is_error else "done"
                 run.message.with_call(replace(call, state=state, result=text))
-        self._tell(run.chat, run.message)
+        self._emit_changed(run.chat, run.message)
         self._settle(run.chat, run.message)
 
     def _settle(self, chat: Conversation, message: Message) -> None:
-        """Have the model go on if no call of an answer waits or runs any more."""
         if message.has_results:
             self._go_on_behind(chat, message)
 
     def _go_on_behind(self, chat: Conversation, message: Message) -> None:
-        """Have the model go on behind an answer, if it is still the last one that is shown."""
         n = rounds(chat)
         if n % MAX_ROUNDS:
             self._go_on_if_last(chat, message)
             return
         text = tr_n(
-            "The model has asked for tools {n} time in a row.",
-            "The model has asked for tools {n} times in a row.", n,
+            "The model has called tools {n} time in a row.",
+            "The model has called tools {n} times in a row.", n,
         )  # fmt: skip
         self.noticed.emit(
             Notice(
                 f"“{chat.shown_title}”: {text}",
-                action=tr("Go on"),
+                action=tr("Continue"),
                 on_action=lambda: self._go_on_if_last(chat, message),
             )
         )
@@ -215,7 +209,6 @@ class CallFlow(QObject):
     def _set_state(
         self, message: Message, call_id: str, before: CallState, after: CallState
     ) -> bool:
-        """Change the state of a call; return whether it had the state before."""
         for call in message.calls:
             if call.id == call_id and call.state == before:
                 message.with_call(replace(call, state=after))
@@ -228,15 +221,15 @@ class CallFlow(QObject):
             stopped = [call for call in run.message.calls if call.id == run.call_id]
             for call in with_stopped(stopped, "running"):
                 run.message.with_call(call)
-            self._tell(run.chat, run.message)
+            self._emit_changed(run.chat, run.message)
         return bool(runs)
 
-    def _tell(self, chat: Conversation, message: Message) -> None:
+    def _emit_changed(self, chat: Conversation, message: Message) -> None:
         self.changed.emit(chat, message)
         self.running_changed.emit()
 
 
 def rounds(chat: Conversation) -> int:
-    """Return the number of answers with calls behind the last question of a chat."""
+    """Return the number of answers with calls after the last question of a chat."""
     answers = takewhile(lambda message: message.is_answer, reversed(chat.messages))
     return sum(bool(message.calls) for message in answers)

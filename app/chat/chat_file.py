@@ -1,4 +1,4 @@
-"""The JSON of a chat, and what can be read of a damaged file."""
+"""The JSON of chats, chat files of older versions, and recovery of damaged ones."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from engine import read_file
 
 MESSAGES: Final = re.compile(r'"messages":\s*\[\s*')
 ENTRY: Final = re.compile(r",\s*\{")
-"""Where messages begin in the file of a chat, and a further one; no text in it has bare quotes."""
+"""Start of the messages in a chat's file, and of each next one; texts have no bare quotes."""
 
 MAX_FAILED: Final = 100
-"""Failed attempts to decode a message of a damaged file before the rest is given up."""
+"""Failed attempts to decode a message of a damaged file before giving up."""
 
 SLICE: Final = 1 << 16
-"""Number of characters encoded at once. While they are, the window's thread waits for Python's
-lock: a text of 10 MB in one go would cost it 30 ms."""
+"""Characters encoded at a time. Encoding holds the GIL: 10 MB in one go would block the window for
+30 ms."""
 
 
 def parse_chat(data: bytes) -> Conversation:
     """Return the chat of a file's content.
 
     Raises:
-        ValueError, RecursionError: it is no chat.
+        ValueError, RecursionError: it is not a chat.
     """
     values = decoded(data)
     if not isinstance(values, dict):
@@ -42,12 +42,12 @@ def parse_chat(data: bytes) -> Conversation:
 
 
 def salvaged(text: str) -> Conversation:
-    """Return the whole messages of a chat whose file is cut or damaged.
+    """Return the intact messages of a truncated or damaged chat file.
 
-    They are in a row unless all that they follow are there.
+    If parents are missing, they become a single branch.
 
     Raises:
-        ValueError, RecursionError: it was no chat, or has no whole message.
+        ValueError, RecursionError: it is not a chat, or has no intact message.
     """
     start = MESSAGES.search(text)
     head = {} if start is None else _head(text[: start.start()])
@@ -59,7 +59,7 @@ def salvaged(text: str) -> Conversation:
             messages.append(Message.from_json(value))
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
             end, n_failed = place + 1, n_failed + 1
-        found = ENTRY.search(text, end)  # what is no message, such as an attached file, is skipped
+        found = ENTRY.search(text, end)  # skips other objects, such as attached files
         place = -1 if found is None else found.end() - 1
     if not messages:
         raise ValueError("no whole message")
@@ -74,11 +74,6 @@ def salvaged(text: str) -> Conversation:
 
 
 def _head(text: str) -> dict[str, Any]:
-    """Return what stands before the messages.
-
-    Raises:
-        ValueError: it does not begin as a chat does.
-    """
     if not re.match(r'\s*\{\s*"(schema|id)"', text):
         raise ValueError("no chat")
     try:
@@ -89,21 +84,20 @@ def _head(text: str) -> dict[str, Any]:
 
 
 def encoded(value: object) -> Iterator[bytes]:
-    """Yield the JSON of a value piece by piece; texts may have halves of characters."""
+    """Yield the JSON of a value piece by piece; texts may have lone surrogates."""
     return (piece.encode(errors="surrogatepass") for piece in _pieces(value))
 
 
 def decoded(data: bytes) -> Any:
-    """Return the value of JSON that `encoded` has made.
+    """Return the value of JSON made by `encoded`.
 
     Raises:
-        ValueError, RecursionError: it is none.
+        ValueError, RecursionError: it is not JSON.
     """
     return json.loads(data.decode(errors="surrogatepass"))
 
 
 def _pieces(value: object) -> Iterator[str]:
-    """Yield the JSON of a value piece by piece, with a line for each entry."""
     if isinstance(value, str):
         yield '"'
         for start in range(0, len(value), SLICE):
@@ -128,32 +122,29 @@ def _pieces(value: object) -> Iterator[str]:
 
 
 SUFFIX, JOURNAL = ".json", ".journal"
-"""Suffixes of the file of a chat and of its journal."""
-
 MAX_BYTES: Final = 256 << 20
-"""Size in bytes of the largest file and the longest journal that are read."""
 
 MAX_TRIES: Final = 3
-"""Number of times that a chat is read while an older version writes it."""
+"""Attempts to read a chat while an older version writes it."""
 
 TEXTS: Final = ("title", "system_prompt", "draft")
-"""Attributes of a chat of which a journal has what was added."""
+"""Attributes of a chat that a journal stores as appended text."""
 
 WRONG: Final = (KeyError, TypeError, AttributeError, OverflowError, IndexError)
-"""Errors that say of a line, besides a ValueError, that it holds no change."""
+"""Errors, in addition to ValueError, raised by a journal line that is not a change."""
 
 Change = Mapping[str, Any]
 
 Stamp = tuple[int, int, int]
-"""Modification time, inode and size of a file: one of them changes with its content."""
+"""Modification time, inode and size of a file: one of these changes with its content."""
 
 Stamps = tuple[Stamp | None, Stamp | None]
-"""Stamps of a chat's file and of its journal; None for one that there is not."""
+"""Stamps of a chat's file and of its journal; None for a missing one."""
 
 
 @dataclass(frozen=True, slots=True)
 class OldChat:
-    """A chat as it was read; its stamps are from before that."""
+    """A chat of an older version; its stamps were taken before reading."""
 
     path: Path
     chat: Conversation
@@ -161,7 +152,7 @@ class OldChat:
 
 
 def old_files(folder: Path, suffix: str = SUFFIX) -> list[Path]:
-    """Return the files with a suffix, by name; none if the folder cannot be read."""
+    """Return the files with a suffix, by name; none if the folder is unreadable."""
     try:
         return sorted(path for path in folder.iterdir() if path.suffix == suffix)
     except OSError:
@@ -172,7 +163,7 @@ def read_old(path: Path) -> OldChat:
     """Return the chat of a file, with the changes of its journal.
 
     Raises:
-        OSError, ValueError, RecursionError: it cannot be read, or holds no whole chat.
+        OSError, ValueError, RecursionError: it is unreadable or damaged.
     """
     for _ in range(MAX_TRIES - 1):
         with suppress(FileNotFoundError):  # a journal that another window has just merged
@@ -183,16 +174,12 @@ def read_old(path: Path) -> OldChat:
 
 
 def stamps_of(path: Path) -> Stamps:
-    """Return the stamps of a chat's file and its journal.
-
-    Raises:
-        OSError: one of them cannot be looked at.
-    """
+    """Return the stamps of a chat's file and its journal (raises OSError)."""
     return _stamp(path), _stamp(path.with_suffix(JOURNAL))
 
 
 def read_journal(data: bytes) -> tuple[str, Iterator[Change]]:
-    """Return the hash of the file a journal starts from, "" if damaged, and its whole changes."""
+    """Return the hash of a journal's base file ("" if damaged), and its intact changes."""
     lines = _whole_lines(data)
     try:
         return str(next(lines)["base"]), lines
@@ -201,10 +188,10 @@ def read_journal(data: bytes) -> tuple[str, Iterator[Change]]:
 
 
 def changed(chat: Conversation, change: Change) -> Conversation:
-    """Return a chat after a change; `chat` stays as it is.
+    """Return a changed copy of a chat.
 
     Raises:
-        ValueError: it is no change of this chat.
+        ValueError: it is not a change of this chat.
     """
     try:
         if "n_kept" in change:
@@ -222,7 +209,6 @@ def changed(chat: Conversation, change: Change) -> Conversation:
 
 
 def _changed_tree(tree: MessageTree, change: Change) -> MessageTree:
-    """Return the messages after a change."""
     messages = {message.id: message for message in tree}
     for number in change["gone"]:
         del messages[number]
@@ -235,7 +221,6 @@ def _changed_tree(tree: MessageTree, change: Change) -> MessageTree:
 
 
 def _changed_row(row: Sequence[Message], change: Change) -> MessageTree:
-    """Return the messages after a change of a chat whose messages are in a row, as in schema 1."""
     n_kept, added = change["n_kept"], [dict(item) for item in change["messages"]]
     if not 0 <= n_kept <= len(row):
         raise ValueError("messages are missing")
@@ -247,7 +232,7 @@ def _changed_row(row: Sequence[Message], change: Change) -> MessageTree:
 
 
 def _grown(before: str, growth: tuple[int, str]) -> str:
-    """Return a text after a change: how many characters stay, and what follows them."""
+    """Return a text after a change: the number of kept characters, and the appended text."""
     n_kept, added = growth
     if not 0 <= n_kept <= len(before):
         raise ValueError("text is missing")

@@ -1,14 +1,14 @@
-"""The presenter of the chats: connects their session with their views."""
+"""Presenter of the chats: connects their session with their views."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from PySide6.QtCore import QObject, Signal, Slot
 
 from app.chat.attachments.draft_files import AttachmentPresenter
-from app.chat.context import ContextPresenter, Draft
+from app.chat.context import ContextPresenter
 from app.chat.conversation import Conversation
 from app.chat.images.album import ImageAlbum
 from app.chat.images.draft import DraftImages
@@ -27,27 +27,13 @@ from app.core.units import decimal
 from app.widgets.theme import theme_signals
 
 
-@dataclass(frozen=True, slots=True)
-class ChatViews:
-    """The widgets that show the chats.
-
-    Attributes:
-        conversation: messages of the open chat.
-        composer: input line of the open chat.
-    """
-
-    conversation: ChatView
-    composer: Composer
-
-
 class ChatPresenter(QObject):
     """Connection of one `ChatSession` with its views.
 
     Args:
         keep: stores settings and has them written.
         flush_prompt: stores a system prompt that is being typed.
-        wake: loads a model that was unloaded because nobody used it; called before messages are
-            sent.
+        wake: loads a model that was unloaded when idle; called before messages are sent.
     """
 
     noticed = Signal(object)  # Notice
@@ -57,7 +43,8 @@ class ChatPresenter(QObject):
         self,
         session: ChatSession,
         client: EngineClient,
-        views: ChatViews,
+        view: ChatView,
+        composer: Composer,
         settings: SettingsStore,
         keep: Callable[[Settings], None],
         flush_prompt: Callable[[], None],
@@ -65,10 +52,10 @@ class ChatPresenter(QObject):
         parent: QObject,
     ) -> None:
         super().__init__(parent)
-        self._session, self._client, self._views = session, client, views
+        self._session, self._client = session, client
+        self._view, self._composer = view, composer
         self._settings, self._keep = settings, keep
         self._flush_prompt, self._wake = flush_prompt, wake
-        self._view = views.conversation
         self._wire_chats()
         self._wire_answer()
         self._wire_composer()
@@ -79,13 +66,14 @@ class ChatPresenter(QObject):
         self.album.enlarged.connect(self._enlarge)
         self.album.noticed.connect(self.noticed)
         self.pictures.noticed.connect(self._notify_draft)
-        self.files = AttachmentPresenter(session, client, views.composer, self.pictures, self)
+        self.files = AttachmentPresenter(session, client, composer, self.pictures, self)
         self.files.noticed.connect(self._notify_draft)
-        draft = Draft(self.files.draft_text, lambda: self.pictures.n_tokens)
-        self._context = ContextPresenter(session, client, views.composer, draft, self)
+        self._context = ContextPresenter(
+            session, client, composer, self.files.draft_text, lambda: self.pictures.n_tokens, self
+        )
         self._context.noticed.connect(self.noticed)
         self.files.changed.connect(self._context.counter.look)
-        self.pictures.changed.connect(self._context.counter.count_pictures)
+        self.pictures.changed.connect(self._context.counter.count_images)
 
     def start(self) -> None:
         """Show the chats, with the last one open."""
@@ -93,15 +81,15 @@ class ChatPresenter(QObject):
         self._session.start(current.last_chat, current.system_prompt)
 
     def flush(self) -> None:
-        """Store typed text at once, before a chat is left or the window closes."""
-        self._views.composer.flush_draft()
+        """Store typed text now, before a chat is left or the window closes."""
+        self._composer.flush_draft()
         self._flush_prompt()
 
     @Slot()
     def new_chat(self) -> None:
         self.flush()
         self._session.new_chat(self._settings.current.system_prompt)
-        self._views.composer.setFocus()
+        self._composer.setFocus()
 
     @Slot(str)
     def open_chat(self, chat_id: str) -> None:
@@ -115,30 +103,30 @@ class ChatPresenter(QObject):
 
     @Slot(str)
     def send(self, text: str) -> None:
-        """Send a message; a text that cannot be sent now stays in the composer."""
+        """Send a message; text that cannot be sent now stays in the composer."""
         self._flush_prompt()
         self._wake()
-        if text and not self._views.composer.text:  # a prompt of the start page may have to wait
-            self._views.composer.set_text(text)
+        if text and not self._composer.text:  # a prompt of the start page may have to wait
+            self._composer.set_text(text)
             self._session.set_draft(text)
         files, pictures = self.files.ready_files(), self.pictures.ready()
         if files is None or pictures is None or not self._context.may_send(text):
             return
         if self._session.send(text, files, pictures):
-            self._views.composer.set_text("")
+            self._composer.set_text("")
             self.pictures.clear()
             self.files.clear()
 
     @Slot(int, str)
     def edit(self, message_id: int, text: str) -> None:
-        """Send a question in other words; add them to the draft if that fails."""
+        """Send an edited question; add it to the draft if that fails."""
         self.flush()
         if not self._session.edit(message_id, text):
             draft = "\n\n".join(
                 part for part in (self._session.current.draft, text) if part.strip()
             )
             self._session.set_draft(draft)
-            self._views.composer.set_text(draft)
+            self._composer.set_text(draft)
 
     @Slot(object)
     def _notify_draft(self, notice: Notice) -> None:
@@ -146,7 +134,7 @@ class ChatPresenter(QObject):
 
     @Slot(object, int)
     def _enlarge(self, pictures: Sequence[ChatImage], at: int) -> None:
-        from app.chat.views.image_viewer import ImageViewer  # late: seldom wanted
+        from app.chat.views.image_viewer import ImageViewer  # late: rarely needed
 
         ImageViewer(pictures, at, self.album, self._view).open()
 
@@ -162,7 +150,7 @@ class ChatPresenter(QObject):
         view.resend_requested.connect(self.edit)
         view.continue_requested.connect(session.go_on)
         session.answer_text.connect(view.grow)
-        session.answer_text.connect(self._show_status)  # the first text ends the waiting
+        session.answer_text.connect(self._show_status)  # the first text ends "Waiting…"
         session.answer_closed.connect(view.close_answer)
         session.answers_changed.connect(self._show_status)
         client.prefill.connect(lambda _done, _total, answer: self._on_progress(answer))
@@ -170,7 +158,7 @@ class ChatPresenter(QObject):
         client.shifted.connect(self._on_shifted)
 
     def _wire_composer(self) -> None:
-        session, composer = self._session, self._views.composer
+        session, composer = self._session, self._composer
         session.draft_restored.connect(composer.set_text)
         composer.sent.connect(self.send)
         composer.stop_requested.connect(session.stop)
@@ -209,9 +197,8 @@ class ChatPresenter(QObject):
 
     @Slot(object)
     def _on_calls_wait(self, chat: Conversation) -> None:
-        """Say that a chat which is not seen has calls that wait."""
         if chat is not self._session.current:
-            text = tr("“{title}”: the model asks whether a tool may run.")
+            text = tr("“{title}”: a tool call is waiting for approval.")
             self.noticed.emit(
                 Notice(
                     text.format(title=chat.shown_title),
@@ -228,8 +215,7 @@ class ChatPresenter(QObject):
 
     @Slot()
     def _on_path(self) -> None:
-        """Show the messages of another path, and what depends on them."""
-        self.opened.emit(not self._session.current.is_empty)  # the view may not be seen yet
+        self.opened.emit(not self._session.current.is_empty)  # the view may still be hidden
         self._show_status()
         self._view.show_path(self._session.growing)
         self._view.set_status("…")
@@ -247,7 +233,6 @@ class ChatPresenter(QObject):
 
     @Slot()
     def _show_status(self) -> None:
-        """Show how far the answer is that is being written here."""
         if (here := self._session.answer_here) is not None:
             self._view.set_status(status_text(here.running))
 
@@ -261,7 +246,7 @@ class ChatPresenter(QObject):
 
 
 class BranchSteps(QObject):
-    """Changes of the open chat's messages; all but a fork can be undone by a notice's button."""
+    """Changes of the open chat's messages; a notice offers to undo each, except a fork."""
 
     noticed = Signal(object)  # Notice
 
@@ -271,7 +256,7 @@ class BranchSteps(QObject):
 
     @Slot(int, str)
     def edit_answer(self, message_id: int, text: str) -> None:
-        """Change the text of an answer in its place, so that what follows stays."""
+        """Edit an answer in place; later messages stay."""
         chat = self._session.current
         message = chat.tree.get(message_id)
         if message is None or self._session.is_writing(message):
@@ -293,26 +278,26 @@ class BranchSteps(QObject):
                 write(before, edited=was_edited)
 
         write(after, edited=True)
-        self._offer_undo(tr("The answer has your text now."), undo)
+        self._offer_undo(tr("The answer was replaced with your text."), undo)
 
     @Slot(int)
     def delete_message(self, message_id: int) -> None:
-        """Delete one message; what follows it stays."""
+        """Delete one message; later ones stay."""
         chat = self._session.current
         if message_id in chat.tree:
             self._session.end_answer([chat.tree[message_id]])
             removed = chat.tree.remove(message_id)
-            self._tell_removed(chat, removed, tr("The message was deleted."))
+            self._after_removal(chat, removed, tr("The message was deleted."))
 
     @Slot(int)
     def delete_branch(self, message_id: int) -> None:
-        """Delete a message and all that follows it, in every version."""
+        """Delete a message and everything after it, in every version."""
         chat = self._session.current
         if message_id in chat.tree:
             self._session.end_answer(chat.tree.branch(message_id))
             removed = chat.tree.remove_branch(message_id)
             n = len(removed.nodes)
-            self._tell_removed(
+            self._after_removal(
                 chat, removed, tr_n("{n} message was deleted.", "{n} messages were deleted.", n)
             )
 
@@ -325,9 +310,7 @@ class BranchSteps(QObject):
             made.title = tr("{title} (fork)").format(title=chat.shown_title)
             self._session.take(made)
 
-    def _tell_removed(self, chat: Conversation, removed: Removed, sentence: str) -> None:
-        """Show and save a chat without what was removed, and offer to bring that back."""
-
+    def _after_removal(self, chat: Conversation, removed: Removed, sentence: str) -> None:
         def undo() -> None:
             if self._session.find(chat.id) is chat:
                 chat.tree.restore(removed)
@@ -344,7 +327,7 @@ class BranchSteps(QObject):
 
 
 def status_text(answer: RunningAnswer) -> str:
-    """Return what stands below an answer while it is being written."""
+    """Return the status text below a running answer."""
     if answer.stage is AnswerStage.WAITING:
         return tr("Waiting…")
     if answer.stage is AnswerStage.READING and answer.n_read < answer.n_prompt:

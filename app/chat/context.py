@@ -1,9 +1,9 @@
-"""How many tokens the open chat and its draft take, and what to say if they are too many."""
+"""Token counts of the open chat and its draft, and notices when the context is full."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from PySide6.QtCore import QObject, QTimer, Signal, Slot
 
@@ -16,46 +16,29 @@ from app.core.translation import tr
 from engine import ChatMessage, TokensCounted, Tool
 
 WAIT_MS = 120
-"""Milliseconds after a change until it is counted: what changes together is counted once."""
-
+"""Delay between a change and its count: changes in quick succession are counted once."""
 
 _Prompt = tuple[tuple[ChatMessage, ...], tuple[Tool, ...]]
-"""Messages of a prompt, and the tools that it describes."""
-
-
-@dataclass(frozen=True, slots=True)
-class Draft:
-    """What is known of the next message of the open chat.
-
-    Attributes:
-        text: returns its text, that of its files as well.
-        n_seen: returns the number of tokens of its pictures.
-    """
-
-    text: Callable[[], str]
-    n_seen: Callable[[], int]
 
 
 class ContextCounter(QObject):
-    """Counter of the tokens of one chat at a time.
+    """Counter of the tokens of the open chat and its draft.
 
     Args:
-        session: session of the chats, of which the open one counts.
-        draft: its next message.
-
-    Attributes:
-        usage: the present numbers.
+        draft: returns the text of the draft and its files.
+        n_image_tokens: returns the number of tokens of its images.
     """
 
     changed = Signal(object)  # ContextUsage
 
     def __init__(
-        self, client: EngineClient, session: ChatSession, draft: Draft, parent: QObject
-    ) -> None:
+        self, client: EngineClient, session: ChatSession, draft: Callable[[], str],
+        n_image_tokens: Callable[[], int], parent: QObject,
+    ) -> None:  # fmt: skip
         super().__init__(parent)
         self._client, self._session = client, session
-        self._draft, self._n_seen = draft.text, draft.n_seen
-        self._messages: _Prompt | None = None  # what `n_before` is of
+        self._draft, self._n_image_tokens = draft, n_image_tokens
+        self._messages: _Prompt | None = None  # the prompt that `n_before` counts
         self._request: _Prompt | None = None
         self._pending_draft: str | None = None  # draft that is being counted; None while none is
         self._counted_draft: str | None = None
@@ -67,7 +50,7 @@ class ContextCounter(QObject):
 
     @property
     def is_current(self) -> bool:
-        """Whether the numbers are those of the messages and the draft as they are now."""
+        """Whether the counts belong to the present messages and draft."""
         is_busy = self._is_stale or self._pending_draft is not None
         return self.usage.is_counted and not is_busy and self._draft() == self._counted_draft
 
@@ -88,13 +71,13 @@ class ContextCounter(QObject):
 
     @Slot()
     def look(self) -> None:
-        """Count the draft, if it has changed."""
+        """Schedule a count of the draft."""
         if self._client.model is not None and not self._timer.isActive():
             self._timer.start()
 
     @Slot()
     def count_answer(self) -> None:
-        """Add the tokens of the answer that is being written here."""
+        """Add the tokens of the open chat's running answer."""
         if self._session.answer_here is not None:
             self._show(replace(self.usage, n_answer=self._n_answer))
 
@@ -104,22 +87,20 @@ class ContextCounter(QObject):
         return 0 if written is None else written.running.meter.n_tokens
 
     @Slot()
-    def count_pictures(self) -> None:
-        """Count the draft again, as its pictures may have changed, and not its text."""
+    def count_images(self) -> None:
+        """Count the draft again: its images may have changed without its text."""
         self._counted_draft = None
         self.look()
 
     def _prompt(self) -> _Prompt:
-        """Return what the next prompt of the open chat has, without the answer being written."""
         session, chat = self._session, self._session.current
         turns = chat.prompt(
-            without_last=session.answer_here is not None, pictures=session.picture_files(chat)
+            without_last=session.answer_here is not None, pictures=session.image_files(chat)
         )
         return turns, tuple(offered.tool for offered in session.calls.offered(chat))
 
     @Slot()
     def _ask(self) -> None:
-        """Ask the engine for what is not known, unless it is counting."""
         if self._client.model is None or self._pending_draft is not None:
             return
         draft, request = self._draft(), self._request
@@ -128,7 +109,7 @@ class ContextCounter(QObject):
         is_new = self._is_stale and (request != self._messages or not self.usage.is_counted)
         self._is_stale = False
         if not is_new and draft == self._counted_draft:
-            # an answer may have ended meanwhile in the same words as the one that it replaces
+            # an answer may have ended with the same text as the one that it replaces
             self._show(replace(self.usage, n_answer=self._n_answer))
             return
         self._request, self._pending_draft = request, draft
@@ -142,7 +123,7 @@ class ContextCounter(QObject):
         if model is None:
             return
         self._counted_draft, known = draft, self._session.current.context_tokens
-        if counted is None:  # the template refuses them, as the answer will say
+        if counted is None:  # the template refuses the messages; the answer will say so
             self._messages = self._request
             self._show(ContextUsage(model.n_ctx, known))
         else:
@@ -150,7 +131,7 @@ class ContextCounter(QObject):
             if counted.n_before is not None:
                 self._messages = self._request
                 n_before, n_kept = counted.n_before, counted.n_kept or 0
-            n_draft, n_answer = counted.n_draft + self._n_seen(), self._n_answer
+            n_draft, n_answer = counted.n_draft + self._n_image_tokens(), self._n_answer
             self._show(
                 ContextUsage(model.n_ctx, n_before, n_draft, n_answer, n_kept, is_counted=True)
             )
@@ -164,24 +145,17 @@ class ContextCounter(QObject):
 
 
 class ContextPresenter(QObject):
-    """Connection of the open chat and the composer with the gauge of the context.
-
-    Args:
-        draft: the next message.
-
-    Attributes:
-        counter: counts the tokens of both.
-    """
+    """Presenter of the context gauge; makes room in full contexts."""
 
     noticed = Signal(object)  # Notice
 
     def __init__(
         self, session: ChatSession, client: EngineClient, composer: Composer,
-        draft: Draft, parent: QObject,
+        draft: Callable[[], str], n_image_tokens: Callable[[], int], parent: QObject,
     ) -> None:  # fmt: skip
         super().__init__(parent)
         self._session, self._client, self._composer = session, client, composer
-        self.counter = ContextCounter(client, session, draft, self)
+        self.counter = ContextCounter(client, session, draft, n_image_tokens, self)
         self.counter.changed.connect(composer.gauge.show_usage)
         composer.draft_changed.connect(self.counter.look)
         session.draft_restored.connect(self.counter.look)
@@ -196,9 +170,9 @@ class ContextPresenter(QObject):
         session.filled.connect(self._offer_shift)
 
     def may_send(self, text: str) -> bool:
-        """Return whether a message fits; if not, say by how much, and offer what helps.
+        """Return whether a message fits; if not, show a notice with the sizes and a remedy.
 
-        A message that was not counted yet may be sent: the engine refuses it, too.
+        A message that was not counted yet may be sent: the engine checks it too.
         """
         usage, chat = self.counter.usage, self._session.current
         if not self.counter.is_current or usage.fits:
@@ -207,16 +181,18 @@ class ContextPresenter(QObject):
             return True
         hint = tr("Shorten it, or load the model with a longer context.")
         if not usage.fits_alone:
-            text = tr("This message alone has {n} tokens, the context {size}.")
+            text = tr("This message alone has {n} tokens; the context has {size}.")
             n = usage.n_draft
             if n < usage.size:
-                text = tr("This message and the system prompt have {n} tokens, the context {size}.")
+                text = tr(
+                    "This message and the system prompt have {n} tokens; the context has {size}."
+                )
                 hint = tr("Shorten one of them, or load the model with a longer context.")
                 n += usage.n_kept
             filled = text.format(n=n, size=usage.size)
             self.noticed.emit(Notice(filled, hint, "warning", chat=chat.id))
             return False
-        text_of = tr("With this message the chat has {n} tokens, the context {size}.")
+        text_of = tr("With this message the chat has {n} tokens; the context has {size}.")
         self.noticed.emit(
             Notice(
                 text_of.format(n=usage.used, size=usage.size), hint, "warning",
@@ -227,13 +203,12 @@ class ContextPresenter(QObject):
 
     @Slot(object, str)
     def _offer_shift(self, chat: Conversation, sentence: str) -> None:
-        """Say that an answer has filled the context, and offer to make room and go on."""
         if chat is not self._session.current:
             sentence = f"“{chat.shown_title}”: {sentence}"
 
         def drop_and_go_on() -> None:
             chat.drops_oldest = True
-            self._session.open_chat(chat.id)  # a person may look at another one by now
+            self._session.open_chat(chat.id)  # another one may be open by now
             if self._session.current is chat:
                 self._session.go_on()
 
@@ -241,11 +216,11 @@ class ContextPresenter(QObject):
             Notice(
                 sentence,
                 tr(
-                    "From now on, the oldest messages of this chat can make room; the system prompt"
-                    " stays."
+                    "From now on, the oldest messages of this chat are dropped when the context is"
+                    " full; the system prompt stays."
                 ),
                 "warning",
-                tr("Drop the oldest and go on"),
+                tr("Drop the oldest and continue"),
                 drop_and_go_on,
                 chat=chat.id,
             )
@@ -253,6 +228,5 @@ class ContextPresenter(QObject):
 
     @Slot()
     def _drop_and_send(self) -> None:
-        """Let the oldest messages of the open chat make room, now and later, and send the draft."""
         self._session.current.drops_oldest = True
         self._composer.submit()

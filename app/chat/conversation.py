@@ -26,23 +26,23 @@ from app.core.translation import tr
 from engine import IMAGE_PLACEHOLDER, ChatMessage, ImageFile
 
 SCHEMA = 2
-"""Number of the form of a chat's JSON: 1 has messages in a row, 2 a tree of them."""
+"""Version of a chat's JSON: 1 has a list of messages, 2 a tree."""
 
 OF_FILES = ("schema", "messages", "chosen")
 """Names in a chat's JSON that are not attributes of the chat."""
 
 SAFE_ID: Final = re.compile(r"[0-9A-Za-z_-]{1,64}")
-"""Ids that can be names of files on every system, as pictures are in folders named by them."""
+"""Ids valid as file names on every system: image folders are named by them."""
 
 TITLE_LENGTH = 48
 LAST_SECOND = 253_000_000_000.0  # in the year 9987
 
 
 ImageFiles = Callable[[ChatImage], ImageFile | None]
-"""Function that returns the file of a picture; None for one that a prompt leaves out."""
+"""Function that returns the file of an image; None for one omitted from the prompt."""
 
 EFFORTS: Final = ("low", "medium", "high")
-"""Words by which templates are told how much a model shall think."""
+"""Values of the `reasoning_effort` of chat templates."""
 
 
 @dataclass(slots=True)
@@ -50,20 +50,18 @@ class Conversation:
     """A chat; its times are seconds since the epoch.
 
     Attributes:
-        draft_files: paths of the files that shall go with the message that is being written.
-        draft_pictures: pictures that shall go with it.
-        drops_oldest: whether its oldest messages make room once its context is full.
-        sampling: values of sampling of its own, by field of `SamplingParams`; None for those of
-            all chats.
-        thinks: whether models shall think before they answer here; None as their templates have it.
-        effort: how much they shall think, one of `EFFORTS`; "" as their templates have it.
-        uses_tools: whether models may call tools here.
-        servers_off: names of servers whose tools they may not call here.
-        has_own_title: whether a person or the model has chosen the title; else the first words are.
+        draft_files: paths of the draft's files.
+        draft_pictures: images of the draft.
+        drops_oldest: whether the oldest messages are dropped when the context is full.
+        sampling: its own sampling values by field of `SamplingParams`; None for the global ones.
+        thinks: whether models think before they answer; None for the template's default.
+        effort: how much they think, one of `EFFORTS`; "" for the template's default.
+        uses_tools: whether models may call tools.
+        servers_off: names of servers whose tools are disabled here.
+        has_own_title: whether the user or the model chose the title, not the first words.
         tree: messages in all their versions.
-        origin: id of the chat that it was copied from, which may still have its pictures; ""
-            for none, and not written.
-        extra: what else its file said; it is written again as it was.
+        origin: id of the chat it was copied from, which may still own its images; not stored.
+        extra: unknown entries of its file, written back unchanged.
     """
 
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
@@ -87,12 +85,12 @@ class Conversation:
 
     @classmethod
     def of(cls, messages: Iterable[Message], **others: Any) -> Conversation:
-        """Return a chat of messages that follow each other."""
+        """Return a chat with a single branch of messages."""
         return cls(tree=MessageTree(in_a_row(messages)), **others)
 
     @property
     def messages(self) -> Sequence[Message]:
-        """The messages that are shown: of each question and answer the chosen version."""
+        """The messages on screen: the chosen version of each question and answer."""
         return self.tree.path
 
     @property
@@ -104,11 +102,7 @@ class Conversation:
         return self.title or tr("New chat")
 
     def add(self, message: Message, parent: int | None = None) -> Message:
-        """Add a turn and return it; the first one names the chat.
-
-        Args:
-            parent: id of the message that it follows; None for the last one that is shown.
-        """
+        """Add a message after `parent` (default: the last on screen); the first names the chat."""
         if parent is None:
             parent = self.messages[-1].id if self.messages else ROOT
         self.tree.add(message, parent)
@@ -120,13 +114,13 @@ class Conversation:
         return message
 
     def copy(self) -> Conversation:
-        """Return a copy that does not change with this chat."""
+        """Return an independent copy."""
         return replace(self, tree=self.tree.copy(Message.copy))
 
     def fork(self, last: int) -> Conversation:
-        """Return a chat of its own with the messages from the first one to `last`."""
+        """Return a new chat with the messages from the first one to `last`."""
         messages = [message.copy() for message in (*self.tree.above(last), self.tree[last])]
-        for message in messages:  # what runs, runs in this chat alone
+        for message in messages:  # running calls belong to this chat only
             message.calls = with_stopped(message.calls, "running")
         now = time.time()
         tree = MessageTree(in_a_row(messages))
@@ -137,16 +131,16 @@ class Conversation:
         return made
 
     def renew_id(self) -> None:
-        """Make this a chat of its own, beside another with the same id."""
+        """Give this copy its own id."""
         self.origin, self.id = self.id, uuid.uuid4().hex
 
     @property
     def has_draft(self) -> bool:
-        """Whether a message is being written, or files wait to go with it."""
+        """Whether there is a draft text, file or image."""
         return bool(self.draft.strip() or self.draft_files or self.draft_pictures)
 
-    def all_pictures(self) -> Iterator[ChatImage]:
-        """Yield the pictures of all versions of all messages, and of the draft."""
+    def all_images(self) -> Iterator[ChatImage]:
+        """Yield the images of the draft and of all versions of all messages."""
         yield from self.draft_pictures
         for message in self.tree:
             yield from message.pictures
@@ -157,18 +151,18 @@ class Conversation:
     ) -> tuple[ChatMessage, ...]:  # fmt: skip
         """Return the turns for the model: system prompt first, without thoughts and empty answers.
 
-        Messages without an answer between them become one turn, as many templates refuse two in a
-        row. With `continue_last` the last answer stays as it was written, with its thought and
-        without its calls. Answers with calls to the last question keep their thoughts, as the
-        templates of models that think between calls want them.
+        Consecutive messages of one role are merged, as many templates refuse two in a row. With
+        `continue_last` the last answer stays verbatim, with its thought and without its calls.
+        Answers with calls to the last question keep their thoughts: templates of models that think
+        between calls need them.
 
         Args:
-            without_last: whether to leave out the last message that is shown.
-            pictures: returns the files of pictures; the name stands for one that is left out.
+            without_last: whether to omit the last message.
+            pictures: returns the files of images; an omitted one is replaced by its name.
         """
         turns = [ChatMessage("system", self.system_prompt)] if self.system_prompt.strip() else []
         messages = self.messages[:-1] if without_last else self.messages
-        asked = [number for number, message in enumerate(messages) if not message.is_answer]
+        questions = [number for number, message in enumerate(messages) if not message.is_answer]
         for number, message in enumerate(messages):
             is_kept = continue_last and number == len(messages) - 1
             parts = Thought(None, message.prompt_text)
@@ -182,9 +176,9 @@ class Conversation:
                 before = turns.pop()
                 text, seen = f"{before.content}\n\n{text}", (*before.pictures, *seen)
             if calls:
-                from app.chat.tool_use import call_turns  # late: most chats have none
+                from app.chat.tool_use import call_turns  # late: most chats have no calls
 
-                thought = parts.thought if number > max(asked, default=0) else None
+                thought = parts.thought if number > max(questions, default=0) else None
                 turns += call_turns(text, thought or "", calls)
             else:
                 turns.append(ChatMessage(message.role, text, pictures=seen))
@@ -197,12 +191,12 @@ class Conversation:
         return next(filter(None, known), 0)
 
     def head(self) -> dict[str, Any]:
-        """Return all but the messages as values of JSON, what an older file said as well."""
+        """Return everything except the messages as JSON values, with unknown entries."""
         data: dict[str, Any] = plain(self)
         return data
 
     def to_json(self) -> dict[str, Any]:
-        """Return the chat as values of JSON, with all versions of its messages."""
+        """Return the chat as JSON values, with all versions of its messages."""
         messages = [message.to_json() for message in self.tree]
         return {"schema": SCHEMA} | self.head() | {"messages": messages, "chosen": self.tree.chosen}
 
@@ -211,26 +205,26 @@ class Conversation:
         """Return the chat stored by `to_json`, or by an older version of Tandem.
 
         Raises:
-            NewerChat: a newer version has written it.
+            NewerChat: it was written by a newer version.
             ValueError: the data is not a chat.
         """
         try:
             schema = valid_number(data.get("schema", 1))
             if schema > SCHEMA:
-                raise NewerChat(tr("a newer version of Tandem has written it"))
+                raise NewerChat(tr("it was written by a newer version of Tandem"))
             messages = [Message.from_json(item) for item in data["messages"]]
             if schema < 2:  # messages in a row
                 messages = in_a_row(messages)
             return cls.of_parts(data, MessageTree(messages, data.get("chosen", ())))
         except (KeyError, TypeError, AttributeError, OverflowError) as error:
-            raise ValueError(f"no chat: {error!r}") from error
+            raise ValueError(f"not a chat: {error!r}") from error
 
     @classmethod
     def of_parts(cls, head: Mapping[str, Any], tree: MessageTree) -> Conversation:
         """Return the chat of a `head` and its messages.
 
         Raises:
-            KeyError, TypeError, ValueError, OverflowError: the head is none.
+            KeyError, TypeError, ValueError, OverflowError: the head is invalid.
         """
         extra = unknown(head, cls)
         return cls(
@@ -243,7 +237,7 @@ class Conversation:
             draft_files=_texts(head.get("draft_files")),
             draft_pictures=ChatImage.all_of(head.get("draft_pictures")),
             drops_oldest=head.get("drops_oldest") is True,
-            sampling=valid_sampling(head.get("sampling")),
+            sampling=dict(values) if isinstance(values := head.get("sampling"), dict) else None,
             effort=effort if (effort := head.get("effort")) in EFFORTS else "",
             thinks=thinks if isinstance(thinks := head.get("thinks"), bool) else None,
             uses_tools=head.get("uses_tools") is not False,
@@ -257,7 +251,6 @@ class Conversation:
 def _with_places(
     text: str, pictures: Sequence[ChatImage], file_of: ImageFiles
 ) -> tuple[str, tuple[ImageFile | str, ...]]:
-    """Return the text of a turn with the places of its pictures before it, and these."""
     if not pictures:
         return text, ()
     files = [file_of(picture) for picture in pictures]
@@ -270,22 +263,17 @@ def _with_places(
 
 
 def _texts(value: object) -> tuple[str, ...]:
-    """Return the texts of a sequence; none if it is no sequence."""
     found = value if isinstance(value, list | tuple) else ()
     return tuple(text for text in found if isinstance(text, str))
 
 
 class NewerChat(ValueError):
-    """A chat that a newer version of Tandem has written; its text is the end of a sentence."""
+    """A chat written by a newer version of Tandem; the message is the end of a sentence."""
 
 
 @dataclass(frozen=True, slots=True)
 class DamagedChat:
-    """A file that holds no chat, or one that cannot be read.
-
-    Attributes:
-        why: reason as the end of a sentence.
-    """
+    """An unreadable or damaged chat file; `why` is the end of a sentence."""
 
     path: Path
     why: str
@@ -293,11 +281,7 @@ class DamagedChat:
 
 @dataclass(frozen=True, slots=True)
 class ChatSummary:
-    """A chat as one line of the list.
-
-    Attributes:
-        updated: when it was last changed, in seconds since the epoch.
-    """
+    """A chat as one line of the list; `updated` is in seconds since the epoch."""
 
     id: str
     title: str
@@ -309,7 +293,7 @@ class ChatSummary:
 
 
 def in_a_row(messages: Iterable[Message]) -> list[Message]:
-    """Number messages that follow each other, and return them."""
+    """Number messages as a single branch, and return them."""
     found = list(messages)
     for number, message in enumerate(found, 1):
         message.id, message.parent = number, number - 1
@@ -317,25 +301,20 @@ def in_a_row(messages: Iterable[Message]) -> list[Message]:
 
 
 def title_from(text: str) -> str:
-    """Return a short title from a first message: its first line, cut between words."""
+    """Return a title made of the first line of a message, cut between words."""
     line = " ".join(text.strip().partition("\n")[0].split())
     if len(line) <= TITLE_LENGTH:
         return line
     return line[:TITLE_LENGTH].rsplit(" ", 1)[0] + "…"
 
 
-def valid_sampling(value: Any) -> dict[str, Any] | None:
-    """Return values of sampling by field name; None where there are none."""
-    return dict(value) if isinstance(value, dict) else None
-
-
 def valid_time(value: Any) -> float:
-    """Return seconds since the epoch that can be turned into a date in every time zone.
+    """Return seconds since the epoch that are a valid date in every time zone.
 
     Raises:
-        ValueError, TypeError, OverflowError: the value is no such time.
+        ValueError, TypeError, OverflowError: they are not.
     """
     seconds = float(value)
     if not 0.0 <= seconds <= LAST_SECOND:  # false for NaN, too
-        raise ValueError(f"no time: {value!r}")
+        raise ValueError(f"not a time: {value!r}")
     return seconds

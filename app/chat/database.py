@@ -1,4 +1,4 @@
-"""The database of the chats: one SQLite file with all of them, and what a search looks at.
+"""The database of the chats: one SQLite file with all chats and their search texts.
 
 Several threads and windows use it at once: readers never wait, and a commit survives a kill and a
 power cut. A damaged file is set aside, and everything readable is copied into a new one.
@@ -47,8 +47,8 @@ CREATE TABLE unindexed(number INTEGER PRIMARY KEY, chat TEXT NOT NULL, message I
 CREATE TABLE texts(number INTEGER PRIMARY KEY, chat TEXT NOT NULL, message INTEGER NOT NULL,
     body TEXT NOT NULL, folded TEXT NOT NULL, UNIQUE(chat, message));
 """
-"""Chats without their messages (`head`, JSON) and their messages (`data`, JSON); then what a search
-looks at (`texts`, see `search.index`), and which of these are older than their messages."""
+"""Chats without their messages (`head`, JSON), messages (`data`, JSON), search texts (`texts`, see
+`search.index_some`), and the keys of those that are out of date (`unindexed`)."""
 
 TRIGRAMS: Final = """
 CREATE VIRTUAL TABLE trigrams USING fts5(
@@ -112,7 +112,7 @@ class ChatDatabase:
             self._connection(is_write=True).execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
     def close(self) -> None:
-        """Close the file, once no thread uses it any more."""
+        """Close the file, when no thread uses it."""
         with self._lock:
             opened, self._open = list(self._open.values()), {}
         for _, connection in opened:
@@ -131,7 +131,6 @@ class ChatDatabase:
         raise AssertionError
 
     def _connection(self, *, is_write: bool) -> sqlite3.Connection:
-        """Return this thread's connection to the file, which may have been replaced meanwhile."""
         inode, opened = _inode(self.path), self._open.get(threading.get_ident())
         if opened is not None:
             if inode and opened[0] == inode:
@@ -159,7 +158,7 @@ class ChatDatabase:
     def _connect(self, *, is_write: bool) -> sqlite3.Connection:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            os.close(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600))  # for this user alone
+            os.close(os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600))  # only for this user
             return _configured(_connected(self.path))
         except (sqlite3.OperationalError, OSError):
             if is_write:
@@ -176,7 +175,6 @@ class ChatDatabase:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
     def _forget(self) -> None:
-        """Close this thread's connection."""
         with self._lock:
             _, connection = self._open.pop(threading.get_ident(), (0, None))
         if connection is not None:
@@ -211,7 +209,7 @@ class ChatDatabase:
         """Move the damaged file aside and put a new one with everything readable in its place.
 
         Raises:
-            OSError: the disk is full or the folder cannot be written; nothing has changed then.
+            OSError: the disk is full or the folder is read-only; nothing has changed.
         """
         new, unfinished = _recovered(self.path), self.path.with_suffix(".recovering")
         unfinished.unlink(missing_ok=True)
@@ -243,10 +241,10 @@ class ChatDatabase:
 def put_chat(
     connection: sqlite3.Connection, chat: Conversation, old: MessageTree | None = None
 ) -> int:
-    """Write a chat; return the version it has in the database now.
+    """Write a chat; return its new version.
 
     Args:
-        old: its messages in the database; None if it has none there, or others.
+        old: its messages in the database; None if unknown.
     """
     if old is None:
         connection.execute("DELETE FROM messages WHERE chat = ?", (chat.id,))
@@ -271,7 +269,7 @@ def put_chat(
 
 
 def get_chat(connection: sqlite3.Connection, chat_id: str) -> tuple[Conversation, int] | None:
-    """Return a chat and its version; None if there is none.
+    """Return a chat and its version, or None.
 
     Raises:
         ValueError, RecursionError: it is damaged.
@@ -285,7 +283,7 @@ def get_chat(connection: sqlite3.Connection, chat_id: str) -> tuple[Conversation
 
 
 def version_of(connection: sqlite3.Connection, chat_id: str) -> int | None:
-    """Return the version of a chat; None if there is none."""
+    """Return the version of a chat, or None."""
     row = connection.execute("SELECT version FROM chats WHERE id = ?", (chat_id,)).fetchone()
     return None if row is None else row[0]
 
@@ -299,7 +297,7 @@ def remove_chat(connection: sqlite3.Connection, chat_id: str) -> None:
 
 
 def whole_text(text: str) -> str:
-    """Return a text without halves of characters, which a column of text cannot hold."""
+    """Return a text without lone surrogates, which a TEXT column cannot hold."""
     return _HALVES.sub("\ufffd", text)
 
 
@@ -314,7 +312,7 @@ def _configured(connection: sqlite3.Connection) -> sqlite3.Connection:
     try:
         connection.execute("PRAGMA journal_mode = WAL")  # readers never wait for a writer
         connection.execute("PRAGMA synchronous = FULL")  # what is committed survives a power cut
-        connection.execute("PRAGMA secure_delete = ON")  # deleted chats leave no text behind
+        connection.execute("PRAGMA secure_delete = ON")  # overwrite the text of deleted chats
     except BaseException:
         connection.close()
         raise
@@ -322,16 +320,10 @@ def _configured(connection: sqlite3.Connection) -> sqlite3.Connection:
 
 
 def _make_tables(connection: sqlite3.Connection) -> None:
-    """Make the tables, unless the file has them.
-
-    Raises:
-        NewerChat: a newer version has made them.
-        sqlite3.Error: the file is damaged.
-    """
     if _has_tables(connection):
         return
     with _transaction(connection, "BEGIN IMMEDIATE"):
-        if _has_tables(connection):  # another window's by now
+        if _has_tables(connection):  # another window has made them
             return
         for statement in _statements(TABLES + TRIGRAMS * has_trigrams()):
             connection.execute(statement)
@@ -341,7 +333,7 @@ def _make_tables(connection: sqlite3.Connection) -> None:
 def _has_tables(connection: sqlite3.Connection) -> bool:
     (found,) = connection.execute("PRAGMA user_version").fetchone()
     if found > VERSION:
-        raise NewerChat(tr("a newer version of Tandem has written it"))
+        raise NewerChat(tr("it was written by a newer version of Tandem"))
     return bool(found)
 
 
@@ -372,7 +364,7 @@ def _transaction(connection: sqlite3.Connection, begin: str) -> Iterator[None]:
 
 
 def _statements(script: str) -> Iterator[str]:
-    """Yield the statements of a script; unlike `executescript`, nothing is committed before."""
+    # unlike `executescript`, this does not commit first
     statement = ""
     for line in script.splitlines(keepends=True):
         statement += line
@@ -386,7 +378,6 @@ def _json(value: object) -> bytes:
 
 
 def _recovered(path: Path) -> Path:
-    """Return the file that takes the place of a damaged one."""
     return path.with_suffix(".recovered")
 
 

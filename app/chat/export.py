@@ -15,10 +15,10 @@ from app.chat.conversation import Conversation, NewerChat
 from app.chat.images.album import (
     NAME,
     PathOf,
+    image_files,
     in_html,
     in_markdown,
     nowhere,
-    picture_files,
     take_files,
 )
 from app.chat.markdown import formula_rules
@@ -43,13 +43,11 @@ FORMATS = {
     PDF: "PDF (*.pdf)",
     ".json": "JSON (*.json)",
 }
-"""Suffixes of the files that can be written, and what a file dialog calls them."""
+"""Export formats: suffixes, and names in the file dialog."""
 
 UNREADABLE = tr_later("{name} cannot be read: {why}.")
 
 MAX_BYTES = 256 << 20
-"""Size of the largest file that is read."""
-
 SPEAKERS = {"user": tr_later("You"), "assistant": tr_later("Answer")}
 
 STYLE = (
@@ -61,23 +59,23 @@ STYLE = (
 
 
 class NotAChat(ValueError):
-    """A file that holds no chat, with the reason as a sentence."""
+    """A file is not a chat; the message says why."""
 
 
 def exported(chat: Conversation, suffix: str, path_of: PathOf = nowhere, beside: str = "") -> str:
     """Return a chat as the text of a file.
 
     Args:
-        suffix: one of `FORMATS`, but not `PDF`.
-        path_of: returns where the chat's pictures are.
-        beside: name of the folder beside a Markdown file in which its pictures are; "" for none.
+        suffix: one of `FORMATS`, except `PDF`.
+        path_of: returns the paths of the chat's images.
+        beside: name of the image folder next to a Markdown file; "" for none.
 
     Raises:
-        OSError: a picture cannot be read.
+        OSError: an image cannot be read.
     """
     if suffix == ".json":
         shared = {**chat.to_json(), "draft_files": []}  # paths of this machine
-        if files := picture_files(chat, path_of):
+        if files := image_files(chat, path_of):
             shared[NAME] = files
         return json.dumps(shared, ensure_ascii=False, indent=1)
     return _web_page(chat, path_of) if suffix == ".html" else _markdown(chat, beside)
@@ -91,9 +89,9 @@ def file_name(chat: Conversation) -> str:
 
 
 def with_suffix(path: Path, kind: str) -> Path:
-    """Return a path with the suffix of one of `FORMATS`: its own, or that of the kind chosen.
+    """Return a path with a suffix of `FORMATS`: its own, or that of the file type chosen.
 
-    The proposed ".md" gives way to another kind: not all dialogs change the name with the kind.
+    The proposed ".md" is replaced, as not all dialogs change it with the file type.
     """
     own, chosen = path.suffix.lower(), [end for end, name in FORMATS.items() if tr(name) == kind]
     if own == ".md" and chosen:
@@ -102,15 +100,13 @@ def with_suffix(path: Path, kind: str) -> Path:
 
 
 def imported(path: Path, folder: ImageFolder | None = None) -> Conversation:
-    """Return the chat in a JSON file, as a chat of its own beside one with the same id.
-
-    Of a damaged one the whole messages come back.
+    """Return the chat of a JSON file with a new id; of a damaged file its intact messages.
 
     Args:
-        folder: where its pictures are kept; None to leave them out.
+        folder: where to store its images; None to omit them.
 
     Raises:
-        NotAChat: it holds none, or cannot be read.
+        NotAChat: it is not a chat, or cannot be read.
     """
     try:
         if path.stat().st_size > MAX_BYTES:
@@ -126,7 +122,7 @@ def imported(path: Path, folder: ImageFolder | None = None) -> Conversation:
             chat, files = salvaged(data.decode(errors="replace")), None
             chat.title = tr("{title} (recovered)").format(title=chat.shown_title)
         chat.renew_id()
-        chat.origin = ""  # what a file from elsewhere names is no chat of this folder
+        chat.origin = ""  # the id in the file may be that of an unrelated chat here
         if folder is not None:
             take_files(chat, files, folder)
     except OSError as error:
@@ -138,28 +134,26 @@ def imported(path: Path, folder: ImageFolder | None = None) -> Conversation:
         raise NotAChat(tr(UNREADABLE).format(name=path.name, why=error)) from None
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         raise NotAChat(
-            tr("{name} is not a chat that Tandem has exported.").format(name=path.name)
+            tr("{name} is not a chat exported by Tandem.").format(name=path.name)
         ) from None
-    for message in chat.tree:  # what a file from elsewhere says of a tool need not be true
+    for message in chat.tree:  # do not trust the file about tools
         message.calls = with_stopped(message.calls, "waiting")
     return chat
 
 
 def _markdown(chat: Conversation, beside: str) -> str:
-    """Return a chat in Markdown; what was said stays as it is, without thoughts."""
     parts = [f"# {' '.join(chat.shown_title.split())}"]
     if chat.system_prompt.strip():
         quoted = "\n".join(f"> {line}" for line in chat.system_prompt.strip().splitlines())
         parts.append(f"**{tr('System prompt')}**\n\n{quoted}")
     for message, speaker in spoken(chat):
         parts += [f"## {speaker}"] if speaker else []
-        parts += [in_markdown(picture, beside) for picture in message.pictures]
+        parts += [in_markdown(image, beside) for image in message.pictures]
         parts.append(said(message))
     return "\n\n".join(parts) + "\n"
 
 
 def _web_body(chat: Conversation, path_of: PathOf) -> str:
-    """Return a chat as HTML in which nothing of what was said is code."""
     render = web_parser()
     parts = [f"<h1>{_title(chat)}</h1>"]
     if chat.system_prompt.strip():
@@ -168,13 +162,12 @@ def _web_body(chat: Conversation, path_of: PathOf) -> str:
         text = said(message)
         heading = _headed(speaker) if speaker else ""
         body = render.render(text) if message.role == "assistant" else _paragraphs(text)
-        shown = "".join(in_html(picture, path_of) for picture in message.pictures)
+        shown = "".join(in_html(image, path_of) for image in message.pictures)
         parts.append(f"{heading}\n{shown}{body}")
     return "\n".join(parts)
 
 
 def _web_page(chat: Conversation, path_of: PathOf) -> str:
-    """Return a chat as a page of its own, which fetches nothing."""
     policy = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
     return (
         '<!doctype html>\n<html><head><meta charset="utf-8">'
@@ -186,7 +179,7 @@ def _web_page(chat: Conversation, path_of: PathOf) -> str:
 
 @cache
 def web_parser() -> MarkdownIt:
-    """Return a parser that writes HTML, in which formulas stay as they were written."""
+    """Return a Markdown parser that renders HTML, with formulas as source."""
     from markdown_it import MarkdownIt
     from mdit_py_plugins.footnote import footnote_plugin
 
@@ -200,7 +193,6 @@ def web_parser() -> MarkdownIt:
 def _formula_as_text(
     renderer: object, tokens: Sequence[Token], at: int, options: object, env: object
 ) -> str:
-    """Return the HTML of a formula's source."""
     tag = "p" if tokens[at].type == "formula_block" else "span"
     return f'<{tag} class="formula">{escape(tokens[at].content)}</{tag}>'
 
@@ -214,15 +206,11 @@ def _title(chat: Conversation) -> str:
 
 
 def _paragraphs(text: str) -> str:
-    """Return a person's text as HTML, line by line."""
     return "".join(f"<p>{escape(part).replace(chr(10), '<br>')}</p>" for part in text.split("\n\n"))
 
 
 def said(message: Message) -> str:
-    """Return what a message says, with the names of its files and without its thought.
-
-    The calls of an answer follow its text, in Markdown as well.
-    """
+    """Return a message as Markdown: text without thought, names of files, calls."""
     if message.is_answer:
         text = split_thought(message.content).answer.strip()
         return "\n\n".join(filter(None, [text, *map(_call_text, message.calls)]))
@@ -231,7 +219,7 @@ def said(message: Message) -> str:
 
 
 def spoken(chat: Conversation) -> Iterator[tuple[Message, str]]:
-    """Yield the messages that are shown, each with who speaks; "" where an answer goes on."""
+    """Yield the messages on screen with their speakers; "" if an answer continues after calls."""
     before: Message | None = None
     for message in chat.messages:
         goes_on = before is not None and before.calls and message.is_answer
@@ -240,7 +228,6 @@ def spoken(chat: Conversation) -> Iterator[tuple[Message, str]]:
 
 
 def _call_text(call: ToolUse) -> str:
-    """Return a call with its result in Markdown, in which nothing of both is markup."""
     title = one_line(" · ".join(filter(None, (call.title or call.name, call.server))))
     parts = [tr("Tool: {title}").format(title="`" + title.replace("`", "'") + "`")]
     parts += [tr("Arguments"), _fenced(call.arguments)] if call.arguments else []
@@ -249,7 +236,6 @@ def _call_text(call: ToolUse) -> str:
 
 
 def _fenced(text: str) -> str:
-    """Return a text as a block of code, whatever is in it."""
     longest = max(map(len, re.findall("`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
     return f"{fence}\n{printable(text)}\n{fence}"

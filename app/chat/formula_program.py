@@ -1,4 +1,4 @@
-"""The program that draws formulas: for each line of JSON with a formula, one with its SVG."""
+"""The formula renderer's child process: reads formulas as lines of JSON, replies with SVG."""
 
 from __future__ import annotations
 
@@ -6,37 +6,28 @@ import json
 
 from engine import answer_lines, ending_after
 
-MAX_MEMORY = 512 << 20
-"""Largest number of bytes that the program may take."""
-
+MAX_MEMORY = 512 << 20  # bytes
 MAX_SECONDS = 2.0
-"""Longest time for one formula."""
-
-MAX_SVG = 2 << 20
-"""Largest number of characters of a picture."""
-
-MAX_PIXELS = 6000.0
-"""Largest width and height of a picture, in logical pixels."""
-
-MARGIN = 1.0
-"""Pixels around a picture, for the soft edges of its letters."""
+MAX_SVG = 2 << 20  # characters
+MAX_PIXELS = 6000.0  # width and height, in logical pixels
+MARGIN = 1.0  # pixels for antialiasing at the edges
 
 SHAPES = frozenset(("svg", "g", "path", "rect", "circle", "ellipse", "polygon"))
-"""Elements of a picture; none of them names another file."""
+"""Allowed SVG elements: none of them can reference another file."""
 
 
 def draw(latex: str, pixels: float, colour: str, is_display: bool) -> dict[str, object]:
-    """Return the picture of a formula as SVG.
+    """Render a formula as SVG.
 
     Args:
-        pixels: size of its letters, in logical pixels.
-        is_display: whether sums and fractions are as large as in a line of their own.
+        pixels: font size, in logical pixels.
+        is_display: whether to use display style.
 
     Returns:
-        "svg", "width", "height" and "depth", the pixels below the baseline; nothing if it cannot be
-        drawn or is too large.
+        "svg", "width", "height" and "depth" (pixels below the baseline); empty if it cannot be
+        rendered or is too large.
     """
-    # late: the process says that it is ready before, and the window reads the limits alone
+    # late: the process reports that it is ready first, and the window imports only the limits
     from xml.etree.ElementTree import tostring
 
     import ziamath
@@ -48,13 +39,13 @@ def draw(latex: str, pixels: float, colour: str, is_display: bool) -> dict[str, 
         depth = MARGIN - made.getyofst()
         if not (0 < width <= MAX_PIXELS and 0 < height <= MAX_PIXELS):
             return {}
-        picture = made.svgxml()
+        image = made.svgxml()
     except MemoryError:
         raise
-    except Exception:  # noqa: BLE001 whatever a formula leads to there, it has no picture
+    except Exception:  # noqa: BLE001 ziamath raises all kinds of errors for bad formulas
         return {}
-    svg = tostring(picture, encoding="unicode")
-    if len(svg) > MAX_SVG or {element.tag for element in picture.iter()} - SHAPES:
+    svg = tostring(image, encoding="unicode")
+    if len(svg) > MAX_SVG or {element.tag for element in image.iter()} - SHAPES:
         return {}
     return {"svg": svg, "width": width, "height": height, "depth": depth}
 

@@ -1,7 +1,7 @@
-"""Formulas in LaTeX: drawn by ziamath in a child process, kept, and put into the lines of a text.
+"""LaTeX formulas: rendered by ziamath in a child process, cached, and inserted into texts.
 
-A formula that a model writes may take for ever: ziamath's time doubles with each level of
-fractions. `formula_program` is the child, which knows no Qt; this is the window's side.
+A child process because ziamath's time doubles with each level of nested fractions, so a formula
+written by a model may take forever. `formula_program` is the child; this is the window's side.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from PySide6.QtGui import (
 from PySide6.QtSvg import QSvgRenderer
 from PySide6.QtWidgets import QTextEdit
 
-import engine  # for names that only formulas need, which are resolved when they are used
+import engine  # names used only here are resolved lazily
 from app.chat.markdown import Formula
 from app.core.background import KeptChild
 from app.widgets.text import set_tip
@@ -41,33 +41,28 @@ from engine import printable, program_command
 log = logging.getLogger(__name__)
 
 COMMAND: Final = program_command("app.chat.formula_program")
-MAX_LATEX: Final = 4000
-"""Largest number of characters of a formula that is drawn."""
-
-MAX_KEPT: Final = 48 << 20
-"""Bytes of the pictures that are kept."""
-
-MAX_AREA: Final = 16 << 20
-"""Largest number of dots of a picture."""
+MAX_LATEX: Final = 4000  # characters
+MAX_KEPT: Final = 48 << 20  # bytes of cached images
+MAX_AREA: Final = 16 << 20  # pixels of an image
 
 MAX_WAITING: Final = 500
-"""Formulas that wait for their pictures; the oldest of more are shown as their source."""
+"""Length of the render queue; if it is full, the oldest formula stays as source."""
 
 JOIN_S: Final = 8.0
-"""Longest wait for the thread, which may be in the middle of a formula."""
+"""Timeout for the thread to end, which may be in the middle of a formula."""
 
 IDLE_S: Final = 30.0
-"""Seconds without a formula after which the child and the thread end."""
+"""Seconds without a formula before the child and the thread end."""
 
 
 @dataclass(frozen=True, slots=True)
 class FormulaLook:
-    """A formula and how it is drawn, which is all that its picture depends on.
+    """A formula and its rendering options: the cache key of its image.
 
     Attributes:
-        pixels: size of its letters, in logical pixels.
+        pixels: font size, in logical pixels.
         colour: colour as "#rrggbb".
-        ratio: dots of the screen for each logical pixel.
+        ratio: device pixel ratio.
     """
 
     latex: str
@@ -78,12 +73,8 @@ class FormulaLook:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class FormulaPicture:
-    """The picture of a formula; its lengths are in logical pixels.
-
-    Attributes:
-        depth: height of what is below the baseline.
-    """
+class FormulaImage:
+    """The image of a formula, in logical pixels; `depth` is the part below the baseline."""
 
     image: QImage
     width: float
@@ -91,29 +82,29 @@ class FormulaPicture:
     depth: float
 
 
-class FormulaPictures(QObject):
-    """The pictures of all formulas of the window, each of which is drawn once."""
+class FormulaCache(QObject):
+    """Cache and render queue of the window's formulas."""
 
-    ready = Signal(object)  # FormulaLook whose picture is there, or will never be
+    ready = Signal(object)  # FormulaLook that was rendered, or cannot be
 
     def __init__(self) -> None:
         super().__init__()
         self._changed = threading.Condition()
-        self._kept: OrderedDict[FormulaLook, FormulaPicture | None] = OrderedDict()
+        self._kept: OrderedDict[FormulaLook, FormulaImage | None] = OrderedDict()
         self._n_bytes = 0
         self._waiting: OrderedDict[FormulaLook, None] = OrderedDict()
         self._thread: threading.Thread | None = None
         self._is_closed = False
 
-    def find(self, look: FormulaLook) -> FormulaPicture | None:
-        """Return a picture that is there."""
+    def find(self, look: FormulaLook) -> FormulaImage | None:
+        """Return a cached image."""
         with self._changed:
             if look in self._kept:
                 self._kept.move_to_end(look)
             return self._kept.get(look)
 
     def want(self, look: FormulaLook) -> bool:
-        """Have a picture drawn, the newest first; return whether `ready` will tell of it."""
+        """Queue a formula, newest first; return whether `ready` will report it."""
         if len(look.latex) > MAX_LATEX:
             return False
         with self._changed:
@@ -142,16 +133,15 @@ class FormulaPictures(QObject):
             thread.join(JOIN_S)
 
     def _work(self) -> None:
-        """Draw what is wanted; runs on the thread."""
-        artist = FormulaArtist()
+        renderer = FormulaRenderer()
         while (look := self._next()) is not None:
-            picture = artist.draw(look)
+            picture = renderer.draw(look)
             self._keep(look, picture)
             self.ready.emit(look)
-        artist.close()
+        renderer.close()
 
     def _next(self) -> FormulaLook | None:
-        """Return the formula to draw now; None, and end the thread, if there has long been none."""
+        # None ends the thread
         with self._changed:
             self._changed.wait_for(lambda: bool(self._waiting) or self._is_closed, IDLE_S)
             if self._is_closed or not self._waiting:
@@ -159,7 +149,7 @@ class FormulaPictures(QObject):
                 return None
             return self._waiting.popitem()[0]
 
-    def _keep(self, look: FormulaLook, picture: FormulaPicture | None) -> None:
+    def _keep(self, look: FormulaLook, picture: FormulaImage | None) -> None:
         with self._changed:
             self._kept[look] = picture
             self._n_bytes += _size(picture)
@@ -168,23 +158,23 @@ class FormulaPictures(QObject):
 
 
 @cache
-def formula_pictures() -> FormulaPictures:
-    """Return the pictures of this process."""
-    return FormulaPictures()
+def formula_cache() -> FormulaCache:
+    """Return the formula cache of this process."""
+    return FormulaCache()
 
 
-def _size(picture: FormulaPicture | None) -> int:
+def _size(picture: FormulaImage | None) -> int:
     return 1000 if picture is None else 1000 + picture.image.sizeInBytes()
 
 
-class FormulaArtist:
-    """The child that draws, started when it is needed; used on one thread."""
+class FormulaRenderer:
+    """The rendering child process, started on demand; used on one thread."""
 
     def __init__(self) -> None:
         self._child = KeptChild(COMMAND)
 
-    def draw(self, look: FormulaLook) -> FormulaPicture | None:
-        """Return a picture; None for a formula that cannot be drawn within the limits."""
+    def draw(self, look: FormulaLook) -> FormulaImage | None:
+        """Return the image of a formula; None if it cannot be rendered within the limits."""
         values = asdict(look)
         ratio = values.pop("ratio")
         drawn = self._ask(values)
@@ -200,13 +190,13 @@ class FormulaArtist:
         try:
             return self._child.ask(request, MAX_MEMORY, MAX_SECONDS)
         except engine.ChildEnded as error:
-            log.info("a formula is not drawn: %s", error)
+            log.info("a formula cannot be rendered: %s", error)
         except OSError as error:
-            log.warning("formulas cannot be drawn: %s", error)
+            log.warning("formulas cannot be rendered: %s", error)
         return {}
 
 
-def _picture(drawn: dict[str, Any], ratio: float) -> FormulaPicture | None:
+def _picture(drawn: dict[str, Any], ratio: float) -> FormulaImage | None:
     width, height = float(drawn["width"]), float(drawn["height"])
     columns, rows = math.ceil(width * ratio), math.ceil(height * ratio)
     if columns * rows > MAX_AREA:
@@ -220,36 +210,28 @@ def _picture(drawn: dict[str, Any], ratio: float) -> FormulaPicture | None:
     renderer.render(painter, QRectF(0, 0, width * ratio, height * ratio))
     painter.end()
     image.setDevicePixelRatio(ratio)
-    return FormulaPicture(image, columns / ratio, rows / ratio, float(drawn["depth"]))
+    return FormulaImage(image, columns / ratio, rows / ratio, float(drawn["depth"]))
 
 
 SOURCE: Final = QTextFormat.Property.UserProperty + 2
-"""Property of a picture: the formula as it was written."""
+"""Property of an image: the source of the formula."""
 
 NUMBER: Final = QTextFormat.Property.UserProperty + 3
-"""Property of the source of a formula whose picture is being drawn."""
+"""Property of the source text of a formula that is being rendered."""
 
 SCALE: Final = 1.14
-"""Size of a formula's letters beside those of the text, whose small letters are larger."""
+"""Font size of formulas relative to the text, whose x-height is larger."""
 
 OBJECT: Final = "\ufffc"
 
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
-    """The source of a formula that stands in a text.
-
-    Attributes:
-        style: style of the text around it.
-        cursor: its beginning.
-        length: its length in the document, which counts in UTF-16.
-    """
-
     look: FormulaLook
     formula: Formula
-    style: QTextCharFormat
-    cursor: QTextCursor
-    length: int
+    style: QTextCharFormat  # of the surrounding text
+    cursor: QTextCursor  # at the start of its source
+    length: int  # of its source in UTF-16 units, as documents count
 
 
 class InlineFormulas(QObject):
@@ -259,7 +241,7 @@ class InlineFormulas(QObject):
         super().__init__(view)
         self._view = view
         self._document = view.document()
-        self._pictures = formula_pictures()
+        self._pictures = formula_cache()
         self._waiting: dict[int, _Waiting] = {}
         self._n_made = 0
 
@@ -269,12 +251,12 @@ class InlineFormulas(QObject):
         """Insert a formula.
 
         Args:
-            style: style of the text around it.
-            code: style of its source, shown until its picture is there, or if there will be none.
+            style: style of the surrounding text.
+            code: style of its source, shown until or unless it is rendered.
         """
         look = self._look(formula, style)
         if not self._waiting:
-            self._pictures.ready.connect(self._show)  # before it is wanted, or it may be missed
+            self._pictures.ready.connect(self._show)  # before `want`, or it may be missed
         is_coming = self._pictures.want(look)
         picture = self._pictures.find(look)
         shown = printable(formula.source).replace("\n", "\u2028")
@@ -301,11 +283,11 @@ class InlineFormulas(QObject):
         self._waiting[self._n_made] = _Waiting(look, formula, style, start, length)
 
     def with_sources(self, text: str, start: int) -> str:
-        """Return a text of the document with the formulas' sources in place of their pictures.
+        """Return a text of the document with sources instead of formula images.
 
         Args:
-            text: text in which each picture is one character, `OBJECT`.
-            start: position of the document behind which the first of them is looked for.
+            text: text in which each image is one character, `OBJECT`.
+            start: position of the text in the document.
         """
         document, position = self._document, start
         parts = text.split(OBJECT)
@@ -338,9 +320,8 @@ class InlineFormulas(QObject):
 
     @Slot(object)
     def _show(self, look: FormulaLook) -> None:
-        """Put a picture in the place of all sources that wait for it."""
         if not self._waiting:
-            return  # it was on its way when the last one was shown
+            return  # the signal was queued before `disconnect`
         picture = self._pictures.find(look)
         for number, waiting in list(self._waiting.items()):
             if waiting.look == look:
@@ -350,8 +331,7 @@ class InlineFormulas(QObject):
         if not self._waiting:
             self._pictures.ready.disconnect(self._show)
 
-    def _replace(self, number: int, waiting: _Waiting, picture: FormulaPicture) -> None:
-        """Replace a source, unless it has gone; marks of positions around it stay right."""
+    def _replace(self, number: int, waiting: _Waiting, picture: FormulaImage) -> None:
         start, end = waiting.cursor.position(), waiting.cursor.position() + waiting.length
         cursor = QTextCursor(self._document)
         if end >= self._document.characterCount():
@@ -360,7 +340,7 @@ class InlineFormulas(QObject):
         if cursor.charFormat().property(NUMBER) != number:
             return
         cursor.beginEditBlock()
-        # inside the source, so that a mark at either end of it stays there
+        # insert inside the source, so that cursors at both its ends stay there
         cursor.insertText(OBJECT, self._image(picture, waiting.formula, waiting.style))
         keep = QTextCursor.MoveMode.KeepAnchor
         for first, last in ((start + 2, end + 1), (start, start + 1)):
@@ -370,13 +350,10 @@ class InlineFormulas(QObject):
         cursor.endEditBlock()
 
     def _image(
-        self, picture: FormulaPicture, formula: Formula, style: QTextCharFormat
+        self, picture: FormulaImage, formula: Formula, style: QTextCharFormat
     ) -> QTextCharFormat:
-        """Return the format of a picture that stands on the baseline of its line.
-
-        Qt lets an object reach as far below the baseline as letters of its format's font do, so the
-        font is chosen for that: nothing is written in it.
-        """
+        # Qt lets an inline object extend below the baseline as far as the descent of its format's
+        # font: choose the font for that
         below = _font_reaching(self._font(style), picture.depth)
         depth = QFontMetrics(below).descent()
         ratio = picture.image.devicePixelRatio()
@@ -407,7 +384,7 @@ class InlineFormulas(QObject):
 
 
 def _font_reaching(font: QFont, depth: float) -> QFont:
-    """Return a font of the size whose letters reach a depth below the baseline, in pixels."""
+    # the smallest font with this descent in pixels
     found = QFont(font)
     size = 1
     found.setPixelSize(size)

@@ -1,7 +1,7 @@
-"""All chats of one window: most are known by their summaries, whole ones once they are opened.
+"""All chats of a window: summaries of most, and the full chats that were opened.
 
-They are written on a thread, so that no disk ever holds up the window: a step at once, growing text
-soon. What cannot be written stays in memory, and is tried again until all is written.
+A thread writes them, so a slow disk never blocks the window. Changes are written immediately,
+growing text after a short delay. Failed writes stay in memory and are retried.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from PySide6.QtCore import QObject, QTimer, Signal, Slot
 
@@ -20,27 +20,23 @@ from app.core.background import KeyedJobs
 from app.core.notice import Notice
 from app.core.translation import tr, tr_n
 
-if TYPE_CHECKING:
-    from app.chat.database import ChatDatabase
-    from app.chat.images.files import ImageFolder
-
 log = logging.getLogger(__name__)
 
-SOON_MS = 400  # text waits this long for more; with it and the write, no text is older than 1 s
+SOON_MS = 400  # delay before growing text is written; a crash then loses less than 1 s of it
 RETRY_MS = 5000
-FLUSH_S = 30.0  # how long a disk may take at the end
+FLUSH_S = 30.0  # timeout of the last writes
 
 BATCH: Final = 8
-"""Number of chats of older versions that are read in one go; writing waits for no more."""
+"""Number of old chats imported at a time, as writing waits for them."""
 
 
 @dataclass(slots=True)
 class Deletion:
-    """A chat that was deleted, with what brings it back.
+    """A deleted chat, with the data to restore it.
 
     Attributes:
-        chat: the whole chat; None if it was not opened.
-        rows: what the store had of it, once the thread has come to it.
+        chat: the full chat; None if it was not opened.
+        rows: its rows in the store, filled by the thread.
     """
 
     summary: ChatSummary
@@ -52,22 +48,22 @@ class ChatLibrary(QObject):
     """The chats of a store, in one window.
 
     Attributes:
-        unread: ids of chats of older versions that are still to be read.
-        damaged: files that cannot be read.
+        unread: ids of old chats still to be imported.
+        damaged: unreadable files.
     """
 
     changed = Signal()
-    all_read = Signal()  # the last chat of an older version is there now
-    written = Signal()  # chats were written, or are gone
+    all_read = Signal()  # the last old chat was imported
+    written = Signal()  # chats were written or deleted
     noticed = Signal(object)  # Notice
 
     def __init__(self, store: ChatStore, parent: QObject) -> None:
         super().__init__(parent)
-        self._store = store
+        self.store = store
         self._whole: dict[str, Conversation] = {}
         self._summaries: dict[str, ChatSummary] = {}
         self._deletions: dict[str, Deletion] = {}
-        self._gone: set[str] = set()  # ids of deleted chats, which a thread may still be reading
+        self._gone: set[str] = set()  # ids of deleted chats that a thread may still be reading
         self._n_damaged_unreported = self._n_awaited = 0
         self._is_reading = self._is_flushing = False
         self.unread: set[str] = set()
@@ -81,79 +77,59 @@ class ChatLibrary(QObject):
         self._jobs = KeyedJobs("tandem-save", self)
 
     @property
-    def database(self) -> ChatDatabase:
-        return self._store.database
-
-    @property
-    def pictures(self) -> ImageFolder:
-        """The pictures of all chats."""
-        return self._store.pictures
-
-    @property
     def summaries(self) -> list[ChatSummary]:
-        """Summaries of all chats as they are now."""
+        """Current summaries of all chats."""
         whole = [ChatSummary.of(chat) for chat in self._whole.values()]
         return whole + [s for s in self._summaries.values() if s.id not in self._whole]
 
     def __contains__(self, chat_id: str) -> bool:
         return chat_id in self._whole or chat_id in self._summaries
 
-    # reading
-
     def start(self) -> None:
-        """Look at what there is."""
-        survey = self._store.survey()
+        """Read the summaries."""
+        survey = self.store.survey()
         self.unread = survey.unread
         self._take(survey)
 
     def go_on(self) -> None:
-        """Read what is left of older versions, and sweep what killed windows have left."""
-        self._jobs.run("tidy", self._store.tidy, _log)
+        """Import the remaining old chats, and clean up after killed windows."""
+        self._jobs.run("tidy", self.store.tidy, _log)
         self._read_next()
 
     def look_again(self) -> None:
-        """Note chats that other windows have written meanwhile."""
+        """Add chats written by other windows."""
         with suppress(*UNREADABLE):
-            self._take(Survey(self._store.summaries()))
+            self._take(Survey(self.store.summaries()))
 
     def opened(self, chat_id: str) -> Conversation | None:
-        """Return a chat if it is whole already."""
+        """Return a chat if it was opened."""
         return self._whole.get(chat_id)
 
     def find(self, chat_id: str) -> Conversation | None:
-        """Return a chat, read from the disk if need be; None if there is none that can be read."""
+        """Return a chat, read from disk if necessary; None if missing or unreadable."""
         if chat_id in self.unread:
             self.unread.discard(chat_id)
-            self._take(self._store.bring_in([chat_id]))
+            self._take(self.store.bring_in([chat_id]))
         whole = self._whole.get(chat_id)
         if whole is None and chat_id in self._summaries:
             try:
-                whole = self._store.read(chat_id)
+                whole = self.store.read(chat_id)
             except UNREADABLE as error:
                 log.info("chat %s cannot be opened: %s", chat_id, error)
-                text = tr("This chat cannot be opened: its file is damaged or gone.")
+                text = tr("This chat cannot be opened: its file is damaged or missing.")
                 self.noticed.emit(Notice(text, kind="error"))
                 return None
             self._whole[chat_id] = whole
         return whole
 
-    def read(self, chat_id: str) -> Conversation:
-        """Return a chat as it is on the disk; any thread may do so.
-
-        Raises:
-            OSError, ValueError, RecursionError: it is gone or damaged.
-        """
-        return self._store.read(chat_id)
-
     def _read_next(self) -> None:
-        """Have chats of older versions read, batch by batch."""
         self._is_reading = bool(self.unread)
         if self._is_flushing or not self.unread:
             return
         batch, found = sorted(self.unread)[:BATCH], Survey()
 
         def work() -> None:
-            survey = self._store.bring_in(batch)
+            survey = self.store.bring_in(batch)
             found.summaries, found.damaged = survey.summaries, survey.damaged
 
         def then(error: Exception | None) -> None:
@@ -168,7 +144,6 @@ class ChatLibrary(QObject):
         self._jobs.run("import", work, then)
 
     def _take(self, survey: Survey) -> None:
-        """Note what was read."""
         for summary in survey.summaries:
             if summary.id not in self._gone:
                 self._summaries[summary.id] = summary
@@ -176,11 +151,10 @@ class ChatLibrary(QObject):
         damaged = [file for file in survey.damaged if file.path not in known]
         self.damaged += damaged
         self._n_damaged_unreported += len(damaged)
-        self._tell_damaged()
+        self._report_damaged()
         self.changed.emit()
 
-    def _tell_damaged(self) -> None:
-        """Say how many files cannot be read, once all were tried."""
+    def _report_damaged(self) -> None:
         n = self._n_damaged_unreported
         if self.unread or not n:
             return
@@ -190,32 +164,30 @@ class ChatLibrary(QObject):
             "{n} chats could not be read. Their files will stay unchanged.",
             n,
         )
-        hint = tr("Import a damaged file to get its whole messages back: it is in {folder}.")
+        hint = tr("Import a damaged file to recover its intact messages. Folder: {folder}")
         folder = self.damaged[-1].path.parent
         self.noticed.emit(Notice(text, hint.format(folder=folder)))
 
-    # writing
-
     @property
     def is_written(self) -> bool:
-        """Whether all chats are on the disk, but those that could not be written."""
+        """Whether all chats are on disk, except failed writes."""
         return not self._waiting and not self._jobs.is_busy
 
     def when_written(self, then: Callable[[], None]) -> None:
-        """Call `then` once all that waits by now was written, as far as that is possible."""
+        """Call `then` after all pending writes were attempted."""
         self._soon.stop()
         self._save_waiting()
-        self._n_awaited += 1  # a key of its own: a later job with the same would take its place
+        self._n_awaited += 1  # a unique key: a later job with the same key would replace it
         self._jobs.run(f"after-{self._n_awaited}", lambda: None, lambda _: then())
 
     def save(self, chat: Conversation) -> None:
-        """Write a chat, a new one as well, as soon as the thread is free."""
+        """Write a chat, new or known, as soon as the thread is free."""
         self._enlist(chat)
         self._waiting = [other for other in self._waiting if other is not chat]
         self._write(chat)
 
     def save_soon(self, chat: Conversation) -> None:
-        """Write what has changed in a chat within half a second."""
+        """Write the changes of a chat within half a second."""
         self._enlist(chat)
         if not any(other is chat for other in self._waiting):
             self._waiting.append(chat)
@@ -223,11 +195,11 @@ class ChatLibrary(QObject):
             self._soon.start()
 
     def flush(self) -> None:
-        """Wait until all is written, as far as that is possible."""
+        """Wait until everything is written, at most `FLUSH_S`."""
         self._soon.stop()
         self._save_waiting()
         self._save_unsaved()
-        self._is_flushing = True  # what is left of older versions can wait
+        self._is_flushing = True  # postpone importing old chats
         if not self._jobs.finish(FLUSH_S):
             log.warning("the disk took more than %.0f s: chats may be lost", FLUSH_S)
         self._is_flushing = False
@@ -235,14 +207,14 @@ class ChatLibrary(QObject):
             self._read_next()
 
     def close(self) -> None:
-        """Write what is not written, and end the thread."""
+        """Write all changes, and end the thread."""
         self.unread.clear()  # the next start reads them
         self.flush()
-        self._jobs.run("tidy", self._store.tidy, _log)
+        self._jobs.run("tidy", self.store.tidy, _log)
         self._jobs.close(FLUSH_S)
         self._soon.stop()
         self._retry.stop()
-        self.database.close()
+        self.store.database.close()
 
     def _enlist(self, chat: Conversation) -> None:
         if self._whole.get(chat.id) is not chat:
@@ -253,7 +225,7 @@ class ChatLibrary(QObject):
     def _write(self, chat: Conversation) -> None:
         copy = chat.copy()
         self._jobs.run(
-            copy.id, lambda: self._store.save(copy), lambda error: self._on_written(chat, error)
+            copy.id, lambda: self.store.save(copy), lambda error: self._on_written(chat, error)
         )
 
     @Slot()
@@ -268,8 +240,8 @@ class ChatLibrary(QObject):
             self.save(chat)
 
     def _on_written(self, chat: Conversation, error: Exception | None) -> None:
-        if self.database.set_aside:
-            self._take(Survey(damaged=self._store.set_aside()))
+        if self.store.database.set_aside:
+            self._take(Survey(damaged=self.store.set_aside()))
         if error is None:
             self._forget_unsaved(chat)
             self.written.emit()
@@ -284,7 +256,6 @@ class ChatLibrary(QObject):
             self._keep_unsaved(chat, error)
 
     def _keep_unsaved(self, chat: Conversation, error: Exception) -> None:
-        """Try again later; say so unless a chat is waiting already."""
         if not isinstance(error, ChatStoreError):
             log.error("a chat could not be saved", exc_info=error)
         if not self._unsaved:
@@ -294,20 +265,14 @@ class ChatLibrary(QObject):
         self._retry.start()
 
     def _forget_unsaved(self, chat: Conversation) -> None:
-        """Note that a chat is written; say so if it is the last one that could not be."""
         if any(other is chat for other in self._unsaved):
             self._unsaved = [other for other in self._unsaved if other is not chat]
             if not self._unsaved:
                 self._retry.stop()
-                self.noticed.emit(Notice(tr("All chats are saved again.")))
-
-    # deleting
+                self.noticed.emit(Notice(tr("All chats are saved now.")))
 
     def delete(self, chat_ids: Iterable[str]) -> list[Deletion]:
-        """Delete chats; return what `bring_back` needs until others are deleted.
-
-        What is not written of them is forgotten.
-        """
+        """Delete chats; the result allows `bring_back` until the next deletion."""
         self._deletions.clear()
         for chat_id in chat_ids:
             whole = self._whole.pop(chat_id, None)
@@ -336,7 +301,7 @@ class ChatLibrary(QObject):
         chat_id = deletion.summary.id
 
         def work() -> None:
-            deletion.rows = self._store.delete(chat_id)
+            deletion.rows = self.store.delete(chat_id)
 
         def then(error: Exception | None) -> None:
             if error is None:
@@ -355,9 +320,9 @@ class ChatLibrary(QObject):
             if error is not None:
                 self.noticed.emit(Notice(str(error), kind="error"))
 
-        # no key of a chat's: `rows` is filled by the job before, whose place it must not take
+        # not the chat's id as key: that would replace the job that fills `rows`
         key = f"restore {deletion.summary.id}"
-        self._jobs.run(key, lambda: self._store.restore(deletion.rows), then)
+        self._jobs.run(key, lambda: self.store.restore(deletion.rows), then)
 
     def _enlist_again(self, deletion: Deletion) -> None:
         chat_id = deletion.summary.id

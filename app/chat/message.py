@@ -1,4 +1,4 @@
-"""A turn of a conversation: its text and files, the figures of an answer, and its thought."""
+"""A message of a conversation: its text, files and calls, and the figures of an answer."""
 
 from __future__ import annotations
 
@@ -19,25 +19,21 @@ if TYPE_CHECKING:
 
 
 MAX_PROMPT_NAME: Final = 120
-"""Largest number of characters of a file's name in a prompt."""
-
+MAX_IMAGE_NAME: Final = 60
 
 STORED: Final = re.compile(r"[0-9a-f]{40}\.(?:png|jpg|webp|gif|bmp)")
-"""Names of pictures in the folder of a chat: a hash and a suffix, and so no path."""
-
-MAX_IMAGE_NAME: Final = 60
-"""Largest number of characters of a name in a sentence."""
+"""File names of stored images: a hash and a suffix, so never a path."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChatImage:
-    """A picture that goes with a message.
+    """An image of a message.
 
     Attributes:
-        name: name of the file that it came from, without its folder.
-        file: name of its own file in the chat's folder of pictures.
-        width, height: size in pixels, as it is to be seen.
-        page: page of the document that it shows, from 1; 0 for a picture.
+        name: name of the original file, without its folder.
+        file: name of the stored file in the chat's image folder.
+        width, height: size in pixels, after rotation.
+        page: page of the document that it shows, from 1; 0 for an image.
     """
 
     name: str
@@ -48,10 +44,10 @@ class ChatImage:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> ChatImage:
-        """Return the picture that a chat's file names.
+        """Return the image of a chat's JSON.
 
         Raises:
-            KeyError, TypeError, ValueError, AttributeError: the data is none.
+            KeyError, TypeError, ValueError, AttributeError: the data is invalid.
         """
         name, file = data["name"], data["file"]
         numbers = [data["width"], data["height"], data.get("page", 0)]
@@ -60,18 +56,12 @@ class ChatImage:
         if not all(type(number) is int and number >= 0 for number in numbers):
             raise TypeError("numbers expected")
         if not STORED.fullmatch(file) or 0 in numbers[:2]:
-            raise ValueError("no picture")
+            raise ValueError("not an image")
         return cls(name, file, *numbers)
 
     @classmethod
     def all_of(cls, stored: Iterable[Mapping[str, Any]] | None) -> tuple[ChatImage, ...]:
-        """Return the pictures that a chat's file names.
-
-        What is none is left out: a chat is more than its pictures.
-
-        Raises:
-            TypeError: there is no list of pictures.
-        """
+        """Return the images of a chat's JSON, without invalid ones (raises TypeError)."""
         found = []
         for data in stored or ():
             with suppress(KeyError, TypeError, ValueError, AttributeError):
@@ -86,17 +76,16 @@ class ChatImage:
 
     @property
     def size(self) -> str:
-        """The size in words."""
+        """The size as text."""
         return f"{self.width} x {self.height}"
 
 
 @dataclass(frozen=True, slots=True)
 class Attachment:
-    """A file, or a part of one, that goes with a message.
+    """A file of a message, or a part of one.
 
     Attributes:
         name: name of the file, without its folder.
-        text: its text.
         n_bytes: size of the whole file.
         n_tokens: number of tokens of the text; 0 if unknown.
         part, n_parts: number of the part, from 1, and of all parts; both 1 for a whole file.
@@ -111,10 +100,10 @@ class Attachment:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Attachment:
-        """Return the attachment that a chat's file holds.
+        """Return the attachment of a chat's JSON.
 
         Raises:
-            KeyError, TypeError, AttributeError: the data is none.
+            KeyError, TypeError, AttributeError: the data is invalid.
         """
         name, text = data["name"], data["text"]
         numbers = [data.get("n_bytes", 0), data.get("n_tokens", 0)]
@@ -127,7 +116,7 @@ class Attachment:
 
 
 def framed(text: str, attachments: Sequence[Attachment]) -> str:
-    """Return the text of a message with its files in front of it, each between marks."""
+    """Return the text of a message after its files, each in a `<file>` element."""
     parts = []
     for file in attachments:
         name = one_line(file.name, MAX_PROMPT_NAME).replace('"', "'")
@@ -141,16 +130,13 @@ class AnswerStats:
     """Figures shown below an answer.
 
     Attributes:
-        reason: reason why the answer ended.
+        reason: why the answer ended.
         n_tokens: number of generated tokens.
         tokens_per_s: generation rate.
-        first_token_s: time until the first token, in seconds.
-        context_tokens: number of context tokens that the conversation filled afterwards; 0 where
-            that is unknown, since the answer was cut off.
-        n_drafted: number of draft tokens that were checked.
-        n_accepted: number of draft tokens that were accepted.
-        draft_gain: generation rate as a multiple of that without drafts; 1 where unknown.
-        extra: what else a file said of the figures; it is written again as it was.
+        context_tokens: tokens of the context used afterwards; 0 if the answer was cut off.
+        n_drafted, n_accepted: numbers of verified and of accepted draft tokens.
+        draft_gain: speedup over decoding without drafts; 1 if unknown.
+        extra: unknown entries of a file, written back unchanged.
     """
 
     reason: str
@@ -180,22 +166,20 @@ class AnswerStats:
 
 @dataclass(slots=True)
 class Message:
-    """A turn of a conversation.
+    """A message of a conversation.
 
     Attributes:
         role: "user" or "assistant".
-        content: text of the turn; of an answer with its thought block.
-        stats: figures of an answer; None for a person's turn and while an answer is being written.
-        thought_s: seconds that the model spent inside its thought block.
-        thought_tokens: number of tokens of the thought; None where that is unknown.
+        content: its text; an answer's includes the thought block.
+        stats: figures of a finished answer.
+        thought_s: seconds spent in the thought block.
+        thought_tokens: number of tokens of the thought; None if unknown.
         problem: sentence shown below an answer that ended in an error.
-        id: number in its chat, from 1; 0 before it is in one.
-        parent: id of the message that it follows; 0 for none.
-        attachments: files that go with a person's turn.
-        edited: whether a person has changed the text of an answer.
-        calls: calls of tools that an answer asks for behind its text.
-        pictures: pictures that go with a person's turn.
-        extra: what else a file said of the turn; it is written again as it was.
+        id: number in its chat, from 1; 0 before it is added.
+        parent: id of the previous message; 0 for none.
+        edited: whether the user has edited the answer.
+        calls: tool calls at the end of an answer.
+        extra: unknown entries of a file, written back unchanged.
     """
 
     role: str
@@ -213,24 +197,20 @@ class Message:
     extra: dict[str, Any] = field(default_factory=dict)
 
     def copy(self) -> Message:
-        """Return a copy that does not change with this turn.
-
-        A chat of thousands is copied in the window's thread whenever it is saved; this takes a
-        quarter of the time of `replace`.
-        """
-        return Message(*_values_of(self))
+        """Return an independent copy."""
+        return Message(*_values_of(self))  # on the GUI thread at each save: 4x as fast as `replace`
 
     def to_json(self) -> dict[str, Any]:
-        """Return the turn as values of JSON."""
+        """Return the message as JSON values."""
         data: dict[str, Any] = plain(self)
         return data
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Message:
-        """Return the turn stored by `to_json`; one of schema 1 has neither id nor parent.
+        """Return the message stored by `to_json`; schema 1 has neither id nor parent.
 
         Raises:
-            ValueError, KeyError, TypeError, AttributeError, OverflowError: the data is no turn.
+            ValueError, KeyError, TypeError, AttributeError, OverflowError: the data is invalid.
         """
         stats, seconds = data.get("stats"), data.get("thought_s")
         tokens = data.get("thought_tokens")
@@ -252,38 +232,38 @@ class Message:
 
     @property
     def prompt_text(self) -> str:
-        """The text for the model: that of the attached files as well."""
+        """The text for the model, including the attached files."""
         return framed(self.content, self.attachments)
 
     @property
     def has_files(self) -> bool:
-        """Whether files or pictures go with the turn, which then needs no words."""
+        """Whether the message has files or images, and so may have no text."""
         return bool(self.attachments or self.pictures)
 
     @property
     def is_answer(self) -> bool:
-        """Whether the model has written the turn."""
+        """Whether the message is the model's."""
         return self.role == "assistant"
 
     @property
     def waits_for_calls(self) -> bool:
-        """Whether calls of the message wait for a person, or run."""
+        """Whether calls of the message wait for approval, or run."""
         return any(call.is_open for call in self.calls)
 
     @property
     def has_results(self) -> bool:
-        """Whether the message has calls and all have ended, so that the model can go on."""
+        """Whether the message has calls, all finished, so that the model can continue."""
         return bool(self.calls) and not any(
             call.is_open or call.state == "writing" for call in self.calls
         )
 
     def with_call(self, changed: ToolUse) -> None:
-        """Put a call in the place of the one with the same id."""
+        """Replace the call with the same id."""
         self.calls = tuple(changed if call.id == changed.id else call for call in self.calls)
 
     @property
     def is_cut_off(self) -> bool:
-        """Whether a closed answer was ended by a failure, or with the program."""
+        """Whether a closed answer was ended by a failure or a crash."""
         return self.stats is None or self.stats.reason == "failed"
 
 
@@ -292,7 +272,7 @@ _values_of: Final = attrgetter(*(field.name for field in fields(Message)))
 
 @dataclass(frozen=True, slots=True)
 class Thought:
-    """An answer split into its thought (None for none, `is_open` if not finished) and its text."""
+    """An answer split into thought (None without one; `is_open` if unfinished) and text."""
 
     thought: str | None
     answer: str
@@ -302,8 +282,8 @@ class Thought:
 def split_thought(text: str) -> Thought:
     """Separate a leading thought block from the answer.
 
-    Some templates open the block in the prompt, so that the text has only its end. The start of a
-    tag is held back until it is complete, except for "<", which may be a whole answer.
+    Templates that open the block in the prompt leave only its closing tag in the text. A partial
+    opening tag is held back, except "<", which may be a whole answer.
     """
     start = text.lstrip()
     if start != "<" and len(start) < len(THINK_OPEN) and THINK_OPEN.startswith(start):
@@ -317,7 +297,7 @@ def split_thought(text: str) -> Thought:
 
 
 def with_answer(content: str, answer: str) -> str:
-    """Return the text of a turn with another answer behind the same thought."""
+    """Return the text of a message with another answer after the same thought."""
     parts = split_thought(content)
     if parts.answer:
         return content.removesuffix(parts.answer) + answer
@@ -327,22 +307,14 @@ def with_answer(content: str, answer: str) -> str:
 
 
 def valid_text(value: object) -> str:
-    """Return a value that is a text.
-
-    Raises:
-        TypeError: it is none.
-    """
+    """Return `value` if it is a str, else raise TypeError."""
     if not isinstance(value, str):
         raise TypeError(f"a text expected, not {value!r}")
     return value
 
 
 def valid_number(value: object) -> int:
-    """Return a value that is a whole number, not negative.
-
-    Raises:
-        TypeError, ValueError: it is none.
-    """
+    """Return `value` if it is a non-negative int, else raise TypeError or ValueError."""
     if not isinstance(value, int) or isinstance(value, bool):
         raise TypeError(f"a number expected, not {value!r}")
     if value < 0:
@@ -351,26 +323,23 @@ def valid_number(value: object) -> int:
 
 
 NOT_WRITTEN: Final = ("extra", "tree", "origin")
-"""Fields that files do not have, or not by their names."""
+"""Fields that are not stored, or not under their names."""
 
 
 @cache
 def names_of(kind: type[DataclassInstance]) -> tuple[str, ...]:
-    """Return the names of a type's fields that are written to files."""
+    """Return the names of a dataclass's fields that are stored."""
     return tuple(field.name for field in fields(kind) if field.name not in NOT_WRITTEN)
 
 
 def unknown(data: Mapping[str, Any], kind: type[DataclassInstance]) -> dict[str, Any]:
-    """Return the values whose names are not those of a type's fields."""
+    """Return the entries that are not fields of a dataclass."""
     known = names_of(kind)
     return {name: value for name, value in data.items() if name not in known}
 
 
 def plain(value: Any) -> Any:
-    """Return a value, perhaps of data classes, as one of JSON.
-
-    It is several times faster than `asdict`, and keeps what is `extra`.
-    """
+    """Return dataclasses as JSON values with their `extra`; several times faster than `asdict`."""
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
     if not is_dataclass(value) or isinstance(value, type):

@@ -1,7 +1,7 @@
-"""Reads chats out of a damaged database, page by page, without the help of SQLite.
+"""Recovery of chats from a damaged database, page by page, without SQLite.
 
-Each page that holds rows is read by itself, so that a damaged page costs its own rows alone, and a
-damaged header or tree of pages none. See https://www.sqlite.org/fileformat.html.
+Each leaf page is parsed separately: a damaged page loses only its own rows, and a damaged header or
+interior page loses none. See https://www.sqlite.org/fileformat.html.
 """
 
 from __future__ import annotations
@@ -19,26 +19,21 @@ from app.chat.message import Message
 from app.chat.tree import MessageTree
 
 PAGE: Final = 4096
-"""Size of a page in bytes, as SQLite makes them unless told otherwise."""
+"""SQLite's default page size in bytes."""
 
 LEAF: Final = 0x0D
-"""First byte of a page with rows of a table."""
+"""First byte of a leaf page of a table."""
 
 MAX_ROW: Final = 256 << 20
-"""Size in bytes of the largest row that is read."""
 
 WRONG: Final = (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError)
-"""Errors that say of a row that it is damaged."""
+"""Errors raised by a damaged row."""
 
 Row = tuple[Any, ...]
 
 
 def readable_chats(path: Path) -> Iterator[Conversation]:
-    """Yield what can be read of the chats in a damaged database, with its log of changes.
-
-    Raises:
-        OSError: it cannot be read.
-    """
+    """Yield the readable chats of a damaged database and its write-ahead log (raises OSError)."""
     heads: dict[str, dict[str, Any]] = {}
     messages: dict[str, dict[int, Message]] = {}
     for row in _rows(_pages(path)):
@@ -57,7 +52,7 @@ def readable_chats(path: Path) -> Iterator[Conversation]:
 def _chat_of(chat_id: str, head: dict[str, Any], messages: list[Message]) -> Conversation:
     try:
         tree = MessageTree(messages, head.get("chosen", ()))
-    except WRONG:  # a message is gone that others follow
+    except WRONG:  # the parent of a message is lost
         tree = MessageTree(in_a_row(messages))
     with suppress(*WRONG):
         return Conversation.of_parts(head, tree)
@@ -68,7 +63,6 @@ def _chat_of(chat_id: str, head: dict[str, Any], messages: list[Message]) -> Con
 
 
 def _pages(path: Path) -> dict[int, bytes]:
-    """Return the pages of a file by their numbers, as the log of the latest changes has them."""
     data = path.read_bytes()
     pages = {n // PAGE + 1: data[n : n + PAGE] for n in range(0, len(data), PAGE)}
     try:
@@ -88,7 +82,6 @@ def _pages(path: Path) -> dict[int, bytes]:
 
 
 def _rows(pages: dict[int, bytes]) -> Iterator[Row]:
-    """Yield the rows of all tables."""
     for number, page in sorted(pages.items()):
         start = 100 if number == 1 else 0
         if len(page) < PAGE or page[start] != LEAF:
@@ -101,13 +94,8 @@ def _rows(pages: dict[int, bytes]) -> Iterator[Row]:
 
 
 def _payload(pages: dict[int, bytes], page: bytes, at: int) -> bytes:
-    """Return the content of a row, which may go on in pages of its own.
-
-    Raises:
-        ValueError, IndexError, KeyError, struct.error: it is damaged.
-    """
-    size, at = _number(page, at)
-    _, at = _number(page, at)
+    size, at = _varint(page, at)
+    _, at = _varint(page, at)
     if size > MAX_ROW:
         raise ValueError("too large")
     if size <= PAGE - 35:
@@ -126,15 +114,10 @@ def _payload(pages: dict[int, bytes], page: bytes, at: int) -> bytes:
 
 
 def _values(payload: bytes) -> Row:
-    """Return the values of a row.
-
-    Raises:
-        ValueError, IndexError, struct.error: it is damaged.
-    """
-    end, place = _number(payload, 0)
+    end, place = _varint(payload, 0)
     kinds = []
     while place < end:
-        kind, place = _number(payload, place)
+        kind, place = _varint(payload, place)
         kinds.append(kind)
     values: list[Any] = []
     for kind in kinds:
@@ -154,8 +137,7 @@ def _values(payload: bytes) -> Row:
     return tuple(values)
 
 
-def _number(data: bytes, place: int) -> tuple[int, int]:
-    """Return a number of one to nine bytes, and where it ends."""
+def _varint(data: bytes, place: int) -> tuple[int, int]:
     value = 0
     for n in range(8):
         byte = data[place + n]

@@ -1,4 +1,4 @@
-"""The chip that says how many answers are being written, and the list that it opens."""
+"""The chip with the number of running answers, and the list that it opens."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from engine import one_line
 
 
 def stage_text(answer: RunningAnswer) -> str:
-    """Return what stands beside its chat in the list of running answers."""
+    """Return the progress of an answer for the list of running answers."""
     if answer.stage is AnswerStage.WAITING:
         return tr("waiting")
     if answer.stage is AnswerStage.READING:
@@ -35,13 +35,7 @@ def stage_text(answer: RunningAnswer) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RunningRow:
-    """An answer in the list.
-
-    Attributes:
-        chat_id: id of its chat.
-        title: title of its chat.
-        stage: how far it is, in words.
-    """
+    """An answer in the list: its chat, and its progress as text."""
 
     chat_id: str
     title: str
@@ -49,10 +43,10 @@ class RunningRow:
 
 
 class RunningChip(Chip):
-    """Chip that says how many answers are being written; a press opens the list of them."""
+    """Chip with the number of running answers; a click opens the list of them."""
 
-    chosen = Signal(str)  # id of the chat that a person wants to see
-    stop_requested = Signal(str)  # id of the chat whose answer is to end
+    chosen = Signal(str)  # id of the chat to open
+    stop_requested = Signal(str)  # id of the chat whose answer to stop
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -60,14 +54,14 @@ class RunningChip(Chip):
         self.list.chosen.connect(self.chosen)
         self.list.stop_requested.connect(self.stop_requested)
         self.clicked.connect(lambda: self.list.show_below(self))
-        set_tip(self, tr("Click to see them, go to their chats or stop them"))
+        set_tip(self, tr("Click to view or stop them"))
 
     def show_rows(self, rows: Sequence[RunningRow], tokens_per_s: float, *, wanted: bool) -> None:
-        """Show the answers that are being written, the oldest first.
+        """Show the running answers, oldest first.
 
         Args:
-            tokens_per_s: speed of all together; 0 while it is unknown.
-            wanted: whether the chip is to be there.
+            tokens_per_s: total speed; 0 while unknown.
+            wanted: whether to show the chip.
         """
         n = len(rows)
         texts = running_text(n), tr_n("{n} answer", "{n} answers", n), str(n)
@@ -78,7 +72,7 @@ class RunningChip(Chip):
 
 
 class RunningList(Sheet):
-    """Sheet with the answers that are being written: where, how far, and a button to stop each."""
+    """Sheet of the running answers: their chats, progress, and stop buttons."""
 
     chosen = Signal(str)
     stop_requested = Signal(str)
@@ -97,9 +91,9 @@ class RunningList(Sheet):
         self.rows: dict[str, RowView] = {}
 
     def show_rows(self, rows: Sequence[RunningRow], tokens_per_s: float) -> None:
-        """Show these answers; a row whose chat is among them keeps its place and its focus."""
+        """Show these answers; existing rows keep their place and focus."""
         rate = decimal(f"{tokens_per_s:.1f}")
-        speed = tr("{rate} tok/s together").format(rate=rate) if tokens_per_s else ""
+        speed = tr("{rate} tok/s in total").format(rate=rate) if tokens_per_s else ""
         self._heading.setText(" · ".join(filter(None, (running_text(len(rows)), speed))))
         wanted = [row.chat_id for row in rows]
         is_new = list(self.rows) != wanted
@@ -125,13 +119,7 @@ class RunningList(Sheet):
 
 
 class RowView:
-    """The widgets of an answer in the list, at the end of a grid.
-
-    Attributes:
-        title: button with the chat's title, which leads there.
-        stage: how far the answer is.
-        stop: button that ends the answer.
-    """
+    """The widgets of an answer in the list: title button, progress, stop button."""
 
     def __init__(self, grid: QGridLayout) -> None:
         self.title = ElidedButton()
@@ -145,7 +133,7 @@ class RowView:
         grid.addWidget(self.stop, row, 2)
 
     def show_row(self, row: RunningRow) -> None:
-        """Show an answer as it is now."""
+        """Show the present state of an answer."""
         title = one_line(row.title)
         self.title.set_full_text(title)
         self.title.setAccessibleName(tr("Go to “{title}”").format(title=title))
@@ -153,10 +141,10 @@ class RowView:
         self.stage.setText(row.stage)
         stop = tr("Stop the answer in “{title}”").format(title=title)
         self.stop.set_text(stop)
-        self.stop.setAccessibleName(stop)  # with all of a title that has brackets
+        self.stop.setAccessibleName(stop)  # `set_text` would cut a title with brackets
 
     def remove(self) -> None:
-        """Take the widgets off the grid."""
+        """Remove the widgets from the grid."""
         for widget in (self.title, self.stage, self.stop):
             self._grid.removeWidget(widget)
             widget.hide()
@@ -164,7 +152,7 @@ class RowView:
 
 
 def running_text(n: int) -> str:
-    """Return how many answers run, as the chip and the list say it."""
+    """Return the number of running answers as text."""
     return tr_n("{n} answer running", "{n} answers running", n)
 
 
@@ -172,13 +160,7 @@ REFRESH_MS = 250
 
 
 class RunningPresenter(QObject):
-    """Connection of the running answers with their chip and its list.
-
-    The chip is there unless the only answer is written in the open chat, where it is seen anyway.
-
-    Args:
-        chats: opens chats.
-    """
+    """Presenter of the running answers, hidden if the only one is in the open chat."""
 
     def __init__(
         self,
@@ -191,7 +173,7 @@ class RunningPresenter(QObject):
         super().__init__(parent)
         self._session, self._chip = session, chip
         self._tokens_per_s = 0.0
-        self._timer = QTimer(self, interval=REFRESH_MS)  # while somebody looks at the list
+        self._timer = QTimer(self, interval=REFRESH_MS)  # while the list is open
         self._timer.timeout.connect(self.show)
         chip.clicked.connect(self._follow)
         chip.chosen.connect(chats.open_chat)
@@ -207,13 +189,12 @@ class RunningPresenter(QObject):
 
     @Slot()
     def _follow(self) -> None:
-        """Show the answers as they are now, and again while the list is open."""
         self._timer.start()
         self.show()
 
     @Slot()
     def show(self) -> None:
-        """Show which answers run, and how far they are."""
+        """Show the running answers and their progress."""
         answers = self._session.answers
         rows = [
             RunningRow(one.chat.id, one.chat.shown_title, stage_text(one.running))

@@ -1,9 +1,9 @@
-"""Search over all chats: the words, the index in the database of the chats, and the finder.
+"""Full-text search over all chats.
 
-A text is compared *folded*: without case, accents of Latin, Greek and Cyrillic letters, and line
-breaks. A word is found anywhere, also inside another one; words in quotes are found as they stand.
-A chat is written without its texts, which would take too long while an answer grows; `index_some`
-brings them up to date once there is time, and before a search.
+Texts are compared *folded*: without case, accents of Latin, Greek and Cyrillic letters, and line
+breaks. Words match anywhere, even inside other words; quoted words match as a phrase. Saving a chat
+does not index it, which would take too long while an answer grows: `index_some` does so when the
+chats have not changed for a while, and before a search.
 """
 
 from __future__ import annotations
@@ -24,16 +24,13 @@ from app.core.background import KeyedJobs
 from engine import printable
 
 MAX_WORDS: Final = 16
-"""Largest number of words of a search; others are left out."""
-
-MAX_WORD: Final = 200
-"""Largest number of characters of a folded word; what follows is left out."""
+MAX_WORD: Final = 200  # characters
 
 BEFORE, AFTER = 36, 150
-"""Numbers of characters of a snippet before and after the place that was found."""
+"""Numbers of characters of a snippet before and after the match."""
 
 CHUNK: Final = 4000
-"""Number of characters that are looked at in one go for a snippet."""
+"""Number of characters folded at a time for a snippet."""
 
 _WORD = re.compile(r'"([^"]*)"?|([^\s"]+)')
 _QUOTES = str.maketrans("“”„«»", '"' * 5)
@@ -46,30 +43,26 @@ _MARKUP: Final = (
     (re.compile(r"(?m)(?<=\s)\|(?=\s)|^\||\|$"), " "),
     (re.compile(r"`+|\${2}|\\[()\[\]]|\[\^\w+\]"), ""),
 )
-"""Signs of Markdown, and what stands for them in a line of plain text."""
+"""Markdown syntax, and its replacement in a line of plain text."""
 
 _HALVES = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True, slots=True)
 class Snippet:
-    """A piece of a text in one line.
-
-    Attributes:
-        marks: places of the words that were found, as (start, end) in `text`.
-    """
+    """A piece of a text in one line; `marks` are the (start, end) of the matches."""
 
     text: str
     marks: tuple[tuple[int, int], ...] = ()
 
 
 def folded(text: str) -> str:
-    """Return a text in the form in which texts are compared, in one line."""
+    """Return a text normalized for comparison, in one line."""
     return _BLANKS.sub(" ", _folded(text)).strip()
 
 
 def parse_words(typed: str) -> tuple[str, ...]:
-    """Return the folded words and phrases of a search, each of which a chat has to have."""
+    """Return the folded words and phrases of a query; a chat must contain all of them."""
     found: dict[str, None] = {}
     for match in _WORD.finditer(typed.translate(_QUOTES)):
         word = folded(match[1] if match[2] is None else match[2])[:MAX_WORD].strip()
@@ -79,14 +72,14 @@ def parse_words(typed: str) -> tuple[str, ...]:
 
 
 def snippet(text: str, words: tuple[str, ...]) -> Snippet:
-    """Return the piece around the first word that is found, or else the beginning."""
+    """Return the text around the first match, or its beginning."""
     start = _first_place(text, words)
     begin = max(0, start - BEFORE)
     if begin and (space := text.find(" ", begin, start)) >= 0:
         begin = space + 1
     piece = text[begin : start + AFTER]
     shown = _without_markup(piece)
-    if not _marks(shown, words):  # the words are markup
+    if not _marks(shown, words):  # the match was in the markup
         shown = piece
     shown = printable(" ".join(shown.split()))
     if begin:
@@ -97,7 +90,7 @@ def snippet(text: str, words: tuple[str, ...]) -> Snippet:
 
 
 def marked(text: str, words: tuple[str, ...]) -> Snippet:
-    """Return a whole text, such as a title, with its marks."""
+    """Return a whole text, such as a title, with the matches marked."""
     shown = printable(" ".join(text.split()))
     return Snippet(shown, _marks(shown, words))
 
@@ -116,7 +109,6 @@ def _folded(text: str) -> str:
 
 
 def _first_place(text: str, words: tuple[str, ...]) -> int:
-    """Return the offset of the first word that is found; 0 without any."""
     for start in range(0, len(text), CHUNK):
         chunk = text[start : start + CHUNK + MAX_WORD]
         if any(word in folded(chunk) for word in words):
@@ -129,7 +121,6 @@ def _first_place(text: str, words: tuple[str, ...]) -> int:
 
 
 def _marks(text: str, words: tuple[str, ...]) -> tuple[tuple[int, int], ...]:
-    """Return the places of all words, joined where they touch."""
     line, places = _with_places(text)
     found: list[tuple[int, int]] = []
     for word in words:
@@ -147,7 +138,7 @@ def _marks(text: str, words: tuple[str, ...]) -> tuple[tuple[int, int], ...]:
 
 
 def _with_places(text: str) -> tuple[str, list[int]]:
-    """Return a text folded, and for each of its characters the offset of the original one."""
+    # the folded text, and for each of its characters the offset in the original
     parts: list[str] = []
     places: list[int] = []
     for offset, character in enumerate(text):
@@ -160,20 +151,16 @@ def _with_places(text: str) -> tuple[str, list[int]]:
 
 
 MAX_HITS: Final = 200
-"""Largest number of hits of a search; those of the latest chats stay."""
-
 MAX_OF_A_CHAT: Final = 20
-"""Largest number of hits in one chat; the first ones stay."""
 
 TITLE: Final = 0
-"""Number that stands for the title, where messages have their ids."""
+"""Message id that stands for the chat's title."""
 
 MIN_INDEXED: Final = 3
-"""Smallest number of characters that the index of trigrams can find."""
+"""Shortest word that the trigram index can find."""
 
 MAX_MESSAGES, MAX_CHARACTERS = 64, 200_000
-"""Number of messages that are indexed in one go, and of characters after which no other is: what
-is to be saved waits for them."""
+"""Limits of one indexing transaction, as saving waits for it."""
 
 HITS: Final = """
 WITH scored AS (
@@ -188,7 +175,7 @@ SELECT chats.id, chats.title, chats.updated, texts.message, texts.body
 FROM numbered JOIN chats ON chats.id = numbered.chat JOIN texts ON texts.number = numbered.id
 WHERE numbered.number <= ? ORDER BY chats.updated DESC, chats.id, numbered.number LIMIT ?
 """
-"""Texts with some of the words, in chats with all of them; of each chat those with the most."""
+"""Texts with any of the words in chats with all of them; of each chat those with the most."""
 
 HAS_WORD: Final = "instr(texts.folded, ?) > 0"
 HAS_LONG_WORD: Final = "texts.number IN (SELECT rowid FROM trigrams WHERE trigrams MATCH ?)"
@@ -196,13 +183,13 @@ HAS_LONG_WORD: Final = "texts.number IN (SELECT rowid FROM trigrams WHERE trigra
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """A message, or the title of a chat, that has words of a search.
+    """A message or chat title that matches a search.
 
     Attributes:
-        message_id: id of the message; `TITLE` for the title.
-        title: the chat's title, marked where that was found.
+        message_id: id of the message, or `TITLE`.
+        title: the chat's title, with marks if it matches.
         text: piece of the message; empty for a title.
-        updated: when the chat was last changed, in seconds since the epoch.
+        updated: time of the chat's last change, in seconds since the epoch.
     """
 
     chat_id: str
@@ -213,16 +200,12 @@ class Hit:
 
     @property
     def is_title(self) -> bool:
-        """Whether the title was found rather than a message."""
+        """Whether the title matches, not a message."""
         return self.message_id == TITLE
 
 
 def searched_text(message: Message) -> str:
-    """Return what is searched in a message: what it shows, without its thought.
-
-    The names of files that go with it are searched, their texts are not; of calls all that their
-    cards show is.
-    """
+    """Return the searchable text of a message: no thoughts, names but not texts of its files."""
     said = message.content
     text = split_thought(said).answer if message.is_answer else said
     names = [file.name for file in message.attachments]
@@ -232,7 +215,7 @@ def searched_text(message: Message) -> str:
 
 
 def index_some(connection: sqlite3.Connection) -> int:
-    """Bring the texts of some messages up to date, the latest first; return how many are left."""
+    """Index some messages, the latest first; return how many are left."""
     query, n_done = "SELECT number, chat, message FROM unindexed ORDER BY number DESC LIMIT ?", 0
     for number, chat, message in connection.execute(query, (MAX_MESSAGES,)).fetchall():
         if n_done > MAX_CHARACTERS:
@@ -251,7 +234,7 @@ def index_some(connection: sqlite3.Connection) -> int:
 
 
 def find_hits(connection: sqlite3.Connection, words: tuple[str, ...]) -> list[Hit]:
-    """Return the hits of folded words, those of the latest chats first."""
+    """Return the hits of folded words, latest chats first."""
     has_index = _has_trigrams(connection)
     conditions, values = [], []
     for word in words:
@@ -279,13 +262,12 @@ def find_hits(connection: sqlite3.Connection, words: tuple[str, ...]) -> list[Hi
 
 
 def _has_trigrams(connection: sqlite3.Connection) -> bool:
-    """Return whether words are found without looking at all texts."""
+    # the file may come from a machine whose SQLite had no trigram tokenizer
     query = "SELECT 1 FROM sqlite_master WHERE name = 'trigrams'"
     return has_trigrams() and connection.execute(query).fetchone() is not None
 
 
 def _body(connection: sqlite3.Connection, chat: str, message: int) -> str | None:
-    """Return the text of a message or a title; None if there is none that can be read."""
     if message == TITLE:
         row = connection.execute("SELECT title FROM chats WHERE id = ?", (chat,)).fetchone()
         return None if row is None else str(row[0])
@@ -301,16 +283,14 @@ def _body(connection: sqlite3.Connection, chat: str, message: int) -> str | None
 log = logging.getLogger(__name__)
 
 SETTLE_MS: Final = 2000
-"""Time without a write, in milliseconds, after which what was written is indexed."""
+"""Milliseconds without a write before new messages are indexed."""
 
 N_BATCHES: Final = 8
-"""Number of times that some messages are indexed before a search, which waits for no more."""
+"""Maximum number of batches indexed before a search."""
 
 
 @dataclass(slots=True, eq=False)
 class _Search:
-    """A search and its hits."""
-
     typed: str
     number: int
     hits: list[Hit] = field(default_factory=list)
@@ -319,8 +299,8 @@ class _Search:
 class ChatFinder(QObject):
     """Search over all chats of a database."""
 
-    found = Signal(str, object)  # what was typed, list of Hit
-    indexed = Signal()  # all that was written
+    found = Signal(str, object)  # query, list of Hit
+    indexed = Signal()  # no message is left to index
 
     def __init__(self, database: ChatDatabase, parent: QObject) -> None:
         super().__init__(parent)
@@ -333,12 +313,12 @@ class ChatFinder(QObject):
 
     @property
     def is_current(self) -> bool:
-        """Whether all chats are indexed, but for what the next search indexes."""
+        """Whether all chats are indexed, except what the next search will index."""
         return self._is_indexed
 
     @Slot()
     def start(self) -> None:
-        """Index what was written and is not indexed."""
+        """Index all messages that are not indexed yet."""
         n_left = 0
 
         def work() -> None:
@@ -361,12 +341,12 @@ class ChatFinder(QObject):
 
     @Slot()
     def note(self) -> None:
-        """Note that chats were written or deleted; they are indexed when no more are."""
+        """Schedule indexing after chats were written or deleted."""
         if not self._is_closed:
             self._settle.start()
 
     def find(self, typed: str) -> None:
-        """Search for what is typed; `found` reports the hits, unless another search follows."""
+        """Search; `found` reports the hits unless another search follows."""
         if self._is_closed:
             return
         self._number += 1
@@ -374,18 +354,17 @@ class ChatFinder(QObject):
         self._jobs.run("find", lambda: self._find(search), lambda e: self._on_found(search, e))
 
     def drop(self) -> None:
-        """Report no hits of any search so far."""
+        """Discard the hits of all searches so far."""
         self._number += 1
 
     def close(self) -> None:
-        """End the thread; what is not indexed is at the next start."""
+        """End the thread; the next start indexes the rest."""
         self._is_closed = True
         self.drop()
         self._settle.stop()
         self._jobs.close()
 
     def _find(self, search: _Search) -> None:
-        """Search, on the thread, also in what was written a moment ago."""
         words = parse_words(search.typed)
         if not words:
             return

@@ -1,7 +1,7 @@
-"""The session of the chats: all chats, the open one, and the answers that are being written.
+"""The session of the chats: all chats, the open one, and the running answers.
 
-Knows the engine client and the store, no widget. In each chat one answer is written at a time; it
-goes on when another chat is opened.
+Uses the engine client and the store, but no widgets. Each chat has at most one running answer,
+which continues when another chat is opened.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from PySide6.QtCore import QObject, Signal, Slot
 from app.chat.answering import AnswerWriter, CutAnswer, WrittenAnswer
 from app.chat.call_flow import CallFlow
 from app.chat.conversation import Conversation, ImageFiles
-from app.chat.images.files import sees
+from app.chat.images.files import reads_images
 from app.chat.library import ChatLibrary
 from app.chat.message import Attachment, ChatImage, Message
 from app.core.engine_client import EngineClient, EngineState
@@ -33,30 +33,29 @@ class ChatSession(QObject):
 
     Args:
         sampling: returns the sampling parameters of a chat; called at the start of each answer.
-        tools: the tools that models may call.
     """
 
     chats_changed = Signal()
     leaving = Signal()  # before another chat is opened
     opened = Signal(object)  # Conversation
-    path_changed = Signal()  # other messages of the open chat are shown now
-    message_changed = Signal(int)  # id of a message of the open chat that has another text
-    shown_at = Signal(int)  # id of a message of the open chat that somebody looks for
+    path_changed = Signal()  # the open chat shows other messages
+    message_changed = Signal(int)  # id of a message of the open chat whose text changed
+    shown_at = Signal(int)  # id of the message of the open chat to scroll to
     answer_text = Signal(str)  # text added to the open chat's last message
     answer_closed = Signal(int)  # id of a message of the open chat
-    busy_changed = Signal(bool)  # whether an answer is being written in the open chat
-    answers_changed = Signal()  # which answers are being written
-    filled = Signal(object, str)  # Conversation that may drop its oldest, sentence that says why
+    busy_changed = Signal(bool)  # whether the open chat has a running answer
+    answers_changed = Signal()  # the set of running answers
+    filled = Signal(object, str)  # Conversation with a full context, sentence about it
     answered = Signal(object)  # Conversation whose answer has ended
     draft_restored = Signal(str)
-    calls_changed = Signal(int)  # id of a message of the open chat that has other calls
-    calls_wait = Signal(object)  # Conversation with calls that wait for a person now
+    calls_changed = Signal(int)  # id of a message of the open chat whose calls changed
+    calls_wait = Signal(object)  # Conversation with calls that wait for approval
     answering = Signal(str)  # id of the chat, before the engine starts to answer
     begun = Signal(object)  # WrittenAnswer
     deleted = Signal(str)
     noticed = Signal(object)  # Notice
     prompt_changed = Signal()  # system prompt of the open chat
-    tools_changed = Signal()  # which tools may be called in the open chat
+    tools_changed = Signal()  # the tools available in the open chat
     model_wanted = Signal()  # for the message in the composer
 
     def __init__(
@@ -68,7 +67,7 @@ class ChatSession(QObject):
         library.noticed.connect(self.noticed)
         library.changed.connect(self.chats_changed)
         self.calls = CallFlow(tools, client, self._go_on_in, self._can_go_on_in, self)
-        self._writer = AnswerWriter(client, sampling, self.calls.offered, self.picture_files, self)
+        self._writer = AnswerWriter(client, sampling, self.calls.offered, self.image_files, self)
         self._writer.beginning.connect(self.answering)
         self._writer.begun.connect(self._on_begun)
         self._writer.begun.connect(self.begun)
@@ -80,29 +79,29 @@ class ChatSession(QObject):
         for part in (self._writer, self.calls):
             part.noticed.connect(self.noticed)
         self.calls.changed.connect(self._on_calls)
-        self.calls.running_changed.connect(self._tell_busy)
+        self.calls.running_changed.connect(self._emit_busy)
         self.calls.wanted.connect(self.calls_wait)
         self.current = Conversation()
 
     @property
     def is_busy(self) -> bool:
-        """Whether an answer is being written, in any chat."""
+        """Whether any chat has a running answer."""
         return bool(self.answers)
 
     @property
     def answers(self) -> list[WrittenAnswer]:
-        """The answers that are being written, the oldest first."""
+        """The running answers, oldest first."""
         return list(self._writer)
 
     @property
     def lost_answers(self) -> list[CutAnswer]:
-        """The answers that the loss of the model has cut off, while they can go on."""
+        """The answers cut off by the loss of the model that can be continued."""
         cuts = [cut for cut in self._writer.cuts if cut.is_lost and cut.can_go_on]
         return [cut for cut in cuts if self.library.opened(cut.chat.id) is cut.chat]
 
     @property
     def answer_here(self) -> WrittenAnswer | None:
-        """The answer that is being written, if it is the last message shown in the open chat."""
+        """The running answer of the open chat, if it is on screen."""
         written, path = self._writer.of(self.current), self.current.messages
         return written if written is not None and path and path[-1] is written.message else None
 
@@ -111,17 +110,15 @@ class ChatSession(QObject):
         """The message of `answer_here`."""
         return None if (written := self.answer_here) is None else written.message
 
-    # chats
-
     def start(self, last_id: str, system_prompt: str) -> None:
-        """Look for the chats and open the one with `last_id`, or a new one."""
+        """Read the chats and open the one with `last_id`, or a new one."""
         self.library.start()
         last = self.library.find(last_id) if last_id else None
         self._open(last or Conversation(system_prompt=system_prompt))
         self.chats_changed.emit()
 
     def new_chat(self, system_prompt: str) -> None:
-        """Open an empty chat, unless the open one is empty."""
+        """Open a new chat, unless the open one is empty."""
         if not self.current.is_empty or self.current.has_draft:
             self._open(Conversation(system_prompt=system_prompt))
             self.chats_changed.emit()
@@ -132,14 +129,14 @@ class ChatSession(QObject):
             self._open(chat)
 
     def open_at(self, chat_id: str, message_id: int) -> None:
-        """Open a chat at one of its messages, in whichever version that is."""
+        """Open a chat at one of its messages, switching to its version."""
         self.open_chat(chat_id)
         if self.current.id == chat_id and message_id in self.current.tree:
             self.choose(message_id)
             self.shown_at.emit(message_id)
 
     def choose(self, message_id: int) -> None:
-        """Show another version of a message, and what has followed it."""
+        """Show another version of a message, and the messages that follow it."""
         before = list(self.current.messages)
         self.current.tree.choose(message_id)
         if before != self.current.messages:
@@ -147,7 +144,7 @@ class ChatSession(QObject):
             self._save_soon(self.current)
 
     def take(self, *chats: Conversation) -> None:
-        """Keep chats that come from elsewhere, and open the last one."""
+        """Add chats, such as imported ones, and open the last one."""
         for chat in chats:
             self.library.save(chat)
         if chats:
@@ -156,21 +153,21 @@ class ChatSession(QObject):
 
     @Slot(str, str)
     def rename(self, chat_id: str, title: str) -> None:
-        """Give a chat the title that a person has chosen."""
+        """Set the title chosen by the user."""
         chat = self.find(chat_id)
         if chat is not None and title.strip():
             self.entitle(chat, title.strip())
 
     @Slot(object, str)
     def entitle(self, chat: Conversation, title: str) -> None:
-        """Give a chat a title that is not changed any more by itself, unless it is gone."""
+        """Set a permanent title, unless the chat was deleted."""
         if self.library.opened(chat.id) is chat:
             chat.title, chat.has_own_title = title, True
             self.library.save(chat)
             self.chats_changed.emit()
 
     def delete(self, chat_ids: Collection[str], system_prompt: str) -> None:
-        """Delete chats; a notice offers to undo it."""
+        """Delete chats; a notice offers to undo that."""
         for one in (*self.answers, *self.calls.runner):
             if one.chat.id in chat_ids:
                 self._writer.cut_off(one.chat)
@@ -198,27 +195,21 @@ class ChatSession(QObject):
         self.noticed.emit(Notice(text, action=tr("Undo"), on_action=undo))
 
     def save_all(self) -> None:
-        """Save the answers under way, and the open chat unless it is and always was empty."""
+        """Save the chats with running answers, and the open one unless it was always empty."""
         for written in self.answers:
             self.library.save(written.chat)
         if self._is_worth_saving(self.current):
             self.library.save(self.current)
 
-    # answers
-
     def send(
         self, text: str, files: tuple[Attachment, ...] = (),
         pictures: tuple[ChatImage, ...] = (), chat: Conversation | None = None,
     ) -> bool:  # fmt: skip
-        """Send a message; return False, and say why, if that is not possible now.
-
-        Args:
-            chat: where; None for the open chat.
-        """
+        """Send a message in `chat`, by default the open one; return whether it was accepted."""
         chat = chat or self.current
         if not (text.strip() or files or pictures) or not self._may_answer(is_message=True):
             return False
-        if self._is_busy_in(chat):  # only what says so, like Stop, ends it
+        if self._is_busy_in(chat):  # only Stop ends an answer
             text = tr(
                 "The answer is still being written. Wait for it, or press Esc to stop it;"
                 " your message stays here as a draft."
@@ -230,17 +221,17 @@ class ChatSession(QObject):
         return True
 
     def regenerate(self, message_id: int = 0) -> None:
-        """Answer a question again; the answer so far stays as a version, if it has any text.
+        """Answer a question again; the previous answer stays as a version unless it is empty.
 
         Args:
-            message_id: id of the answer, or of the question; 0 for the last one that is shown.
+            message_id: id of the answer or the question; 0 for the last message.
         """
         chat = self.current
         if not chat.is_empty and self._may_answer():
             self._writer.answer_again(chat, chat.tree[message_id or chat.messages[-1].id])
 
     def edit(self, message_id: int, text: str) -> bool:
-        """Ask a question in other words, in a branch of its own; return False as `send` does."""
+        """Send an edited question as a new branch; return False as `send` does."""
         old = self.current.tree[message_id]
         if not (text.strip() or old.has_files) or not self._may_answer():
             return False
@@ -248,16 +239,13 @@ class ChatSession(QObject):
         return True
 
     def go_on(self) -> None:
-        """Continue the last answer where it ended, or behind the results of its calls."""
+        """Continue the last answer where it ended, or after the results of its calls."""
         messages = self.current.messages
         if messages and messages[-1].is_answer and self._may_answer():
             self._writer.go_on(self.current)
 
     def resume(self) -> None:
-        """Go on with the answers that the loss of the model has cut off, from their last tokens.
-
-        The chat of one of them is open afterwards.
-        """
+        """Continue `lost_answers` from their last tokens, and open one of their chats."""
         if not (cuts := self.lost_answers) or not self._may_answer():
             return
         if all(cut.chat is not self.current for cut in cuts):
@@ -270,17 +258,17 @@ class ChatSession(QObject):
             self._writer.go_on(cut.chat)
 
     def stop(self) -> None:
-        """Have the answer in the open chat end with what it has, and its calls."""
+        """Stop the answer and the calls of the open chat."""
         self.stop_answer(self.current.id)
 
     def stop_answer(self, chat_id: str) -> None:
-        """Have the answer in a chat end with what it has, and its calls."""
+        """Stop the answer and the calls of a chat."""
         if (chat := self.library.opened(chat_id)) is not None:
             self._writer.stop(chat)
             self.calls.stop(chat)
 
     def stop_all(self) -> None:
-        """Have all answers end with what they have."""
+        """Stop all answers."""
         for written in self.answers:
             self._writer.stop(written.chat)
 
@@ -292,19 +280,19 @@ class ChatSession(QObject):
         self.library.close()
 
     def flush(self) -> None:
-        """Wait until all that is to be saved is on the disk."""
+        """Wait until everything is saved."""
         self.library.flush()
 
     def find(self, chat_id: str) -> Conversation | None:
-        """Return the chat with an id, if there is one."""
+        """Return the chat with an id, or None."""
         return self.library.find(chat_id)
 
     def is_writing(self, message: Message) -> bool:
-        """Return whether the engine is writing this answer."""
+        """Return whether this answer is running."""
         return self._writer.at(message) is not None
 
     def end_answer(self, messages: Iterable[Message]) -> None:
-        """End an answer that is being written, if it is one of these, and calls of these."""
+        """Stop the running answer and calls of these messages."""
         found = list(messages)
         self.calls.stop(self.current, found)
         for message in found:
@@ -312,12 +300,10 @@ class ChatSession(QObject):
                 self._writer.cut_off(written.chat)
 
     def keep(self, chat: Conversation) -> None:
-        """Save a chat whose messages have changed."""
+        """Save a chat after a change of its messages."""
         chat.updated = time.time()
         self.library.save(chat)
         self.chats_changed.emit()
-
-    # what a person chooses for one chat; it is saved with it
 
     def set_draft(self, text: str) -> None:
         self.current.draft = text
@@ -329,13 +315,13 @@ class ChatSession(QObject):
         self._save_soon(self.current)
 
     def set_sampling(self, chosen: dict[str, Any] | None, chat: Conversation | None = None) -> None:
-        """Give the open chat, or another one, values of sampling of its own; None takes them."""
+        """Set a chat's own sampling values (default: the open chat); None for the global ones."""
         chat = chat or self.current
         chat.sampling = chosen
         self._save_soon(chat)
 
     def set_draft_files(self, paths: tuple[str, ...]) -> None:
-        """Note the files that shall go with the open chat's next message."""
+        """Set the files of the open chat's draft."""
         if paths != self.current.draft_files:
             self.current.draft_files = paths
             self._save_soon(self.current)
@@ -343,38 +329,36 @@ class ChatSession(QObject):
     def set_draft_pictures(
         self, pictures: tuple[ChatImage, ...], chat: Conversation | None = None
     ) -> None:
-        """Note the pictures that shall go with the next message of the open chat, or another."""
+        """Set the images of a chat's draft (default: the open chat)."""
         chat = chat or self.current
         chat.draft_pictures = pictures
         self._save_soon(chat)
 
     def set_thinking(self, thinks: bool) -> None:
-        """Set whether models shall think before they answer in the open chat."""
+        """Set whether models think before they answer in the open chat."""
         self.current.thinks = thinks
         self._save_soon(self.current)
 
     def set_effort(self, effort: str) -> None:
-        """Set how much models shall think in the open chat; "" as their templates have it."""
+        """Set the reasoning effort in the open chat; "" for the template's default."""
         self.current.effort = effort
         self._save_soon(self.current)
 
     def set_tools(self, *, used: bool, servers_off: tuple[str, ...]) -> None:
-        """Set whether models may call tools in the open chat, and those of which servers not."""
+        """Set whether models may call tools in the open chat, and which servers are disabled."""
         self.current.uses_tools, self.current.servers_off = used, servers_off
         self.tools_changed.emit()
         self._save_soon(self.current)
 
-    def picture_files(self, chat: Conversation) -> ImageFiles:
-        """Return where the pictures of a chat are; none for a model that cannot see."""
-        folder, can_see = self.library.pictures, sees(self._client.model)
+    def image_files(self, chat: Conversation) -> ImageFiles:
+        """Return the lookup of a chat's images; none for a model without vision."""
+        folder, can_see = self.library.store.images, reads_images(self._client.model)
 
         def file_of(picture: ChatImage) -> ImageFile | None:
             path = folder.path(chat, picture)
             return ImageFile(str(path)) if can_see and path.is_file() else None
 
         return file_of
-
-    # inside
 
     def _open(self, chat: Conversation) -> None:
         if chat is not self.current:
@@ -386,9 +370,9 @@ class ChatSession(QObject):
         self.current = chat
         self.opened.emit(chat)
         self.draft_restored.emit(chat.draft)
-        self._tell_busy()
+        self._emit_busy()
 
-    def _tell_busy(self) -> None:
+    def _emit_busy(self) -> None:
         self.busy_changed.emit(self._is_busy_in(self.current))
 
     def _is_busy_in(self, chat: Conversation) -> bool:
@@ -440,7 +424,7 @@ class ChatSession(QObject):
 
     @Slot()
     def _on_answers(self) -> None:
-        self._tell_busy()
+        self._emit_busy()
         self.answers_changed.emit()
 
     @Slot(object, object)

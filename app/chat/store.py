@@ -1,8 +1,7 @@
-"""The store of the chats: reads and writes them, and brings in those of older versions.
+"""The store of the chats: reads and writes them, and imports those of older versions.
 
-Several windows may share the folder: a chat that did not change here is not written, and one that
-another window changed meanwhile is not written over. Old files that cannot be read are left alone
-and listed; they never keep the window from opening.
+Several windows may share the folder: unchanged chats are not written, and chats changed by another
+window are not overwritten. Unreadable old files are listed and left alone.
 """
 
 from __future__ import annotations
@@ -31,47 +30,42 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 FILE: Final = "chats.db"
-"""Name of the database in the folder."""
-
 DAMAGED: Final = "chats-damaged-*.db"
-"""Names of databases that were set aside."""
 
 OLD_FOLDER: Final = "json"
-"""Name of the folder in which the files of older versions are kept once they were read."""
+"""Folder for the files of older versions after import."""
 
 READ_AT_ONCE = 1 << 20
-"""Most bytes of old files that are read before the window shows, in some 10 ms."""
+"""Maximum bytes of old files read before the window shows, in some 10 ms."""
 
 UNREADABLE = OSError, ValueError, RecursionError
-"""Errors that say that there is no whole chat, or that it cannot be read."""
+"""Errors raised by an unreadable, missing or damaged chat."""
 
 DeletedRows = dict[str, list[tuple[Any, ...]]]
 """Rows of a deleted chat, by table."""
 
 
 class ChatStoreError(Exception):
-    """A failure to save or delete a chat; its text is a sentence for a person."""
+    """A chat could not be saved or deleted; the message is shown to the user."""
 
 
 class ChatConflict(ChatStoreError):
-    """A chat that another window has changed or deleted."""
+    """A chat was changed or deleted by another window."""
 
 
 @dataclass(slots=True)
 class _Known:
-    """A chat as it was last read or written."""
-
     chat: Conversation
     version: int
 
 
 @dataclass(slots=True)
 class Survey:
-    """What is in the folder.
+    """The contents of the folder.
 
     Attributes:
-        unread: ids of chats of older versions that are still to be read.
-        damaged: files that cannot be read.
+        unread: ids of old chats still to be imported.
+        damaged: unreadable files.
     """
 
     summaries: list[ChatSummary] = field(default_factory=list)
@@ -80,11 +74,7 @@ class Survey:
 
 
 class ChatStore:
-    """The chats of one folder: one thread writes, another may read those that are not written.
-
-    Attributes:
-        folder: folder of the database, of pictures, and of files of older versions.
-    """
+    """The chats of one folder: one thread writes; another may read chats not being written."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -93,14 +83,14 @@ class ChatStore:
         self._n_set_aside = 0  # databases whose chats are not in `_known`
 
     @cached_property
-    def pictures(self) -> ImageFolder:
-        """Pictures of the chats, in folders beside the database."""
+    def images(self) -> ImageFolder:
+        """Images of the chats, in folders next to the database."""
         from app.chat.images.files import ImageFolder  # late: the window shows without it
 
         return ImageFolder(self.folder)
 
     def survey(self) -> Survey:
-        """Return what there is; bring in chats of older versions, as far as that takes no time."""
+        """Return the contents; import the newest old chats, up to `READ_AT_ONCE`."""
         files = [(_stamps(path), path) for path in old_files(self.folder)]
         files.sort(key=lambda one: one[0][0] or (0,), reverse=True)
         sizes = accumulate(sum(s[2] for s in stamps if s is not None) for stamps, _ in files)
@@ -116,14 +106,14 @@ class ChatStore:
         return found
 
     def set_aside(self) -> list[DamagedChat]:
-        """Return the damaged databases that were replaced, also by earlier windows."""
+        """Return the damaged databases that this or an earlier window has replaced."""
         paths = sorted(self.folder.glob(DAMAGED)) if self.folder.is_dir() else []
-        return [DamagedChat(path, tr("it holds no whole chat")) for path in paths]
+        return [DamagedChat(path, tr("it holds no intact chat")) for path in paths]
 
     def bring_in(self, chat_ids: Iterable[str]) -> Survey:
-        """Read files of older versions into the database, and put them into a folder of their own.
+        """Import files of older versions into the database, and move them to `OLD_FOLDER`.
 
-        Files that cannot be read stay. Those that cannot be brought in now are read next time.
+        Unreadable files stay; if writing fails, the next start tries again.
         """
         found, read = Survey(), list[OldChat]()
         for chat_id in chat_ids:
@@ -131,7 +121,7 @@ class ChatStore:
             try:
                 read.append(read_old(path))
             except FileNotFoundError:
-                continue  # another window has brought it in
+                continue  # another window has imported it
             except UNREADABLE as error:
                 found.damaged.append(DamagedChat(path, why_unreadable(error)))
                 log.info("%s is skipped: %s", path.name, error)
@@ -142,8 +132,8 @@ class ChatStore:
             found.damaged += [DamagedChat(one.path, why_unreadable(error)) for one in read]
             return found
         for one in read:
-            if one.chat.origin:  # it has another id now
-                self.pictures.complete(one.chat)
+            if one.chat.origin:  # it got a new id
+                self.images.complete(one.chat)
             with suppress(OSError):
                 (self.folder / OLD_FOLDER).mkdir(exist_ok=True)
                 for path in (one.path, one.path.with_suffix(JOURNAL)):
@@ -152,17 +142,13 @@ class ChatStore:
         return found
 
     def summaries(self) -> list[ChatSummary]:
-        """Return the summaries of all chats in the database.
-
-        Raises:
-            OSError, ValueError: it cannot be read.
-        """
+        """Return the summaries of all chats (raises OSError or ValueError)."""
         query = "SELECT id, title, updated FROM chats ORDER BY updated DESC"
         rows = self.database.read(lambda file: file.execute(query).fetchall())
         return [ChatSummary(*row) for row in rows]
 
     def load(self) -> list[Conversation]:
-        """Return all chats in the database that can be read, newest first."""
+        """Return all readable chats in the database, newest first."""
         chats = []
         for summary in self.summaries():
             with suppress(*UNREADABLE):
@@ -170,12 +156,10 @@ class ChatStore:
         return chats
 
     def read(self, chat_id: str) -> Conversation:
-        """Return a chat as it is on the disk now.
-
-        One of an older version need not have been brought in.
+        """Return a chat as stored on disk, imported or not.
 
         Raises:
-            OSError, ValueError, RecursionError: it is gone or damaged.
+            OSError, ValueError, RecursionError: it is missing or damaged.
         """
         found = self.database.read(lambda file: get_chat(file, chat_id))
         if found is None:
@@ -184,32 +168,33 @@ class ChatStore:
         return found[0].copy()
 
     def save(self, chat: Conversation) -> None:
-        """Write what differs in one chat from its last read or written version.
+        """Write the changes of a chat since it was last read or written.
 
         Raises:
-            ChatConflict: another window has written it since then, or deleted it.
-            ChatStoreError: the disk is full or the folder cannot be written.
+            ChatConflict: another window has since written or deleted it.
+            ChatStoreError: the disk is full or the folder is read-only.
         """
         if not SAFE_ID.fullmatch(chat.id):
-            raise ValueError(f"no chat id: {chat.id!r}")
+            raise ValueError(f"not a chat id: {chat.id!r}")
         known = self._known.get(chat.id)
         if known is not None and known.chat == chat:
             return
 
         def write(file: sqlite3.Connection) -> int:
-            is_replaced = len(self.database.set_aside) > self._n_set_aside  # with less in it now
+            is_replaced = len(self.database.set_aside) > self._n_set_aside  # may have lost chats
             if known is not None and not is_replaced and version_of(file, chat.id) != known.version:
                 text = tr("“{chat}” was changed in another window.")
                 raise ChatConflict(text.format(chat=chat.shown_title))
             return put_chat(file, chat, None if known is None or is_replaced else known.chat.tree)
 
         try:
-            self.pictures.complete(chat)
+            self.images.complete(chat)
             version = self.database.write(write)
         except (OSError, NewerChat) as error:
             raise ChatStoreError(
                 tr(
-                    "The chat could not be saved ({why}); it is kept until the window closes."
+                    "The chat could not be saved ({why}). It is kept in memory until the window"
+                    " closes."
                 ).format(why=reason_of(error))
             ) from error
         if len(self.database.set_aside) > self._n_set_aside:
@@ -218,13 +203,9 @@ class ChatStore:
         self._known[chat.id] = _Known(chat.copy(), version)
 
     def delete(self, chat_id: str) -> DeletedRows:
-        """Delete one chat, if there is one, and return what `restore` needs.
-
-        Raises:
-            ChatStoreError: it cannot be removed.
-        """
+        """Delete a chat, and return the argument of `restore` (raises ChatStoreError)."""
         if not SAFE_ID.fullmatch(chat_id):
-            raise ValueError(f"no chat id: {chat_id!r}")
+            raise ValueError(f"not a chat id: {chat_id!r}")
 
         def remove(file: sqlite3.Connection) -> DeletedRows:
             rows = {
@@ -238,7 +219,7 @@ class ChatStore:
             rows = self.database.write(remove) if self.database.path.exists() else {}
             for suffix in (SUFFIX, JOURNAL):
                 (self.folder / OLD_FOLDER / f"{chat_id}{suffix}").unlink(missing_ok=True)
-            self.pictures.hide(chat_id)
+            self.images.hide(chat_id)
         except (OSError, NewerChat) as error:
             raise ChatStoreError(
                 tr("The chat could not be deleted ({why}).").format(why=reason_of(error))
@@ -248,11 +229,7 @@ class ChatStore:
         return rows
 
     def restore(self, deleted: DeletedRows) -> None:
-        """Bring back a chat that was deleted.
-
-        Raises:
-            ChatStoreError: the disk is full or the folder cannot be written.
-        """
+        """Restore a deleted chat (raises ChatStoreError)."""
 
         def write(file: sqlite3.Connection) -> None:
             for table, rows in deleted.items():
@@ -270,44 +247,39 @@ class ChatStore:
         try:
             self.database.write(write)
             for chat_id, *_ in deleted["chats"]:
-                self.pictures.bring_back(chat_id)
+                self.images.bring_back(chat_id)
         except (OSError, NewerChat) as error:
-            text = tr("The chat could not be brought back ({why}).")
+            text = tr("The chat could not be restored ({why}).")
             raise ChatStoreError(text.format(why=reason_of(error))) from error
 
     def tidy(self) -> None:
-        """Sweep what killed windows left, and pictures of no chat."""
+        """Delete leftovers of killed windows, and orphaned images."""
         sweep_temporaries(self.folder)
         versions = self.database.read(
             lambda file: dict(file.execute("SELECT id, version FROM chats").fetchall())
         )
         known = list(self._known.items())
         settled = [one.chat for chat_id, one in known if versions.get(chat_id) == one.version]
-        self.pictures.tidy(
-            settled, versions.keys() | {path.stem for path in old_files(self.folder)}
-        )
+        self.images.tidy(settled, versions.keys() | {path.stem for path in old_files(self.folder)})
 
 
 COLUMNS: Final = {
     "chats": ("id", "id, version, title, updated, head"),
     "messages": ("chat", "chat, id, data"),
 }
-"""Of each table of the chats the column with a chat's id, and those that make up a row."""
+"""The column with the chat's id, and all columns to restore, by table."""
 
 
 def why_unreadable(error: Exception) -> str:
     """Return why a chat cannot be read, as the end of a sentence."""
     if isinstance(error, OSError):
         return reason_of(error)
-    return str(error) if isinstance(error, NewerChat) else tr("it holds no whole chat")
+    return str(error) if isinstance(error, NewerChat) else tr("it holds no intact chat")
 
 
 def _import(file: sqlite3.Connection, read: Iterable[OldChat]) -> list[ChatSummary]:
-    """Write chats of older versions; return the summaries of those that are new.
-
-    A file that was read before, though it could not be moved, is left out. A chat that is there
-    with another content gets an id of its own: both are kept.
-    """
+    # skips files that were imported before but could not be moved; a different chat with the same
+    # id is kept, and the imported one gets a new id
     found = []
     for one in read:
         stamps, chat = json.dumps(one.stamps), one.chat
@@ -317,7 +289,7 @@ def _import(file: sqlite3.Connection, read: Iterable[OldChat]) -> list[ChatSumma
         file.execute("INSERT OR REPLACE INTO imported VALUES (?, ?)", (one.path.name, stamps))
         try:
             there = get_chat(file, chat.id)
-        except (ValueError, RecursionError):  # the file is whole
+        except (ValueError, RecursionError):  # the stored chat is damaged, the file is not
             there = None
         if there is not None:
             if there[0] == chat:
@@ -329,8 +301,7 @@ def _import(file: sqlite3.Connection, read: Iterable[OldChat]) -> list[ChatSumma
 
 
 def _stamps(path: Path) -> Stamps:
-    """Return the stamps of a chat, or none where the system refuses them: reading says why."""
     try:
         return stamps_of(path)
-    except OSError:
+    except OSError:  # reading the chat will report it
         return None, None

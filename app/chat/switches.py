@@ -1,4 +1,4 @@
-"""Buttons of the composer: whether the model thinks, how much, and which tools it may call."""
+"""Buttons of the composer: thinking, reasoning effort, and tools."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from app.tools.page.tool_session import ToolSession
     from app.tools.server_store import ToolServerState
 
-BY_TEMPLATE = tr_later("As the model has it")
+BY_TEMPLATE = tr_later("Model default")
 LEVELS = dict(
     zip(
         ("", *EFFORTS),
@@ -28,16 +28,11 @@ LEVELS = dict(
         strict=True,
     )
 )
-"""Names of how much a model thinks, by the word that its chat template is told."""
+"""Display names by `reasoning_effort`."""
 
 
 class ThinkingSwitch(QObject):
-    """Buttons of the composer, there while the model's chat template asks for such wishes.
-
-    Attributes:
-        button: whether the model thinks.
-        effort: how much it thinks, with a menu.
-    """
+    """The buttons for thinking and its effort, shown if the chat template supports them."""
 
     def __init__(
         self, composer: Composer, session: ChatSession, client: EngineClient, parent: QObject
@@ -59,7 +54,7 @@ class ThinkingSwitch(QObject):
 
     @Slot()
     def refresh(self) -> None:
-        """Show the wish of the open chat; without one, templates have models think."""
+        """Show the options of the open chat; the default of templates is to think."""
         model = self._client.model
         self.button.setVisible(model is not None and model.info.can_think)
         self.button.setChecked(self._session.current.thinks is not False)
@@ -70,7 +65,7 @@ class ThinkingSwitch(QObject):
         level = tr(LEVELS[chosen])
         text = tr("Effort: {level}").format(level=level.lower()) if chosen else tr("Effort")
         self.effort.setText(f"{caption_text(text)} ▾")
-        self.effort.setAccessibleName(tr("Effort of thinking: {level}").format(level=level))
+        self.effort.setAccessibleName(tr("Reasoning effort: {level}").format(level=level))
 
     def _make_effort(self) -> tuple[QPushButton, QActionGroup]:
         made = button("", "chip")
@@ -94,11 +89,7 @@ class ThinkingSwitch(QObject):
 
 
 class ToolSwitch(QObject):
-    """Button of the composer with a menu of servers, there while one of them is on.
-
-    Attributes:
-        button: says how many tools models may call in the open chat.
-    """
+    """The button with the number of tools and a menu of servers, shown if one is enabled."""
 
     def __init__(
         self, composer: Composer, session: ChatSession, source: ToolSession, parent: QObject
@@ -118,7 +109,7 @@ class ToolSwitch(QObject):
 
     @Slot()
     def refresh(self) -> None:
-        """Show how many tools there are for the open chat."""
+        """Show the number of tools in the open chat."""
         self.button.setVisible(bool(self._servers()))
         n = len(self._session.calls.offered(self._session.current))
         is_used = self._session.current.uses_tools
@@ -131,7 +122,6 @@ class ToolSwitch(QObject):
 
     @Slot()
     def _fill(self) -> None:
-        """Offer all servers as they are now."""
         chat = self._session.current
         self.menu.clear()
         whole = self.menu.addAction(caption_text(tr("Tools in this chat")))
@@ -163,4 +153,4 @@ def _state_text(state: ToolServerState) -> str:
         hidden = state.server.hidden
         n = sum(tool.name not in hidden for tool in state.tools)
         return tr_n("{n} tool", "{n} tools", n)
-    return tr("is being started") if state.status == "starting" else tr("not available")
+    return tr("starting") if state.status == "starting" else tr("not available")

@@ -1,4 +1,4 @@
-"""A call of a tool in a chat, with what has come of it."""
+"""Tool calls of chats, with their states and results."""
 
 from __future__ import annotations
 
@@ -14,14 +14,13 @@ from app.tools.server_store import ServerTool
 from engine import ChatMessage, ToolCall, ToolCallBegun, ToolCallText
 
 CallState = Literal["writing", "cut", "waiting", "running", "done", "failed", "refused", "stopped"]
-"""State of a call: a model writes it, its answer ended before it was whole, a person is asked
-whether it may run, it runs, has ended."""
+"""State of a call: "cut" if its answer ended before it was complete, "waiting" for approval."""
 
 STATES: Final = get_args(CallState)
 
 
 class CallStep(Enum):
-    """A step that a person can take with a call."""
+    """An action of the user on a call."""
 
     RUN = "run"
     REFUSE = "refuse"
@@ -30,16 +29,16 @@ class CallStep(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """A call of a tool that a model has asked for.
+    """A tool call of an answer.
 
     Attributes:
-        id: name of the call, by which its result refers to it.
-        name: name of the tool among those of all servers, as models call it.
-        server: name of the tool's server; "" where there is no such tool.
-        title: name of the tool as it is shown.
-        arguments: text of a JSON object, as far as it is written.
-        result: what the tool has returned, or why it has not.
-        extra: what else a file said of the call; it is written again as it was.
+        id: id of the call, to which its result refers.
+        name: name of the tool as models call it, unique among all servers.
+        server: name of the tool's server; "" for an unknown tool.
+        title: display name of the tool.
+        arguments: JSON object as text, as far as it is written.
+        result: result of the tool, or the reason why there is none.
+        extra: unknown entries of a file, written back unchanged.
     """
 
     id: str
@@ -53,15 +52,15 @@ class ToolUse:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> ToolUse:
-        """Return the call of a chat's file; one that ran when the file was written has stopped.
+        """Return the call of a chat's JSON; one stored while running counts as stopped.
 
         Raises:
-            TypeError, KeyError, AttributeError: the data is no call.
+            TypeError, KeyError, AttributeError: the data is invalid.
         """
         known = [spec.name for spec in fields(cls) if spec.name != "extra"]
         values = {name: data[name] for name in known}
         if not all(isinstance(value, str) for value in values.values()):
-            raise TypeError(f"no call: {values!r}")
+            raise TypeError(f"not a call: {values!r}")
         if values["state"] == "running" or values["state"] not in STATES:
             values["state"] = "stopped"
         extra = {name: value for name, value in data.items() if name not in known}
@@ -69,12 +68,12 @@ class ToolUse:
 
     @property
     def is_open(self) -> bool:
-        """Whether the call may still get a result: it waits or runs."""
+        """Whether the call may still get a result."""
         return self.state in ("waiting", "running")
 
 
 def read_arguments(text: str) -> dict[str, Any] | None:
-    """Return the arguments of a call; None if the text is no JSON object."""
+    """Return the arguments of a call; None if the text is not a JSON object."""
     try:
         found = json.loads(text or "{}")
     except (ValueError, RecursionError):
@@ -83,7 +82,7 @@ def read_arguments(text: str) -> dict[str, Any] | None:
 
 
 def with_stopped(calls: Iterable[ToolUse], *states: CallState) -> tuple[ToolUse, ...]:
-    """Return calls of which those in some states have stopped."""
+    """Return the calls, with those in some states stopped."""
     return tuple(replace(call, state="stopped") if call.state in states else call for call in calls)
 
 
@@ -95,10 +94,10 @@ def with_event(
 ) -> Calls:
     """Return the calls of an answer after an event.
 
-    A call with the number of an earlier one is written anew, with all that follow it.
+    A call with the index of an earlier one replaces that one and all that follow it.
 
     Args:
-        offers: the tools that the model was told of.
+        offers: the tools that the model may call.
     """
     if isinstance(event, ToolCallBegun):
         return (*calls[: event.index], _begun(event, calls[: event.index], offers))
@@ -110,21 +109,19 @@ def with_event(
 
 
 def ended(calls: Calls, reason: str, *, is_whole: bool) -> Calls:
-    """Return the calls of an answer that has ended.
-
-    Those of one that a failure has cut off stay as they are, so that it can go on inside of one.
+    """Return the calls of a finished answer.
 
     Args:
-        reason: reason of the end.
-        is_whole: whether the model itself has ended it; else the last call is not whole.
+        reason: why the answer ended.
+        is_whole: whether the model itself ended it; otherwise the last call is incomplete.
     """
-    if reason == "failed":
+    if reason == "failed":  # the answer may be continued inside a call
         return calls
     if reason == "cancelled":
         return tuple(replace(c, state="stopped") if c.state == "writing" else c for c in calls)
     found = [_checked(call) if call.state == "writing" else call for call in calls]
     if found and not is_whole and calls[-1].state == "writing":
-        text = tr("The answer ended before this call was whole, so it did not run.")
+        text = tr("The answer ended before this call was complete, so it did not run.")
         found[-1] = replace(calls[-1], state="cut", result=text)
     return tuple(found)
 
@@ -139,12 +136,11 @@ def _begun(event: ToolCallBegun, before: Calls, offers: Sequence[ServerTool]) ->
 
 
 def _checked(call: ToolUse) -> ToolUse:
-    """Return a whole call, which waits for a person if it can run."""
     if not call.server:
         text = tr("There is no tool {name}.").format(name=call.name)
         return replace(call, state="failed", result=text)
     if read_arguments(call.arguments) is None:
-        return replace(call, state="failed", result=tr("The arguments are no JSON object."))
+        return replace(call, state="failed", result=tr("The arguments are not a JSON object."))
     return replace(call, state="waiting")
 
 
@@ -158,26 +154,21 @@ WITHOUT_RESULT: Final[dict[CallState, str]] = {
     "refused": "The user has refused this call.",
     "stopped": "The user has stopped this call before it had a result.",
 }
-"""What a model is told of a call in a state that has no result of its own."""
+"""Results for the model of calls without one."""
 
 
 def call_turns(text: str, thought: str, calls: Sequence[ToolUse]) -> list[ChatMessage]:
-    """Return the turns of an answer with calls: the answer, and a result for each call.
-
-    Args:
-        text: what the answer says.
-        thought: thought in front of it; "" to leave it out.
-    """
-    asked = tuple(ToolCall(call.name, _arguments(call), call.id) for call in calls)
+    """Return the turns of an answer with calls: the answer, and the result of each call."""
+    tool_calls = tuple(ToolCall(call.name, _arguments(call), call.id) for call in calls)
     results = [
         ChatMessage("tool", _result_text(call), tool_call_id=call.id, name=call.name)
         for call in calls
     ]
-    return [ChatMessage("assistant", text.strip(), thought, asked), *results]
+    return [ChatMessage("assistant", text.strip(), thought, tool_calls), *results]
 
 
 def _arguments(call: ToolUse) -> str:
-    """Return arguments that a template can read; those that cannot be are left out."""
+    # templates parse them as JSON
     is_object = bool(call.arguments) and read_arguments(call.arguments) is not None
     return call.arguments if is_object else "{}"
 

@@ -1,9 +1,8 @@
-"""The tree of a chat's messages: versions of questions and answers, and the path that is shown.
+"""The tree of a chat's messages: versions of questions and answers, and the path on screen.
 
-Each message follows another, its parent, or none. Messages with the same parent are *versions* of
-each other: answers to one question, or the ways a question was worded. At each fork one version is
-chosen, the newest unless a person has gone back to another. The *path* goes from the first message
-along what is chosen to a message that nothing follows.
+Messages with the same parent are *versions* of each other: answers to one question, or edits of a
+question. At each fork one version is chosen, by default the newest. The *path* leads from the first
+message along the chosen versions to a leaf.
 """
 
 from __future__ import annotations
@@ -19,14 +18,14 @@ ROOT = 0
 
 @dataclass(frozen=True, slots=True)
 class Removed:
-    """What was taken out of a tree, and what it takes to bring that back.
+    """Removed nodes, and the data to restore them.
 
     Attributes:
-        nodes: nodes by rising id; all others follow the first one.
-        above: ids of the nodes before the first one, from the tree's beginning.
-        followers: ids of the nodes that have followed the first one and stayed.
-        chosen: version chosen after each of the nodes, by its id.
-        was_chosen: whether the first node was the chosen one of its versions.
+        nodes: nodes by ascending id; the others descend from the first one.
+        above: ids of the ancestors of the first node, from the root.
+        followers: ids of the remaining children of the first node.
+        chosen: chosen child of each node, by the node's id.
+        was_chosen: whether the first node was the chosen version.
     """
 
     nodes: tuple[Message, ...]
@@ -39,16 +38,15 @@ class Removed:
 class MessageTree:
     """Messages by id, with one chosen version at each fork.
 
-    Ids are never given twice while the tree lives, so what was removed can come back. A parent's id
-    is smaller than those of its children, so there are no cycles.
+    Ids are never reused while the tree exists, so removed nodes can be restored. Parents have
+    smaller ids than their children, so there are no cycles.
     """
 
     def __init__(self, nodes: Iterable[Message] = (), chosen: Iterable[int] = ()) -> None:
         """Make a tree of nodes with their ids and parents.
 
         Args:
-            chosen: ids of the chosen versions that are not the newest; ids that there are not are
-                left out.
+            chosen: ids of the chosen versions that are not the newest; unknown ids are ignored.
 
         Raises:
             ValueError: ids are not unique or not positive, or a parent is missing or not older.
@@ -56,7 +54,7 @@ class MessageTree:
         self._nodes: dict[int, Message] = {}
         self._children: dict[int, list[int]] = {ROOT: []}
         self._chosen: dict[int, int] = {}
-        self._path: list[Message] | None = None  # as long as it holds
+        self._path: list[Message] | None = None  # cached until the tree changes
         self._last_id = ROOT
         for node in sorted(nodes, key=lambda node: node.id):
             self._insert(node)
@@ -66,7 +64,6 @@ class MessageTree:
                 self._set(parent, self._children[parent], number)
 
     def __eq__(self, other: object) -> bool:
-        """Return whether the nodes, their places and the chosen versions are the same."""
         if not isinstance(other, MessageTree):
             return NotImplemented
         return self._chosen == other._chosen and self._nodes == other._nodes
@@ -77,7 +74,7 @@ class MessageTree:
         return len(self._nodes)
 
     def __iter__(self) -> Iterator[Message]:
-        """Yield all nodes by rising id, so parents before their children."""
+        """Yield all nodes by ascending id, so parents before their children."""
         return iter([self._nodes[number] for number in sorted(self._nodes)])
 
     def __contains__(self, number: int) -> bool:
@@ -87,27 +84,27 @@ class MessageTree:
         return self._nodes[number]
 
     def get(self, number: int) -> Message | None:
-        """Return the node with an id, if there is one."""
+        """Return the node with an id, or None."""
         return self._nodes.get(number)
 
     @property
     def chosen(self) -> list[int]:
-        """Ids of the chosen versions that are not the newest, rising."""
+        """Ids of the chosen versions that are not the newest, ascending."""
         return sorted(self._chosen.values())
 
     @property
     def path(self) -> Sequence[Message]:
-        """The nodes from the first one along the chosen versions to the last one."""
+        """The nodes on screen: from the first one along the chosen versions."""
         if self._path is None:
             self._path = list(self._down(ROOT))
         return self._path
 
     def versions(self, number: int) -> tuple[Message, ...]:
-        """Return a node and those beside it, oldest first."""
+        """Return a node and its siblings, oldest first."""
         return tuple(self._nodes[n] for n in self._children[self._nodes[number].parent])
 
     def above(self, number: int) -> tuple[Message, ...]:
-        """Return the nodes from the first one to the parent of a node."""
+        """Return the ancestors of a node, from the first one to its parent."""
         found, parent = [], self._nodes[number].parent
         while parent != ROOT:
             found.append(self._nodes[parent])
@@ -115,7 +112,7 @@ class MessageTree:
         return tuple(reversed(found))
 
     def branch(self, number: int) -> tuple[Message, ...]:
-        """Return a node and all that follow it in any version, by rising id."""
+        """Return a node and all its descendants, by ascending id."""
         found, left = [], [number]
         while left:
             found.append(n := left.pop())
@@ -129,25 +126,25 @@ class MessageTree:
         return node
 
     def choose(self, number: int) -> None:
-        """Let the path lead through a node; behind it, to what was chosen there before."""
+        """Route the path through a node."""
         while number != ROOT:
             parent = self._nodes[number].parent
             self._set(parent, self._children[parent], number)
             number = parent
 
     def remove(self, number: int) -> Removed:
-        """Take out one node; what has followed it follows its parent now."""
+        """Remove one node; its children move to its parent."""
         return self._remove((self._nodes[number],), tuple(self._children[number]))
 
     def remove_branch(self, number: int) -> Removed:
-        """Take out a node and all that follow it in any version."""
+        """Remove a node and all its descendants."""
         return self._remove(self.branch(number), ())
 
     def restore(self, removed: Removed) -> None:
-        """Bring back what `remove` or `remove_branch` has taken out, and choose it if it was.
+        """Undo `remove` or `remove_branch`.
 
-        Where its parent is gone, it follows the nearest node above that is left. The nodes that
-        have followed it do so again, unless they are gone or stand elsewhere now.
+        If its parent was removed, the first node follows the nearest remaining ancestor. Its former
+        children follow it again, unless they were removed or moved.
         """
         first = removed.nodes[0]
         parent = next((n for n in reversed(removed.above) if n in self._nodes), ROOT)
@@ -169,18 +166,12 @@ class MessageTree:
         self._set(parent, sorted([*stayed, first.id]), first.id if is_chosen else shown)
 
     def copy(self, copied: Callable[[Message], Message]) -> MessageTree:
-        """Return a tree of copied nodes.
-
-        Args:
-            copied: returns a copy of a node.
-        """
+        """Return a tree of nodes copied by `copied`."""
         tree = MessageTree()
         tree._nodes = {number: copied(node) for number, node in self._nodes.items()}
         tree._children = {number: list(found) for number, found in self._children.items()}
         tree._chosen, tree._last_id = dict(self._chosen), self._last_id
         return tree
-
-    # inside
 
     def _down(self, number: int) -> Iterator[Message]:
         while (child := self._shown(number)) is not None:
@@ -188,12 +179,10 @@ class MessageTree:
             number = child
 
     def _shown(self, parent: int) -> int | None:
-        """Return the id of the chosen version after a node; None if nothing follows it."""
         children = self._children[parent]
         return self._chosen.get(parent, children[-1]) if children else None
 
     def _set(self, parent: int, children: list[int], shown: int | None) -> None:
-        """Set what follows a node, and the chosen one of these; the newest needs no note."""
         self._children[parent], self._path = children, None
         if shown in children[:-1] and shown is not None:
             self._chosen[parent] = shown
@@ -201,7 +190,6 @@ class MessageTree:
             self._chosen.pop(parent, None)
 
     def _insert(self, node: Message) -> None:
-        """Put a node behind the others that follow its parent, and choose it."""
         if node.id <= self._last_id or not ROOT <= node.parent < node.id:
             raise ValueError(f"message {node.id} cannot follow {node.parent}")
         if node.parent not in self._children:
@@ -211,7 +199,6 @@ class MessageTree:
         self._set(node.parent, [*self._children[node.parent], node.id], node.id)
 
     def _remove(self, nodes: tuple[Message, ...], followers: tuple[int, ...]) -> Removed:
-        """Take out nodes; those that follow the first one and stay follow its parent now."""
         first = nodes[0]
         parent, siblings = first.parent, self._children[first.parent]
         shown, heir, place = self._shown(parent), self._shown(first.id), siblings.index(first.id)
@@ -223,7 +210,7 @@ class MessageTree:
         for number in followers:
             self._nodes[number].parent = parent
         stayed = [n for n in siblings if n != first.id]
-        if shown == first.id:  # else the version before it, or the next
+        if shown == first.id:  # choose its chosen child, else the version before or after it
             neighbour = stayed[max(0, place - 1)] if stayed else None
             after = heir if heir in followers else neighbour
         else:

@@ -1,4 +1,4 @@
-"""The window as a whole: its layout, the panels in it, and what brings it up and back.
+"""The main window: layout, panels, start, recovery, preferences and help.
 
-Only `app.main` imports this package; it knows all subjects of the app, and none of them knows it.
+It may import all other rooms of the app; only `app.main` imports it.
 """

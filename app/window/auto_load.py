@@ -1,7 +1,4 @@
-"""Loading and unloading without a click: an unused model is unloaded, a message loads one.
-
-A message that is sent without a model waits for the one that loads, or offers to load one.
-"""
+"""Automatic loading and unloading: of idle models, and of models for waiting messages."""
 
 from __future__ import annotations
 
@@ -26,10 +23,10 @@ MINUTE_MS = 60_000
 
 
 class IdleUnloader(QObject):
-    """Watch over the time since the last answer, load, or typed text.
+    """Unloads the model if there was no answer, load or typing for some time.
 
     Args:
-        minutes: returns the time after which a model is unloaded; 0 for never.
+        minutes: returns that time; 0 for never.
     """
 
     noticed = Signal(object)  # Notice
@@ -50,7 +47,7 @@ class IdleUnloader(QObject):
 
     @Slot()
     def restart(self) -> None:
-        """Begin to count anew, as something was done or another time was set."""
+        """Restart the timer, after activity or a change of the setting."""
         minutes = self._minutes()
         if minutes and self._client.state is EngineState.READY:
             self._timer.start(minutes * MINUTE_MS)
@@ -58,11 +55,11 @@ class IdleUnloader(QObject):
             self._timer.stop()
 
     def stop(self) -> None:
-        """Unload nothing any more."""
+        """Stop the timer."""
         self._timer.stop()
 
     def wake(self) -> None:
-        """Load the model again that was unloaded, for a message that is about to be sent."""
+        """Reload the unloaded model for a message that is about to be sent."""
         if self._has_left and self._client.state is EngineState.EMPTY:
             self._models.load()
 
@@ -71,7 +68,7 @@ class IdleUnloader(QObject):
         model = self._client.model
         if model is None or self._client.state is not EngineState.READY:
             return
-        if is_remote(model.info.path):  # which takes no memory here
+        if is_remote(model.info.path):  # takes no memory here
             return
         if left_ms := self._shared_left_ms():
             self._timer.start(left_ms)
@@ -79,14 +76,13 @@ class IdleUnloader(QObject):
         self._is_leaving = True
         self._models.eject()
         text = tr_n(
-            "{name} was not used for {n} minute and is unloaded.",
-            "{name} was not used for {n} minutes and is unloaded.",
+            "{name} was unloaded after {n} minute without use.",
+            "{name} was unloaded after {n} minutes without use.",
             self._minutes(), name=model.info.name,
         )  # fmt: skip
-        self.noticed.emit(Notice(text, tr("Your next message loads it again.")))
+        self.noticed.emit(Notice(text, tr("Your next message reloads it.")))
 
     def _shared_left_ms(self) -> int:
-        """Return the milliseconds until programs that use the server count as unused, too."""
         sharing, whole_ms = self._client.sharing, self._minutes() * MINUTE_MS
         if sharing.n_running:
             return whole_ms
@@ -94,7 +90,6 @@ class IdleUnloader(QObject):
 
     @Slot()
     def _on_unloaded(self) -> None:
-        """Note whether the model has left because of this, or a person has unloaded it."""
         self._has_left, self._is_leaving = self._is_leaving, False
 
     @Slot()
@@ -103,11 +98,11 @@ class IdleUnloader(QObject):
 
 
 class OpenOnSend(QObject):
-    """Queue of messages that are sent once the model is ready, at most one for each chat.
+    """Queue of messages to send when the model is ready, at most one per chat.
 
-    A queued message is the draft of its chat, so nothing is lost if the load fails or the window
-    is closed. Editing it takes it out of the queue: nobody's half sentence is sent. Without a model
-    that is about to be there, a notice offers to load the selected or the last one.
+    A queued message is the draft of its chat, so it survives a failed load or a closed window.
+    Editing removes it from the queue. If no model is loading, a notice offers to load the selected
+    or the last one.
     """
 
     noticed = Signal(object)  # Notice
@@ -130,7 +125,7 @@ class OpenOnSend(QObject):
         composer.wait_cancelled.connect(self._cancel)
         composer.edit.textChanged.connect(self._on_edited)
         client.load_failed.connect(self._give_up)
-        # queued, so that all others have seen the model before it is asked
+        # queued: all other receivers must have handled the change first
         for change in (client.state_changed, models.noticed, models.blocked):
             change.connect(self._go_on, Qt.ConnectionType.QueuedConnection)
 
@@ -140,12 +135,11 @@ class OpenOnSend(QObject):
 
     @Slot()
     def _on_wanted(self) -> None:
-        """Queue the message in the composer, or offer to load a model for it."""
         if self._is_loading:
             self._queued[self._session.current.id] = self._composer.text
             self._show_queued()
             return
-        text = tr("No model is loaded yet, so the message stays here as a draft.")
+        text = tr("No model is loaded; the message is kept as a draft.")
         path = self._last()
         if not path:
             self.noticed.emit(Notice(text, tr("Open a model first.")))
@@ -157,7 +151,6 @@ class OpenOnSend(QObject):
         self.noticed.emit(Notice(text, "", "warning", action, lambda: self._load(path)))
 
     def _last(self) -> str:
-        """Return the path of the selected model, else of the last one that is still there."""
         if self._models.info is not None:
             return self._models.info.path
         recent = self._settings.current.recent_models
@@ -165,26 +158,24 @@ class OpenOnSend(QObject):
 
     def _load(self, path: str) -> None:
         info, client = self._models.info, self._client
-        is_there = client.model is not None and not client.is_unloading  # opened meanwhile
+        is_there = client.model is not None and not client.is_unloading
         if not is_there and not self._is_loading:
             if info is not None and info.path == path:
                 self._models.load()
             else:
                 self._models.open(path)
         self._composer.setFocus()
-        if is_there or self._is_loading:  # else a notice says why it cannot be loaded
+        if is_there or self._is_loading:  # otherwise a notice says why it cannot be loaded
             self._composer.submit()
 
     @Slot()
     def _show_queued(self) -> None:
-        """Say below the message of the open chat whether it is queued."""
         is_queued = self._session.current.id in self._queued
-        text = tr("Sends when the model is ready") if is_queued else ""
+        text = tr("Will be sent when the model is ready") if is_queued else ""
         self._composer.show_wait(text, can_cancel=is_queued)
 
     @Slot()
     def _on_edited(self) -> None:
-        """Take a message out of the queue that is not the one that was to be sent any more."""
         chat = self._session.current.id
         if self._queued.get(chat) != self._composer.text:
             self._queued.pop(chat, None)
@@ -198,7 +189,6 @@ class OpenOnSend(QObject):
 
     @Slot()
     def _give_up(self) -> None:
-        """Leave the messages as drafts: there is no model for them."""
         is_queued = self._session.current.id in self._queued
         self._queued.clear()
         if is_queued:
@@ -206,7 +196,6 @@ class OpenOnSend(QObject):
 
     @Slot()
     def _go_on(self) -> None:
-        """Send the messages if the model is there, or give up if none is coming."""
         client = self._client
         if not self._queued or self._is_loading or client.is_unloading:
             return
@@ -224,11 +213,10 @@ class OpenOnSend(QObject):
                 self._send_in(chat)
 
     def _send_in(self, chat: Conversation) -> None:
-        """Send the message of a chat that was left meanwhile, unless its files have to be read."""
         if not (chat.draft_files or chat.draft_pictures):
             self._session.send(chat.draft, chat=chat)
             return
-        text = tr("The message in “{title}” was not sent, as it has files.")
+        text = tr("The message in “{title}” was not sent because it has files.")
         text = text.format(title=chat.shown_title)
         self.noticed.emit(
             Notice(
@@ -238,5 +226,5 @@ class OpenOnSend(QObject):
 
 
 def _is_there(path: str) -> bool:
-    """Return whether a model may be opened; nobody asks a server before."""
+    # without contacting a server
     return is_remote(path) or Path(path).is_file()

@@ -1,4 +1,4 @@
-"""The desktop around the window: progress in the taskbar, the tray icon, notifications."""
+"""Desktop integration: taskbar progress, tray icon, notifications."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ from app.window.side_panels import SidePanels
 from engine import Finished
 
 Painter = Callable[[float | None], None]
-"""Shows a share of 0 to 1 in the taskbar; None takes it away."""
+"""Function that shows a share of 0 to 1 in the taskbar, or hides it for None."""
 
 STEPS: Final = 100
-"""Number of different shares that are shown."""
+"""Resolution of the progress."""
 
 
 class TaskbarProgress(QObject):
-    """Progress of the load or else of the downloads, shown in the taskbar.
+    """Progress of the load, or otherwise of the downloads, in the taskbar.
 
     Args:
-        make_painter: called when there is something to show for the first time.
+        make_painter: called on first use.
     """
 
     def __init__(self, make_painter: Callable[[], Painter], parent: QObject) -> None:
@@ -56,7 +56,7 @@ class TaskbarProgress(QObject):
 
     @Slot(object)
     def note_state(self, state: EngineState) -> None:
-        """Take what the engine does; only loads have a progress."""
+        """Update the state of the engine."""
         self._is_loading = state is EngineState.LOADING
         if not self._is_loading:
             self._load = None
@@ -70,13 +70,13 @@ class TaskbarProgress(QObject):
 
     @Slot(object)
     def note_downloads(self, share: float | None) -> None:
-        """Take how far all downloads are together; None if there are none."""
+        """Update the total progress of downloads; None if there are none."""
         self._downloads = share
         self._show()
 
     @Slot()
     def close(self) -> None:
-        """Take the progress away."""
+        """Hide the progress."""
         self._load = self._downloads = None
         self._show()
 
@@ -92,7 +92,7 @@ class TaskbarProgress(QObject):
 
 
 def painter_for(window: QWidget) -> Painter:
-    """Return what shows a progress on this desktop; where nothing does, it does nothing."""
+    """Return the painter for this desktop, which may do nothing."""
     if sys.platform == "win32":
         return windows_painter(int(window.winId()))
     if sys.platform == "darwin" or not _has_session_bus():
@@ -101,7 +101,7 @@ def painter_for(window: QWidget) -> Painter:
 
 
 def _has_session_bus() -> bool:
-    """Return whether there is a D-Bus of the session, as asking for none would start one."""
+    # checked without connecting, which would start a bus
     if os.environ.get("DBUS_SESSION_BUS_ADDRESS"):
         return True
     folder = os.environ.get("XDG_RUNTIME_DIR")
@@ -113,7 +113,7 @@ PATH = "/com/canonical/unity/launcherentry/tandem"
 
 
 def unity_painter() -> Painter:
-    """Return what sends the signal; it does nothing where there is no session bus."""
+    """Return a painter that sends Unity's D-Bus signal."""
     bus = QDBusConnection.sessionBus()
     entry = f"application://{QGuiApplication.desktopFileName()}.desktop"
 
@@ -134,20 +134,16 @@ TASKBAR_LIST: Final = uuid.UUID("56fdf344-fd6d-11d0-958a-006097c9a090")
 TASKBAR_LIST_3: Final = uuid.UUID("ea1afb91-9e28-4b86-90e9-5e9f8a5eefaf")
 IN_THIS_PROCESS: Final = 1  # CLSCTX_INPROC_SERVER
 INIT, SET_VALUE, SET_STATE = 3, 9, 10
-"""Places of the methods in the interface's table, which begins with three of `IUnknown`."""
+"""Indices of the methods in the vtable, which starts with three of `IUnknown`."""
 
-NO_PROGRESS: Final = 0  # TBPF_NOPROGRESS; a value that is set ends it
+NO_PROGRESS: Final = 0  # TBPF_NOPROGRESS; setting a value ends this state
 
 
 def windows_painter(window: int) -> Painter:
-    """Return what shows a progress on the button of a window; nothing if the shell has no taskbar.
-
-    Args:
-        window: handle of the window.
-    """
+    """Return a painter for the taskbar button of a window handle."""
     interface = ctypes.c_void_p()
     ole32 = ctypes.WinDLL("ole32")  # type: ignore[attr-defined,unused-ignore]
-    ole32.CoInitialize(None)  # Qt has done so on this thread; once more does no harm
+    ole32.CoInitialize(None)  # Qt has done so on this thread; repeating it is harmless
     status = ole32.CoCreateInstance(
         TASKBAR_LIST.bytes_le, None, IN_THIS_PROCESS, TASKBAR_LIST_3.bytes_le,
         ctypes.byref(interface),
@@ -159,10 +155,10 @@ def windows_painter(window: int) -> Painter:
 
 
 def interface_painter(interface: int, window: int, function_type: Callable[..., Any]) -> Painter:
-    """Return what calls an `ITaskbarList3` at an address.
+    """Return a painter that calls the `ITaskbarList3` at an address.
 
     Args:
-        function_type: makes types of functions with the calling convention of its methods.
+        function_type: factory of function types with its calling convention.
     """
     table = ctypes.cast(interface, ctypes.POINTER(ctypes.POINTER(ctypes.c_void_p))).contents
 
@@ -188,10 +184,7 @@ NAMES = ("tray", "notifications")
 
 
 class Tray(QObject):
-    """What the desktop shows of the window while others are in front of it.
-
-    The desktop shows messages for an icon, so there is one as soon as messages are wanted.
-    """
+    """The tray icon and notifications, which need the icon."""
 
     new_chat_requested = Signal()
 
@@ -204,14 +197,14 @@ class Tray(QObject):
 
     @staticmethod
     def problems() -> dict[str, str]:
-        """Return why settings have no effect here, by name."""
+        """Return the reasons why settings have no effect, by name."""
         if TrayIcon.isSystemTrayAvailable():
             return {}
-        return dict.fromkeys(NAMES, tr("This desktop has no tray, so this has no effect."))
+        return dict.fromkeys(NAMES, tr("Has no effect: this desktop has no tray."))
 
     @Slot()
     def apply(self) -> None:
-        """Show or hide the icon as the settings say."""
+        """Show or hide the icon according to the settings."""
         current = self._settings.current
         is_wanted = (current.tray or current.notifications) and not self.problems()
         if is_wanted and self.icon is None:
@@ -225,17 +218,17 @@ class Tray(QObject):
 
     @Slot()
     def note_answer(self) -> None:
-        """Say that an answer is finished, if nobody sees that."""
+        """Notify that an answer is finished, unless the window is active."""
         self._say(tr("The answer is finished."))
 
     @Slot(object)
     def note(self, notice: Notice) -> None:
-        """Say news, if nobody sees them in the window."""
+        """Notify of news, unless the window is active."""
         if notice.is_news:
             self._say(notice.text)
 
     def close(self) -> None:
-        """Take the icon away."""
+        """Remove the icon."""
         if self.icon is not None and self._menu is not None:
             self.icon.hide()
             self.icon.deleteLater()
@@ -283,7 +276,7 @@ class Tray(QObject):
 
 
 class AnswerFigures(QObject):
-    """The way of the figures of answers; the monitor shows the speed of all together."""
+    """Passes the figures of answers to the monitor, the split, the plans and the library."""
 
     def __init__(
         self,
@@ -305,8 +298,7 @@ class AnswerFigures(QObject):
 
     @Slot(object, object)
     def _on_finished(self, finished: Finished, answer: RunningAnswer) -> None:
-        """Note the speed of an answer; one that shared the model is slower than the model is."""
-        if not answer.was_alone:
+        if not answer.was_alone:  # it shared the model, so its speed is not the model's
             return
         self._monitor.note_drafts(finished)
         rate, model = finished.timings.decode_per_s, self._client.model
@@ -317,5 +309,5 @@ class AnswerFigures(QObject):
             if (plain := finished.plain_per_s) > 0:
                 self._library.note_speed(model, plain)
         if rate > 0:
-            self._monitor.add_rate(rate)  # a short answer ends before the first reading of it
+            self._monitor.add_rate(rate)  # a short answer ends before its first measurement
             self._monitor.add_rate(0.0)

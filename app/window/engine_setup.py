@@ -1,4 +1,4 @@
-"""The engine of the window: started if there is one, offered if there is none, and replaced."""
+"""The engine of the window: start, installation and replacement."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CLOSE_S = 5.0
 
 
 class EngineReplacement(QObject):
-    """The way from one engine to the next; running answers may finish before."""
+    """Replacement of the engine, after the running answers have finished."""
 
     noticed = Signal(object)  # Notice
 
@@ -47,7 +47,7 @@ class EngineReplacement(QObject):
         self._lost: ModelLoaded | None = None  # to be loaded again
         self._closing = LatestJob("tandem-engine-end", self)
         self._closing.done.connect(self._on_closed)
-        # queued, so that all others have seen what has changed
+        # queued: all other receivers must have handled the change first
         queued = Qt.ConnectionType.QueuedConnection
         client.state_changed.connect(self._go_on, queued)
         chats.answers_changed.connect(self._go_on, queued)
@@ -55,16 +55,16 @@ class EngineReplacement(QObject):
 
     @property
     def is_under_way(self) -> bool:
-        """Whether an engine ends, or the next one waits for the devices."""
+        """Whether an engine is ending, or the next one waits for the devices."""
         return self._then is not None or self._is_starting
 
     def end(self, then: Callable[[], None]) -> None:
-        """End the engine, once the answers are finished that are being written; call `then`."""
+        """End the engine after the running answers; then call `then`."""
         self._then = then
         if n := len(self._chats.answers):
             text = tr_n(
-                "The engine is replaced when this answer is finished.",
-                "The engine is replaced when {n} answers are finished.",
+                "The engine will be replaced when this answer is finished.",
+                "The engine will be replaced when {n} answers are finished.",
                 n,
             )
             action = tr_n("Stop the answer now", "Stop the answers now", n)
@@ -72,18 +72,17 @@ class EngineReplacement(QObject):
         self._go_on()
 
     def start(self) -> None:
-        """Start the engine that is to be used from now on, and load the model again."""
+        """Start the new engine, and reload the model."""
         self._is_starting = True
         self._start_up.search_again("pack")
 
     def close(self) -> None:
-        """Wait for an engine that ends."""
+        """Wait for an engine that is ending."""
         self._then, self._is_starting = None, False
         self._closing.close()
 
     @Slot()
     def _go_on(self) -> None:
-        """Do the next step towards the end of the engine, unless something has to end before."""
         client = self._client
         if self._then is None or self._chats.is_busy or self._closing.is_busy:
             return
@@ -107,7 +106,6 @@ class EngineReplacement(QObject):
 
     @Slot()
     def _on_devices(self) -> None:
-        """Start the next engine, now that it is known which devices it can use."""
         if not self._is_starting:
             return
         self._is_starting = False
@@ -123,10 +121,10 @@ class EngineReplacement(QObject):
 
 
 class EngineSetup(QObject):
-    """What the window does with and without an engine.
+    """Starts the engine, and reacts to a missing, new or broken one.
 
     Args:
-        leave: shows the chat in place of the page.
+        leave: shows the chat instead of the page.
     """
 
     noticed = Signal(object)  # Notice
@@ -167,21 +165,17 @@ class EngineSetup(QObject):
 
     @property
     def is_missing(self) -> bool:
-        """Whether there is no engine, so that no model can be loaded."""
+        """Whether there is no engine."""
         return self._origin == "none"
 
     def begin(self, origin: Origin) -> None:
-        """Start the engine, or offer to install one.
-
-        Args:
-            origin: where it comes from.
-        """
+        """Start the engine, or offer to install one."""
         self._set_origin(origin)
         if not self.is_missing:
             self._client.start()
             if self.page.go_on(is_shown=False):
-                text = tr("The installation of an engine was not finished.")
-                self._offer(Notice(text, "", "info"), tr("Look at it"))
+                text = tr("The installation of an engine was not completed.")
+                self._offer(Notice(text, "", "info"), tr("Show"))
             return
         self._models.block()
         if not self.page.go_on(is_shown=True):
@@ -192,7 +186,7 @@ class EngineSetup(QObject):
         self.missing_changed.emit(self.is_missing)
 
     def close(self) -> None:
-        """Stop what runs, which a later window can go on with."""
+        """Stop an installation, which a later window can continue."""
         self._is_closed = True
         self.page.close()
         self._replacement.close()
@@ -200,40 +194,32 @@ class EngineSetup(QObject):
     def _offer(self, notice: Notice, action: str) -> None:
         self.noticed.emit(replace(notice, action=action, on_action=self.page.open))
 
-    # without an engine
-
     @Slot()
     def _on_covered(self) -> None:
-        """Say what is missing, or goes on, where the page does not say it any more."""
         if self._is_closed:
             return
         if self.page.session.state == "running":
-            self._offer(Notice(tr("The engine is being installed.")), tr("Look at it"))
+            self._offer(Notice(tr("The engine is being installed.")), tr("Show"))
         elif self.is_missing:
-            text = tr("There is no engine yet.")
-            hint = tr("Models can be planned, but not loaded.")
+            text = tr("No engine is installed.")
+            hint = tr("Splits can be planned, but models cannot be loaded.")
             self._offer(Notice(text, hint, "warning"), tr("Install an engine…"))
 
     @Slot(object)
     def _on_blocked(self, info: ModelInfo) -> None:
-        """Show the page where a model cannot be loaded for want of an engine."""
         if self.is_missing and not self._replacement.is_under_way:
             self.page.open()
-            text = tr("{name} is loaded as soon as there is an engine.").format(name=info.name)
+            text = tr("{name} will be loaded when an engine is installed.").format(name=info.name)
             self.noticed.emit(Notice(text))
 
     @Slot()
     def _on_wanted(self) -> None:
-        """Say why a message cannot be sent, in place of the notice that a model is missing."""
         if self.is_missing:
-            text = tr("There is no engine yet, so the message stays here as a draft.")
+            text = tr("No engine is installed; the message is kept as a draft.")
             self._offer(Notice(text, "", "warning"), tr("Install an engine…"))
-
-    # another engine
 
     @Slot(object)
     def _on_facts(self, facts: EngineFacts) -> None:
-        """Use an engine that another window or command has installed meanwhile."""
         is_new = self.is_missing and facts.origin == "pack"
         if is_new and self.page.session.state != "running":
             self._replace()
@@ -249,14 +235,12 @@ class EngineSetup(QObject):
 
     @Slot(object)
     def _on_broken(self, error: EngineError) -> None:
-        """Say that an installation has failed, unless the page is there, which says so."""
         if not self.page.is_open:
             notice = replace(Notice.of(error), is_of_engine=False, is_news=True)
-            self._offer(notice, tr("Look at it"))
+            self._offer(notice, tr("Show"))
 
     @Slot()
     def _replace(self) -> None:
-        """End the engine that runs and start the one that was chosen."""
         self._set_origin("pack")
         self._is_ready, self._closes_page = False, True
         self._replacement.end(self._replacement.start)
@@ -273,7 +257,6 @@ class EngineSetup(QObject):
 
     @Slot(object)
     def _on_change_failed(self, error: EngineError) -> None:
-        """Say why an engine was not replaced, and go on with the one that there is."""
         self.noticed.emit(Notice.of(error))
         if not self.is_missing and self._client.model is None:
             self._replacement.start()
@@ -287,13 +270,12 @@ class EngineSetup(QObject):
 
     @Slot(object)
     def _on_failed(self, error: EngineError) -> None:
-        """Offer a way out where an installed engine does not start."""
         if self._is_ready or self._origin != "pack":
             return
         facts = self.page.session.facts
         previous = facts.previous if facts is not None else None
         if self._closes_page and previous is not None and previous.is_usable:
             back = self.page.session.roll_back
-            self.noticed.emit(Notice.of(error, "", tr("Use the engine before"), back))
+            self.noticed.emit(Notice.of(error, "", tr("Use the previous engine"), back))
         else:
             self._offer(Notice.of(error), tr("Install an engine…"))

@@ -1,4 +1,4 @@
-"""Settings take effect at once and are written a moment later: theme, zoom, language, docks."""
+"""Settings of the window: theme, zoom, language, docks; applied immediately, saved with a delay."""
 
 from __future__ import annotations
 
@@ -31,11 +31,7 @@ _QT_TEXTS = "qtbase_{code}"
 
 
 def chosen_language(setting: str) -> str:
-    """Return the code of the language to use.
-
-    Args:
-        setting: code of a language, or "system" for the first of the desktop's that we have.
-    """
+    """Return the language code for a setting; "system" is the first available of the desktop's."""
     spoken = languages()
     wanted = QLocale.system().uiLanguages() if setting == "system" else [setting]
     codes = (name.partition("-")[0] for name in wanted)
@@ -43,14 +39,11 @@ def chosen_language(setting: str) -> str:
 
 
 def start_language(app: QCoreApplication, setting: str) -> None:
-    """Show the window's texts, and Qt's own, in the language of a setting.
-
-    To be called before any text is shown: what is shown already keeps its language.
-    """
+    """Translate the window's texts and Qt's own; texts already shown keep their language."""
     code = chosen_language(setting)
     use_language(code)
     desktop = QLocale.system()
-    # what people type numbers in; the desktop's own forms where it speaks the same language
+    # for numbers; keep the desktop's formats if it has the same language
     QLocale.setDefault(desktop if desktop.name().startswith(code) else QLocale(code))
     for old in app.findChildren(QTranslator):
         app.removeTranslator(old)
@@ -62,7 +55,7 @@ def start_language(app: QCoreApplication, setting: str) -> None:
 
 
 STEPS: Final = (70, 80, 90, 100, 110, 125, 150, 175, 200)
-"""Percentages that the keys and the wheel go through; the settings page allows others."""
+"""Zoom steps in percent of keys and wheel; the settings page allows others."""
 
 
 def next_zoom(percent: int, direction: int) -> int:
@@ -75,22 +68,21 @@ def next_zoom(percent: int, direction: int) -> int:
 
 
 def room_on_screen(window: MainWindow) -> QSize:
-    """Return the largest size of a window on its screen."""
+    """Return the available size of the window's screen."""
     return window.screen().availableSize()
 
 
 class DockFit(QObject):
-    """What hides panels without room, in a window made narrow, on a small screen, at another zoom.
+    """Hides panels for which the window is too narrow: first on the right, then the list of chats.
 
-    What is on the right goes first, then the list of chats: the chat itself stays. What was hidden
-    comes back once there is room for it.
+    They come back when there is room for them.
     """
 
     def __init__(self, window: MainWindow) -> None:
         super().__init__(window)
         self._window = window
         self._hidden: list[QDockWidget] = []
-        self._wanted = 0  # width from which on some of these have room
+        self._wanted = 0  # width from which some of these fit
         self._resized = QTimer(self, singleShot=True, interval=0)
         self._resized.timeout.connect(self._on_resized)
         window.installEventFilter(self)
@@ -102,7 +94,6 @@ class DockFit(QObject):
 
     @Slot()
     def _on_resized(self) -> None:
-        """Hide panels in a window that was made narrow, and show them in one made wide."""
         width, needed = self._window.width(), self._window.minimumSizeHint().width()
         if needed > width or (self._hidden and width >= self._wanted):
             had_hidden = bool(self._hidden)
@@ -112,7 +103,7 @@ class DockFit(QObject):
 
     @Slot()
     def fit_screen(self) -> None:
-        """Hide the panels for which the screen has no room; the window may not be seen yet."""
+        """Hide the panels for which the screen is too small."""
         window, room = self._window, room_on_screen(self._window)
         needed = window.minimumSizeHint().width()
         if needed > room.width():
@@ -122,10 +113,10 @@ class DockFit(QObject):
 
     @Slot(object)
     def make_way(self, opened: QDockWidget) -> None:
-        """Widen the window for a panel that was opened, or hide those of the other side."""
+        """Widen the window for an opened panel, or hide those on the other side."""
         window, room, size = self._window, room_on_screen(self._window), self._window.size()
         self._hidden = [dock for dock in self._hidden if dock is not opened]
-        QApplication.sendPostedEvents()  # the panel takes its place
+        QApplication.sendPostedEvents()  # lay out the panel
         needed = window.minimumSizeHint().width()
         if needed <= size.width():
             return
@@ -139,7 +130,7 @@ class DockFit(QObject):
             window.resize(size.boundedTo(room))
 
     def fit(self, size: QSize) -> None:
-        """Lay the panels out anew in a window that keeps this size."""
+        """Reset the layout of the panels for a window of this size."""
         window = self._window
         self._hide_for(size.width())
         if not window.isMaximized():
@@ -150,19 +141,16 @@ class DockFit(QObject):
         window.resizeDocks([window.monitor_dock], [height], Qt.Orientation.Vertical)
 
     def _usual_widths(self) -> list[tuple[QDockWidget, int]]:
-        """Return the panels at the sides with the widths that they have in a wide window."""
         right = [(dock, px(SPLIT_WIDTH)) for dock in self._window.right_docks]
         return [(self._window.chats_dock, px(SIDEBAR_WIDTH)), *right]
 
     def _widen(self) -> None:
-        """Give panels their usual widths again, which they lost before one had to be hidden."""
         shown = [(dock, width) for dock, width in self._usual_widths() if not dock.isHidden()]
         for dock, width in shown:
             if dock.width() < width:
                 self._window.resizeDocks([dock], [width], Qt.Orientation.Horizontal)
 
     def _hide_for(self, width: int) -> None:
-        """Hide as few panels as a width in pixels asks for, of those that a person wants to see."""
         window = self._window
         docks = [window.chats_dock, *window.right_docks]
         shown = [dock for dock in docks if not dock.isHidden() or dock in self._hidden]
@@ -171,7 +159,7 @@ class DockFit(QObject):
         for self._hidden in ([], right, shown):
             for dock in shown:
                 dock.setVisible(dock not in self._hidden)
-            QApplication.sendPostedEvents()  # the panels take their new sizes
+            QApplication.sendPostedEvents()  # lay out the panels
             needed = window.minimumSizeHint().width()
             if needed <= width:
                 break
@@ -183,15 +171,9 @@ SAVE_MS = 500
 
 
 class SettingsKeeper(QObject):
-    """What gives changed settings their effect on the window, until `close`.
+    """Applies and saves changed settings."""
 
-    Signals: `kept` after a change, whoever has made it.
-
-    Attributes:
-        dock_fit: what hides panels without room.
-    """
-
-    kept = Signal()
+    kept = Signal()  # after any change
     noticed = Signal(object)  # Notice
 
     def __init__(
@@ -208,7 +190,7 @@ class SettingsKeeper(QObject):
         self._job.done.connect(self._on_saved)
 
     def keep(self, settings: Settings) -> None:
-        """Use other settings; a timer writes them."""
+        """Apply settings, and schedule saving."""
         is_zoomed, size = settings.zoom != self._store.current.zoom, self._window.size()
         self._store.put(settings)
         apply_theme(self._app, settings.theme, settings.zoom)
@@ -220,12 +202,12 @@ class SettingsKeeper(QObject):
 
     @Slot(int)
     def zoom(self, direction: int) -> None:
-        """Make everything larger (1), smaller (-1) or of normal size (0)."""
+        """Zoom in (1), out (-1) or reset (0)."""
         current = self._store.current
         self.keep(replace(current, zoom=next_zoom(current.zoom, direction)))
 
     def close(self) -> None:
-        """Write the settings now, and no more by a timer."""
+        """Save the settings and stop the timer."""
         self._is_closed = True
         self._timer.stop()
         self._job.close()
@@ -233,13 +215,13 @@ class SettingsKeeper(QObject):
 
     @Slot()
     def _save(self) -> None:
-        """Write the settings on a thread, as a disk may be slow."""
         self._job.run(self._store.save)
 
     @Slot(object)
     def _on_saved(self, is_saved: bool) -> None:
-        """Say so the first time that writing has failed."""
         if not is_saved and not self._is_loss_known:
             self._is_loss_known = True
             what = tr("The settings cannot be saved ({why}).").format(why=self._store.problem)
-            self.noticed.emit(Notice(what, tr("They are kept until the window closes."), "warning"))
+            self.noticed.emit(
+                Notice(what, tr("They are kept in memory until the window closes."), "warning")
+            )

@@ -63,7 +63,7 @@ def accept_copy(event: QDropEvent) -> None:
 
 
 class DropHint(PlainLabel):
-    """Cover of the window while a model file is dragged over it."""
+    """Overlay of the window while a model file is dragged over it."""
 
     def __init__(self, parent: QWidget) -> None:
         super().__init__(parent=parent)
@@ -86,22 +86,16 @@ class DropHint(PlainLabel):
 
 LAYOUT_VERSION = 1
 SIZE = QSize(1440, 900)
-FRAME = QSize(0, 40)  # room on the screen for the desktop's own window frame
+FRAME = QSize(0, 40)  # space for the window frame
 SIDEBAR_WIDTH, SPLIT_WIDTH, MONITOR_HEIGHT = 216, 424, 190
 CENTRE_WIDTH, RAIL_WIDTH = 360, 44
 MIN_MIDDLE = 80
 MAX_TITLE = 100
-"""Largest number of characters of a model in the title."""
 
 
 @dataclass(frozen=True, slots=True)
 class Panels:
-    """The contents of the docks.
-
-    Attributes:
-        plans: menu of saved plans, in the title bar of the split dock.
-        monitor_head: what is in the title bar of the monitor's dock.
-    """
+    """The contents of the docks; `plans` and `monitor_head` go into title bars."""
 
     split: QWidget
     plans: QWidget
@@ -113,7 +107,7 @@ class Panels:
 
 
 class MainWindow(QMainWindow):
-    """Layout of all widgets; `app.main` connects what they do."""
+    """Layout of all widgets; `app.main` connects them."""
 
     model_dropped = Signal(str)
     model_picked = Signal(str)
@@ -125,7 +119,7 @@ class MainWindow(QMainWindow):
     shortcuts_requested = Signal()
     zoom_requested = Signal(int)  # 1 larger, -1 smaller, 0 normal
     page_left = Signal(str)  # name of a page of `show_page`
-    panel_opened = Signal(object)  # QDockWidget that a person wants to see
+    panel_opened = Signal(object)  # QDockWidget
     closing = Signal()
     painted = Signal()  # for the first time
 
@@ -135,7 +129,7 @@ class MainWindow(QMainWindow):
         self.setAcceptDrops(True)
         self.resize(SIZE)
         self.setMinimumHeight(480)
-        scaled(self, self.setMinimumWidth, CENTRE_WIDTH + RAIL_WIDTH)  # panels give way: `DockFit`
+        scaled(self, self.setMinimumWidth, CENTRE_WIDTH + RAIL_WIDTH)  # `DockFit` hides panels
         self.model_bar, self.running = ModelBar(self), RunningChip(self)
         self.server = ServerChip(self)
         for chip in (self.server, self.running):
@@ -146,7 +140,7 @@ class MainWindow(QMainWindow):
         self.composer = Composer(self)
         self.sampling = SamplingPanel(self)
         self._middle = QStackedWidget(self)
-        # less than its pages ask for: a long draft in a low window needs room for its own buttons
+        # less than its pages request: a long draft in a low window needs room for its buttons
         scaled(self._middle, self._middle.setMinimumHeight, MIN_MIDDLE)
         self._middle.addWidget(self.start_view)
         self._middle.addWidget(self.chat_view)
@@ -167,15 +161,11 @@ class MainWindow(QMainWindow):
 
     @Slot(str)
     def show_name(self, model: str) -> None:
-        """Name the loaded model in the window's title."""
+        """Show the loaded model in the window's title."""
         self.setWindowTitle(f"{one_line(model, MAX_TITLE)} – Tandem" if model else "Tandem")
 
     def come_to_front(self, activation: str) -> None:
-        """Show the window above others.
-
-        Args:
-            activation: token of the program that asks for it, which Wayland wants to see.
-        """
+        """Raise the window; Wayland requires the activation token of the requesting program."""
         if activation:
             os.environ["XDG_ACTIVATION_TOKEN"] = activation  # Qt reads and removes it
         self.setWindowState(self.windowState() & ~Qt.WindowState.WindowMinimized)
@@ -185,15 +175,11 @@ class MainWindow(QMainWindow):
 
     @Slot(bool)
     def show_chat(self, has_messages: bool) -> None:
-        """Show the conversation, or the start page while there is none."""
+        """Show the conversation, or the start page if it is empty."""
         self._show_middle(self.chat_view if has_messages else self.start_view, "")
 
     def show_page(self, name: str, page: QWidget) -> None:
-        """Show another page in place of the conversation and the message, until `show_chat`.
-
-        Args:
-            name: "models" or "settings": what is marked in the rail.
-        """
+        """Show a page instead of the chat until `show_chat`; `name` is its button in the rail."""
         if self._middle.indexOf(page) < 0:
             self._middle.addWidget(page)
         self._show_middle(page, name)
@@ -201,7 +187,7 @@ class MainWindow(QMainWindow):
     def _show_middle(self, page: QWidget, name: str) -> None:
         self._middle.setCurrentWidget(page)
         self.composer.setVisible(not name)
-        self.banner.set_low(bool(name))  # pages begin with what one needs after an error
+        self.banner.set_low(bool(name))  # the top of a page has what is needed after an error
         left, self._page_name = self._page_name, name
         if left not in ("", name):
             self.page_left.emit(left)
@@ -210,7 +196,7 @@ class MainWindow(QMainWindow):
 
     @Slot()
     def focus_middle(self) -> None:
-        """Give the focus to the message, or to the page that is shown in its place."""
+        """Focus the message field, or the page shown instead."""
         page = self._middle.currentWidget()
         if page is not None and self.composer.isHidden():
             page.setFocus()
@@ -233,19 +219,19 @@ class MainWindow(QMainWindow):
             self.model_picked.emit(path)
 
     def layout_state(self) -> tuple[str, str]:
-        """Return the window's geometry and dock layout as texts."""
+        """Return the window's geometry and dock layout in base64."""
         return _as_text(self.saveGeometry()), _as_text(self.saveState(LAYOUT_VERSION))
 
     def restore_layout(self, geometry: str, state: str) -> None:
-        """Restore a layout of `layout_state`; parts that do not fit are ignored."""
+        """Restore a layout of `layout_state`, as far as it fits."""
         docks = QByteArray.fromBase64(state.encode())
-        if state:  # first, as hidden panels let the window be small
+        if state:  # first, as hidden panels allow a smaller window
             self.restoreState(docks, LAYOUT_VERSION)
         if geometry:
             self.restoreGeometry(QByteArray.fromBase64(geometry.encode()))
         else:
             self.resize(SIZE.boundedTo(self.screen().availableSize() - FRAME))
-        if state:  # again, as now there is room for the widths of the panels
+        if state:  # again, now that the window has its size
             self.restoreState(docks, LAYOUT_VERSION)
         for dock in self.findChildren(Dock):
             dock.keep_frame()
@@ -258,7 +244,7 @@ class MainWindow(QMainWindow):
         row.addWidget(self.composer, 1000)
         row.addStretch(1)
         centre = QWidget()
-        # fixed, or a new label would push the docks aside
+        # fixed, or a long label would push the docks aside
         scaled(centre, centre.setMinimumWidth, CENTRE_WIDTH)
         layout = QVBoxLayout(centre)
         layout.setContentsMargins(0, 0, 0, 0)
@@ -334,7 +320,7 @@ class MainWindow(QMainWindow):
 
     @Slot(object)
     def toggle_dock(self, dock: QDockWidget) -> None:
-        """Hide a panel that is seen; show one that is hidden or behind another."""
+        """Hide a panel in front; show one that is hidden or covered by another tab."""
         self.show_dock(dock, not is_in_front(dock))
 
     def show_dock(self, dock: QDockWidget, shown: bool) -> None:
@@ -345,12 +331,12 @@ class MainWindow(QMainWindow):
         self._name_tabs()
 
     def _name_tabs(self) -> None:
-        for tabs in self.findChildren(QTabBar):  # Qt makes them when docks share a place
+        for tabs in self.findChildren(QTabBar):  # created by Qt for tabbed docks
             tabs.setAccessibleName(tr("Panels"))
-        QTimer.singleShot(0, self, self._hide_stray_tabs)  # when all have their places
+        QTimer.singleShot(0, self, self._hide_stray_tabs)  # after the layout
 
     def _hide_stray_tabs(self) -> None:
-        """Hide tab bars of an earlier layout, which Qt leaves in a corner."""
+        # Qt leaves tab bars of an earlier layout in a corner
         docks = [dock.geometry() for dock in self.findChildren(QDockWidget) if not dock.isHidden()]
         places = {(area.left(), area.width()) for area in docks}
         bars = self.findChildren(QTabBar, options=Qt.FindChildOption.FindDirectChildrenOnly)
@@ -362,7 +348,8 @@ class MainWindow(QMainWindow):
         for name, target in (
             ("new-chat", self.new_chat_requested.emit), ("search-chats", self._search),
             ("open-model", self.pick_model), ("models", self.models_requested.emit),
-            ("toggle-chats", self._toggle_chats), ("regenerate", self.regenerate_requested.emit),
+            ("toggle-chats", lambda: self.toggle_dock(self.chats_dock)),
+            ("regenerate", self.regenerate_requested.emit),
             ("sampling", self.toggle_sampling), ("settings", self.settings_requested.emit),
             ("larger", partial(self.zoom_requested.emit, 1)),
             ("smaller", partial(self.zoom_requested.emit, -1)),
@@ -379,14 +366,8 @@ class MainWindow(QMainWindow):
         self.chat_list.focus_search()
 
     @Slot()
-    def _toggle_chats(self) -> None:
-        self.toggle_dock(self.chats_dock)
-
-    @Slot()
     def toggle_sampling(self) -> None:
         self.toggle_dock(self.sampling_dock)
-
-    # Qt
 
     def showEvent(self, event: QShowEvent) -> None:
         super().showEvent(event)
@@ -396,13 +377,12 @@ class MainWindow(QMainWindow):
         super().paintEvent(event)
         if not self._is_painted:
             self._is_painted = True
-            QTimer.singleShot(0, self, self.painted.emit)  # when its children are painted, too
+            QTimer.singleShot(0, self, self.painted.emit)  # after painting its children
 
     def focusNextPrevChild(self, forward: bool) -> bool:  # noqa: N802 Qt
-        """Move the focus by the places on screen, as messages and device rows come and go.
+        """Move the focus by position on screen, as messages and device rows come and go.
 
-        Qt asks for this, too, when a widget with the focus is hidden or disabled: what a person
-        types then belongs to the message, or to the page in its place.
+        Qt also calls this when the focused widget is hidden or disabled: then focus the message.
         """
         now = QApplication.focusWidget()
         if now is not None and not (now.isVisible() and now.isEnabled()):

@@ -1,4 +1,4 @@
-"""How the parts of the application are made: each says which others it needs."""
+"""Creation of the application's parts on demand, with their dependencies."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ Made = TypeVar("Made")
 
 
 class Part(Generic[Made]):
-    """Attribute that makes its value when it is first read, after the parts that it needs.
+    """Attribute that creates its value on first access, after the parts it needs.
 
     Args:
-        make: method that makes it.
-        needs: names of the parts that have to be there.
-        is_late: whether it is made when it is first used, not at the start.
+        make: method that creates it.
+        needs: names of the parts to create before.
+        is_late: whether it is created on first use instead of at the start.
     """
 
     def __init__(self, make: Callable[[Any], Made], needs: tuple[str, ...], is_late: bool) -> None:
@@ -32,29 +32,29 @@ class Part(Generic[Made]):
             return self
         for name in self.needs:
             getattr(shell, name)
-        made = shell.__dict__[self.name] = self.make(shell)  # found before this from now on
+        made = shell.__dict__[self.name] = self.make(shell)  # shadows this descriptor
         return made
 
 
 def part(
     *, needs: Iterable[str] = (), is_late: bool = False
 ) -> Callable[[Callable[[Any], Made]], Part[Made]]:
-    """Return a decorator of a method that makes a part; see `Part`."""
+    """Return a decorator for a method that creates a part; see `Part`."""
     return lambda make: Part(make, tuple(needs), is_late)
 
 
 def parts_of(kind: type) -> list[Part[Any]]:
-    """Return the parts of a class, in the order in which they are declared."""
+    """Return the parts of a class in declaration order."""
     return [one for base in kind.__mro__ for one in vars(base).values() if isinstance(one, Part)]
 
 
 def make_parts(shell: object) -> None:
-    """Make all parts that are not late, in the order in which they are declared."""
+    """Create all parts that are not late, in declaration order."""
     for one in parts_of(type(shell)):
         if not one.is_late:
             getattr(shell, one.name)
 
 
 def if_made(shell: object, name: str) -> Any:
-    """Return a late part if it has been used, else None."""
+    """Return a late part if it was created, else None."""
     return shell.__dict__.get(name)

@@ -1,4 +1,4 @@
-"""Panels beside the split panel: tensor map, links, server, saved plans, the search."""
+"""The panels next to the split panel: tensor map, links, server, saved plans, split search."""
 
 from __future__ import annotations
 
@@ -33,16 +33,13 @@ if TYPE_CHECKING:
 
 
 class SidePanels(QObject):
-    """The widgets beside the split panel, with their presenters.
+    """The panels next to the split panel, with their presenters.
 
     Args:
-        split: session of the split, which all of them show or change.
-        over: parent of the dialog of the search.
-        serving: session of the server.
+        over: parent of the search dialog.
 
     Attributes:
-        map_place, links_place, server_place: places for docks of their own; what is in them is
-            made when it is first seen.
+        map_place, links_place, server_place: contents of docks, created when first visible.
         plans: menu for the title of the split panel.
         find: button that opens the search, for the foot of the split panel.
     """
@@ -68,7 +65,7 @@ class SidePanels(QObject):
         self._shown_devices: tuple[Sequence[DeviceInfo], Rig | None, Wires | None] = (
             (), None, None,
         )  # fmt: skip
-        self._devices: list[DeviceInfo] | None = None  # of this machine, once they are known
+        self._devices: list[DeviceInfo] | None = None  # of this machine, once known
         self._plans = PlansPresenter(
             self.plans, split, command_for, self, devices=self._real_devices
         )
@@ -83,11 +80,9 @@ class SidePanels(QObject):
 
     @property
     def search(self) -> TunePresenter:
-        """The search for the best split, made when it is first opened."""
+        """The search for the best split, created on first use."""
         if self._search is None:
-            from app.devices.tune.tune_presenter import (
-                TunePresenter,  # late: its graph takes long to import
-            )
+            from app.devices.tune.tune_presenter import TunePresenter  # late: its graph is slow
             from app.devices.tune.views.tune_dialog import TuneDialog
 
             self._search = TunePresenter(TuneDialog(self._over), self._split, self._client, self)
@@ -96,7 +91,7 @@ class SidePanels(QObject):
 
     @property
     def placement(self) -> PlacementPanel:
-        """The map of tensors."""
+        """The tensor map."""
         return self.map_place.content
 
     @property
@@ -106,7 +101,7 @@ class SidePanels(QObject):
 
     @property
     def server(self) -> ServerPanel:
-        """The page of the server."""
+        """The server panel."""
         return self.server_place.content
 
     def _make_map(self) -> PlacementPanel:
@@ -144,11 +139,7 @@ class SidePanels(QObject):
     def set_devices(
         self, devices: Sequence[DeviceInfo], rig: Rig | None = None, wires: Wires | None = None
     ) -> None:
-        """Show these devices; with `rig` they are simulated, so that nothing can be measured.
-
-        Args:
-            wires: links to other machines.
-        """
+        """Show these devices and links to other machines; those of a `rig` are simulated."""
         self._shown_devices = devices, rig, wires
         if self._links is not None:
             self._links.set_devices(devices, rig, wires)
@@ -156,33 +147,31 @@ class SidePanels(QObject):
         self._is_simulated = rig is not None
 
     def _real_devices(self) -> list[DeviceInfo]:
-        """Return this machine's devices, without asking the drivers again where they are shown."""
         return engine.list_devices(wait=False) if self._devices is None else self._devices
 
     @Slot(object)
     def set_model(self, info: ModelInfo) -> None:
-        """Offer the plans of the selected model."""
+        """Show the plans of the selected model."""
         self._plans.set_model(info)
 
     def note_answer(self, finished: Finished, loaded: ModelLoaded | None) -> None:
-        """Save the speed of an answer with the plan that is loaded."""
+        """Save the speed of an answer with the loaded plan."""
         self._plans.note_answer(finished, loaded)
 
     @Slot(bool)
     def set_engine_missing(self, is_missing: bool) -> None:
-        """Measure nothing while there is no engine."""
+        """Disable measurements while there is no engine."""
         self._lacks_engine = is_missing
         if self._links is not None:
             self._links.lacks_engine = is_missing
         self._allow_search()
 
     def _allow_search(self) -> None:
-        """Let the search be opened where there is something to search for, and to measure with."""
         has_plan = self._picture is not None and self._picture.plan is not None
         self.find.setEnabled(has_plan and not self._is_simulated and not self._lacks_engine)
 
     def close(self) -> None:
-        """End all work on threads."""
+        """End all threads."""
         for presenter in (
             self._placement, self._links, self._server, self._plans, self._search,
         ):  # fmt: skip
@@ -208,6 +197,5 @@ class SidePanels(QObject):
 
 
 def _token_time(picture: SplitPicture) -> Prediction | None:
-    """Return what one token will take, as far as that is known."""
     forecast = picture.speed.forecast
     return forecast.decode if forecast else None

@@ -1,4 +1,4 @@
-"""What the window's first picture does not need and therefore comes after it."""
+"""Start-up after the window's first frame: imports, engine, devices; and recovery of a model."""
 
 from __future__ import annotations
 
@@ -24,21 +24,19 @@ if TYPE_CHECKING:
     from engine import Rig, Wires
 
 UNSEEN_MS = 300
-"""Milliseconds after which a window that is not painted, as a minimised one, goes on starting."""
+"""Milliseconds after which start-up continues for an unpainted window, such as a minimised one."""
 
 Found = tuple[Sequence[DeviceInfo], MachineFacts]
-"""Devices, and what is known about them."""
 
 
 class StartUp(QObject):
-    """The start after the first picture: imports on a thread, the engine, then the devices.
+    """Start-up after the first frame: imports on a thread, then the devices.
 
     Args:
-        rig: simulated machine to plan for in place of this one.
+        rig: simulated machine to plan for instead of this one.
 
     Attributes:
         is_ready: whether the devices are known, so that models can be opened.
-        devices: the devices of the machine; empty until they are known.
         others: returns devices of other machines, and the links to them.
     """
 
@@ -60,55 +58,42 @@ class StartUp(QObject):
         self._search.done.connect(self._on_found)
 
     def arm(self) -> None:
-        """Begin soon, even if no picture comes."""
+        """Begin soon, even if the window is not painted."""
         self._unseen_timer.start()
 
     @Slot()
     def begin(self) -> None:
-        """Begin, unless that has happened or the window is closed."""
+        """Begin, unless already done or closed."""
         self._unseen_timer.stop()
         if not self._has_begun:
             self._has_begun = True
             self._imports.run(_import_first)
 
     def close(self) -> None:
-        """Start nothing more, and wait for what runs."""
+        """Wait for the threads, and prevent further ones."""
         self._has_begun = True
         self._unseen_timer.stop()
         self._imports.close()
         self._search.close()
 
     def search_again(self, origin: Origin) -> None:
-        """Tell the devices anew, even if they are the same: another engine may use others.
-
-        Args:
-            origin: where the engine comes from now.
-        """
+        """Find and report the devices again for another engine, even if they are the same."""
         self._origin, self._is_told_again = origin, True
         self._search.run(lambda: self._find(wait=True))
 
     @Slot()
     def look_again(self) -> None:
-        """Tell the devices anew: those of other machines have come or gone."""
+        """Find and report the devices again after a change of other machines."""
         self._is_told_again = True
         self._search.run(lambda: self._find(wait=False))
 
-    @property
-    def is_searching(self) -> bool:
-        return self._search.is_busy
-
     def machine(self, devices: Sequence[DeviceInfo]) -> MachineFacts:
-        """Return what is known about devices; files are read, so a thread should call this."""
+        """Return the facts about devices; reads files, so call it on a thread."""
         if self._rig is not None:
             return simulated_machine(self._rig)
         return this_machine(devices, self.others()[1])
 
     def _find(self, *, wait: bool) -> Found:
-        """Return the devices and the facts about them; work for a thread.
-
-        Args:
-            wait: whether to wait for torch, which may know of more.
-        """
         import_planner()
         rig = self._rig
         if rig is not None:
@@ -129,7 +114,6 @@ class StartUp(QObject):
 
     @Slot(object)
     def _on_found(self, found: Found) -> None:
-        """Tell the first devices, or others that were found since."""
         devices, machine = found
         is_same = self.is_ready and [d.id for d in devices] == [d.id for d in self.devices]
         if is_same and not self._is_told_again:
@@ -138,13 +122,12 @@ class StartUp(QObject):
         is_first, self.is_ready = not self.is_ready, True
         self.devices = tuple(devices)
         self.devices_found.emit(devices, machine)
-        # GPUs that only torch may know, where no driver told any at once
+        # torch may find GPUs that no driver has reported
         if is_first and self._rig is None and not any(d.kind == "cuda" for d in devices):
             self._search.run(lambda: self._find(wait=True))
 
 
 def _import_first() -> Origin:
-    """Import what starts the engine, and find out where that is; work for a thread."""
     from app.setup.engine_pack.activation import activate
 
     origin = activate()  # first, as later child processes import from there
@@ -153,12 +136,12 @@ def _import_first() -> Origin:
 
 
 class Recovery(QObject):
-    """The offer to load a lost model again, and to go on with the answers that were cut off.
+    """Offers to reload a lost model and to continue the answers that were cut off.
 
-    Nothing is loaded without a click. Where the load fails as well, the offer stays.
+    Nothing is loaded without a click. If the load fails, the offer stays.
 
     Args:
-        flush: stores typed text, before another chat is opened.
+        flush: stores typed text before another chat is opened.
     """
 
     noticed = Signal(object)  # Notice
@@ -179,7 +162,7 @@ class Recovery(QObject):
         client.loaded.connect(self._on_loaded)
         client.unloaded.connect(self._forget)
         commands = client.load_failed, client.resplit_failed, client.tune_failed
-        for failure in (*commands, client.failed):  # of several, the last notice stays
+        for failure in (*commands, client.failed):
             failure.connect(self._on_failed)
         client.failed.connect(self._on_answer_failed)
 
@@ -190,14 +173,12 @@ class Recovery(QObject):
 
     @Slot(object)
     def _on_failed(self, error: EngineError) -> None:
-        """Offer the lost model again if none is loaded, or a retry after a crash."""
         self._is_wanted = False
         if self._client.model is None and (self._lost or isinstance(error, EngineCrashed)):
             self._offer(error)
 
     @Slot(object)
     def _on_answer_failed(self, error: EngineError) -> None:
-        """Offer again what was offered before the answer found no model, either."""
         if self._lost is not None:
             self._on_failed(error)
 
@@ -208,14 +189,14 @@ class Recovery(QObject):
         if lost is None and selected is None:
             return
         is_there = lost is not None and is_remote(lost.info.path)
-        is_former = lost is not None and selected is not None and selected.path != lost.info.path
+        is_other = lost is not None and selected is not None and selected.path != lost.info.path
         if lost is not None and self._chats.lost_answers:
-            again = tr("Connect again and go on") if is_there else tr("Load again and go on")
-            further = tr("Load the former model and go on"), again
+            again = tr("Reconnect and continue") if is_there else tr("Reload and continue")
+            previous = tr("Load the previous model and continue")
         else:
-            again = tr("Connect again") if is_there else tr("Load again")
-            further = tr("Load the former model"), again
-        action = further[0] if is_former else further[1]
+            again = tr("Reconnect") if is_there else tr("Reload")
+            previous = tr("Load the previous model")
+        action = previous if is_other else again
         self.noticed.emit(Notice.of(error, action=action, on_action=self._load))
 
     def _load(self) -> None:
@@ -243,7 +224,7 @@ class Recovery(QObject):
             what = tr("An answer in “{chat}” was cut off.").format(chat=cuts[0].chat.shown_title)
             if len(cuts) > 1:
                 what = tr_n("{n} answer was cut off.", "{n} answers were cut off.", len(cuts))
-            self.noticed.emit(Notice(what, "", "info", tr("Go on"), self._go_on))
+            self.noticed.emit(Notice(what, "", "info", tr("Continue"), self._go_on))
 
     def _go_on(self) -> None:
         self._flush()

@@ -14,7 +14,7 @@ from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
 from shiboken6 import Shiboken
 
-from app.chat.formulas import formula_pictures
+from app.chat.formulas import formula_cache
 from app.chat.views.code_view import lexers
 from app.core.process.spare_time import spare_time
 from app.devices.monitor.views.monitor_panel import MonitorPanel
@@ -67,7 +67,7 @@ def no_left_overs() -> Iterator[None]:
     if app is not None:
         QCoreApplication.sendPostedEvents(None, QEvent.Type.DeferredDelete)
     wait_for_templates()
-    formula_pictures().close()
+    formula_cache().close()
     lexers().finish()
     spare_time().close()
     threads = [t.name for t in threading.enumerate() if t not in before and not _has_ended(t)]

@@ -237,7 +237,7 @@ def failure(shell: Shell) -> QWidget:
     """Show an error with a way out."""
     text = "The model needs 9.3 GiB, and CPU 0 has 4.1 GiB free."
     hint = "Close other programs, or choose a smaller quantisation."
-    action = tr("Load again")
+    action = tr("Reload")
     shell.window.banner.show_notice(Notice(text, hint, "error", action, lambda: None))
     pause(300)
     return shell.window

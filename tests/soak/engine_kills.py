@@ -161,11 +161,11 @@ def see_recovery(window: Window, start: int, at: float, *told: str) -> dict[str,
     shown = _shown_text(window.notes(), look["chat"])
     if shown and look["shown"] != shown:
         raise WindowProblem(f"{shown[-80:]!r} was shown, and now {look['shown'][-80:]!r} is")
-    if not look["offer"].startswith(("Load again", "Load the former model")):
+    if not look["offer"].startswith(("Reload", "Load the previous model")):
         raise WindowProblem(f"no click brings the engine back: {look}")
     clicked, clicked_at = window.do("recover"), time.time()
     back = window.wait_for("loaded", clicked, BACK_S)
-    if look["offer"].endswith("and go on"):
+    if look["offer"].endswith("and continue"):
         back = window.wait_for("text", clicked, BACK_S)
     start = window.do("stop_answer")
     if window.wait_for("stopped", start)["busy"]:

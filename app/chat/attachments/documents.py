@@ -1,4 +1,4 @@
-"""The text of a file: encodings, PDFs, and what is refused; work for the child process."""
+"""Text of attached files: encodings, PDFs, refused formats; runs in a child process."""
 
 from __future__ import annotations
 
@@ -13,28 +13,23 @@ import engine
 from engine import answer_lines, ending_after, read_file
 
 MAX_BYTES: Final = 64 << 20
-"""Size of the largest file that is read."""
-
 MAX_CHARACTERS: Final = 8_000_000
-"""Largest number of characters of a file's text."""
-
 MAX_PAGES: Final = 5000
-"""Largest number of pages of a PDF that are read."""
 
 CHUNK: Final = 2000
-"""Characters, about, between two places where a text may be cut."""
+"""Approximate number of characters between two places where a text may be cut."""
 
 PICTURES: Final = (
     b"\x89PNG", b"\xff\xd8\xff", b"GIF8", b"BM", b"II*\x00", b"MM\x00*", b"\x00\x00\x01\x00",
 )  # fmt: skip
-"""Beginnings of pictures: PNG, JPEG, GIF, BMP, TIFF and icons."""
+"""Magic numbers of images: PNG, JPEG, GIF, BMP, TIFF and icons."""
 
 CONTROL: Final = re.compile(r"[\x00-\x08\x0e-\x1a\x1c-\x1f]")
-"""Characters that no text has; tabs, line and page breaks, and escape are none of them."""
+"""Characters that text files do not have; excludes tab, line and page break, and escape."""
 
 
 class NoText(Exception):
-    """A file without text that can be used; the argument is one of `Problem`."""
+    """A file without usable text; the argument is one of `Problem`."""
 
 
 class Problem(StrEnum):
@@ -57,7 +52,7 @@ def read_text(path: Path) -> str:
     """Return the text of a file, with line breaks as "\\n".
 
     Raises:
-        NoText: it is no text, or too large.
+        NoText: it has no text, or is too large.
         OSError: it cannot be read.
     """
     if path.is_dir():
@@ -68,7 +63,7 @@ def read_text(path: Path) -> str:
         raise NoText(Problem.TOO_LARGE)
     try:
         data = read_file(path, MAX_BYTES)
-    except ValueError:  # it is another one by now, or larger
+    except ValueError:  # it was replaced or has grown
         raise NoText(Problem.TOO_LARGE) from None
     text = _pdf_text(data) if data.lstrip()[:5] == b"%PDF-" else _decoded(data)
     if not text.strip():
@@ -79,7 +74,7 @@ def read_text(path: Path) -> str:
 
 
 def cuts(text: str) -> list[int]:
-    """Return where a text may be cut, ends of lines if there are any near; its end comes last."""
+    """Return where a text may be cut, preferably at line ends; its end comes last."""
     found, start = list[int](), 0
     while start + CHUNK < len(text):
         end = text.rfind("\n", start + CHUNK // 2, start + CHUNK) + 1
@@ -91,11 +86,6 @@ def cuts(text: str) -> list[int]:
 
 
 def _decoded(data: bytes) -> str:
-    """Return the text of a file that is no PDF.
-
-    Raises:
-        NoText: it is a picture, or no text in UTF-8, UTF-16 with its mark, or Latin-1.
-    """
     if data.startswith(PICTURES) or data[8:12] == b"WEBP" or data[4:12] == b"ftypheic":
         raise NoText(Problem.PICTURE)
     if data.startswith((b"\xff\xfe", b"\xfe\xff")):
@@ -113,11 +103,6 @@ def _decoded(data: bytes) -> str:
 
 
 def _pdf_text(data: bytes) -> str:
-    """Return the text of a PDF, page by page.
-
-    Raises:
-        NoText: it is damaged, locked, or has pictures alone.
-    """
     import pypdfium2
 
     try:
@@ -143,21 +128,21 @@ def _pdf_text(data: bytes) -> str:
 
 
 MAX_MEMORY = 2 << 30
-"""Largest number of bytes that the program may take: a vocabulary has up to some 500 MB."""
+"""Memory limit of the child in bytes: a vocabulary takes up to some 500 MB."""
 
 MAX_SECONDS = 60.0
-"""Longest time for one file."""
+"""Time limit for one file."""
 
 
 def answer(request: dict[str, Any]) -> dict[str, object]:
-    """Return the text of a file with its tokens, or the tokens of a text.
+    """Return the text of a file with its token counts, or the token counts of a text.
 
     Args:
-        request: "path" of a file or "text"; "model", the file of a model, "" for none.
+        request: "path" of a file, or "text"; and "model", the path of a model or "".
 
     Returns:
-        "text" of a file and its "n_bytes"; "marks", pairs of a place in the text and the number of
-        tokens up to there, none without a model; or "problem", and "why" for one of the disk.
+        "text" and "n_bytes" of a file; "marks", pairs of a place in the text and the number of
+        tokens before it, empty without a model; or "problem", with "why" for an OSError.
     """
     made: dict[str, object] = {}
     text = request.get("text")

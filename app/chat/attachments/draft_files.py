@@ -1,4 +1,4 @@
-"""Connects files and pictures of a draft with the composer, the engine's model and the chats."""
+"""Presenter of the files attached to drafts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from app.chat.attachments.files import (
 )
 from app.chat.conversation import Conversation
 from app.chat.images.draft import DraftImages
-from app.chat.images.files import SUFFIXES, sees
+from app.chat.images.files import SUFFIXES, reads_images
 from app.chat.message import Attachment, framed
 from app.chat.session import ChatSession
 from app.chat.views.composer import Composer
@@ -36,20 +36,15 @@ if TYPE_CHECKING:
     from app.chat.views.chips import DraftChip
 
 MAX_FILES: Final = 20
-"""Largest number of files of one message."""
 
 FRAME_TOKENS: Final = 40
-"""Tokens, at most, around a file's text."""
+"""Upper bound of the tokens around a file's text."""
 
 MAX_NAME: Final = 60
 
 
 class AttachmentPresenter(QObject):
-    """The files of the drafts, each chat's own.
-
-    Args:
-        pictures: the pictures of the drafts.
-    """
+    """The files of each chat's draft, shown as chips together with `pictures`, its images."""
 
     noticed = Signal(object)  # Notice
     changed = Signal()
@@ -65,14 +60,14 @@ class AttachmentPresenter(QObject):
         self._reader: AttachmentReader | None = None
         self._files: dict[str, list[DraftFile]] = {}  # by id of the chat
         self._numbers = count()
-        self.attach = IconButton("attach", tr("Attach files and pictures"), size=16)
+        self.attach = IconButton("attach", tr("Attach files and images"), size=16)
         self.attach.clicked.connect(self.pick)
         composer.add_tool(self.attach)
         self.chips = FlowBox()
         self._area = FlowArea(self.chips)
         composer.add_above(self._area)
         composer.files_given.connect(self.add)
-        composer.picture_pasted.connect(pictures.add_pasted)
+        composer.image_pasted.connect(pictures.add_pasted)
         session.opened.connect(self._on_opened)
         session.deleted.connect(self._forget)
         session.answer_closed.connect(self.refresh)
@@ -88,25 +83,25 @@ class AttachmentPresenter(QObject):
     @Slot()
     def pick(self) -> None:
         """Ask for files to attach."""
-        title = tr("Attach files and pictures")
+        title = tr("Attach files and images")
         chosen, _ = QFileDialog.getOpenFileNames(self._composer, title)
         self.add(chosen)
 
     @Slot(list)
     def add(self, paths: Sequence[str]) -> None:
-        """Attach files; those that cannot be are named in a notice, once they are read."""
+        """Attach files; a notice names those that turn out to be unusable."""
         if pictures := [path for path in paths if path.lower().endswith(SUFFIXES)]:
             self._pictures.add_files([Path(path) for path in pictures])
             paths = [path for path in paths if path not in pictures]
         room = MAX_FILES - len(self.files)
         if len(paths) > room:
-            text = tr("A message takes at most {n} files.").format(n=MAX_FILES)
+            text = tr("A message can have at most {n} files.").format(n=MAX_FILES)
             self.noticed.emit(Notice(text, kind="warning"))
         self._read(paths[: max(0, room)])
         self._keep()
 
     def ready_files(self) -> tuple[Attachment, ...] | None:
-        """Return the files to send now; None, and say why, if one of them is not ready."""
+        """Return the files to send; None, with a notice, if one of them is not ready."""
         for file in self.files:
             name = one_line(file.path.name, MAX_NAME)
             if file.file is None:
@@ -119,17 +114,17 @@ class AttachmentPresenter(QObject):
         return tuple(file.attachment() for file in self.files)
 
     def draft_text(self) -> str:
-        """Return the text of the next message as the model would get it, as far as it is known."""
+        """Return the text of the next message for the model, with the files read so far."""
         files = [f.attachment() for f in self.files if f.file and not self._is_too_large(f)]
         return framed(self._composer.text, files)
 
     def clear(self) -> None:
-        """Forget the files of the open chat's draft, which were sent."""
+        """Clear the files of the open chat's draft, after sending."""
         self.files.clear()
         self._keep()
 
     def close(self) -> None:
-        """End the reading."""
+        """End the child processes."""
         self._pictures.close()
         if self._reader is not None:
             self._reader.close()
@@ -141,14 +136,11 @@ class AttachmentPresenter(QObject):
         self.chips.set_widgets(chips)
         self._area.fit()
         self._composer.set_has_files(bool(chips))
-        self._composer.invite(pictures=sees(self._client.model))
+        self._composer.invite(pictures=reads_images(self._client.model))
         self.changed.emit()
-
-    # inside
 
     @Slot(object)
     def _on_opened(self, chat: Conversation) -> None:
-        """Show the files of the draft; after a restart they are read again, as they are now."""
         if chat.draft_files and chat.id not in self._files:
             self._read(chat.draft_files)
         self.refresh()
@@ -161,7 +153,6 @@ class AttachmentPresenter(QObject):
             self._started_reader().read(file.key, file.path, self._model(), then)
 
     def _keep(self) -> None:
-        """Note the files in the open chat, and show them."""
         self._session.set_draft_files(tuple(str(file.path) for file in self.files))
         self.refresh()
 
@@ -179,17 +170,17 @@ class AttachmentPresenter(QObject):
 
         is_too_large = self._is_too_large(file)
         parts = self._parts(file) if is_too_large or file.part else ()
-        sees_pages = file.is_pdf and sees(self._client.model)
-        chip = DraftChip(file, parts, is_too_large=is_too_large, sees_pages=sees_pages)
+        can_show_pages = file.is_pdf and reads_images(self._client.model)
+        chip = DraftChip(file, parts, is_too_large=is_too_large, can_show_pages=can_show_pages)
         chip.removed.connect(self._remove)
         chip.part_chosen.connect(self._choose)
         chip.pages_wanted.connect(self._show_pages)
         return chip
 
     def _room(self, without: DraftFile) -> int:
-        """Return the tokens that a file may have beside chat, answer and the files before it."""
+        # tokens left for a file after the chat, the earlier files, and an eighth for the answer
         model = self._client.model
-        if model is None or not model.n_ctx:  # of a server that does not tell it
+        if model is None or not model.n_ctx:  # a server that does not report its context
             return 1 << 40
         earlier = self.files[: self.files.index(without)]
         used = self._session.current.context_tokens + sum(f.n_tokens or 0 for f in earlier)
@@ -204,9 +195,8 @@ class AttachmentPresenter(QObject):
         return parts_of(file.file.marks, self._room(file))
 
     def _refuse_large(self, file: DraftFile, name: str) -> None:
-        """Say that a file is too large, and offer the first part that fits."""
         parts, room, chat = self._parts(file), self._room(file), self._session.current.id
-        text = tr("{name} has {n} tokens, and {room} of the context are free.").format(
+        text = tr("{name} has {n} tokens, but only {room} are free in the context.").format(
             name=name, n=file.n_tokens, room=room
         )
         if parts:
@@ -221,17 +211,16 @@ class AttachmentPresenter(QObject):
     def _on_read(self, chat_id: str, file: DraftFile, found: ReadFile | EngineError) -> None:
         files = self._files.get(chat_id, [])
         if file not in files:
-            return  # it was removed meanwhile
+            return  # it was removed
         if isinstance(found, EngineError):
             files.remove(file)
-            self._tell(found, file.path)
+            self._report(found, file.path)
         else:
             file.file = found
         self._keep()
 
     @Slot()
     def _count_again(self) -> None:
-        """Count the tokens of all files for another model, which may cut them elsewhere."""
         for chat_id, files in self._files.items():
             for file in files:
                 file.part, file.number, file.n_parts = None, 1, 1
@@ -256,18 +245,18 @@ class AttachmentPresenter(QObject):
     def _forget(self, chat_id: str) -> None:
         self._files.pop(chat_id, None)
 
-    def _tell(self, error: EngineError, path: Path) -> None:
-        """Say why a file has no text that can be attached; take it as a picture where it is one."""
+    def _report(self, error: EngineError, path: Path) -> None:
         if isinstance(error, NoTextThere) and error.is_picture:
             self._pictures.add_files([path])
-        elif isinstance(error, NoTextThere) and error.is_scanned and sees(self._client.model):
+            return
+        is_scanned = isinstance(error, NoTextThere) and error.is_scanned
+        if is_scanned and reads_images(self._client.model):
             show = partial(self._pictures.add_pages, path)
-            self.noticed.emit(Notice.of(error, "", tr("Attach its pages as pictures"), show))
+            self.noticed.emit(Notice.of(error, "", tr("Attach its pages as images"), show))
         else:
             self.noticed.emit(Notice.of(error))
 
     @Slot(object)
     def _show_pages(self, file: DraftFile) -> None:
-        """Attach the pages of a document as pictures in place of its text."""
         self._remove(file)
         self._pictures.add_pages(file.path)

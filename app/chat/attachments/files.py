@@ -1,7 +1,4 @@
-"""Files that go with messages: in a draft, in a message, and read by a child process.
-
-The child is ended if a file takes too much time or memory.
-"""
+"""Files of drafts, read by a child process with limits of time and memory."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ from typing import Any, Final
 
 from PySide6.QtCore import QObject
 
-import engine  # for names that only attachments need, which are resolved when they are used
+import engine  # names used only here are resolved lazily
 from app.chat.message import Attachment
 from app.core.background import KeptChild, KeyedJobs
 from app.core.translation import tr
@@ -23,7 +20,6 @@ log = logging.getLogger(__name__)
 
 COMMAND: Final = program_command("app.chat.attachments.documents")
 MAX_SHOWN_NAME: Final = 60
-"""Largest number of characters of a file's name in a sentence."""
 
 Marks = tuple[tuple[int, int], ...]
 """Pairs of a place in a text and the number of tokens before it; the last place is its end."""
@@ -31,11 +27,7 @@ Marks = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class ReadFile:
-    """The text of a file.
-
-    Attributes:
-        marks: places where the text may be cut; none if no model was there to count tokens.
-    """
+    """The text of a file; `marks` are where it may be cut, empty if no model is loaded."""
 
     text: str
     n_bytes: int
@@ -43,11 +35,10 @@ class ReadFile:
 
 
 class NoTextThere(EngineError):
-    """Error of a file without text that can be used.
+    """A file has no usable text.
 
     Attributes:
-        is_picture: whether it is a picture.
-        is_scanned: whether it is a PDF that shows its text alone.
+        is_scanned: whether it is a PDF with images of pages.
     """
 
     def __init__(self, answer: Mapping[str, object], name: str) -> None:
@@ -57,7 +48,7 @@ class NoTextThere(EngineError):
 
 
 class AttachmentReader(QObject):
-    """Reader of one file after another, on a thread."""
+    """Reader of files, one at a time on a thread."""
 
     def __init__(self, parent: QObject) -> None:
         super().__init__(parent)
@@ -67,18 +58,15 @@ class AttachmentReader(QObject):
     def read(
         self, key: str, path: Path, model: str, then: Callable[[ReadFile | EngineError], None]
     ) -> None:
-        """Read a file, and call `then` with what it holds, or why it holds nothing that helps.
+        """Read a file, and call `then` with its content or an error.
 
         Args:
-            model: path of the model whose tokens are counted; "" for none.
+            model: path of the model that counts the tokens; "" for none.
         """
         self._run(key, path.name, {"path": str(path.absolute()), "model": model}, then)
 
     def count(self, key: str, file: ReadFile, model: str, then: Callable[[ReadFile], None]) -> None:
-        """Count the tokens of a text that was read before, for another model.
-
-        `then` gets the text without marks if they cannot be counted.
-        """
+        """Count the tokens of a file for another model; without marks if that fails."""
 
         def with_text(counted: ReadFile | EngineError) -> None:
             marks = counted.marks if isinstance(counted, ReadFile) else ()
@@ -87,7 +75,7 @@ class AttachmentReader(QObject):
         self._run(key, key, {"text": file.text, "model": model}, with_text)
 
     def close(self) -> None:
-        """End the child, whatever it reads, and the thread."""
+        """End the child and the thread."""
         self._child.kill()
         self._jobs.close()
         self._child.close()
@@ -110,7 +98,6 @@ class AttachmentReader(QObject):
         self._jobs.run(key, lambda: found.append(self._ask(name, request)), report)
 
     def _ask(self, name: str, request: dict[str, str]) -> ReadFile:
-        """Return the answer of the child; runs on the thread."""
         from app.chat.attachments.documents import (  # late: no file, no child
             MAX_MEMORY,
             MAX_SECONDS,
@@ -122,10 +109,8 @@ class AttachmentReader(QObject):
         except (engine.ChildEnded, OSError) as error:
             log.info("%s is not read: %s", shown, error)
             raise EngineError(
-                tr("{name} cannot be read: it takes too long or too much memory.").format(
-                    name=shown
-                ),
-                tr("Attach a smaller file, or paste the part that matters."),
+                tr("{name} cannot be read: it needs too much time or memory.").format(name=shown),
+                tr("Attach a smaller file, or paste the relevant part."),
             ) from None
         if "problem" in answer:
             raise NoTextThere(answer, shown)
@@ -133,20 +118,20 @@ class AttachmentReader(QObject):
 
 
 def problem_text(answer: Mapping[str, object]) -> str:
-    """Return the sentence for a problem that the child reports, with `{name}` and `{why}` in it."""
+    """Return the sentence for a problem reported by the child, with `{name}` and `{why}`."""
     from app.chat.attachments.documents import Problem  # late, as above
 
     texts = {
         Problem.FOLDER: tr("{name} is a folder. Attach the files in it."),
-        Problem.NO_FILE: tr("{name} is no file that can be read."),
+        Problem.NO_FILE: tr("{name} is not a readable file."),
         Problem.TOO_LARGE: tr("{name} is larger than the 64 MB that can be attached."),
         Problem.TOO_LONG: tr("{name} has more text than the 8 million characters allowed."),
         Problem.EMPTY: tr("{name} is empty."),
-        Problem.PICTURE: tr("{name} is a picture."),
-        Problem.NO_TEXT: tr("{name} is no text file. Text, code and PDF files can be attached."),
-        Problem.LOCKED: tr("{name} is locked by a password. Attach a copy without one."),
-        Problem.DAMAGED: tr("{name} is no PDF that can be read."),
-        Problem.SCANNED: tr("{name} has pictures of pages and no text."),
+        Problem.PICTURE: tr("{name} is an image."),
+        Problem.NO_TEXT: tr("{name} is not a text file. Text, code and PDF files can be attached."),
+        Problem.LOCKED: tr("{name} is password-protected. Attach a copy without a password."),
+        Problem.DAMAGED: tr("{name} is not a readable PDF."),
+        Problem.SCANNED: tr("{name} has images of pages and no text."),
         Problem.UNREADABLE: tr("{name} cannot be read: {why}."),
     }
     return texts[Problem(str(answer["problem"]))]
@@ -159,7 +144,7 @@ def _read_file(answer: dict[str, Any]) -> ReadFile:
 
 @dataclass(frozen=True, slots=True)
 class FilePart:
-    """A part of a file's text, between two places."""
+    """A part of a file's text."""
 
     start: int
     end: int
@@ -168,11 +153,11 @@ class FilePart:
 
 @dataclass(slots=True, eq=False)
 class DraftFile:
-    """A file that shall go with the next message.
+    """A file attached to the draft.
 
     Attributes:
         file: its text; None while it is being read.
-        part: part that is sent; None for the whole file.
+        part: part to send; None for the whole file.
         number, n_parts: number of that part, from 1, and of all parts.
     """
 
@@ -185,22 +170,22 @@ class DraftFile:
 
     @property
     def is_pdf(self) -> bool:
-        """Whether the file has pages that can be shown as pictures."""
+        """Whether the file has pages that can be attached as images."""
         return self.path.suffix.lower() == ".pdf"
 
     @property
     def n_tokens(self) -> int | None:
-        """Number of tokens that are sent; None where that is unknown."""
+        """Number of tokens to send; None if unknown."""
         if self.part is not None:
             return self.part.n_tokens
         return self.file.marks[-1][1] if self.file is not None and self.file.marks else None
 
     def choose(self, parts: tuple[FilePart, ...], number: int) -> None:
-        """Send one of the parts, counted from 1."""
+        """Select the part to send, counted from 1."""
         self.part, self.number, self.n_parts = parts[number - 1], number, len(parts)
 
     def attachment(self) -> Attachment:
-        """Return what the message keeps of the file, which has been read."""
+        """Return the attachment of the message; the file must have been read."""
         assert self.file is not None
         text, part = self.file.text, self.part
         if part is not None:
@@ -211,7 +196,7 @@ class DraftFile:
 
 
 def parts_of(marks: Marks, room: int) -> tuple[FilePart, ...]:
-    """Return a text in parts of at most `room` tokens; none if not even one piece has room."""
+    """Split a text into parts of at most `room` tokens; empty if a single piece is too large."""
     parts: list[FilePart] = []
     start = before = 0  # place and tokens where the part begins
     last = (0, 0)

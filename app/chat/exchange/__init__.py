@@ -1,1 +1,1 @@
-"""Chats that leave for other programs, and come back: PDF, and the dialogs of export and import."""
+"""Export and import of chats: PDF, and the dialogs."""

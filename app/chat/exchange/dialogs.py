@@ -23,18 +23,18 @@ from app.widgets.text import ask_where_to_save, plain_tip, reveal
 log = logging.getLogger(__name__)
 
 END_S: Final = 30.0
-"""Longest wait for files that are being written when the window closes, in seconds."""
+"""Timeout in seconds for pending files when the window closes."""
 
-MAX_TOLD: Final = 3
-"""Largest number of files that are told not to be chats; the others are counted."""
+MAX_NAMED: Final = 3
+"""Maximum number of failed files named in a notice; the others are counted."""
 
 
 class ChatExchange(QObject):
-    """Files of chats that a person asks for or brings.
+    """Export and import of chats.
 
     Args:
         over: parent of the dialogs.
-        flush: stores what is typed.
+        flush: stores typed text.
     """
 
     noticed = Signal(object)  # Notice
@@ -53,10 +53,10 @@ class ChatExchange(QObject):
 
     @Slot(object, str)
     def export(self, ids: list[str], suffix: str = "") -> None:
-        """Write chats to files that a person chooses.
+        """Ask where to export chats, and write them.
 
         Args:
-            suffix: one of `FORMATS`, for a folder; "" to ask for the file of the only chat.
+            suffix: one of `FORMATS`, to ask for a folder; "" to ask for the file of a single chat.
         """
         self._flush()
         if suffix:
@@ -73,16 +73,16 @@ class ChatExchange(QObject):
             self._write(chat.copy(), path)
 
     def _may_replace(self, path: Path) -> bool:
-        """Return whether a file may be written that the dialog has not asked about."""
+        # the path differs from the one that the dialog has checked
         if not path.exists():
             return True
-        text = tr("{name} exists already. Replace it?").format(name=path.name)
+        text = tr("{name} already exists. Replace it?").format(name=path.name)
         answer = QMessageBox.question(self._over, tr("Export chat"), plain_tip(text))
         return answer is QMessageBox.StandardButton.Yes
 
     @Slot()
     def bring_in(self) -> None:
-        """Ask for files with chats, and take them in."""
+        """Ask for exported chats, and import them."""
         chosen, _ = QFileDialog.getOpenFileNames(
             self._over, tr("Import chats"), "", FORMATS[".json"]
         )
@@ -91,19 +91,18 @@ class ChatExchange(QObject):
         self._flush()
         chats: list[Conversation] = []
         failures: list[str] = []
-        pictures = self._session.library.pictures
+        images = self._session.library.store.images
 
         def work() -> None:
             for path in chosen:
                 try:
-                    chats.append(imported(Path(path), pictures))
+                    chats.append(imported(Path(path), images))
                 except NotAChat as error:
                     failures.append(str(error))
 
         self._run(work, lambda: self._take(chats, failures))
 
     def _export_all(self, ids: list[str], suffix: str) -> None:
-        """Ask for a folder, and write chats there."""
         title = tr_n("Export {n} chat into", "Export {n} chats into", len(ids))
         chosen = QFileDialog.getExistingDirectory(self._over, title)
         if not chosen:
@@ -111,24 +110,24 @@ class ChatExchange(QObject):
         chats = [self._session.library.opened(chat_id) or chat_id for chat_id in ids]
         copies = [chat if isinstance(chat, str) else chat.copy() for chat in chats]
         library, results = self._session.library, list[Written]()
-        where = library.read, library.pictures, Path(chosen)
+        where = library.store.read, library.store.images, Path(chosen)
         self._run(
             lambda: results.append(write_all(copies, *where, suffix)),
-            lambda: self._tell_written(results[0], chosen),
+            lambda: self._report_written(results[0], chosen),
         )
 
     def _write(self, chat: Conversation, path: Path) -> None:
-        text = tr("“{title}” is in {path}.").format(title=chat.shown_title, path=path)
-        pictures = self._session.library.pictures
+        text = tr("“{title}” was saved as {path}.").format(title=chat.shown_title, path=path)
+        images = self._session.library.store.images
         self._run(
-            lambda: write_chat_as(chat, path, pictures),
+            lambda: write_chat_as(chat, path, images),
             lambda: self.noticed.emit(_shown_in_folder(text, path)),
             path.name,
         )
 
-    def _tell_written(self, written: Written, folder: str) -> None:
+    def _report_written(self, written: Written, folder: str) -> None:
         chats = tr_n("{n} chat", "{n} chats", len(written.paths))
-        text = tr("{chats} in {folder}.").format(chats=chats, folder=folder)
+        text = tr("{chats} saved in {folder}.").format(chats=chats, folder=folder)
         if written.failure:
             self.noticed.emit(Notice(written.failure, text, kind="error"))
         else:
@@ -140,12 +139,11 @@ class ChatExchange(QObject):
             text = tr_n("{n} chat was imported.", "{n} chats were imported.", len(chats))
             self.noticed.emit(Notice(text))
         if failures:
-            more = len(failures) - MAX_TOLD
+            more = len(failures) - MAX_NAMED
             hint = tr_n("And {n} more file.", "And {n} more files.", more) if more > 0 else ""
-            self.noticed.emit(Notice(" ".join(failures[:MAX_TOLD]), hint, kind="error"))
+            self.noticed.emit(Notice(" ".join(failures[:MAX_NAMED]), hint, kind="error"))
 
     def _run(self, work: Callable[[], None], then: Callable[[], None], name: str = "") -> None:
-        """Do work on the thread, and then something here; name the file that it has failed at."""
         self._n_jobs += 1
 
         def on_done(error: Exception | None) -> None:
@@ -156,14 +154,13 @@ class ChatExchange(QObject):
             text = tr("{name} cannot be written: {why}.").format(
                 name=name or tr("The folder"), why=reason_of(error)
             )
-            hint = tr("Choose another folder, or make room on its disk.") if name else ""
+            hint = tr("Choose another folder, or free up disk space.") if name else ""
             self.noticed.emit(Notice(text, hint, kind="error"))
 
         self._jobs.run(str(self._n_jobs), work, on_done)
 
 
 def _shown_in_folder(text: str, *paths: Path) -> Notice:
-    """Return the notice of a success, with a button that shows the first file in its folder."""
     if not paths:
         return Notice(text)
     return Notice(text, action=tr("Show in folder"), on_action=lambda: reveal(paths[0]))

@@ -1,8 +1,4 @@
-"""A chat as a document for paper, written with a cursor, so that nothing is read as HTML.
-
-Formulas are pictures, or as they were written where they cannot be drawn; pictures of the web are
-their description and address.
-"""
+"""A chat as a document for printing, written with a cursor, so that nothing is parsed as HTML."""
 
 from __future__ import annotations
 
@@ -28,9 +24,9 @@ from PySide6.QtGui import (
 
 from app.chat.conversation import Conversation
 from app.chat.export import said, spoken
-from app.chat.formulas import MAX_LATEX, FormulaArtist, FormulaLook, FormulaPicture
+from app.chat.formulas import MAX_LATEX, OBJECT, SCALE, FormulaImage, FormulaLook, FormulaRenderer
 from app.chat.images.album import PathOf
-from app.chat.images.child import PictureChild
+from app.chat.images.child import ImageChild
 from app.chat.markdown import (
     CodeBlock,
     DisplayFormula,
@@ -43,69 +39,63 @@ from app.chat.markdown import (
     parse,
 )
 from app.chat.message import ChatImage
+from app.chat.views.prose_view import MONOSPACE
 from app.core.translation import tr
 from app.widgets.theme import FONT_FAMILY
 from engine import EngineError, one_line, printable
 
 RATIO: Final = 600 / 96
-"""Dots of a picture for each unit of a document: 600 per inch."""
+"""Pixels of an image per unit of a document: 600 per inch."""
 
-SCALE: Final = 1.14
-"""Size of a formula's letters beside those of the text, whose small letters are larger."""
+PIXELS: Final = 96 / 72
+"""Units of a document per point."""
 
-UNITS_PER_POINT: Final = 96 / 72
-OBJECT: Final = "\ufffc"
 MEASURED: Final = 1000
-"""Size of a font, in pixels, whose measures are exact enough."""
+"""Font size, in pixels, for exact font metrics."""
 
 
 class PaperFormulas:
-    """Draws the formulas of one document, each of them once; used on one thread."""
+    """Renderer and cache of the formulas of one document; used on one thread."""
 
     def __init__(self, document: QTextDocument) -> None:
         self._document = document
-        self._artist = FormulaArtist()
-        self._drawn: dict[FormulaLook, FormulaPicture | None] = {}
+        self._renderer = FormulaRenderer()
+        self._drawn: dict[FormulaLook, FormulaImage | None] = {}
         self._n_made = 0
 
     def insert(self, cursor: QTextCursor, formula: Formula, style: QTextCharFormat) -> bool:
-        """Insert the picture of a formula; return whether there is one.
-
-        Args:
-            style: style of the text around it.
-        """
+        """Insert the image of a formula in text of a style; return whether it could be rendered."""
         font = style.font()
-        pixels = font.pointSizeF() * UNITS_PER_POINT * SCALE
+        pixels = font.pointSizeF() * PIXELS * SCALE
         colour = style.foreground().color().name()
         look = FormulaLook(formula.latex, formula.is_display, pixels, colour, RATIO)
         if look not in self._drawn:
             is_short = len(look.latex) <= MAX_LATEX
-            self._drawn[look] = self._artist.draw(look) if is_short else None
+            self._drawn[look] = self._renderer.draw(look) if is_short else None
         picture = self._drawn[look]
         if picture is not None:
             cursor.insertText(OBJECT, self._image(picture, font, style))
         return picture is not None
 
     def close(self) -> None:
-        """End the child that draws."""
-        self._artist.close()
+        """End the child process."""
+        self._renderer.close()
 
     def _image(
-        self, picture: FormulaPicture, font: QFont, style: QTextCharFormat
+        self, picture: FormulaImage, font: QFont, style: QTextCharFormat
     ) -> QTextImageFormat:
-        """Return the format of a picture.
-
-        Qt lets an object reach as far below the baseline as letters of its format's font do, so
-        the font is as large as that takes: nothing is written in it.
-        """
+        # Qt lets an inline object extend below the baseline as far as the descent of its format's
+        # font: choose the font size for that
         below = QFont(font)
         below.setPixelSize(MEASURED)
         units = picture.depth * MEASURED / QFontMetricsF(below).descent()
-        below.setPointSizeF(max(0.1, units / UNITS_PER_POINT))
+        below.setPointSizeF(max(0.1, units / PIXELS))
         name = f"formula:{self._n_made}"
         self._n_made += 1
+        pixels = QImage(picture.image)
+        pixels.setDevicePixelRatio(1.0)  # documents for paper ignore it
         self._document.addResource(
-            QTextDocument.ResourceType.ImageResource.value, QUrl(name), _on_dots(picture)
+            QTextDocument.ResourceType.ImageResource.value, QUrl(name), pixels
         )
         image = QTextImageFormat()
         image.merge(style)
@@ -117,37 +107,26 @@ class PaperFormulas:
         return image
 
 
-def _on_dots(picture: FormulaPicture) -> QImage:
-    """Return a picture without a ratio of its own, as paper has none."""
-    made = QImage(picture.image)
-    made.setDevicePixelRatio(1.0)
-    return made
-
-
 MAX_SIDE: Final = 1600
-"""Longest side of a picture in the file, in pixels."""
+"""Longest side of an image in the file, in pixels."""
 
 BOX: Final = QSizeF(420.0, 320.0)
-"""Largest size on paper, in units of a document, of which an inch has 96."""
+"""Largest size on paper, in units of a document (96 per inch)."""
 
 
 class PaperImages:
-    """Puts pictures into one document; used on one thread.
-
-    Args:
-        path_of: returns where a picture is.
-    """
+    """The images of messages in one document; used on one thread."""
 
     def __init__(self, document: QTextDocument, path_of: PathOf) -> None:
         self._document, self._path_of = document, path_of
-        self._child = PictureChild()
+        self._child = ImageChild()
 
     def insert(self, cursor: QTextCursor, picture: ChatImage) -> bool:
-        """Insert a picture; return whether there is one."""
+        """Insert an image; return whether it could be read."""
         path = self._path_of(picture)
         try:
             image = self._child.image(path, MAX_SIDE, picture.name)
-        except EngineError:  # it is gone
+        except EngineError:  # it is missing
             return False
         name = QUrl(f"picture:{picture.file}")
         self._document.addResource(QTextDocument.ResourceType.ImageResource.value, name, image)
@@ -162,7 +141,7 @@ class PaperImages:
         return True
 
     def close(self) -> None:
-        """End the child that reads."""
+        """End the child process."""
         self._child.close()
 
 
@@ -172,19 +151,15 @@ TITLE_POINTS, SPEAKER_POINTS, CODE_POINTS, NOTE_POINTS = 17.0, 9.0, 9.0, 9.0
 GAP, TIGHT_GAP, SPEAKER_GAP, INDENT = 5.0, 1.5, 14.0, 14.0
 """Distances in points."""
 
-PIXELS: Final = 96 / 72
-"""Length of a point in the units of a document, which fits them to its paper."""
-
 INK, FAINT_INK, LINK_INK = "#16181d", "#6b7280", "#1d4ed8"
 CODE_PAPER, LINE_INK = "#f2f2f4", "#c9cdd4"
-MONOSPACE: Final = ["JetBrains Mono", "DejaVu Sans Mono", "Menlo", "Consolas", "monospace"]
 
 
 def paper_font(points: float) -> QFont:
-    """Return the font of text on paper."""
+    """Return the text font for paper."""
     font = QFont(FONT_FAMILY)
     font.setPointSizeF(points)
-    for feature in ("tnum", "calt"):  # other forms of digits and signs are no text in a PDF
+    for feature in ("tnum", "calt"):  # alternate glyphs cannot be copied as text from a PDF
         font.setFeature(QFont.Tag(feature), 0)
     return font
 
@@ -193,9 +168,7 @@ class PaperWriter:
     """Writer of a chat into a document.
 
     Args:
-        scale: dots of the paper to a unit of the document, for what Qt does not fit by itself.
-        formulas: draws formulas into the document.
-        pictures: puts the pictures of messages into it.
+        scale: device pixels per unit of the document, for lengths that Qt does not scale.
     """
 
     def __init__(
@@ -208,7 +181,7 @@ class PaperWriter:
         self._is_fresh = True
 
     def write(self, chat: Conversation) -> None:
-        """Write all that is shown of a chat, without thoughts."""
+        """Write the messages on screen, without thoughts."""
         title = _ink(paper_font(TITLE_POINTS), is_bold=True)
         self._start(0)
         self._cursor.insertText(one_line(chat.shown_title), title)
@@ -312,10 +285,9 @@ class PaperWriter:
                 self._write_spans(spans, base)
         self._cursor = QTextCursor(self._cursor.document())
         self._cursor.movePosition(QTextCursor.MoveOperation.End)
-        self._is_fresh = True  # Qt keeps an empty block behind a table
+        self._is_fresh = True  # Qt keeps an empty block after a table
 
     def _start(self, gap: float, indent: int = 0) -> QTextBlockFormat:
-        """Start a line, and return its format."""
         block = QTextBlockFormat()
         block.setTopMargin(gap * PIXELS)
         block.setLeftMargin(indent * INDENT * PIXELS * self._scale)

@@ -1,4 +1,4 @@
-"""A chat as a PDF: its rendered Markdown in dark letters on white pages, with page numbers."""
+"""Export of chats as PDF files, and of any format into files and folders."""
 
 from __future__ import annotations
 
@@ -52,19 +52,19 @@ FOOT_MM: Final = 9.0
 """Height of the page number below the text."""
 
 DPI: Final = 1200
-"""Resolution of the PDF; places are rounded to it."""
+"""Resolution of the PDF; positions are rounded to it."""
 
 FOOT_POINTS: Final = 8.0
 MM_PER_INCH, USUAL_DPI = 25.4, 96
 
 
 def pdf_of(chat: Conversation, path_of: PathOf = nowhere) -> bytes:
-    """Return a chat as the content of a PDF file; any thread may ask.
+    """Return a chat as the content of a PDF file. Thread-safe.
 
     Args:
-        path_of: returns where the chat's pictures are.
+        path_of: returns the paths of the chat's images.
     """
-    loop = QEventLoop()  # gives this thread the timers that a layout wants, though none fires
+    loop = QEventLoop()  # layouts need this thread to support timers, though none fires
     data = QByteArray()
     buffer = QBuffer(data)
     buffer.open(QIODevice.OpenModeFlag.WriteOnly)
@@ -84,7 +84,6 @@ def pdf_of(chat: Conversation, path_of: PathOf = nowhere) -> bytes:
 
 
 def _document(chat: Conversation, writer: QPdfWriter, path_of: PathOf) -> QTextDocument:
-    """Return the pages of a chat, laid out for the writer."""
     document = QTextDocument()
     document.setUndoRedoEnabled(False)
     document.documentLayout().setPaintDevice(writer)
@@ -93,12 +92,12 @@ def _document(chat: Conversation, writer: QPdfWriter, path_of: PathOf) -> QTextD
     foot = FOOT_MM / MM_PER_INCH * DPI
     document.setPageSize(QSizeF(writer.width(), writer.height() - foot))
     formulas = PaperFormulas(document)
-    pictures = PaperImages(document, path_of)
+    images = PaperImages(document, path_of)
     try:
-        PaperWriter(document, DPI / USUAL_DPI, formulas, pictures).write(chat)
+        PaperWriter(document, DPI / USUAL_DPI, formulas, images).write(chat)
     finally:
         formulas.close()
-        pictures.close()
+        images.close()
     return document
 
 
@@ -128,35 +127,24 @@ def _paint_foot(painter: QPainter, writer: QPdfWriter, number: int, n_pages: int
     painter.drawText(box, Qt.AlignmentFlag.AlignHCenter | Qt.AlignmentFlag.AlignBottom, text)
 
 
-BESIDE: Final = tr_later("{name} pictures")
-"""Name of the folder with the pictures of a Markdown file."""
+BESIDE: Final = tr_later("{name} images")
+"""Name of the image folder of a Markdown file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What an export has written.
-
-    Attributes:
-        paths: files, one for each chat.
-        failure: sentence that says why it has ended before; "" if it has not.
-    """
+    """The files of an export, and the error that ended it early, or ""."""
 
     paths: tuple[Path, ...]
     failure: str = ""
 
 
-def write_chat_as(chat: Conversation, path: Path, pictures: ImageFolder) -> None:
-    """Write a chat in the form of the file's suffix; an earlier file is replaced as a whole.
+def write_chat_as(chat: Conversation, path: Path, images: ImageFolder) -> None:
+    """Write a chat atomically in the format of the file's suffix (raises OSError).
 
-    Pictures of a Markdown file go into a folder beside it; the others have them inside.
-
-    Args:
-        pictures: the pictures of all chats.
-
-    Raises:
-        OSError: the disk is full or the folder cannot be written.
+    Images of a Markdown file go into a folder next to it; other formats embed them.
     """
-    suffix, path_of, beside = path.suffix.lower(), partial(pictures.path, chat), ""
+    suffix, path_of, beside = path.suffix.lower(), partial(images.path, chat), ""
     if suffix == PDF:
         data = pdf_of(chat, path_of)
     else:
@@ -170,15 +158,14 @@ def write_chat_as(chat: Conversation, path: Path, pictures: ImageFolder) -> None
 def write_all(
     chats: Iterable[Conversation | str],
     read: Callable[[str], Conversation],
-    pictures: ImageFolder,
+    images: ImageFolder,
     folder: Path,
     suffix: str,
 ) -> Written:
-    """Write chats into a folder, each in a file with its title as the name; replace none.
+    """Write chats into new files named by their titles.
 
     Args:
         chats: chats, or ids of chats for `read`.
-        pictures: the pictures of all chats.
         suffix: one of `FORMATS`.
     """
     paths: list[Path] = []
@@ -186,7 +173,7 @@ def write_all(
         try:
             chat = one if isinstance(one, Conversation) else read(one)
             path = free_path(folder, file_name(chat), suffix)
-            write_chat_as(chat, path, pictures)
+            write_chat_as(chat, path, images)
         except (OSError, ValueError, RecursionError) as error:
             name = one if isinstance(one, str) else one.shown_title
             why = why_unreadable(error)
@@ -198,7 +185,7 @@ def write_all(
 
 
 def free_path(folder: Path, name: str, suffix: str) -> Path:
-    """Return the path of a file that there is not yet."""
+    """Return an unused path for a file."""
     path, number = folder / f"{name}{suffix}", 2
     while path.exists():
         path, number = folder / f"{name} ({number}){suffix}", number + 1

@@ -1,4 +1,4 @@
-"""What the views of messages ask about pictures: their pixels, and what stands below them."""
+"""Images for the views of messages, their captions, and their export with a chat."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from PySide6.QtCore import QObject, Signal
 from PySide6.QtGui import QImage
 from PySide6.QtWidgets import QApplication
 
-import engine  # for names that are resolved when they are used
-from app.chat.images.files import sees
+import engine  # names used only here are resolved lazily
+from app.chat.images.files import reads_images
 from app.chat.message import ChatImage
 from app.chat.session import ChatSession
 from app.core.engine_client import EngineClient
@@ -30,65 +30,65 @@ if TYPE_CHECKING:
     from app.chat.images.files import ImageFolder
 
 MAX_SIDE: Final = 4096
-"""Longest side of a picture that is shown large or copied, in pixels; saved is all of it."""
+"""Longest side of an image in the viewer or on the clipboard, in pixels."""
 
 
 class ImageAlbum(QObject):
-    """The pictures of the open chat, as the loaded model sees them."""
+    """The images of the open chat, with captions for the loaded model."""
 
     noticed = Signal(object)  # Notice
-    changed = Signal()  # another model is loaded, so that captions differ
-    enlarged = Signal(object, int)  # pictures that are wanted large, number of the first one
+    changed = Signal()  # the model, and so the captions
+    enlarged = Signal(object, int)  # images for the viewer, index of the first one
 
     def __init__(self, session: ChatSession, client: EngineClient, parent: QObject) -> None:
         super().__init__(parent)
         self._session, self._client = session, client
-        self._desk: ChatImageReader | None = None
+        self._reader: ChatImageReader | None = None
         for change in (client.loaded, client.unloaded, client.lost):
             change.connect(self.changed)
 
     @property
-    def desk(self) -> ChatImageReader:
-        """The reader of pictures, made when the first one is there."""
-        if self._desk is None:
-            from app.chat.images.child import ChatImageReader  # late: many chats have no picture
+    def reader(self) -> ChatImageReader:
+        """The image reader, created on first use."""
+        if self._reader is None:
+            from app.chat.images.child import ChatImageReader  # late: many chats have no images
 
-            self._desk = ChatImageReader(self._session.library.pictures, self)
-        return self._desk
+            self._reader = ChatImageReader(self._session.library.store.images, self)
+        return self._reader
 
     def close(self) -> None:
-        """End all reading."""
-        if self._desk is not None:
-            self._desk.close()
+        """End the reader."""
+        if self._reader is not None:
+            self._reader.close()
 
     @property
-    def sees(self) -> bool:
-        """Whether the loaded model may see pictures."""
-        return sees(self._client.model)
+    def reads_images(self) -> bool:
+        """Whether the loaded model may read images."""
+        return reads_images(self._client.model)
 
     def path(self, picture: ChatImage) -> Path:
-        """Return where a picture of the open chat is."""
-        return self._session.library.pictures.path(self._session.current, picture)
+        """Return the path of an image of the open chat."""
+        return self._session.library.store.images.path(self._session.current, picture)
 
     def show(
         self, picture: ChatImage, side: int, then: Callable[[QImage | EngineError], None]
     ) -> None:
-        """Call `then` with a picture of the open chat whose sides have at most `side` pixels."""
-        self.desk.show(self.path(picture), side, picture.title, then)
+        """Call `then` with an image of the open chat, scaled down to `side` pixels."""
+        self.reader.show(self.path(picture), side, picture.title, then)
 
     def copy(self, picture: ChatImage) -> None:
-        """Put a picture on the clipboard."""
+        """Copy an image to the clipboard."""
 
         def take(found: QImage | EngineError) -> None:
             if isinstance(found, QImage):
                 QApplication.clipboard().setImage(found)
             else:
-                self._tell(found)
+                self._report(found)
 
         self.show(picture, MAX_SIDE, take)
 
     def n_tokens(self, picture: ChatImage) -> int | None:
-        """Return the tokens of a picture for the loaded model; None where that is unknown."""
+        """Return the number of tokens of an image for the loaded model; None if unknown."""
         model = self._client.model
         if model is None or model.vision is None:
             return None
@@ -98,22 +98,22 @@ class ImageAlbum(QObject):
             return None
 
     def caption(self, picture: ChatImage) -> str:
-        """Return what stands below a picture: "1024 x 768, 391 tokens"."""
+        """Return the caption of an image, such as "1024 x 768, 391 tokens"."""
         if (n := self.n_tokens(picture)) is not None:
             return f"{picture.size}, {tr_n('{n} token', '{n} tokens', n)}"
-        if self._client.model is not None and not sees(self._client.model):
-            return tr("{size}, not seen by this model").format(size=picture.size)
+        if self._client.model is not None and not reads_images(self._client.model):
+            return tr("{size}, ignored by this model").format(size=picture.size)
         return picture.size
 
     def enlarge(self, pictures: Sequence[ChatImage], at: int) -> None:
-        """Ask for pictures to be shown large, one at a time, beginning with one of them."""
+        """Request the image viewer, starting with image `at`."""
         self.enlarged.emit(pictures, at)
 
     def save_as(self, picture: ChatImage, target: Path) -> None:
-        """Write a picture's file to another place; a notice tells why that failed."""
-        self.desk.run(partial(_copy, self.path(picture), target), self._tell)
+        """Copy an image's file to `target`; a notice reports failure."""
+        self.reader.run(partial(_copy, self.path(picture), target), self._report)
 
-    def _tell(self, error: EngineError | None) -> None:
+    def _report(self, error: EngineError | None) -> None:
         if error is not None:
             self.noticed.emit(Notice.of(error))
 
@@ -124,10 +124,10 @@ def _copy(source: Path, target: Path) -> None:
 
 
 PathOf = Callable[[ChatImage], Path]
-"""Function that returns where a picture is, whether or not there is such a file."""
+"""Function that returns the path of an image, which may be missing."""
 
 NAME: Final = "picture_files"
-"""Name in an exported chat's JSON of the pictures: their files by name, as base64."""
+"""JSON key of an exported chat's images: base64 by file name."""
 
 TYPES: Final = {
     ".png": "image/png", ".jpg": "image/jpeg", ".webp": "image/webp", ".gif": "image/gif",
@@ -136,17 +136,13 @@ TYPES: Final = {
 
 
 def nowhere(_: ChatImage) -> Path:
-    """Return a path where no picture is."""
+    """Return a path without an image."""
     return Path()
 
 
-def picture_files(chat: Conversation, path_of: PathOf) -> dict[str, str]:
-    """Return the files of a chat's pictures by name, as base64; those that are gone are left out.
-
-    Raises:
-        OSError: one cannot be read.
-    """
-    files = {picture.file: path_of(picture) for picture in chat.all_pictures()}
+def image_files(chat: Conversation, path_of: PathOf) -> dict[str, str]:
+    """Return the existing image files of a chat as base64 by name (raises OSError)."""
+    files = {picture.file: path_of(picture) for picture in chat.all_images()}
     return {
         name: b64encode(path.read_bytes()).decode("ascii")
         for name, path in files.items()
@@ -155,32 +151,25 @@ def picture_files(chat: Conversation, path_of: PathOf) -> dict[str, str]:
 
 
 def take_files(chat: Conversation, files: object, folder: ImageFolder) -> None:
-    """Keep the pictures of an imported chat.
+    """Store the images of an imported chat (raises OSError).
 
     Args:
-        files: what `picture_files` has returned, or anything that a stranger has written there.
-
-    Raises:
-        OSError: the disk is full or the folder cannot be written.
+        files: result of `picture_files`, unvalidated.
     """
-    wanted = {picture.file for picture in chat.all_pictures()}
+    wanted = {picture.file for picture in chat.all_images()}
     for name, text in files.items() if isinstance(files, Mapping) else ():
         if name not in wanted or not isinstance(text, str):
             continue
         try:
             made, had = folder.put(chat.id, b64decode(text, validate=True))
-        except ValueError:  # no picture
+        except ValueError:  # not an image
             continue
         if made != name and not had:
             folder.remove(chat.id, made)
 
 
 def in_html(picture: ChatImage, path_of: PathOf) -> str:
-    """Return a picture as HTML that has all of it.
-
-    Raises:
-        OSError: it cannot be read.
-    """
+    """Return an image as HTML with a data URL (raises OSError)."""
     path, title = path_of(picture), escape(picture.title)
     if not path.is_file():
         return f"<p>[{title}]</p>"
@@ -189,21 +178,13 @@ def in_html(picture: ChatImage, path_of: PathOf) -> str:
 
 
 def in_markdown(picture: ChatImage, beside: str) -> str:
-    """Return a picture as Markdown.
-
-    Args:
-        beside: name of the folder in which its file is; "" for none.
-    """
+    """Return an image in folder `beside` as Markdown; its title if that is ""."""
     title = "".join(c for c in picture.title if c not in "[]\\")
     return f"![{title}]({quote(beside)}/{picture.file})" if beside else f"[{title}]"
 
 
 def write_beside(chat: Conversation, path_of: PathOf, folder: Path) -> None:
-    """Write the pictures that a chat shows into a folder.
-
-    Raises:
-        OSError: the disk is full or the folder cannot be written.
-    """
+    """Write the images on a chat's path into a folder (raises OSError)."""
     shown = {picture.file: picture for message in chat.messages for picture in message.pictures}
     for name, picture in shown.items():
         if (path := path_of(picture)).is_file():
@@ -212,11 +193,7 @@ def write_beside(chat: Conversation, path_of: PathOf, folder: Path) -> None:
 
 
 def write_for_others(path: Path, data: bytes) -> None:
-    """Write a file as a whole, with the permissions that new files have: it is to be passed on.
-
-    Raises:
-        OSError: the disk is full or the folder cannot be written.
-    """
+    """Write a file atomically with default permissions, as it is meant for sharing."""
     is_new = not path.exists()
     if is_new:
         path.touch()

@@ -1,4 +1,4 @@
-"""The child that reads pictures, and what its answers mean; for one thread at a time."""
+"""The child process that decodes images, and the reader that uses it on a thread."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from PySide6.QtCore import QBuffer, QObject
 from PySide6.QtGui import QImage
 
-import engine  # for names that only pictures need, which are resolved when they are used
+import engine  # names used only here are resolved lazily
 from app.chat.images.program import MAX_MEMORY, MAX_SECONDS
 from app.chat.message import MAX_IMAGE_NAME, ChatImage
 from app.core.background import KeptChild, KeyedJobs
@@ -28,43 +28,35 @@ log = logging.getLogger(__name__)
 COMMAND: Final = program_command("app.chat.images.program")
 
 
-class PictureChild:
-    """A child that reads pictures; it starts when it is asked, and anew after it was ended."""
+class ImageChild:
+    """A child process that decodes images, started on demand; used by one thread at a time."""
 
     def __init__(self) -> None:
         self._child = KeptChild(COMMAND)
 
     def size(self, path: Path, name: str) -> tuple[int, int]:
-        """Return the width and height of a picture, all of which has been read.
+        """Return the width and height of an image after decoding all of it.
 
         Raises:
-            EngineError: it cannot be used; the sentence calls it by `name`.
+            EngineError: it is unusable; the message calls it `name`.
         """
         width, height = self._ask({"picture": str(path.absolute()), "side": 0}, name)["size"]
         return width, height
 
     def image(self, path: Path, side: int, name: str) -> QImage:
-        """Return a picture with sides of at most `side` pixels.
-
-        Raises:
-            EngineError: it cannot be used.
-        """
+        """Return an image scaled down to `side` pixels (raises EngineError)."""
         answer = self._ask({"picture": str(path.absolute()), "side": side}, name)
         width, height = answer["shown"]
         pixels = b64decode(answer["pixels"])
         return QImage(pixels, width, height, 3 * width, QImage.Format.Format_RGB888).copy()
 
     def page(self, path: Path, number: int) -> tuple[bytes, int]:
-        """Return a page of a document as a PNG file, and the number of its pages.
-
-        Raises:
-            EngineError: it cannot be used.
-        """
+        """Return a page of a PDF as a PNG file, and the number of pages (raises EngineError)."""
         answer = self._ask({"pdf": str(path.absolute()), "page": number}, path.name)
         return b64decode(answer["png"]), int(answer["n_pages"])
 
     def kill(self) -> None:
-        """End the child, whatever it does, and read nothing any more; any thread may call it."""
+        """Kill the child; it is not restarted. Thread-safe."""
         self._child.kill()
 
     def close(self) -> None:
@@ -75,7 +67,7 @@ class PictureChild:
         try:
             answer = self._child.ask(request, MAX_MEMORY, MAX_SECONDS)
         except (engine.ChildEnded, OSError) as error:
-            log.info("%s is not read: %s", one_line(name, MAX_IMAGE_NAME), error)
+            log.info("%s cannot be read: %s", one_line(name, MAX_IMAGE_NAME), error)
             raise refusal({"problem": "excess"}, name) from None
         if "problem" in answer:
             raise refusal(answer, name)
@@ -83,23 +75,23 @@ class PictureChild:
 
 
 def refusal(answer: Mapping[str, Any], name: str) -> EngineError:
-    """Return the error of a problem that the child reports."""
+    """Return the error for a problem reported by the child."""
     million, hint = 1_000_000, ""
     kind = answer["problem"]
     texts = {
-        "none": tr("{name} is no picture that models can see."),
+        "none": tr("{name} is not an image that models can read."),
         "damaged": tr("{name} is damaged and cannot be opened."),
-        "large": tr("{name} has {n} megapixels; at most {most} can be used."),
-        "bytes": tr("{name} is larger than the 32 MiB that a picture may have."),
-        "excess": tr("{name} cannot be read: it takes too long or too much memory."),
+        "large": tr("{name} has {n} megapixels; the limit is {most}."),
+        "bytes": tr("{name} is larger than 32 MiB, the limit for images."),
+        "excess": tr("{name} cannot be read: it needs too much time or memory."),
         "unreadable": tr("{name} cannot be read: {why}."),
-        "locked": tr("{name} is locked by a password. Attach a copy without one."),
-        "no-pdf": tr("{name} is no PDF that can be read."),
+        "locked": tr("{name} is password-protected. Attach a copy without a password."),
+        "no-pdf": tr("{name} is not a readable PDF."),
     }
     if kind == "none":
         hint = tr("PNG, JPEG, WebP, GIF and BMP files can be attached.")
     elif kind in ("large", "bytes", "excess"):
-        hint = tr("Attach a smaller copy, or the part that matters.")
+        hint = tr("Attach a smaller copy, or crop it to the relevant part.")
     text = texts[kind].format(
         name=one_line(name, MAX_IMAGE_NAME), why=answer.get("why", ""),
         n=answer.get("n_pixels", 0) // million, most=engine.MAX_PIXELS // million,
@@ -108,47 +100,38 @@ def refusal(answer: Mapping[str, Any], name: str) -> EngineError:
 
 
 MAX_KEPT: Final = 64 << 20
-"""Largest number of bytes of pictures for the screen that are kept."""
+"""Maximum bytes of decoded images in the cache."""
 
 T = TypeVar("T")
 
 Then = Callable[[T | EngineError], None]
-"""Function that gets what was wanted, or why it cannot be had."""
 
 
 class ChatImageReader(QObject):
-    """Reader of pictures.
-
-    Args:
-        folder: where the pictures of chats are.
-    """
+    """Reader and cache of the images of chats, with a thread and a child process."""
 
     def __init__(self, folder: ImageFolder, parent: QObject) -> None:
         super().__init__(parent)
         self._folder = folder
         self._jobs = KeyedJobs("tandem-pictures", self)
         self._numbers = count()
-        self._child = PictureChild()
+        self._child = ImageChild()
         self._kept: OrderedDict[tuple[str, int], QImage] = OrderedDict()
 
     def add(
         self, chat_id: str, source: Path | bytes | QImage, name: str, then: Then[ChatImage]
     ) -> None:
-        """Keep a picture for a chat: a file, its bytes, or an image of the clipboard."""
+        """Store an image for a chat: a file, its bytes, or an image of the clipboard."""
         self.run(lambda: self._add(chat_id, source, name), then)
 
     def add_page(
         self, chat_id: str, path: Path, number: int, then: Then[tuple[ChatImage, int]]
     ) -> None:
-        """Keep a page of a document as a picture; `then` gets the number of all pages, too."""
+        """Store a page of a PDF as an image; `then` also gets the number of pages."""
         self.run(lambda: self._add_page(chat_id, path, number), then)
 
     def show(self, path: Path, side: int, name: str, then: Then[QImage]) -> None:
-        """Call `then` with a picture of a chat, with sides of at most `side` pixels.
-
-        Args:
-            name: what an error calls it.
-        """
+        """Call `then` with an image scaled down to `side` pixels; errors call it `name`."""
         if (known := self._kept.get((str(path), side))) is not None:
             self._kept.move_to_end((str(path), side))
             then(known)
@@ -162,7 +145,7 @@ class ChatImageReader(QObject):
         self.run(lambda: self._child.image(path, side, name), keep)
 
     def run(self, work: Callable[[], T], then: Then[T]) -> None:
-        """Do work with files of pictures on the thread."""
+        """Run `work` on the thread."""
         found: list[T] = []
 
         def report(error: Exception | None) -> None:
@@ -171,15 +154,15 @@ class ChatImageReader(QObject):
             elif isinstance(error, EngineError):
                 then(error)
             elif error is not None:
-                log.error("a picture could not be kept", exc_info=error)
+                log.error("an image could not be stored", exc_info=error)
                 why = error.strerror if isinstance(error, OSError) else ""
-                text = tr("A picture cannot be kept: {why}.")
+                text = tr("The image could not be stored: {why}.")
                 then(EngineError(text.format(why=why or error)))
 
         self._jobs.run(str(next(self._numbers)), lambda: found.append(work()), report)
 
     def close(self) -> None:
-        """End the child, whatever it reads, and the thread."""
+        """Kill the child and end the thread."""
         self._child.kill()
         self._jobs.close()
         self._child.close()
@@ -193,7 +176,7 @@ class ChatImageReader(QObject):
 
     def _add(self, chat_id: str, source: Path | bytes | QImage, name: str) -> ChatImage:
         if isinstance(source, Path):
-            self._child.size(source, name)  # what is of no use is not copied first
+            self._child.size(source, name)  # do not copy an unusable file
             source = image_bytes(source)
         data = _png(source) if isinstance(source, QImage) else source
         return self._put(chat_id, data, name)
@@ -203,7 +186,6 @@ class ChatImageReader(QObject):
         return self._put(chat_id, data, path.name, number), n_pages
 
     def _put(self, chat_id: str, data: bytes, name: str, page: int = 0) -> ChatImage:
-        """Keep a picture's file, and return what a message keeps of it."""
         try:
             file, had = self._folder.put(chat_id, data)
         except ValueError:
@@ -211,15 +193,14 @@ class ChatImageReader(QObject):
         try:
             width, height = self._child.size(self._folder.own_path(chat_id, file), name)
         except EngineError:
-            if not had:  # else a message may name it
+            if not had:  # otherwise a message may refer to it
                 self._folder.remove(chat_id, file)
             raise
         return ChatImage(name, file, width, height, page)
 
 
 def _png(image: QImage) -> bytes:
-    """Return an image as a file."""
     buffer = QBuffer()
     buffer.open(QBuffer.OpenModeFlag.WriteOnly)
-    image.save(buffer, "PNG")  # type: ignore[call-overload]  # the stub knows no device
+    image.save(buffer, "PNG")  # type: ignore[call-overload]  # the stub lacks devices
     return bytes(buffer.data().data())

@@ -1,4 +1,4 @@
-"""The pictures of the message that is being written: added, read, counted and taken away."""
+"""The images attached to drafts."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Final
 from PySide6.QtCore import QObject, Signal, Slot
 from PySide6.QtWidgets import QApplication, QInputDialog, QWidget
 
-import engine  # for names that are resolved when they are used
+import engine  # names used only here are resolved lazily
 from app.chat.conversation import Conversation
 from app.chat.images.album import ImageAlbum
-from app.chat.images.files import sees
+from app.chat.images.files import reads_images
 from app.chat.message import MAX_IMAGE_NAME, ChatImage
 from app.chat.session import ChatSession
 from app.core.engine_client import EngineClient
@@ -28,17 +28,11 @@ if TYPE_CHECKING:
     from PySide6.QtGui import QImage
 
 PASTED: Final = "pasted.png"
-"""Name of a picture that comes without one."""
+"""Name of an image from the clipboard."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
-    """A picture, or the next page of a document, that is being read.
-
-    Attributes:
-        more: how far it is.
-    """
-
     key: str
     chat: Conversation
     name: str
@@ -46,7 +40,7 @@ class _Waiting:
 
 
 class DraftImages(QObject):
-    """The pictures of the drafts, each chat's own; the chats keep those that are read."""
+    """The images of each chat's draft; loaded ones are stored in the chats."""
 
     noticed = Signal(object)  # Notice
     changed = Signal()
@@ -63,56 +57,55 @@ class DraftImages(QObject):
 
     @property
     def pictures(self) -> tuple[ChatImage, ...]:
-        """The pictures of the open chat's draft that are read."""
+        """The loaded images of the open chat's draft."""
         return self._session.current.draft_pictures
 
     @property
     def n_tokens(self) -> int:
-        """Number of tokens of those of the open chat, as far as it is known."""
+        """Number of tokens of `pictures`, without those unknown."""
         return sum(self._album.n_tokens(picture) or 0 for picture in self.pictures)
 
     def add_files(self, paths: Sequence[Path]) -> None:
-        """Add the pictures of files, as many as a chat may have."""
+        """Add image files, up to the limit of a chat."""
         for path in paths[: self._room(len(paths))]:
             self._add(path, path.name)
 
     def add_pasted(self, source: bytes | QImage) -> None:
-        """Add a picture of the clipboard."""
+        """Add an image from the clipboard."""
         if self._room(1):
             self._add(source, PASTED)
 
     def add_pages(self, path: Path) -> None:
-        """Add the pages of a document, as many as a chat may have."""
+        """Add the pages of a PDF, up to the limit of a chat."""
         if self._room(1):
             self._add_page(self._session.current, path, 1)
 
     def ready(self) -> tuple[ChatImage, ...] | None:
-        """Return the pictures to send now; None, and say why, if that is not possible."""
+        """Return the images to send; None, with a notice, if that is not possible."""
         if waiting := self._waiting_here():
             name = one_line(waiting[0].name, MAX_IMAGE_NAME)
             text = tr("{name} is still being read.").format(name=name)
             self.noticed.emit(Notice(text, tr("Send again in a moment.")))
             return None
-        if self.pictures and self._client.model is not None and not sees(self._client.model):
-            self._tell_blind()
+        if self.pictures and self._lacks_vision:
+            self._warn_no_vision()
             return None
         return self.pictures
 
     def clear(self) -> None:
-        """Forget the pictures of the open chat's draft, which were sent."""
+        """Clear the images of the open chat's draft, after sending."""
         if self.pictures:
             self._session.set_draft_pictures(())
 
     def chips(self) -> list[QWidget]:
-        """Return new chips of the open chat's draft."""
+        """Create the chips of the open chat's draft."""
         if not self.pictures and not self._waiting_here():
             return []
-        from app.chat.views.chips import ImageChip, WaitingChip  # late: seldom wanted
+        from app.chat.views.chips import ImageChip, WaitingChip  # late: rarely needed
 
-        model, made = self._client.model, list[QWidget]()
-        is_refused = model is not None and not sees(self._client.model)
+        made = list[QWidget]()
         for group in _groups(self.pictures):
-            chip = ImageChip(group, self._album, is_refused=is_refused)
+            chip = ImageChip(group, self._album, is_refused=self._lacks_vision)
             chip.removed.connect(self._remove)
             chip.pages_wanted.connect(self._choose_pages)
             made.append(chip)
@@ -123,11 +116,13 @@ class DraftImages(QObject):
         return made
 
     def close(self) -> None:
-        """End the reading."""
+        """Cancel all reading."""
         self._waiting.clear()
         self._album.close()
 
-    # inside
+    @property
+    def _lacks_vision(self) -> bool:
+        return self._client.model is not None and not reads_images(self._client.model)
 
     def _waiting_here(self) -> list[_Waiting]:
         return [one for one in self._waiting.values() if one.chat is self._session.current]
@@ -137,23 +132,22 @@ class DraftImages(QObject):
         return engine.MAX_IMAGES - used
 
     def _room(self, n: int) -> int:
-        """Return how many of n pictures the open chat may have; say so if they are fewer."""
         room = max(0, self._n_left(self._session.current) - len(self._waiting_here()))
         if n > room:
-            text = tr("A chat takes at most {n} pictures.").format(n=engine.MAX_IMAGES)
+            text = tr("A chat can have at most {n} images.").format(n=engine.MAX_IMAGES)
             self.noticed.emit(Notice(text, kind="warning"))
         return min(n, room)
 
     def _add(self, source: Path | bytes | QImage, name: str) -> None:
         chat = self._session.current
         key = self._wait(chat, name, tr("reading…"))
-        self._album.desk.add(chat.id, source, name, partial(self._take, key))
+        self._album.reader.add(chat.id, source, name, partial(self._take, key))
         self.changed.emit()
 
     def _add_page(self, chat: Conversation, path: Path, number: int, n_pages: int = 0) -> None:
         more = tr("page {n} of {total}").format(n=number, total=n_pages) if n_pages else ""
         key = self._wait(chat, path.name, more or tr("reading…"))
-        self._album.desk.add_page(chat.id, path, number, partial(self._take_page, key, path))
+        self._album.reader.add_page(chat.id, path, number, partial(self._take_page, key, path))
         self.changed.emit()
 
     def _wait(self, chat: Conversation, name: str, more: str) -> str:
@@ -163,7 +157,7 @@ class DraftImages(QObject):
 
     def _take(self, key: str, found: ChatImage | EngineError) -> None:
         if (waiting := self._waiting.pop(key, None)) is None:
-            return  # it was taken away meanwhile
+            return  # it was removed
         if isinstance(found, EngineError):
             self.noticed.emit(Notice.of(found))
         else:
@@ -184,29 +178,27 @@ class DraftImages(QObject):
         elif self._n_left(chat) > 0:
             self._add_page(chat, path, picture.page + 1, n_pages)
         else:
-            text = tr("{name} has {n} pages; the first {most} go with the message.").format(
+            text = tr("{name} has {n} pages; the first {most} are attached.").format(
                 name=one_line(path.name, MAX_IMAGE_NAME), n=n_pages, most=picture.page
             )
-            hint = tr("A chat takes at most {n} pictures.").format(n=engine.MAX_IMAGES)
+            hint = tr("A chat can have at most {n} images.").format(n=engine.MAX_IMAGES)
             self.noticed.emit(Notice(text, hint))
             self.changed.emit()
 
     def _keep(self, chat: Conversation, picture: ChatImage) -> None:
         if picture not in chat.draft_pictures:
             self._session.set_draft_pictures((*chat.draft_pictures, picture), chat)
-        model = self._client.model
-        if model is not None and not sees(self._client.model) and chat is self._session.current:
-            self._tell_blind()
+        if self._lacks_vision and chat is self._session.current:
+            self._warn_no_vision()
 
-    def _tell_blind(self) -> None:
-        """Say that the model cannot see, what helps, and offer to go on without pictures."""
+    def _warn_no_vision(self) -> None:
         assert self._client.model is not None
-        text = tr("{model} cannot see pictures: no mmproj file is loaded with it.").format(
+        text = tr("{model} cannot read images: no mmproj file is loaded with it.").format(
             model=one_line(self._client.model.info.name, MAX_IMAGE_NAME)
         )
-        hint = tr("Put the mmproj file published with the model beside it, and load it again.")
+        hint = tr("Put the model's mmproj file into the same folder and reload the model.")
         n = len(self.pictures)
-        take_away = tr_n("Remove the picture", "Remove the pictures", n)
+        take_away = tr_n("Remove the image", "Remove the images", n)
         remove = partial(self._remove, self.pictures)
         chat = self._session.current.id
         self.noticed.emit(Notice(text, hint, "warning", take_away, remove, chat=chat))
@@ -219,7 +211,6 @@ class DraftImages(QObject):
 
     @Slot(object)
     def _choose_pages(self, pictures: Sequence[ChatImage]) -> None:
-        """Ask which pages of a document go with the message."""
         first, last = pictures[0].page, pictures[-1].page
         title = tr("Choose pages of {name}").format(name=one_line(pictures[0].name, MAX_IMAGE_NAME))
         label = tr("Pages, such as 1-3, 7:")
@@ -229,12 +220,12 @@ class DraftImages(QObject):
             self.keep_pages(pictures, pages_in(text))
 
     def keep_pages(self, pictures: Sequence[ChatImage], pages: Container[int]) -> None:
-        """Take away the pictures of a document's other pages, unless none would be left."""
+        """Remove the images of other pages of a document, unless none would be left."""
         others = [picture for picture in pictures if picture.page not in pages]
         if len(others) < len(pictures):
             self._remove(others)
         else:
-            text = tr("No page of the document has one of these numbers.")
+            text = tr("The document has no pages with these numbers.")
             self.noticed.emit(Notice(text, kind="warning"))
 
     @Slot(str)
@@ -257,8 +248,6 @@ def pages_in(text: str) -> set[int]:
 
 
 def _groups(pictures: Sequence[ChatImage]) -> list[tuple[ChatImage, ...]]:
-    """Return pictures one by one, but the pages of a document together."""
-
     def key(one: tuple[int, ChatImage]) -> tuple[str, int]:
         number, picture = one
         return picture.name, 0 if picture.page else number + 1

@@ -1,7 +1,7 @@
-"""The files of pictures: for each chat a folder beside the database, with each picture once.
+"""The image files: one folder per chat next to the database, deduplicated.
 
-They are named by the hash of their content and never change. A chat that is copied gets links to
-the same files; those of a deleted chat are hidden, and go when nobody can bring the chat back.
+Files are named by their hash and never change. Copied chats get hard links. The folder of a deleted
+chat is hidden, and deleted when the deletion can no longer be undone.
 """
 
 from __future__ import annotations
@@ -24,65 +24,61 @@ if TYPE_CHECKING:
     from app.chat.conversation import Conversation
 
 SUFFIXES: Final = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp")
-"""Suffixes of files that are taken for pictures before anybody has read them."""
+"""Suffixes of image files."""
 
 
 def suffix_of(data: bytes) -> str:
-    """Return the suffix of a picture's file by its first bytes; "" if models cannot see it."""
+    """Return the suffix of an image by its first bytes; "" for an unsupported format."""
     beginnings = {b"\x89PNG\r\n": ".png", b"\xff\xd8\xff": ".jpg", b"GIF8": ".gif", b"BM": ".bmp"}
     if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
         return ".webp"
     return next((suffix for mark, suffix in beginnings.items() if data.startswith(mark)), "")
 
 
-def sees(model: ModelLoaded | None) -> bool:
-    """Return whether a model may see pictures; a server does not tell it."""
+def reads_images(model: ModelLoaded | None) -> bool:
+    """Return whether a model may read images; remote models may, as servers do not report it."""
     return model is not None and (model.vision is not None or is_remote(model.info.path))
 
 
 log = logging.getLogger(__name__)
 
 SUFFIX, HIDDEN = ".pictures", ".deleted-pictures"
-"""Suffixes of the folder of a chat's pictures, and of a deleted chat's."""
+"""Suffixes of the image folders of a chat and of a deleted one."""
 
 OWNER: Final = "owner"
-"""Name of the file in a hidden folder with the mark of the process that has hidden it."""
+"""File in a hidden folder with the mark of the process that has hidden it."""
 
 UNUSED_S: Final = 3600.0
-"""Seconds after which a file that no message names goes: another window may just have made it."""
+"""Age in seconds at which an unused file is deleted; a newer one may be another window's."""
 
 
 class ImageFolder:
-    """The pictures of all chats.
-
-    Args:
-        folder: folder of the chats.
-    """
+    """The images of all chats in a folder."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def path(self, chat: Conversation, picture: ChatImage) -> Path:
-        """Return the path of a picture of a chat, whether or not there is such a file."""
-        found = (place / picture.file for place in self._places(chat))
-        return next((path for path in found if path.is_file()), self._of(chat.id) / picture.file)
+    def path(self, chat: Conversation, image: ChatImage) -> Path:
+        """Return the path of an image of a chat, which may be missing."""
+        found = (place / image.file for place in self._places(chat))
+        return next((path for path in found if path.is_file()), self._of(chat.id) / image.file)
 
     def own_path(self, chat_id: str, name: str) -> Path:
         """Return the path of a file in the folder of a chat."""
         return self._of(chat_id) / name
 
     def put(self, chat_id: str, data: bytes) -> tuple[str, bool]:
-        """Keep a picture; return the name of its file, and whether the chat had it before.
+        """Store an image; return the name of its file, and whether it existed.
 
         Raises:
-            OSError: the disk is full or the folder cannot be written.
-            ValueError: it is of no kind that models can see.
+            OSError: the disk is full or the folder is read-only.
+            ValueError: the format is unsupported.
         """
         if not (suffix := suffix_of(data)):
-            raise ValueError("no picture")
+            raise ValueError("not an image")
         path = self._of(chat_id) / f"{hashlib.sha256(data).hexdigest()[:40]}{suffix}"
         if had := path.is_file():
-            os.utime(path)  # no message may name it any more, but one will
+            os.utime(path)  # protects it from `tidy` until a message uses it
         else:
             path.parent.mkdir(parents=True, exist_ok=True)
             with atomic_write(path) as file:
@@ -90,28 +86,25 @@ class ImageFolder:
         return path.name, had
 
     def remove(self, chat_id: str, name: str) -> None:
-        """Delete a picture that turned out to be of no use."""
+        """Delete an unusable image."""
         with suppress(OSError):
             (self._of(chat_id) / name).unlink(missing_ok=True)
 
     def complete(self, chat: Conversation) -> None:
-        """Bring all pictures of a chat into its folder, from that of the chat it was copied from.
-
-        One that cannot be brought is left out: what was said is worth more.
-        """
+        """Link the images of a copied chat into its own folder, as far as possible."""
         try:
             self._complete(chat)
         except OSError as error:
-            log.warning("not all pictures of %s are there: %s", chat.id, error)
+            log.warning("not all images of %s could be copied: %s", chat.id, error)
 
     def _complete(self, chat: Conversation) -> None:
-        wanted = {picture.file for picture in chat.all_pictures()}
-        if not wanted:
+        used = {image.file for image in chat.all_images()}
+        if not used:
             return
         own, hidden = self._of(chat.id), self._hidden(chat.id)
         if hidden.is_dir() and not own.exists():
             self.bring_back(chat.id)
-        for name in wanted:
+        for name in used:
             if (own / name).is_file():
                 continue
             known = (place / name for place in self._places(chat))
@@ -120,7 +113,7 @@ class ImageFolder:
                 _link(source, own / name)
 
     def hide(self, chat_id: str) -> None:
-        """Hide the pictures of a chat that is deleted, or leave them to `tidy`."""
+        """Hide the images of a deleted chat; if that fails, `tidy` deletes them."""
         own, hidden = self._of(chat_id), self._hidden(chat_id)
         with suppress(OSError):
             if own.is_dir():
@@ -129,7 +122,7 @@ class ImageFolder:
                 own.rename(hidden)
 
     def bring_back(self, chat_id: str) -> None:
-        """Show the pictures of a deleted chat again; those that stay hidden are found there."""
+        """Unhide the images of a restored chat; `path` also finds hidden ones."""
         own, hidden = self._of(chat_id), self._hidden(chat_id)
         with suppress(OSError):
             if hidden.is_dir() and not own.exists():
@@ -137,12 +130,7 @@ class ImageFolder:
                 (own / OWNER).unlink(missing_ok=True)
 
     def tidy(self, chats: Iterable[Conversation], chat_ids: Collection[str]) -> None:
-        """Delete pictures of deleted chats, and those of no message.
-
-        Args:
-            chats: chats as they are on the disk, whose folders are looked at.
-            chat_ids: ids of all chats.
-        """
+        """Delete images of deleted chats, and unused images of `chats` as stored on disk."""
         with suppress(OSError):
             for hidden in self._folder.glob(f"*{HIDDEN}"):
                 owner = _text(hidden / OWNER)
@@ -150,30 +138,27 @@ class ImageFolder:
                     shutil.rmtree(hidden, ignore_errors=True)
             for own in self._folder.glob(f"*{SUFFIX}"):
                 is_old = time.time() - own.stat().st_mtime > UNUSED_S
-                if (
-                    is_old and own.name.removesuffix(SUFFIX) not in chat_ids
-                ):  # no chat was ever saved
+                if is_old and own.name.removesuffix(SUFFIX) not in chat_ids:  # never saved
                     shutil.rmtree(own, ignore_errors=True)
         for chat in chats:
             try:
                 self._drop_unused(chat)
             except OSError as error:
-                log.info("pictures of %s stay: %s", chat.id, error)
+                log.info("unused images of %s cannot be deleted: %s", chat.id, error)
 
     def _drop_unused(self, chat: Conversation) -> None:
         own = self._of(chat.id)
         if not own.is_dir():
             return
-        wanted = {picture.file for picture in chat.all_pictures()}
+        used = {image.file for image in chat.all_images()}
         for path in own.iterdir():
-            if path.name not in wanted and time.time() - path.stat().st_mtime > UNUSED_S:
+            if path.name not in used and time.time() - path.stat().st_mtime > UNUSED_S:
                 path.unlink()
-        if not wanted:
-            with suppress(OSError):  # a young file stays
+        if not used:
+            with suppress(OSError):  # not empty
                 own.rmdir()
 
     def _places(self, chat: Conversation) -> Iterator[Path]:
-        """Yield the folders in which pictures of a chat may be."""
         for chat_id in filter(None, (chat.id, chat.origin)):
             yield self._of(chat_id)
             yield self._hidden(chat_id)
@@ -193,11 +178,6 @@ def _text(path: Path) -> str:
 
 
 def _link(source: Path, target: Path) -> None:
-    """Give a file a second name, or copy it where that is not possible.
-
-    Raises:
-        OSError: the disk is full or the folder cannot be written.
-    """
     try:
         os.link(source, target)
     except FileExistsError:

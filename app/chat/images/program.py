@@ -1,4 +1,4 @@
-"""The program that reads pictures for the window: a line of JSON in, one with pixels out."""
+"""The image decoder's child process: requests and replies are lines of JSON."""
 
 from __future__ import annotations
 
@@ -13,33 +13,26 @@ from engine import answer_lines, ending_after
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-MAX_MEMORY: Final = 1536 << 20
-"""Largest number of bytes that the program may take, as the engine's own."""
-
-MAX_SECONDS: Final = 30.0
-"""Longest time for one picture or page."""
-
-PAGE_SIDE: Final = 1600
-"""Longer side of a page as a picture, in pixels."""
-
-MAX_PDF: Final = 256 << 20
-"""Size of the largest document, in bytes."""
+MAX_MEMORY: Final = 1536 << 20  # bytes, as in the engine's own image reader
+MAX_SECONDS: Final = 30.0  # for one image or page
+PAGE_SIDE: Final = 1600  # longer side of a rendered page, in pixels
+MAX_PDF: Final = 256 << 20  # bytes
 
 LOCKED, NO_PDF = "locked", "no-pdf"
-"""Problems of a document."""
+"""Problems of a PDF."""
 
 
 def answer(request: dict[str, Any]) -> dict[str, object]:
-    """Return what a request asks for.
+    """Handle a request.
 
     Args:
-        request: "picture", path of a picture, with "side", the longest side of the pixels that are
-            wanted, 0 for none; or "pdf", path of a document, with the "page" wanted, from 1.
+        request: "picture", path of an image, with "side", the longest side of the decoded pixels (0
+            for none); or "pdf", path of a PDF, with "page", from 1.
 
     Returns:
-        of a picture its "size", and "pixels" in RGB with their own size as "shown"; of a document
-        "n_pages", and the page as "png"; or a "problem": one of a document, of `UnusableImage`,
-        "unreadable" with "why", or "bytes" for a file that is too large.
+        "size" of an image, and RGB "pixels" of size "shown"; or "n_pages" of a PDF, and the page as
+        "png"; or a "problem": of a PDF, of `UnusableImage`, "unreadable" with "why", or "bytes" for
+        a file that is too large.
     """
     try:
         if "pdf" in request:

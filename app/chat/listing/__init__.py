@@ -1,1 +1,1 @@
-"""The list of all chats: what it shows of each, folders, pins, and who connects it."""
+"""The list of all chats, with folders, pins and automatic titles."""

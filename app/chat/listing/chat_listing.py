@@ -1,10 +1,9 @@
-"""The presenter of the list of chats: connects it with the session, the folders and the search."""
+"""Presenter of the list of chats: connects it with the session, the folders and the search."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,11 +26,7 @@ if TYPE_CHECKING:
 
 
 class ListPresenter(QObject):
-    """Connection of the list of chats with all that it shows and asks for.
-
-    Args:
-        chats: opens and deletes chats.
-    """
+    """Presenter of the rows, the folders and the search field."""
 
     noticed = Signal(object)  # Notice
 
@@ -46,7 +41,7 @@ class ListPresenter(QObject):
         super().__init__(parent)
         self._session, self._chats, self._shelf = session, chats, shelf
         self._finder: ChatFinder | None = None
-        self._n_awaited = 0  # searches that are made again once all is written
+        self._n_awaited = 0  # searches to repeat after pending writes
         self._view = view
         self._wire_chats()
         self._wire_folders()
@@ -54,7 +49,7 @@ class ListPresenter(QObject):
         view.hit_chosen.connect(self.open_hit)
 
     def set_finder(self, finder: ChatFinder) -> None:
-        """Search with this from now on, also for what is typed already."""
+        """Use this finder from now on; repeats the search for text already typed."""
         self._finder = finder
         finder.found.connect(self._show_hits)
         library = self._session.library
@@ -65,7 +60,7 @@ class ListPresenter(QObject):
 
     @Slot()
     def show(self) -> None:
-        """Show the chats as they are now."""
+        """Show the current chats."""
         session, library = self._session, self._session.library
         self._view.show_contents(
             ListContents(
@@ -80,7 +75,7 @@ class ListPresenter(QObject):
 
     @Slot(object)
     def open_hit(self, hit: Hit) -> None:
-        """Open a chat at the message that was found."""
+        """Open a chat at the message found."""
         self._chats.flush()
         if hit.is_title:
             self._session.open_chat(hit.chat_id)
@@ -103,67 +98,50 @@ class ListPresenter(QObject):
         rows, shelf = self._view.list, self._shelf
         shelf.changed.connect(self.show)
         shelf.noticed.connect(self.noticed)
-        rows.pin_requested.connect(self._pin)
-        rows.moved.connect(self._move)
+        rows.pin_requested.connect(
+            lambda ids, is_pinned: shelf.change(lambda s: s.with_pins(ids, is_pinned=is_pinned))
+        )
+        rows.moved.connect(lambda ids, name: shelf.change(lambda s: s.moved(ids, name)))
         rows.folder_requested.connect(self._add_folder)
-        rows.folder_renamed.connect(self._rename_folder)
+        rows.folder_renamed.connect(lambda name, new: shelf.change(lambda s: s.renamed(name, new)))
         rows.folder_deleted.connect(self._delete_folder)
-        rows.folder_toggled.connect(self._toggle_folder)
-
-    # folders
-
-    @Slot(object, bool)
-    def _pin(self, ids: list[str], is_pinned: bool) -> None:
-        self._shelf.change(lambda shelf: shelf.with_pins(ids, is_pinned=is_pinned))
-
-    @Slot(object, str)
-    def _move(self, ids: list[str], name: str) -> None:
-        self._shelf.change(lambda shelf: shelf.moved(ids, name))
+        rows.folder_toggled.connect(
+            lambda name, is_open: shelf.change(lambda s: s.opened(name, is_open=is_open))
+        )
 
     @Slot(object)
     def _add_folder(self, ids: list[str]) -> None:
-        """Add a folder with chats, and have its name typed."""
         name = free_name(self._shelf.current)
         self._shelf.change(lambda shelf: shelf.moved(ids, name))
         self._view.list.edit_folder(name)
 
-    @Slot(str, str)
-    def _rename_folder(self, name: str, new: str) -> None:
-        self._shelf.change(lambda shelf: shelf.renamed(name, new))
-
     @Slot(str)
     def _delete_folder(self, name: str) -> None:
-        """Delete a folder; its chats stay, and a notice offers to undo it."""
         before = next((f for f in self._shelf.current.folders if f.name == name), None)
         if before is None:
             return
         self._shelf.change(lambda shelf: shelf.without_folder(name))
-        text = tr("The folder “{name}” was deleted. Its chats are in the list.").format(name=name)
+        text = tr("The folder “{name}” was deleted. Its chats are still in the list.").format(
+            name=name
+        )
 
         def undo() -> None:
             self._shelf.change(lambda shelf: shelf.with_back(before))
 
         self.noticed.emit(Notice(text, action=tr("Undo"), on_action=undo))
 
-    @Slot(str, bool)
-    def _toggle_folder(self, name: str, is_open: bool) -> None:
-        self._shelf.change(lambda shelf: shelf.opened(name, is_open=is_open))
-
-    # search
-
     @Slot(str)
     def _search(self, typed: str) -> None:
         if self._finder is not None and typed.strip():
             self._finder.find(typed)
             library = self._session.library
-            if not library.is_written:  # a message that was sent just now is found, too
+            if not library.is_written:  # search again, to find new messages too
                 self._n_awaited += 1
                 library.when_written(self._search_again)
         elif self._finder is not None:
             self._finder.drop()
 
     def _search_again(self) -> None:
-        """Search for what is typed now, in chats that were being written."""
         self._n_awaited -= 1
         typed = self._view.search.text()
         if self._finder is not None and typed.strip():
@@ -181,21 +159,20 @@ class ListPresenter(QObject):
 
     @Slot()
     def _search_all(self) -> None:
-        """Search again once all chats are read or indexed."""
         if self._view.search.text().strip():
             self._search(self._view.search.text())
 
-    # damaged files
-
     @Slot(object)
     def _explain_damage(self, damaged: DamagedChat) -> None:
-        """Say what is wrong with a file, and offer to show it."""
         self.noticed.emit(
             Notice(
                 tr("{name} cannot be opened: {why}.").format(
                     name=damaged.path.name, why=damaged.why
                 ),
-                tr("The file stays as it is. A backup in its place is read at the next start."),
+                tr(
+                    "The file is left unchanged. A backup put in its place is read at the next"
+                    " start."
+                ),
                 "warning",
                 tr("Show in folder"),
                 lambda: reveal(damaged.path),
@@ -204,32 +181,20 @@ class ListPresenter(QObject):
 
 
 def free_name(shelf: Shelf) -> str:
-    """Return a name for a new folder that none has yet."""
+    """Return an unused name for a new folder."""
     name, number = tr("New folder"), 2
     while name in shelf.names:
         name, number = tr("New folder {n}").format(n=number), number + 1
     return name
 
 
-@dataclass(frozen=True, slots=True)
-class ListPlaces:
-    """Files that belong to the list of chats.
-
-    Attributes:
-        old_index: index of the chats that earlier versions made, which is deleted.
-        shelf: file of the folders of chats.
-    """
-
-    old_index: Path
-    shelf: Path
-
-
 class ChatListing(QObject):
     """All parts of the list of chats.
 
     Args:
-        chats: opens and deletes chats.
-        is_titling: whether the model is to name chats.
+        shelf: file of the folders.
+        old_index: search index of earlier versions, to be deleted.
+        is_titling: returns whether the model generates titles.
     """
 
     noticed = Signal(object)  # Notice
@@ -240,13 +205,14 @@ class ChatListing(QObject):
         client: EngineClient,
         chats: ChatPresenter,
         view: ChatList,
-        places: ListPlaces,
+        shelf: Path,
+        old_index: Path,
         is_titling: Callable[[], bool],
         parent: QObject,
     ) -> None:
         super().__init__(parent)
-        self._session, self._chats, self._view, self._places = session, chats, view, places
-        self._shelf = ShelfStore(places.shelf, self)
+        self._session, self._chats, self._view, self._old_index = session, chats, view, old_index
+        self._shelf = ShelfStore(shelf, self)
         self._presenter = ListPresenter(session, chats, self._shelf, view, self)
         self.finder: ChatFinder | None = None
         self._exchange: ChatExchange | None = None
@@ -258,7 +224,7 @@ class ChatListing(QObject):
 
     @property
     def exchange(self) -> ChatExchange:
-        """Export and import, made when they are first asked for."""
+        """Export and import, created on first use."""
         if self._exchange is None:
             from app.chat.exchange.dialogs import ChatExchange
 
@@ -267,28 +233,28 @@ class ChatListing(QObject):
         return self._exchange
 
     def go_on(self) -> None:
-        """Do what the window's first picture does not need, on a thread."""
-        from app.chat.listing.titles import ChatTitler  # late, like what this imports
+        """Start titles, imports of old chats and the search, after the window is visible."""
+        from app.chat.listing.titles import ChatTitler  # late: not needed for the first frame
         from app.chat.search import ChatFinder
 
         session = self._session
         self._titler = ChatTitler(
-            self._client, self._is_titling, session.calls.offered, session.picture_files, self
+            self._client, self._is_titling, session.calls.offered, session.image_files, self
         )
         self._titler.titled.connect(self._session.entitle)
         self._session.answered.connect(self._titler.note_answer)
         self._session.deleted.connect(self._titler.forget)
         library = self._session.library
         library.go_on()
-        self.finder = ChatFinder(library.database, self)
+        self.finder = ChatFinder(library.store.database, self)
         self._presenter.set_finder(self.finder)
         self.finder.start()
         for suffix in ("", "-wal", "-shm"):
             with suppress(OSError):
-                Path(f"{self._places.old_index}{suffix}").unlink(missing_ok=True)
+                Path(f"{self._old_index}{suffix}").unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Write what is not written, and end all work."""
+        """Write all changes, and end the threads."""
         if self._titler is not None:
             self._titler.close()
         if self.finder is not None:

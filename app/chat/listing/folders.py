@@ -1,4 +1,4 @@
-"""The folders of the list of chats, and its rows: pinned ones, folders, the others by day."""
+"""The folders of the list of chats, and its rows: pinned chats, folders, other chats by day."""
 
 from __future__ import annotations
 
@@ -26,20 +26,12 @@ log = logging.getLogger(__name__)
 SCHEMA: Final = 1
 MAX_NAME: Final = 80
 MAX_BYTES: Final = 16 << 20
-"""Size of the largest file that is read."""
-
 FLUSH_S: Final = 10.0
-"""Longest wait for the disk at the end, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChatFolder:
-    """A folder.
-
-    Attributes:
-        chats: ids of its chats, also of some that are gone.
-        is_open: whether its chats are shown below it.
-    """
+    """A folder, open or collapsed, with the ids of its chats (possibly deleted ones)."""
 
     name: str
     chats: frozenset[str] = frozenset()
@@ -48,11 +40,7 @@ class ChatFolder:
 
 @dataclass(frozen=True, slots=True)
 class Shelf:
-    """All folders, in their order, and the ids of pinned chats.
-
-    Attributes:
-        unknown: keys of other versions, written back untouched.
-    """
+    """The ordered folders, the ids of pinned chats, and `unknown` keys of other versions."""
 
     folders: tuple[ChatFolder, ...] = ()
     pinned: frozenset[str] = frozenset()
@@ -67,35 +55,35 @@ class Shelf:
         return next((folder.name for folder in self.folders if chat_id in folder.chats), "")
 
     def with_folder(self, name: str) -> Shelf:
-        """Return a shelf that has a folder of that name."""
+        """Return a shelf with a folder of that name."""
         name = valid_name(name)
         if not name or name in self.names:
             return self
         return replace(self, folders=(*self.folders, ChatFolder(name)))
 
     def without_folder(self, name: str) -> Shelf:
-        """Return a shelf without a folder; its chats are in none then."""
+        """Return a shelf without a folder."""
         return replace(self, folders=tuple(f for f in self.folders if f.name != name))
 
     def with_back(self, folder: ChatFolder) -> Shelf:
-        """Return a shelf with a folder that was deleted, but chats moved meanwhile stay there."""
+        """Return a shelf with a restored folder, without the chats moved since its deletion."""
         moved = {chat for other in self.folders for chat in other.chats}
         shelf = self.moved(folder.chats - moved, folder.name)
         return shelf.opened(folder.name, is_open=folder.is_open)
 
     def renamed(self, name: str, new: str) -> Shelf:
-        """Return a shelf with another name of a folder, unless one has that name already."""
+        """Return a shelf with a renamed folder, unless the name is taken."""
         new = valid_name(new)
         if not new or new in self.names:
             return self
         return self._with(name, lambda folder: replace(folder, name=new))
 
     def opened(self, name: str, *, is_open: bool) -> Shelf:
-        """Return a shelf in which the chats of a folder are shown, or not."""
+        """Return a shelf with a folder expanded or collapsed."""
         return self._with(name, lambda folder: replace(folder, is_open=is_open))
 
     def moved(self, chat_ids: Collection[str], name: str) -> Shelf:
-        """Return a shelf with chats in a folder, or in none for the name ""."""
+        """Return a shelf with chats moved to a folder; to none for the name ""."""
         shelf = self.with_folder(name)
         folders = tuple(
             replace(
@@ -108,7 +96,7 @@ class Shelf:
         return replace(shelf, folders=folders)
 
     def with_pins(self, chat_ids: Collection[str], *, is_pinned: bool) -> Shelf:
-        """Return a shelf with chats pinned, or not."""
+        """Return a shelf with chats pinned or unpinned."""
         pinned = self.pinned | set(chat_ids) if is_pinned else self.pinned.difference(chat_ids)
         return replace(self, pinned=pinned)
 
@@ -125,13 +113,9 @@ class Shelf:
 
     @classmethod
     def from_json(cls, data: object) -> Shelf:
-        """Return the shelf stored by `to_json`; whatever is wrong in it is left out.
-
-        Raises:
-            ValueError: it is none at all.
-        """
+        """Return the shelf stored by `to_json`, without invalid entries (raises ValueError)."""
         if not isinstance(data, dict):
-            raise ValueError("no JSON object")
+            raise ValueError("not a JSON object")
         folders: dict[str, ChatFolder] = {}
         for item in _list(data.get("folders")):
             name = valid_name(item.get("name")) if isinstance(item, dict) else ""
@@ -143,7 +127,7 @@ class Shelf:
 
 
 class ShelfStore(QObject):
-    """The shelf in use and its file, which a thread writes."""
+    """The current shelf and its file, which a thread writes."""
 
     changed = Signal()
     noticed = Signal(object)  # Notice
@@ -156,13 +140,13 @@ class ShelfStore(QObject):
         self._is_loss_known = False
         try:
             self.current = _read(path)
-        except OSError as error:  # the file stays as it is, and the first change says so
+        except OSError as error:  # the first change will report it
             log.info("the folders of the chats cannot be read: %s", error)
             self.current = Shelf()
         self._stored = self.current
 
     def change(self, change: Callable[[Shelf], Shelf]) -> None:
-        """Use another shelf, and make the same change to the file."""
+        """Apply a change to the shelf and to the file."""
         shelf = change(self.current)
         if shelf == self.current:
             return
@@ -172,7 +156,7 @@ class ShelfStore(QObject):
         self.changed.emit()
 
     def close(self) -> None:
-        """Wait until all is written."""
+        """Wait until everything is written."""
         self._jobs.close(FLUSH_S)
 
     def _write(self) -> None:
@@ -186,35 +170,23 @@ class ShelfStore(QObject):
 
     def _on_written(self, error: Exception | None) -> None:
         if error is None:
-            self._take_changes_of_others()
+            if not self._changes and self._stored != self.current:  # another window's changes
+                self.current = self._stored
+                self.changed.emit()
         elif not self._is_loss_known:
-            self._tell(error)
-
-    def _take_changes_of_others(self) -> None:
-        """Use what is in the file, as another window may have changed it."""
-        if not self._changes and self._stored != self.current:
-            self.current = self._stored
-            self.changed.emit()
-
-    def _tell(self, error: Exception) -> None:
-        self._is_loss_known = True
-        reason = reason_of(error)
-        text = tr("The folders of the chats cannot be saved ({reason}).").format(reason=reason)
-        hint = tr("They are kept until the window closes.")
-        self.noticed.emit(Notice(text, hint, "warning"))
+            self._is_loss_known = True
+            reason = reason_of(error)
+            text = tr("The folders of the chats cannot be saved ({reason}).").format(reason=reason)
+            hint = tr("They are kept in memory until the window closes.")
+            self.noticed.emit(Notice(text, hint, "warning"))
 
 
 def valid_name(name: object) -> str:
-    """Return the name of a folder in one line; "" if it is none."""
+    """Return the name of a folder in one line; "" if invalid."""
     return one_line(name)[:MAX_NAME].strip() if isinstance(name, str) else ""
 
 
 def _read(path: Path) -> Shelf:
-    """Return the shelf of a file; an empty one if there is none, or a broken one, set aside.
-
-    Raises:
-        OSError: it cannot be read.
-    """
     try:
         return Shelf.from_json(json.loads(read_file(path, MAX_BYTES).decode()))
     except FileNotFoundError:
@@ -234,7 +206,7 @@ def _texts(value: object) -> Iterable[str]:
 
 
 class RowKind(Enum):
-    """What a row of the list stands for."""
+    """Kind of a row."""
 
     HEADING = "heading"
     FOLDER = "folder"
@@ -248,11 +220,11 @@ class ListRow:
 
     Attributes:
         key: id of a chat, name of a folder, or name of a damaged file.
-        when: when a chat was last changed, in seconds since the epoch.
+        when: time of a chat's last change, in seconds since the epoch.
         n_inside: number of chats in a folder.
-        is_open: whether the chats of a folder are shown below it.
+        is_open: whether a folder is expanded.
         is_inside: whether a chat is shown below its folder.
-        is_answered: whether the answer in a chat is being written.
+        is_answered: whether a chat has a running answer.
     """
 
     kind: RowKind
@@ -268,12 +240,12 @@ class ListRow:
 
 @dataclass(frozen=True, slots=True)
 class ListContents:
-    """All that the list of chats shows.
+    """The contents of the list of chats.
 
     Attributes:
         current: id of the open chat.
-        answered: ids of the chats in which an answer is being written.
-        n_unread: number of chats that are still to be read.
+        answered: ids of the chats with running answers.
+        n_unread: number of old chats still to be imported.
     """
 
     chats: Sequence[ChatSummary] = ()
@@ -322,7 +294,6 @@ def day_group(when: float, today: date) -> str:
 
 
 def _by_day(rows: Iterable[ListRow], today: date) -> list[ListRow]:
-    """Return the rows of chats, newest first, with a heading for each time."""
     found: list[ListRow] = []
     heading = ""
     for row in rows:

@@ -1,9 +1,9 @@
-"""A Markdown parser for views that write pieces of text and never touch HTML.
+"""A Markdown parser for views that render pieces of text without HTML.
 
-The dialect is CommonMark with tables, strikethrough, task boxes, footnotes, bare web addresses and
-formulas. HTML stays text, images become their description and address, and link reference
-definitions stay text, too, so that every top-level block means the same on its own; a footnote
-stays where it was written. That makes streaming exact: see `MarkdownStream`.
+The dialect is CommonMark with tables, strikethrough, task lists, footnotes, bare URLs and formulas.
+HTML and link reference definitions stay text, images become description and URL, and footnotes stay
+in place. Top-level blocks are therefore independent, which makes streaming exact: see
+`MarkdownStream`.
 """
 
 from app.chat.markdown.cutting import Portion, portions

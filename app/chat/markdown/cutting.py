@@ -1,7 +1,7 @@
-"""The parts of a long text that are parsed and shown one after the other, from either end.
+"""Splits a long text into portions that are parsed and shown one by one, from either end.
 
-Every top-level block means the same on its own, so the end of a text can be shown before the rest
-of it is parsed. To tell the blocks apart takes a tenth of the time of parsing them.
+Top-level blocks are independent, so the end of a text can be shown before the rest is parsed.
+Finding the blocks takes a tenth of the time of parsing them.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from app.chat.markdown.parsing import TopBlock, normal, parse, top_blocks
 from app.chat.markdown.pieces import CodeBlock, Piece, Table
 
 MAX_SCANNED: Final = 10_000
-"""Characters whose blocks are told apart in one step; more where a block is longer."""
+"""Characters scanned for blocks in one step; more if a block is longer."""
 
 MAX_PARSED: Final = 1_500
-"""Characters of prose that are parsed in one step; more where a block is longer."""
+"""Characters of prose parsed in one step; more if a block is longer."""
 
 MAX_PROSE: Final = 12_000
 """Characters of prose in one portion."""
@@ -26,19 +26,19 @@ MAX_LINES, MAX_ROWS = 250, 20
 """Lines of code, and rows of a table, in one step."""
 
 MAX_PIECES: Final = 40
-"""Pieces that are shown in one step."""
+"""Pieces shown in one step."""
 
 CODE, TABLE = ("fence", "code_block"), "table_open"
 
 
 @dataclass(frozen=True, slots=True)
 class Portion:
-    """A part of a text whose views belong together: some prose, a block of code or a table.
+    """A part of a text whose views belong together: some prose, a code block or a table.
 
     Attributes:
-        sources: what is parsed step by step; each part of a table has the table's head.
-        start: offset of the first of them in the text.
-        is_one: whether there is one piece, of which each step has a longer version.
+        sources: text to parse in each step; each part of a table includes the table's head.
+        start: offset of the first one in the text.
+        is_one: whether there is a single piece that grows with each step.
     """
 
     sources: tuple[str, ...]
@@ -64,12 +64,12 @@ class Portion:
 
 
 def batched(pieces: list[Piece]) -> Iterator[list[Piece]]:
-    """Return pieces a few at a time; a long list or quotation is parsed at once."""
+    """Return pieces a few at a time, as a long list or quotation is parsed in one step."""
     return (pieces[n : n + MAX_PIECES] for n in range(0, max(1, len(pieces)), MAX_PIECES))
 
 
 def portions(text: str) -> Generator[None, None, list[Portion]]:
-    """Return the portions of a text; yield after each step, so that other work comes between."""
+    """Return the portions of a text; yield after each step, to let other events run."""
     text = normal(text)
     blocks: list[TopBlock] = []
     at, size = 0, MAX_SCANNED
@@ -81,7 +81,7 @@ def portions(text: str) -> Generator[None, None, list[Portion]]:
                 size *= 2
                 yield
                 continue
-            end = at + found.pop().start  # it may go on
+            end = at + found.pop().start  # it may continue
         blocks += [replace(b, start=at + b.start, end=at + b.end) for b in found]
         at, size = end, MAX_SCANNED
         yield
@@ -89,7 +89,6 @@ def portions(text: str) -> Generator[None, None, list[Portion]]:
 
 
 def _grouped(text: str, blocks: list[TopBlock]) -> list[Portion]:
-    """Return the blocks of a text as portions."""
     result: list[Portion] = []
     prose: list[TopBlock] = []
     for block in blocks:
@@ -107,7 +106,6 @@ def _grouped(text: str, blocks: list[TopBlock]) -> list[Portion]:
 
 
 def _prose(text: str, blocks: list[TopBlock]) -> Portion:
-    """Return some blocks, with those that are short in one step."""
     sources: list[str] = []
     start = blocks[0].start
     for block, following in zip(blocks, [*blocks[1:], None], strict=True):
@@ -118,7 +116,6 @@ def _prose(text: str, blocks: list[TopBlock]) -> Portion:
 
 
 def _table_sources(source: str) -> tuple[str, ...]:
-    """Return the parts of a table, each with its head."""
     lines = source.rstrip("\n").split("\n")
     head, rows = lines[:2], lines[2:]
     starts = range(0, max(1, len(rows)), MAX_ROWS)
@@ -126,7 +123,6 @@ def _table_sources(source: str) -> tuple[str, ...]:
 
 
 def _versions(code: CodeBlock) -> Iterator[CodeBlock]:
-    """Return longer and longer beginnings of a block of code, and then all of it."""
     at = -1
     while True:
         for _ in range(MAX_LINES):

@@ -1,9 +1,9 @@
-r"""Formulas in Markdown: rules for markdown-it that find their delimiters.
+r"""Formulas in Markdown: markdown-it rules that find their delimiters.
 
-`\(…\)`, `\[…\]` and `$$…$$` always hold a formula. A single `$` is more often a price or a
-variable of a shell: see `_after_dollar`. No formula has an empty line or a backtick in it, so that
-each block of a text means the same on its own, and code stays code. What begins a formula
-that has no end (yet) is shown as it was written. Limits keep the time in proportion to the text.
+`\(…\)`, `\[…\]` and `$$…$$` always delimit a formula. A single `$` is more often a price or a
+shell variable: see `_after_dollar`. Formulas contain no empty lines and no backticks, so that
+blocks stay independent and code stays code. An unterminated formula is shown as source. Limits
+keep the time linear in the length of the text.
 """
 
 from __future__ import annotations
@@ -18,19 +18,16 @@ if TYPE_CHECKING:
     from markdown_it.rules_inline import StateInline
 
 CLOSING: Final = {"\\(": "\\)", "\\[": "\\]", "$$": "$$"}
-"""Delimiters of formulas; `$` has rules of its own."""
+"""Delimiters of formulas, except `$`."""
 
 DISPLAY: Final = ("\\[", "$$")
-"""Delimiters of formulas that have a line of their own."""
+"""Delimiters of display formulas."""
 
-MAX_LATEX: Final = 4000
-"""Largest number of characters of a formula."""
-
+MAX_LATEX: Final = 4000  # characters
 MAX_LINES: Final = 200
-"""Largest number of lines of a formula."""
 
 PUNCTUATION: Final = " .,;"
-"""What may stand behind a formula in a line of its own, and is not shown there."""
+"""Characters dropped after a display formula."""
 
 AMOUNT: Final = re.compile(r"[\d.,]*\d[kKmMbB%]?(?!\w)")
 WORD: Final = re.compile(r"(?<!\\)\b[A-Za-z]{2,}")
@@ -39,13 +36,7 @@ SIGNS: Final = re.compile(r"[\\^_{}=<>+*]")
 
 @dataclass(frozen=True, slots=True)
 class Formula:
-    """A formula.
-
-    Attributes:
-        latex: what stands between the delimiters.
-        source: the same with its delimiters.
-        is_display: whether it is set as in a line of its own.
-    """
+    """A formula: its LaTeX without and with delimiters, and whether it is in display style."""
 
     latex: str
     source: str
@@ -53,7 +44,7 @@ class Formula:
 
 
 def formula_rules(parser: MarkdownIt) -> None:
-    """Have a parser make tokens "formula" and "formula_block", whose meta has a `Formula`."""
+    """Add rules to a parser for tokens "formula" and "formula_block" with a `Formula` in meta."""
     parser.inline.ruler.before("escape", "formula", _inline_rule)
     parser.block.ruler.before(
         "fence", "formula_block", _block_rule, {"alt": ["paragraph", "reference", "blockquote"]}
@@ -61,7 +52,7 @@ def formula_rules(parser: MarkdownIt) -> None:
 
 
 def formula_at(text: str, start: int, end: int) -> tuple[Formula, int] | None:
-    """Return the formula that begins at a position, and where it ends; None if none does."""
+    """Return the formula that starts at a position, and its end; None without one."""
     opening = text[start : start + 2]
     if opening in CLOSING:
         close = text.find(CLOSING[opening], start + 2, min(end, start + MAX_LATEX))
@@ -79,12 +70,10 @@ def formula_at(text: str, start: int, end: int) -> tuple[Formula, int] | None:
 
 
 def _after_dollar(text: str, start: int, end: int) -> int:
-    """Return where the formula that a `$` begins has its closing one; -1 if it begins none.
-
-    As in pandoc there is no space inside the delimiters and no digit behind the closing one. Words
-    and names touch neither of them from outside, and the next `$` of the line must be the closing
-    one. What begins like a price ("$5 or 6$") is one, unless it has a sign of mathematics.
-    """
+    # The position of the closing `$`, or -1. As in pandoc, no space may follow the opening or
+    # precede the closing delimiter, and no digit may follow the closing one. In addition, no word
+    # character may touch them from outside, and the next `$` in the line must be the closing one.
+    # Text that starts like a price ("$5 or 6$") is not a formula, unless it has a math symbol.
     before = text[start - 1] if start else ""
     if before.isalnum() or before == "$" or start + 1 >= end or text[start + 1].isspace():
         return -1
@@ -94,9 +83,9 @@ def _after_dollar(text: str, start: int, end: int) -> int:
         close = text.find("$", close + 1, end)
     if close < 0 or text[close - 1].isspace():
         return -1
-    behind = text[close + 1 : close + 2]
+    after = text[close + 1 : close + 2]
     latex = text[start + 1 : close]
-    if behind.isalnum() or behind == "$" or "\n" in latex:
+    if after.isalnum() or after == "$" or "\n" in latex:
         return -1
     is_price = AMOUNT.match(latex) and WORD.search(latex) and not SIGNS.search(latex)
     return -1 if is_price else close
@@ -122,7 +111,6 @@ def _inline_rule(state: StateInline, silent: bool) -> bool:
 
 
 def _is_unfinished(text: str, start: int, end: int) -> bool:
-    """Return whether a formula begins at a position, and its end is missing."""
     opening = text[start : start + 2]
     if opening not in CLOSING or end - start > MAX_LATEX or text.find("`", start, end) >= 0:
         return False
@@ -132,10 +120,7 @@ def _is_unfinished(text: str, start: int, end: int) -> bool:
 
 
 def _block_rule(state: StateBlock, first: int, end: int, silent: bool) -> bool:
-    """Take the lines of a formula, or of the beginning of one, as a block.
-
-    Whether a line begins one depends on that line alone, whatever follows.
-    """
+    # whether a line starts a formula depends only on that line, even if the formula has no end
     start = state.bMarks[first] + state.tShift[first]
     line = state.src[start : state.eMarks[first]]
     if state.is_code_block(first) or not _begins_block(line):
@@ -159,7 +144,6 @@ def _block_rule(state: StateBlock, first: int, end: int, silent: bool) -> bool:
 
 
 def _begins_block(line: str) -> bool:
-    """Return whether a formula in a line of its own begins with a line."""
     opening = line[:2]
     if opening not in DISPLAY or "`" in line:
         return False
@@ -170,7 +154,6 @@ def _begins_block(line: str) -> bool:
 
 
 def _lines_of_formula(state: StateBlock, first: int, end: int) -> list[str]:
-    """Return the lines up to the end of a formula, or to what no formula has in it."""
     lines: list[str] = []
     n_left = MAX_LATEX
     start = state.bMarks[first] + state.tShift[first]
@@ -189,7 +172,7 @@ def _lines_of_formula(state: StateBlock, first: int, end: int) -> list[str]:
 
 
 def _add_paragraph(state: StateBlock, text: str, lines: list[int] | None) -> None:
-    """Add a paragraph; one without lines of its own belongs to the block before it."""
+    # without lines, it belongs to the preceding block
     state.push("paragraph_open", "p", 1).map = lines
     inline = state.push("inline", "", 0)
     inline.content, inline.map, inline.children = text, lines, []

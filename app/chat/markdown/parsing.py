@@ -1,7 +1,6 @@
-"""The parser of whole texts, and that of a text which grows at its end.
+"""Parsers of complete and of growing texts.
 
-`MarkdownStream` returns each top-level block once, when no later line can change it, and parses
-only the rest again.
+`MarkdownStream` returns each top-level block once it is final, and reparses only the rest.
 """
 
 from __future__ import annotations
@@ -30,16 +29,15 @@ if TYPE_CHECKING:
     from markdown_it.token import Token
 
 TASK = re.compile(r"\[([ xX])\]\s+")
-"""Box of a task at the beginning of a list item."""
+"""Checkbox at the start of a list item."""
 
 MAX_OPEN_ROWS = 32
-"""Rows of a growing table that are parsed again and again."""
+"""Rows of a growing table that are reparsed."""
 
 
 @cache
 def _parser(*, is_inline: bool) -> MarkdownIt:
-    """Return the parser of whole texts, or the one that only tells blocks apart."""
-    from markdown_it import MarkdownIt  # late: a window without messages shows sooner
+    from markdown_it import MarkdownIt  # late: an empty window starts faster
     from mdit_py_plugins.footnote import footnote_plugin
 
     parser = MarkdownIt("commonmark", {"html": False, "linkify": False})
@@ -59,12 +57,11 @@ def parse(text: str) -> list[Piece]:
 
 @dataclass(frozen=True, slots=True)
 class TopBlock:
-    """A block of a text that is in no other one.
+    """A top-level block of a text.
 
     Attributes:
-        kind: what the parser calls it, such as "fence" or "table_open".
-        start: offset of its first line.
-        end: offset behind its last line; empty lines may follow.
+        kind: token type, such as "fence" or "table_open".
+        start, end: offsets of its first line and after its last one.
     """
 
     kind: str
@@ -73,7 +70,7 @@ class TopBlock:
 
 
 def top_blocks(text: str) -> list[TopBlock]:
-    """Return the top-level blocks of a normal text, which takes a tenth of the time of `parse`."""
+    """Return the top-level blocks of a normalized text, ten times as fast as `parse`."""
     starts = [0, *accumulate(len(line) + 1 for line in text.split("\n"))]
     tokens = _parser(is_inline=False).parse(text)
     return [
@@ -84,14 +81,14 @@ def top_blocks(text: str) -> list[TopBlock]:
 
 
 class MarkdownStream:
-    """Parser of a text that grows at its end; rows of a long table are parsed once, too."""
+    """Parser of a growing text; even the rows of a long table are parsed only once."""
 
     def __init__(self) -> None:
         self._tail = ""
-        self._rows: Rows = ()  # of the table that the tail begins with, behind its head
+        self._rows: Rows = ()  # final rows of the table at the start of the tail
 
     def feed(self, text: str) -> list[Piece]:
-        """Add text and return the pieces that are now final."""
+        """Append text and return the pieces that are now final."""
         self._tail += normal(text)
         if "\n" not in text:
             return []
@@ -105,16 +102,15 @@ class MarkdownStream:
         return pieces
 
     def tail(self) -> list[Piece]:
-        """Return the pieces that more text may still change."""
+        """Return the pieces that more text may change."""
         return self._with_rows(parse(self._tail))
 
     def _tail_start(self) -> int:
-        """Return the offset of the last top-level block, looking at complete lines only."""
         blocks = top_blocks(self._tail[: self._tail.rfind("\n") + 1])
         return blocks[-1].start if len(blocks) > 1 else 0
 
     def _keep_rows(self) -> None:
-        """Take the rows of a table out of the tail if they are many; all but the last are final."""
+        # all rows of a table except the last one are final
         lines = self._tail.split("\n")
         if len(lines) < 2 + MAX_OPEN_ROWS or not lines[0].count("|"):
             return
@@ -134,15 +130,13 @@ class MarkdownStream:
 
 
 def normal(text: str) -> str:
-    """Return a text without what Markdown takes for the end of a line or of the text."""
+    """Return a text without carriage returns, and with NULs replaced as CommonMark requires."""
     return text.replace("\r", "").replace("\0", "\ufffd")
 
 
 @dataclass(slots=True)
 class _List:
-    """An open list; `number` is its next number, None for bullets."""
-
-    number: int | None
+    number: int | None  # the next one; None for bullets
 
     def next_marker(self) -> str:
         if self.number is None:
@@ -153,8 +147,6 @@ class _List:
 
 @dataclass(slots=True)
 class _Builder:
-    """Builder of pieces from tokens, with the state that the next line depends on."""
-
     pieces: list[Piece] = field(default_factory=list)
     lists: list[_List] = field(default_factory=list)
     quote: int = 0

@@ -1,4 +1,4 @@
-"""The pieces that a text in Markdown is made of."""
+"""The pieces of a Markdown text."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class TextSpan:
     """A run of text in one style.
 
     Attributes:
-        href: http(s) address or "".
+        href: http(s) URL or "".
         note: label of the footnote that the text refers to, or "".
-        formula: formula whose source the text is.
+        formula: formula whose source is the text.
     """
 
     text: str
@@ -34,7 +34,7 @@ class TextSpan:
 
     @property
     def is_plain(self) -> bool:
-        """Whether the run has the style of its line."""
+        """Whether the run has no style."""
         return not (
             self.bold or self.italic or self.code or self.strike or self.href or self.note
             or self.formula
@@ -46,13 +46,12 @@ class TextLine:
     """A paragraph, heading or list item.
 
     Attributes:
-        spans: text of the line.
         heading: level of a heading, 1 to 6; 0 for other lines.
         marker: bullet or number of a list item, such as "•" or "3."; "" for other lines.
         indent: depth of lists around the line.
         quote: depth of block quotes around the line.
-        tight: whether the line follows the previous one without a gap.
-        note: label of the footnote that the line belongs to; "" for other lines.
+        tight: whether there is no gap before the line.
+        note: label of the footnote that contains the line; "" for other lines.
     """
 
     spans: tuple[TextSpan, ...]
@@ -73,7 +72,6 @@ class CodeBlock:
 
 
 Rows = tuple[tuple[tuple[TextSpan, ...], ...], ...]
-"""Rows of cells."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +89,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class DisplayFormula:
-    """A formula in a line of its own; `indent` and `quote` are those of a `TextLine`."""
+    """A display formula; `indent` and `quote` are those of a `TextLine`."""
 
     formula: Formula
     indent: int = 0
@@ -104,7 +102,7 @@ Piece = TextLine | CodeBlock | Table | Rule | DisplayFormula
 OPENED_SCHEMES = ("http", "https")
 ADDRESS = re.compile(r"(?<![\w/.@-])(?:https?://|www\.)[^\s<>\"]+", re.IGNORECASE)
 NOTE_LABEL = re.compile(r"\d{1,4}|[A-Za-z]\w{3,30}")
-"""Labels of footnotes; what else looks like one, as `[^a-z]`, is more often a pattern."""
+"""Labels of footnotes; others, such as `[^a-z]`, are more often regular expressions."""
 
 
 _BREAKS = {"softbreak", "hardbreak"}
@@ -139,7 +137,6 @@ def spans_of(tokens: list[Token]) -> tuple[TextSpan, ...]:
 
 
 def _switched(style: TextSpan, name: str, is_on: bool) -> TextSpan:
-    """Return a style with the emphasis of a tag on or off."""
     if name == "strong":
         return replace(style, bold=is_on)
     return replace(style, italic=is_on) if name == "em" else replace(style, strike=is_on)
@@ -157,7 +154,6 @@ def _joined(spans: list[TextSpan]) -> tuple[TextSpan, ...]:
 
 
 def _image(token: Token, style: TextSpan) -> list[TextSpan]:
-    """Return the description and address of an image, which is never fetched."""
     source = str(token.attrGet("src") or "")
     address = replace(style, text=source, href=style.href or opened_address(source))
     if not token.content:
@@ -167,14 +163,12 @@ def _image(token: Token, style: TextSpan) -> list[TextSpan]:
 
 
 def _reference(label: str, style: TextSpan) -> TextSpan:
-    """Return what refers to a footnote, or the text as it was written where that is unlikely."""
     if NOTE_LABEL.fullmatch(label):
         return replace(style, text=label, note=label)
     return replace(style, text=f"[^{label}]")
 
 
 def _with_addresses(span: TextSpan) -> list[TextSpan]:
-    """Return a text with the web addresses in it as links, as in GFM."""
     if span.href or ("://" not in span.text and "www." not in span.text.lower()):
         return [span] if span.text else []
     spans: list[TextSpan] = []
@@ -193,7 +187,6 @@ def _with_addresses(span: TextSpan) -> list[TextSpan]:
 
 
 def _without_end(address: str) -> str:
-    """Return an address without the punctuation and the closing brackets of the text around it."""
     while address:
         if address[-1] in "?!.,:;*_~'\"" or (
             address[-1] == ")" and address.count(")") > address.count("(")

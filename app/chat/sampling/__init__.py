@@ -1,1 +1,1 @@
-"""The panel beside the chat: system prompt, sampling of one chat or of all, and presets of it."""
+"""The sampling panel: system prompt, sampling of one chat or of all, and presets."""

@@ -1,4 +1,4 @@
-"""Editors of the fields of sampling: one for each kind of value."""
+"""Editors of the sampling fields, one for each kind of value."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ from app.widgets.theme import icon, set_role, theme, theme_signals
 INT_MAX = 2**31 - 1
 
 LINES = 3
-"""Lines of text that a field for several texts shows."""
+"""Visible lines of an editor for several texts."""
 
 Setter = Callable[[Any], None]
 OnChange = Callable[[object], None]
 
 
 def make_editor(meta: Mapping[str, Any], on_change: OnChange) -> tuple[QWidget, Setter]:
-    """Return the editor for a field, and the function that shows a value in it."""
+    """Return the editor of a field, and a function that shows a value in it."""
     if meta.get("choices"):
         return _choice_editor(meta, on_change)
     if meta["kind"] is bool:
@@ -48,18 +48,26 @@ def make_editor(meta: Mapping[str, Any], on_change: OnChange) -> tuple[QWidget, 
         box.toggled.connect(on_change)
         return box, box.setChecked
     if meta["kind"] is tuple:
-        return _lines_editor(on_change) if meta.get("has_lines") else _texts_editor(on_change)
+        if not meta.get("has_lines"):
+            return _texts_editor(on_change)
+        edit, show = _plain_editor(LINES, _read_lines, _write_lines, on_change)
+        edit.setPlaceholderText(tr("one per line"))
+        return edit, show
     if meta["kind"] is dict:
         return _biases_editor(on_change)
     if meta["kind"] is str:
-        return _long_editor(on_change) if meta["is_long"] else _text_editor(on_change)
+        if meta["is_long"]:
+            return _plain_editor(2 * LINES, str, str, on_change)
+        line = QLineEdit()
+        line.textEdited.connect(on_change)
+        return line, line.setText
     if meta["max"] > INT_MAX:
         return _large_number_editor(on_change)
     return _number_editor(meta, on_change)
 
 
 def is_wide(meta: Mapping[str, Any]) -> bool:
-    """Return whether an editor wants a line of its own."""
+    """Return whether an editor needs its own line."""
     return meta["kind"] in (tuple, dict) or (meta["kind"] is str and not meta.get("choices"))
 
 
@@ -73,7 +81,6 @@ def _choice_editor(meta: Mapping[str, Any], on_change: OnChange) -> tuple[QWidge
 
 
 def _texts_editor(on_change: OnChange) -> tuple[QWidget, Setter]:
-    """Return an editor for texts, in which line breaks and tabs stand as \\n and \\t."""
     line = QLineEdit()
     line.setPlaceholderText(tr("separate with ;"))
     line.textEdited.connect(
@@ -82,44 +89,28 @@ def _texts_editor(on_change: OnChange) -> tuple[QWidget, Setter]:
     return line, lambda value: line.setText(";".join(map(_escaped, value)))
 
 
-def _lines_editor(on_change: OnChange) -> tuple[QWidget, Setter]:
-    """Return an editor for texts, one in each line."""
-    edit = QPlainTextEdit()
-    edit.setPlaceholderText(tr("one per line"))
-    edit.setTabChangesFocus(True)
-    edit.setLineWrapMode(QPlainTextEdit.LineWrapMode.NoWrap)
-    edit.setFixedHeight((LINES + 1) * edit.fontMetrics().lineSpacing() + 8)
-
-    def texts() -> tuple[str, ...]:
-        return tuple(_unescaped(line) for line in edit.toPlainText().split("\n") if line)
-
-    def show(value: tuple[str, ...]) -> None:
-        if texts() != value:  # a line that is being typed stays as it is
-            edit.setPlainText("\n".join(map(_escaped, value)))
-
-    edit.textChanged.connect(lambda: on_change(texts()))
-    return edit, show
-
-
-def _text_editor(on_change: OnChange) -> tuple[QWidget, Setter]:
-    line = QLineEdit()
-    line.textEdited.connect(on_change)
-    return line, line.setText
-
-
-def _long_editor(on_change: OnChange) -> tuple[QWidget, Setter]:
-    """Return an editor for a text of several lines."""
+def _plain_editor(
+    n_lines: int, read: Callable[[str], Any], write: Callable[[Any], str], on_change: OnChange
+) -> tuple[QPlainTextEdit, Setter]:
     edit = QPlainTextEdit()
     edit.setTabChangesFocus(True)
     edit.setLineWrapMode(QPlainTextEdit.LineWrapMode.NoWrap)
-    edit.setFixedHeight((2 * LINES + 1) * edit.fontMetrics().lineSpacing() + 8)
+    edit.setFixedHeight((n_lines + 1) * edit.fontMetrics().lineSpacing() + 8)
 
-    def show(value: str) -> None:
-        if edit.toPlainText() != value:  # else the cursor would jump
-            edit.setPlainText(value)
+    def show(value: Any) -> None:
+        if read(edit.toPlainText()) != value:  # otherwise the cursor would jump
+            edit.setPlainText(write(value))
 
-    edit.textChanged.connect(lambda: on_change(edit.toPlainText()))
+    edit.textChanged.connect(lambda: on_change(read(edit.toPlainText())))
     return edit, show
+
+
+def _read_lines(text: str) -> tuple[str, ...]:
+    return tuple(_unescaped(line) for line in text.split("\n") if line)
+
+
+def _write_lines(texts: tuple[str, ...]) -> str:
+    return "\n".join(map(_escaped, texts))
 
 
 def _escaped(text: str) -> str:
@@ -132,7 +123,6 @@ def _unescaped(text: str) -> str:
 
 
 def _biases_editor(on_change: OnChange) -> tuple[QWidget, Setter]:
-    """Return an editor for numbers by token id, such as "42=-inf; 7=2.5"."""
     line = QLineEdit()
     line.setPlaceholderText(tr("token id=number; …"))
 
@@ -141,14 +131,13 @@ def _biases_editor(on_change: OnChange) -> tuple[QWidget, Setter]:
         try:
             on_change(tuple((int(token), float(bias)) for token, bias in pairs))
         except ValueError:
-            return  # half typed
+            return  # still being typed
 
     line.textEdited.connect(report)
     return line, lambda value: line.setText("; ".join(f"{token}={bias:g}" for token, bias in value))
 
 
 def _large_number_editor(on_change: OnChange) -> tuple[QWidget, Setter]:
-    """Return an editor for numbers too large for a spin box; an empty one is None."""
     line = QLineEdit()
     line.setPlaceholderText(tr("random"))
 
@@ -178,20 +167,20 @@ def _number_editor(meta: Mapping[str, Any], on_change: OnChange) -> tuple[QWidge
 
 
 EDITOR_WIDTH = 124
-"""Width of an editor beside its title, in pixels."""
+"""Width of an editor next to its label, in pixels."""
 
 
 class FieldRow:
-    """Label, editor and reset button of one field.
+    """Label, editor and reset button of a field.
 
     Args:
         spec: field of `SamplingParams`.
-        on_change: called with the field's name and the value that a person has set.
+        on_change: called with the field's name and the new value.
         on_reset: called with the field's name.
 
     Attributes:
-        note: says below the title that the host samples because of this field; else hidden.
-        problem: says below the editor what is wrong with the value; hidden if nothing is.
+        note: warning that this field requires sampling on the CPU.
+        problem: error of an invalid value.
     """
 
     def __init__(
@@ -200,7 +189,7 @@ class FieldRow:
     ) -> None:  # fmt: skip
         meta = spec.metadata
         self._title, self._is_wide = tr(str(meta["title"])), is_wide(meta)
-        self.label, self.note = label(self._title), label(tr("sampled on the host"), "warn")
+        self.label, self.note = label(self._title), label(tr("sampled on the CPU"), "warn")
         self.problem = label(role="warn")
         made = _order_editor if spec.name == "samplers" else partial(make_editor, meta)
         self.editor, self._set = made(lambda value: on_change(spec.name, value))
@@ -209,7 +198,7 @@ class FieldRow:
         self._build(tr(str(meta["help"])))
 
     def add_to(self, grid: QGridLayout) -> None:
-        """Add the widgets below those that a grid has."""
+        """Append the widgets to a grid."""
         row, side = grid.rowCount(), Qt.AlignmentFlag.AlignVCenter
         grid.addWidget(self.label, row, 0, side)
         grid.addWidget(self.reset, row, 2, side)
@@ -226,14 +215,14 @@ class FieldRow:
             self._set(value)
 
     def mark(self, *, is_changed: bool, is_on_host: bool) -> None:
-        """Say with a dot that the value is not the default, and that the host samples for it."""
+        """Mark a changed value with a dot, and show or hide the note."""
         self.label.setText(f"● {self._title}" if is_changed else self._title)
         set_role(self.label, "" if is_changed else "muted")
         self.reset.setVisible(is_changed)
         self.note.setVisible(is_on_host)
 
     def show_problem(self, problem: str) -> None:
-        """Say what is wrong with the value, in a sentence; "" if nothing is."""
+        """Show an error, or hide it for ""."""
         self.problem.setText(problem)
         self.problem.setVisible(bool(problem))
 
@@ -263,12 +252,7 @@ def _order_editor(on_change: OnChange) -> tuple[QWidget, Setter]:
 
 
 class FieldGroup(QWidget):
-    """Heading and rows of fields that belong together.
-
-    Attributes:
-        head: button with the title, which opens and closes the group.
-        rows: rows of the group, by the name of their field.
-    """
+    """A collapsible group of fields, with rows by field name."""
 
     def __init__(self, title: str, rows: Mapping[str, FieldRow], *, is_open: bool) -> None:
         super().__init__()
@@ -296,7 +280,7 @@ class FieldGroup(QWidget):
         self._on_toggled(is_open)
 
     def set_changed(self, n_changed: int) -> None:
-        """Say in the heading how many fields differ from the default."""
+        """Show the number of changed fields in the heading."""
         self._n_changed = n_changed
         self._refresh()
 

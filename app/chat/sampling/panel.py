@@ -1,7 +1,4 @@
-"""The panel beside the chat: system prompt, presets, and the fields of sampling.
-
-The fields come from the metadata of `SamplingParams`; one that no group names appears in the last.
-"""
+"""The sampling panel: system prompt, presets, and fields from the metadata of `SamplingParams`."""
 
 from __future__ import annotations
 
@@ -26,16 +23,16 @@ if TYPE_CHECKING:
     from app.chat.sampling.fields import FieldGroup, FieldRow
 
 FORMS: Final = ("json_schema", "grammar", "regex")
-"""Fields that ask for a form of the answer."""
+"""Fields for structured output."""
 
 GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
-    tr_later("Choice of words"): (
+    tr_later("Token selection"): (
         "temperature", "top_k", "top_p", "min_p", "typical_p", "top_n_sigma",
     ),
     tr_later("The answer"): (
         "max_tokens", "stop", "banned_strings", "on_overflow", "ignore_eos", "seed",
     ),
-    tr_later("Form of the answer"): FORMS,
+    tr_later("Structured output"): FORMS,
     tr_later("Repetition"): (
         "repeat_penalty", "repeat_last_n", "frequency_penalty", "presence_penalty",
         "dry_multiplier", "dry_base", "dry_allowed_length", "dry_last_n", "dry_breakers",
@@ -44,22 +41,20 @@ GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
         "xtc_probability", "xtc_threshold", "dynatemp_range", "dynatemp_exponent",
         "mirostat", "mirostat_tau", "mirostat_eta",
     ),
-    tr_later("Order and single tokens"): ("samplers", "logit_bias"),
+    tr_later("Sampler order and logit bias"): ("samplers", "logit_bias"),
 }  # fmt: skip
-"""Titles of the groups, and the fields of each."""
+"""Titles of the groups, and the fields of each; the last group also gets all other fields."""
 
 
 class SamplingPanel(QScrollArea):
-    """Panel that edits a system prompt and the sampling of one chat or of all.
+    """Editor of the system prompt, and of the sampling of one chat or of all.
 
     Attributes:
-        prompt: editor of the system prompt.
-        presets: menu of presets.
-        own: tick that gives the open chat values of its own.
-        host_note: says why the host samples in place of the GPUs; hidden if it does not.
+        own: checkbox that gives the open chat its own values.
+        host_note: warning that tokens are sampled on the CPU, and why.
     """
 
-    chosen_changed = Signal(object)  # dict of the fields that a person has set
+    chosen_changed = Signal(object)  # dict of the fields set by the user
     own_toggled = Signal(bool)
 
     def __init__(self, parent: QWidget | None = None) -> None:
@@ -88,47 +83,47 @@ class SamplingPanel(QScrollArea):
 
     @property
     def params(self) -> SamplingParams:
-        """The values that are shown."""
+        """The values on screen."""
         return params_of(self._chosen, self._recommended)
 
     @property
     def chosen(self) -> dict[str, Any]:
-        """The fields that a person has set, with their values."""
+        """The values set by the user, by field."""
         return dict(self._chosen)
 
     def show_values(self, chosen: Chosen, recommended: SamplingParams) -> None:
         """Show values without a signal.
 
         Args:
-            chosen: fields that a person has set.
-            recommended: values of all others.
+            chosen: values set by the user.
+            recommended: values of all other fields.
         """
         self._chosen, self._recommended = dict(chosen), recommended
         self._refresh()
 
     def set_params(self, params: SamplingParams) -> None:
-        """Set all values as if a person had set each of them."""
+        """Set all values, as if edited by the user."""
         self._choose(changed_sampling(params, self._recommended))
         self._refresh()
 
     @Slot()
     def reset(self) -> None:
-        """Set all fields to what the model recommends."""
+        """Reset all fields to the model's recommendations."""
         self.set_params(self._recommended)
 
     def set_scope(self, *, is_own: bool) -> None:
-        """Say whether the values are those of this chat or of all chats without their own."""
+        """Show whether the values are this chat's own or shared by all chats."""
         shown = tr("Sampling of this chat") if is_own else tr("Sampling of all chats")
         self._heading.setText(shown)
         with QSignalBlocker(self.own):
             self.own.setChecked(is_own)
 
     def set_host_note(self, why: str, names: Collection[str]) -> None:
-        """Say why the host samples in place of the GPUs.
+        """Show why tokens are sampled on the CPU.
 
         Args:
             why: a sentence; "" if the GPUs sample, or there are none.
-            names: fields that are a reason by themselves.
+            names: fields that are each a reason.
         """
         self.host_note.setText(why)
         self.host_note.setVisible(bool(why))
@@ -137,17 +132,13 @@ class SamplingPanel(QScrollArea):
 
     @Slot(str)
     def set_form_problem(self, problem: str) -> None:
-        """Say below the form of the answer what is wrong with it.
-
-        Args:
-            problem: a sentence; "" if nothing is wrong.
-        """
+        """Show the error of the structured output, or hide it for ""."""
         self._form_problem = problem
         self._mark()
 
     @property
     def rows(self) -> Mapping[str, FieldRow]:
-        """Rows of the fields by name, made when they are first wanted."""
+        """Rows of the fields by name, created on first use."""
         if not self._rows:
             self._make_rows()
             self._refresh()
@@ -175,14 +166,12 @@ class SamplingPanel(QScrollArea):
         self._rows = rows
 
     def _refresh(self) -> None:
-        """Show the present values."""
         params = self.params
         for name, row in self._rows.items():
             row.show_value(getattr(params, name))
         self._mark()
 
     def _mark(self) -> None:
-        """Say which fields differ from the default, and which make the host sample."""
         changed = changed_sampling(self.params, self._recommended)
         self._reset.setEnabled(bool(changed))
         for name, row in self._rows.items():
@@ -221,7 +210,7 @@ class SamplingPanel(QScrollArea):
         scope.addWidget(self.own, 1)
         scope.addWidget(self._reset)
         self.host_note.setWordWrap(True)
-        set_tip(self.own, tr("These values then change only this chat, and stay with it."))
+        set_tip(self.own, tr("The values then apply to this chat only and are saved with it."))
         content = QWidget()
         content.setProperty("role", "panel")
         content.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)

@@ -1,12 +1,12 @@
-"""Named values of sampling: those that Tandem comes with, and a person's own.
+"""Sampling presets, built-in and the user's own.
 
-Values are *chosen* ones: fields of `SamplingParams` by name that somebody has set. All others are
-what the model's file recommends, or the engine's defaults.
+A preset has *chosen* values for some fields of `SamplingParams`; the others have the values
+recommended by the model's file, or the engine's defaults.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -23,28 +23,23 @@ from app.widgets.text import caption_text, set_tip
 from engine import EngineError, SamplingParams
 
 Chosen = Mapping[str, Any]
-"""Fields of `SamplingParams` that somebody has set, with their values."""
+"""Explicitly set values by field of `SamplingParams`."""
 
-OF_THE_MODEL: Final = tr_later("From the model")
+OF_THE_MODEL: Final = tr_later("Model defaults")
 BUILT_IN: Final[Mapping[str, Chosen]] = {
     OF_THE_MODEL: {},
     tr_later("Precise"): {"temperature": 0.2, "top_k": 20, "top_p": 0.9, "min_p": 0.05},
     tr_later("Balanced"): {"temperature": 0.7, "top_k": 40, "top_p": 0.95, "min_p": 0.05},
     tr_later("Creative"): {"temperature": 1.2, "top_k": 0, "top_p": 1.0, "min_p": 0.1},
 }
-"""Presets that Tandem comes with; GPUs sample all of them by themselves."""
+"""Built-in presets; all of them can be sampled on GPUs."""
 
 MAX_NAME: Final = 60
-"""Largest number of characters of a preset's name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """Named values of sampling.
-
-    Attributes:
-        is_own: whether a person has made it.
-    """
+    """Named sampling values, built-in or the user's own."""
 
     name: str
     chosen: Chosen
@@ -52,10 +47,10 @@ class Preset:
 
 
 def all_presets(own: Mapping[str, Any]) -> list[Preset]:
-    """Return the presets that Tandem comes with, then a person's own, by name.
+    """Return the built-in presets, then the user's own, sorted by name.
 
     Args:
-        own: chosen values by name, as the settings store them; what is none is left out.
+        own: values by name from the settings; invalid entries are skipped.
     """
     found = [Preset(tr(name), chosen, is_own=False) for name, chosen in BUILT_IN.items()]
     names = sorted((name for name in own if isinstance(own[name], dict)), key=str.casefold)
@@ -63,7 +58,7 @@ def all_presets(own: Mapping[str, Any]) -> list[Preset]:
 
 
 def params_of(chosen: Chosen, recommended: SamplingParams) -> SamplingParams:
-    """Return what a model recommends, with the chosen values in place of some."""
+    """Return the recommended values, overridden by the chosen ones."""
     values = {name: getattr(recommended, name) for name in SamplingParams.__dataclass_fields__}
     return SamplingParams(**values | accepted_sampling(chosen))
 
@@ -71,48 +66,44 @@ def params_of(chosen: Chosen, recommended: SamplingParams) -> SamplingParams:
 def matching(
     presets: Sequence[Preset], chosen: Chosen, recommended: SamplingParams
 ) -> Preset | None:
-    """Return the preset that has these values, a person's own first; None if there is none."""
-    wanted = params_of(chosen, recommended)
-    alike = [preset for preset in presets if params_of(preset.chosen, recommended) == wanted]
-    return next((preset for preset in alike if preset.is_own), alike[0] if alike else None)
+    """Return the preset with these values, preferably one of the user's own, or None."""
+    params = params_of(chosen, recommended)
+    equal = [preset for preset in presets if params_of(preset.chosen, recommended) == params]
+    return next((preset for preset in equal if preset.is_own), equal[0] if equal else None)
 
 
 def name_problem(name: str, own: Mapping[str, Any], renamed: str = "") -> str:
-    """Return why a preset cannot have a name, as a sentence; "" if it can.
-
-    Args:
-        renamed: name of the preset that is to get this one; "" for a new preset.
-    """
+    """Return why a new or renamed preset cannot have a name, as a sentence, or ""."""
     if name in map(tr, BUILT_IN):
-        return tr("“{name}” is a preset that Tandem comes with.").format(name=name)
+        return tr("“{name}” is a built-in preset.").format(name=name)
     if renamed and name != renamed and name in own:
-        return tr("There is a preset “{name}” already.").format(name=name)
+        return tr("A preset named “{name}” already exists.").format(name=name)
     return ""
 
 
 def with_preset(own: Mapping[str, Any], name: str, chosen: Chosen) -> dict[str, Any]:
-    """Return a person's presets with another one, in place of one of that name."""
+    """Return the user's presets with one added or replaced."""
     return {**own, name[:MAX_NAME]: dict(chosen)}
 
 
 def without_preset(own: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Return a person's presets without one of them."""
+    """Return the user's presets without one of them."""
     return {other: chosen for other, chosen in own.items() if other != name}
 
 
 def with_new_name(own: Mapping[str, Any], name: str, new: str) -> dict[str, Any]:
-    """Return a person's presets with another name for one of them."""
+    """Return the user's presets with one of them renamed."""
     return {new[:MAX_NAME] if other == name else other: own[other] for other in own}
 
 
 PAUSE_MS = 400
-"""Milliseconds without a change after which a form is checked."""
+"""Milliseconds without a change before the structured output is checked."""
 
 
 class FormCheck(QObject):
-    """Says what is wrong with the form that settings ask for, once it is not changed any more."""
+    """Validator of the structured output options, run when the user stops typing."""
 
-    checked = Signal(str)  # a sentence; "" if nothing is wrong
+    checked = Signal(str)  # the error, or ""
 
     def __init__(self, parent: QObject) -> None:
         super().__init__(parent)
@@ -124,7 +115,7 @@ class FormCheck(QObject):
         self._job.failed.connect(self._on_failed)
 
     def look_at(self, params: SamplingParams) -> None:
-        """Check the form of settings soon, if it is another one."""
+        """Schedule a check of new options."""
         form = params.json_schema, params.grammar, params.regex
         if form == self._form:
             return
@@ -156,8 +147,7 @@ def _check(json_schema: str, grammar: str, regex: str) -> None:
         engine.check_grammar(form)
 
 
-MAX_SHOWN = 18
-"""Largest number of characters of a name on the button."""
+MAX_SHOWN = 18  # characters of a name on the button
 
 
 class PresetMenu(QPushButton):
@@ -182,21 +172,21 @@ class PresetMenu(QPushButton):
         self.set_presets((), "", is_own=False)
 
     def set_presets(self, presets: Sequence[Preset], current: str, *, is_own: bool) -> None:
-        """Offer presets.
+        """Set the presets of the menu.
 
         Args:
-            current: name of the one whose values are in use; "" if there is none.
-            is_own: whether the values in use are those of one chat.
+            current: name of the active preset, or "".
+            is_own: whether the values in use are a chat's own.
         """
         self._presets, self._current, self._is_own = tuple(presets), current, is_own
         shown = current or tr("Own values")
         short = shown if len(shown) <= MAX_SHOWN else shown[: MAX_SHOWN - 1] + "…"
         self.setText(f"{caption_text(short)} ▾")
         self.setAccessibleName(tr("Preset: {name}").format(name=shown))
-        set_tip(self, shown if short != shown else tr("Presets: all values at once"))
+        set_tip(self, shown if short != shown else tr("Presets for all values"))
 
     def fill(self) -> None:
-        """Fill the menu with the present presets."""
+        """Rebuild the menu."""
         menu = self.menu()
         menu.clear()
         own = [preset for preset in self._presets if preset.is_own]
@@ -206,26 +196,25 @@ class PresetMenu(QPushButton):
             action = menu.addAction(caption_text(preset.name))
             action.setCheckable(True)
             action.setChecked(preset.name == self._current)
-            action.triggered.connect(partial(self._choose, preset.name))
+            action.triggered.connect(lambda _, name=preset.name: self.chosen.emit(name))
         menu.addSeparator()
         menu.addAction(tr("Save as…")).triggered.connect(lambda: self._save())
         if own:
             self._add_submenu(menu, tr("Rename"), own, self._rename)
-            self._add_submenu(menu, tr("Delete"), own, self._delete)
+            self._add_submenu(menu, tr("Delete"), own, self.delete_requested.emit)
         if self._is_own:
             menu.addSeparator()
             for_all = menu.addAction(tr("Use for all chats"))
-            set_tip(for_all, tr("All chats without values of their own get these values"))
+            set_tip(for_all, tr("Applies these values to all chats without their own"))
             for_all.triggered.connect(lambda: self.for_all_requested.emit())
 
-    def _add_submenu(self, menu: QMenu, title: str, own: Sequence[Preset], do: object) -> None:
-        assert callable(do)
+    def _add_submenu(
+        self, menu: QMenu, title: str, own: Sequence[Preset], do: Callable[[str], None]
+    ) -> None:
         below = menu.addMenu(title)
         for preset in own:
-            below.addAction(caption_text(preset.name)).triggered.connect(partial(do, preset.name))
-
-    def _choose(self, name: str, _: bool = False) -> None:
-        self.chosen.emit(name)
+            action = below.addAction(caption_text(preset.name))
+            action.triggered.connect(lambda _, name=preset.name: do(name))
 
     def _name(self, title: str, proposed: str) -> str:
         name, is_given = QInputDialog.getText(
@@ -239,10 +228,7 @@ class PresetMenu(QPushButton):
         if name := self._name(tr("Save preset"), proposed):
             self.save_requested.emit(name)
 
-    def _rename(self, name: str, _: bool = False) -> None:
+    def _rename(self, name: str) -> None:
         new = self._name(tr("Rename preset"), name)
         if new and new != name:
             self.rename_requested.emit(name, new)
-
-    def _delete(self, name: str, _: bool = False) -> None:
-        self.delete_requested.emit(name)

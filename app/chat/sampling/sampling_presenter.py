@@ -1,4 +1,4 @@
-"""The presenter of the sampling panel: whose values it edits, presets, who samples with them."""
+"""Presenter of the sampling panel: values of a chat or of all, presets, and notes."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ TITLES = {spec.name: str(spec.metadata["title"]) for spec in fields(SamplingPara
 
 
 class SamplingPresenter(QObject):
-    """Connection of the sampling panel with the open chat, the settings and the loaded model.
+    """Connects the sampling panel with the open chat, the settings and the loaded model.
 
-    A chat without values of its own follows those of all chats, in the settings.
+    A chat without its own values uses those of the settings.
 
     Args:
-        keep: stores settings and has them written.
+        keep: stores and saves settings.
     """
 
     noticed = Signal(object)  # Notice
-    summary_changed = Signal(str)  # values in use, in a few words
+    summary_changed = Signal(str)
 
     def __init__(
         self, panel: SamplingPanel, session: ChatSession, client: EngineClient,
@@ -63,16 +63,16 @@ class SamplingPresenter(QObject):
         return params_of(self._chosen_of(chat), self._recommended)
 
     def close(self) -> None:
-        """Wait for the check of a form."""
+        """Wait for the check of the structured output."""
         self._form_check.close()
 
     def flush(self) -> None:
-        """Store a typed system prompt at once, before a chat is left or a message sent."""
+        """Store a typed system prompt now, before a chat is left or a message sent."""
         self._panel.prompt.flush()
 
     @Slot(bool)
     def set_own(self, is_own: bool) -> None:
-        """Give the open chat values of its own, those that it has now; or take them away."""
+        """Give the open chat a copy of the shared values, or remove its own."""
         chat = self._session.current
         before = chat.sampling
         if is_own == (before is not None):
@@ -80,12 +80,12 @@ class SamplingPresenter(QObject):
         self._session.set_sampling(dict(self._settings.current.sampling) if is_own else None)
         self._show()
         if before:
-            text = tr("This chat now has the values of all chats.")
+            text = tr("This chat now uses the shared values.")
             self._offer_undo(text, lambda: self._put_back(chat, before, was_own=True))
 
     @Slot(str)
     def use_preset(self, name: str) -> None:
-        """Set all values to those of a preset; a notice offers to undo it."""
+        """Apply a preset; a notice offers to undo that."""
         found = next((preset for preset in self._presets() if preset.name == name), None)
         if found is None:
             return
@@ -118,7 +118,7 @@ class SamplingPresenter(QObject):
 
     @Slot(str)
     def delete_preset(self, name: str) -> None:
-        """Delete a preset; a notice offers to undo it."""
+        """Delete a preset; a notice offers to undo that."""
         before = self._settings.current.presets
         self._keep_presets(presets.without_preset(before, name))
         text = tr("The preset “{name}” was deleted.").format(name=name)
@@ -126,10 +126,10 @@ class SamplingPresenter(QObject):
 
     @Slot()
     def use_for_all(self) -> None:
-        """Use the open chat's values for all chats that have none of their own."""
+        """Use the open chat's values for all chats without their own."""
         before = dict(self._settings.current.sampling)
         self._set_all(dict(self._chosen_of(self._session.current)))
-        text = tr("All chats without values of their own have these now.")
+        text = tr("All chats without their own values now use these.")
         self._offer_undo(text, lambda: self._set_all(before))
 
     def _chosen_of(self, chat: Conversation) -> Chosen:
@@ -139,7 +139,6 @@ class SamplingPresenter(QObject):
         return presets.all_presets(self._settings.current.presets)
 
     def _store(self, chosen: Mapping[str, Any]) -> None:
-        """Store values where the panel edits them, with fields that only other versions know."""
         chat = self._session.current
         old = self._chosen_of(chat)
         kept = {name: value for name, value in old.items() if name not in TITLES}
@@ -153,7 +152,6 @@ class SamplingPresenter(QObject):
         self._show()
 
     def _put_back(self, chat: Conversation, chosen: Chosen, *, was_own: bool) -> None:
-        """Give a chat, or all chats, the values again that they had."""
         if was_own:
             self._session.set_sampling(dict(chosen), chat)
         else:
@@ -179,7 +177,6 @@ class SamplingPresenter(QObject):
 
     @Slot(object)
     def _on_loaded(self, loaded: ModelLoaded) -> None:
-        """Use what the model's file recommends, where the person has set nothing else."""
         self._recommended = SamplingParams(**dict(loaded.info.sampling))  # type: ignore[arg-type]
         self._show()
 
@@ -194,7 +191,6 @@ class SamplingPresenter(QObject):
 
     @Slot()
     def _show_facts(self) -> None:
-        """Show what follows from the values: scope, preset, summary, who samples."""
         chat, found = self._session.current, self._presets()
         is_own = chat.sampling is not None
         used = presets.matching(found, self._chosen_of(chat), self._recommended)
@@ -208,9 +204,8 @@ class SamplingPresenter(QObject):
         self._form_check.look_at(self.params_for(chat))
 
     def _host_note(self, params: SamplingParams) -> tuple[str, list[str]]:
-        """Return why the host samples in place of GPUs, and the fields that are a reason alone."""
         loaded = self._client.model
-        if loaded is None or "cpu" in loaded.params.all_devices:  # then hosts sample in any case
+        if loaded is None or "cpu" in loaded.params.all_devices:  # always sampled on the CPU
             return "", []
         facts = loaded.info.n_vocab, len(loaded.params.all_devices)
         why = engine.why_sampled_on_host(params, *facts)
@@ -223,5 +218,5 @@ class SamplingPresenter(QObject):
             if engine.why_sampled_on_host(replace(plain, **{name: value}), *facts)
         ]
         because = ", ".join(tr(TITLES[name]) for name in names) or tr(why)
-        note = tr("Sampled on the host, which is slower than on the GPUs: {why}.")
+        note = tr("Sampled on the CPU, which is slower than on the GPUs: {why}.")
         return note.format(why=because), names

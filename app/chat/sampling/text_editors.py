@@ -1,4 +1,4 @@
-"""List of the steps of sampling: they can be dragged, moved by keys, and left out."""
+"""Editors of the sampler order and of the system prompt."""
 
 from __future__ import annotations
 
@@ -35,13 +35,9 @@ STEP: Final = Qt.ItemDataRole.UserRole
 
 
 class OrderEditor(QWidget):
-    """List of all steps: those in use have a tick.
+    """List of all samplers with checkboxes, reordered by dragging, buttons or keys."""
 
-    Attributes:
-        up, down: buttons that move the current step.
-    """
-
-    changed = Signal(object)  # tuple: names of the steps in use, in their order
+    changed = Signal(object)  # tuple: names of the enabled samplers, in order
 
     def __init__(self) -> None:
         super().__init__()
@@ -64,7 +60,7 @@ class OrderEditor(QWidget):
 
     @property
     def steps(self) -> tuple[str, ...]:
-        """Names of the steps in use, in their order."""
+        """Names of the enabled samplers, in order."""
         items = [self._list.item(row) for row in range(self._list.count())]
         used = [item for item in items if item.checkState() is Qt.CheckState.Checked]
         return tuple(str(item.data(STEP)) for item in used)
@@ -74,7 +70,7 @@ class OrderEditor(QWidget):
         self._list.setAccessibleName(name)
 
     def show_steps(self, steps: Sequence[str]) -> None:
-        """Show these steps in use, the others below them."""
+        """Show these samplers as enabled, the others below them."""
         if self._list.count() and tuple(steps) == self.steps:
             return
         self._is_filling = True
@@ -90,7 +86,7 @@ class OrderEditor(QWidget):
 
     @Slot(int)
     def move_current(self, by: int) -> None:
-        """Move the current step up (-1) or down (1)."""
+        """Move the current sampler up (-1) or down (1)."""
         row = self._list.currentRow()
         if row < 0 or not 0 <= row + by < self._list.count():
             return
@@ -122,7 +118,7 @@ class OrderEditor(QWidget):
         self._list.setVerticalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self._list.setSizeAdjustPolicy(QAbstractItemView.SizeAdjustPolicy.AdjustToContents)
         self._list.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
-        set_tip(self._list, tr("Drag a step, or move it with Alt+Up and Alt+Down."))
+        set_tip(self._list, tr("Drag a sampler, or move it with Alt+Up and Alt+Down."))
         column = QVBoxLayout()
         for widget in (self.up, self.down):
             column.addWidget(widget)
@@ -134,16 +130,11 @@ class OrderEditor(QWidget):
 
 
 PROMPT_MS = 250
-"""Milliseconds after the first key since the last report until a prompt is reported."""
+"""Delay in milliseconds before typed text is reported."""
 
 
 class PromptEditor(QWidget):
-    """Field for a system prompt, with a button that makes it the one of new chats.
-
-    Attributes:
-        edit: the field.
-        keep: the button.
-    """
+    """Text field for a system prompt, with a button that makes it the default of new chats."""
 
     changed = Signal(str)
     default_requested = Signal(str)
@@ -178,14 +169,14 @@ class PromptEditor(QWidget):
                 self.edit.setPlainText(text)
 
     def flush(self) -> None:
-        """Report the prompt now, before a chat is opened or a message sent."""
+        """Report typed text now, before a chat is opened or a message sent."""
         if self._timer.isActive():
             self._timer.stop()
             self._report()
 
     @Slot()
     def _on_typed(self) -> None:
-        if not self._timer.isActive():  # typing on and on must not put it off
+        if not self._timer.isActive():  # do not restart it: continuous typing would delay it
             self._timer.start()
 
     @Slot()

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class ThoughtView(QFrame):
-    """View of the model's thought, folded at first."""
+    """View of the model's thought, initially collapsed."""
 
     def __init__(self, parent: QWidget) -> None:
         super().__init__(parent)
@@ -57,12 +57,10 @@ class ThoughtView(QFrame):
             self._text.setPlainText(printable(thought))
 
     def close_thought(self, seconds: float | None, n_tokens: int | None = None) -> None:
-        """Show how long the thought has taken, which is complete."""
-        parts = (
-            [tr("Thought for {seconds} s").format(seconds=decimal(f"{seconds:.1f}"))]
-            if seconds
-            else []
-        )
+        """Show the duration and the tokens of the complete thought."""
+        parts = []
+        if seconds:
+            parts.append(tr("Thought for {seconds} s").format(seconds=decimal(f"{seconds:.1f}")))
         if n_tokens:
             parts.append(tr_n("{n} token", "{n} tokens", n_tokens))
         self._set_title(" · ".join(parts) or tr("Thought"))
@@ -90,24 +88,20 @@ REASONS = {
     "failed": tr_later("interrupted"),
 }
 CAN_GO_ON = ("length", "context", "cancelled", "failed")
-"""Reasons of an end after which an answer can be continued."""
+"""Finish reasons after which an answer can be continued."""
 
 INTERRUPTED = tr_later("This answer was interrupted.")
 
 
 class FooterPart(NamedTuple):
-    """A figure of a footer.
-
-    Attributes:
-        place: which ones give way where there is little room: those of higher numbers first.
-    """
+    """A figure of a footer; those with the highest `place` are dropped first if space is short."""
 
     text: str
     place: int
 
 
 def footer_of(message: Message) -> list[FooterPart]:
-    """Return the parts of the footer of an answer that has ended."""
+    """Return the footer of a finished answer."""
     parts = footer_parts(message.stats) if message.stats else []
     return [*parts, FooterPart(tr("edited"), 2)] if message.edited else parts
 
@@ -122,8 +116,8 @@ def footer_parts(stats: AnswerStats) -> list[FooterPart]:
         first = tr("{seconds} s to first token").format(seconds=seconds)
         parts.append(FooterPart(tr_n("{n} token", "{n} tokens", stats.n_tokens), 2))
         parts.append(FooterPart(first, 4))
-    if guesses := drafts_text(stats.n_accepted, stats.n_drafted, stats.draft_gain):
-        parts.append(FooterPart(guesses, 3))
+    if drafts := drafts_text(stats.n_accepted, stats.n_drafted, stats.draft_gain):
+        parts.append(FooterPart(drafts, 3))
     reason = tr(REASONS.get(stats.reason, stats.reason))
     parts.append(FooterPart(reason, 5 if stats.reason == "stop" else 1))
     return parts
@@ -135,7 +129,7 @@ def joined(parts: Sequence[FooterPart]) -> str:
 
 
 def fitting_text(parts: Sequence[FooterPart], fits: Callable[[str], bool]) -> str:
-    """Return the parts that fit, the most important one at least, with "…" for those left out."""
+    """Return the parts that fit, at least the most important one, with "…" if any are dropped."""
     kept = list(parts)
     text = joined(kept)
     while len(kept) > 1 and not fits(text):
@@ -145,19 +139,19 @@ def fitting_text(parts: Sequence[FooterPart], fits: Callable[[str], bool]) -> st
 
 
 def problem_of(message: Message) -> str:
-    """Return what went wrong with an answer that has ended, as a sentence; "" if nothing has."""
+    """Return the error of a finished answer as a sentence, or ""."""
     return translated(message.problem) or (tr(INTERRUPTED) if message.stats is None else "")
 
 
 def can_continue(message: Message) -> bool:
-    """Return whether the model can go on with an answer, or behind the results of its calls."""
+    """Return whether an answer can be continued, or the chat after the results of its calls."""
     reason = message.stats.reason if message.stats else "failed"
     has_begun = bool(message.content or message.calls) and not message.waits_for_calls
     return message.has_results or (has_begun and reason in CAN_GO_ON)
 
 
 class FiguresLabel(ElidedLabel):
-    """Label of figures, of which the less important give way; its tool tip then has all."""
+    """Label that drops the less important figures if space is short; the tooltip has all."""
 
     def __init__(self, parent: QWidget) -> None:
         self._parts: Sequence[FooterPart] = ()
@@ -165,7 +159,7 @@ class FiguresLabel(ElidedLabel):
 
     @property
     def least_width(self) -> int:
-        """Width of what stays longest, in pixels."""
+        """Width of the most important figure, in pixels."""
         return self.fontMetrics().horizontalAdvance(fitting_text(self._parts, lambda _: False))
 
     def set_parts(self, parts: Sequence[FooterPart]) -> None:
@@ -174,7 +168,7 @@ class FiguresLabel(ElidedLabel):
         self.set_full_text(joined(parts))
 
     def set_line(self, text: str) -> None:
-        """Show a line of text in place of figures."""
+        """Show a line of text instead of figures."""
         self._parts = ()
         self.set_full_text(text)
 
@@ -186,20 +180,12 @@ class FiguresLabel(ElidedLabel):
 
 
 class AnswerFooter(QWidget):
-    """The footer of an answer; its buttons come when the answer has ended.
-
-    Args:
-        versions: switch between the versions of the answer.
-
-    Attributes:
-        figures: how fast the answer came and why it ended, or what the engine does now.
-        buttons: what can be done with the answer, beside the figures or below them.
-    """
+    """The footer of an answer: figures or status, and buttons once it is finished."""
 
     copy_requested = Signal()
     again_requested = Signal()
     continue_requested = Signal()
-    menu_requested = Signal(QWidget)  # the button that it belongs to
+    menu_requested = Signal(QWidget)  # the button below which to open it
 
     def __init__(self, versions: VersionSwitch, parent: QWidget) -> None:
         super().__init__(parent)
@@ -222,7 +208,7 @@ class AnswerFooter(QWidget):
         actions.setSpacing(0)
         for each in (self.copy, self.go_on, self.again, more):
             actions.addWidget(each)
-        self.buttons.setMinimumWidth(1)  # it goes below the rest before the window gets wider
+        self.buttons.setMinimumWidth(1)  # wraps instead of widening the window
         self.buttons.hide()
         rest = QHBoxLayout()
         rest.addWidget(versions)
@@ -234,17 +220,13 @@ class AnswerFooter(QWidget):
         self._layout.addWidget(self.buttons, 0, Qt.AlignmentFlag.AlignRight)
 
     def show_end(self, message: Message) -> None:
-        """Show the figures and buttons of an answer that has ended."""
+        """Show the figures and buttons of a finished answer."""
         self.figures.set_parts(footer_of(message))
         self.again.setText(tr("Retry") if message.is_cut_off else tr("Regenerate"))
         self.buttons.show()
 
     def show_actions(self, message: Message, *, is_last: bool, is_followed: bool) -> None:
-        """Offer to continue or replace the last answer only; show nothing where it goes on.
-
-        Args:
-            is_followed: whether the same answer goes on in the next message.
-        """
+        """Show the buttons of the last answer; no footer if the next message continues it."""
         self.again.setVisible(is_last)
         self.go_on.setVisible(is_last and can_continue(message))
         for part in (self.figures, self.copy):
@@ -256,7 +238,6 @@ class AnswerFooter(QWidget):
         self._fit()
 
     def _fit(self) -> None:
-        """Put the buttons below the figures where one line has no room for both."""
         needed = self.buttons.sizeHint().width() + self.figures.least_width
         needed += max(0, self._layout.spacing())
         if not self._versions.isHidden():
@@ -267,7 +248,7 @@ class AnswerFooter(QWidget):
 
 
 class AnswerView(MessageView):
-    """View of an answer that may still be growing."""
+    """View of an answer, running or finished."""
 
     continue_requested = Signal()
     call_chosen = Signal(object, str)  # CallStep, id of a call
@@ -296,7 +277,7 @@ class AnswerView(MessageView):
         layout.setSpacing(8)
         for widget in (self._thought, self.body, self._problem, self.footer):
             layout.addWidget(widget)
-            widget.raise_()  # for screen readers, which go by this order
+            widget.raise_()  # screen readers use this order
         self._column = layout
         self._problem.hide()
         self._show()
@@ -313,15 +294,15 @@ class AnswerView(MessageView):
         return split_thought(self.message.content).answer
 
     def grow(self) -> None:
-        """Show the text added to the message."""
+        """Show new text of the message."""
         self._show()
 
     def set_status(self, text: str) -> None:
-        """Show the engine's present step below the answer."""
+        """Show a status below the answer."""
         self.footer.figures.set_line(text)
 
     def close_answer(self) -> None:
-        """Show the footer of the answer, which is complete."""
+        """Show the finished answer with its footer."""
         self._show()
         self.body.flush()
         self._is_growing = False
@@ -334,24 +315,22 @@ class AnswerView(MessageView):
         self._thought.close_thought(message.thought_s, message.thought_tokens)
 
     def set_last(self, is_last: bool) -> None:
-        """Offer to continue or replace the last answer only."""
         self._is_last = is_last
         self._show_actions()
 
     def set_followed(self, is_followed: bool) -> None:
-        """Show figures and buttons below the last part of an answer only."""
         self._is_followed = is_followed
         self._show_actions()
 
     def show_calls(self) -> None:
-        """Show the calls of the message as they are now."""
+        """Show the current calls of the message."""
         if self._calls is None and self.message.calls:
-            from app.chat.views.call_view import CallList  # late: most have no call
+            from app.chat.views.call_view import CallList  # late: most answers have no calls
 
             self._calls = CallList(self)
             self._calls.chosen.connect(self.call_chosen)
             self._column.insertWidget(self._column.indexOf(self.body) + 1, self._calls)
-            self._calls.stackUnder(self._problem)  # read before it, too
+            self._calls.stackUnder(self._problem)  # screen readers use this order
         if self._calls is not None:
             self._calls.show_calls(self.message.calls, is_growing=self._is_growing)
             self._show_actions()

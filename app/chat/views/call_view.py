@@ -1,10 +1,9 @@
-"""The card of a call: the tool and its arguments, what a person may do, and the result, folded."""
+"""The card of a tool call: tool, arguments, buttons, and the collapsed result."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from functools import partial
 from typing import Final
 
 from PySide6.QtCore import Signal, Slot
@@ -29,19 +28,19 @@ from app.widgets.text import label
 from engine import one_line, printable
 
 MAX_NAMED: Final = 24
-"""Largest number of arguments that are shown by themselves; more are shown as one JSON text."""
+"""Maximum number of arguments shown one by one; more are shown as JSON."""
 
 MAX_WHOLE: Final = 4000
-"""Largest number of characters of a text that is as high as it needs; a longer one scrolls."""
+"""Maximum number of characters shown at full height; longer texts scroll."""
 
 MAX_HEIGHT: Final = 240
-"""Height of a text that scrolls, in pixels."""
+"""Height of a scrolling text, in pixels."""
 
 
 class CallDetails(QWidget):
-    """Names and values of the arguments, and the result if there is one.
+    """The arguments and the result of a call.
 
-    Each value has a view of its own, so that no text in it can pass for another argument.
+    Each value has its own view, so that no text in it can imitate another argument.
     """
 
     def __init__(self, call: ToolUse, parent: QWidget) -> None:
@@ -58,7 +57,6 @@ class CallDetails(QWidget):
 
 
 def _parts(call: ToolUse) -> Iterator[tuple[str, str]]:
-    """Yield the names and texts of what is shown."""
     arguments = read_arguments(call.arguments)
     if arguments is None or len(arguments) > MAX_NAMED:
         text = call.arguments if arguments is None else _as_text(arguments)
@@ -94,24 +92,24 @@ def _text_view(text: str, name: str, parent: QWidget) -> QWidget:
 STATES: Final[dict[CallState, str]] = {
     "writing": tr_later("cut off"),
     "cut": tr_later("cut off"),
-    "waiting": tr_later("waits for you"),
+    "waiting": tr_later("waiting for approval"),
     "running": tr_later("running…"),
     "done": tr_later("done"),
     "failed": tr_later("failed"),
     "refused": tr_later("refused"),
     "stopped": tr_later("stopped"),
 }
-"""Names of the states of a call whose answer has ended."""
+"""Display names of the states after the answer has ended."""
 
 OFFERED: Final[dict[CallState, tuple[CallStep, ...]]] = {
     "waiting": (CallStep.RUN, CallStep.REFUSE),
     "running": (CallStep.STOP,),
 }
-"""Steps that a card offers, by the state of its call."""
+"""Buttons of a card by the state of its call."""
 
 
 class CallCard(QFrame):
-    """View of one call; nothing of it runs before a person presses the button."""
+    """View of a call, which only runs after approval."""
 
     chosen = Signal(object)  # CallStep
 
@@ -144,7 +142,7 @@ class CallCard(QFrame):
 
     @property
     def is_waiting(self) -> bool:
-        """Whether a person is asked about the call."""
+        """Whether the call waits for approval."""
         return self.call.state == "waiting"
 
     def take_focus(self) -> None:
@@ -152,10 +150,10 @@ class CallCard(QFrame):
         self._steps[CallStep.RUN].setFocus()
 
     def show_call(self, call: ToolUse, *, is_growing: bool) -> None:
-        """Show a call as it is now: open while somebody has to see it, else folded.
+        """Show the current state of a call: expanded while it waits or runs, else collapsed.
 
         Args:
-            is_growing: whether its answer is still being written.
+            is_growing: whether its answer is running.
         """
         is_other = call.state != self.call.state
         self.call, self._is_growing = call, is_growing
@@ -170,14 +168,13 @@ class CallCard(QFrame):
         self._show_texts()
 
     def _make_button(self, step: CallStep) -> QPushButton:
-        texts = {CallStep.RUN: tr("Run"), CallStep.REFUSE: tr("Refuse"), CallStep.STOP: tr("Stop")}
-        names = {
-            CallStep.RUN: tr("Run {tool}"),
-            CallStep.REFUSE: tr("Refuse {tool}"),
-            CallStep.STOP: tr("Stop {tool}"),
-        }
+        text, name = {
+            CallStep.RUN: (tr("Run"), tr("Run {tool}")),
+            CallStep.REFUSE: (tr("Refuse"), tr("Refuse {tool}")),
+            CallStep.STOP: (tr("Stop"), tr("Stop {tool}")),
+        }[step]
         role = "primary" if step is CallStep.RUN else ""
-        made = button(texts[step], role, names[step].format(tool=one_line(self.call.title, 60)))
+        made = button(text, role, name.format(tool=one_line(self.call.title, 60)))
         made.clicked.connect(lambda: self.chosen.emit(step))
         made.hide()
         return made
@@ -216,7 +213,7 @@ class CallCard(QFrame):
 
 
 class CallList(QWidget):
-    """Cards of calls in the order in which the model has asked for them."""
+    """The cards of the calls of an answer."""
 
     chosen = Signal(object, str)  # CallStep, id of a call
 
@@ -228,11 +225,7 @@ class CallList(QWidget):
         self._column.setSpacing(6)
 
     def show_calls(self, calls: Sequence[ToolUse], *, is_growing: bool) -> None:
-        """Show calls as they are now; a card with the focus passes it on to the next that waits.
-
-        Args:
-            is_growing: whether their answer is still being written.
-        """
+        """Show the current calls; if the focused button disappears, focus the next waiting call."""
         focused = QApplication.focusWidget()
         had_focus = focused is not None and self.isAncestorOf(focused)
         kept = {card.call.id: card for card in self.cards}
@@ -251,10 +244,7 @@ class CallList(QWidget):
 
     def _make(self, call: ToolUse) -> CallCard:
         card = CallCard(call, self)
-        card.chosen.connect(partial(self._tell, card))
+        card.chosen.connect(lambda step: self.chosen.emit(step, card.call.id))
         self._column.addWidget(card)
         card.show()
         return card
-
-    def _tell(self, card: CallCard, step: CallStep) -> None:
-        self.chosen.emit(step, card.call.id)

@@ -1,4 +1,4 @@
-"""The list of chats, and in its place the hits of a search."""
+"""The list of chats with a search field, and the hits of a search."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ _TOP: Final = QModelIndex()
 
 
 class HitModel(QAbstractListModel):
-    """Hits of one search."""
+    """Hits of a search."""
 
     def __init__(self, parent: QObject | None = None) -> None:
         super().__init__(parent)
@@ -91,7 +91,7 @@ class HitModel(QAbstractListModel):
 
 
 class HitList(QListView):
-    """List of hits; one that is clicked or activated is chosen."""
+    """List of hits."""
 
     chosen = Signal(object)  # Hit
 
@@ -111,7 +111,7 @@ class HitList(QListView):
 
     @property
     def is_cut(self) -> bool:
-        """Whether there may be more hits than those shown."""
+        """Whether there may be more hits."""
         return len(self.hits) >= MAX_HITS
 
     @property
@@ -119,20 +119,20 @@ class HitList(QListView):
         return self._model.hits
 
     def show_hits(self, hits: Sequence[Hit]) -> None:
-        """Show the hits of a search, with the first one as the current one."""
+        """Show the hits of a search and select the first one."""
         self._model.set_hits(hits)
         if hits:
             self.setCurrentIndex(self._model.index(0))
 
     def step(self, n_rows: int) -> None:
-        """Make the hit so many rows below the current one, or above it, the current one."""
+        """Move the selection down, or up for a negative number."""
         if self.hits:
             row = self.currentIndex().row() + n_rows
             self.setCurrentIndex(self._model.index(min(max(0, row), len(self.hits) - 1)))
 
     @Slot()
     def choose_current(self) -> None:
-        """Choose the current hit, if there is one."""
+        """Choose the selected hit, if any."""
         self._choose(self.currentIndex())
 
     @Slot(QModelIndex)
@@ -142,8 +142,6 @@ class HitList(QListView):
 
 
 class _HitDelegate(QStyledItemDelegate):
-    """Drawing of a hit with plain texts: nothing that was said is read as HTML."""
-
     def sizeHint(self, option: QStyleOptionViewItem, index: Index) -> QSize:
         hit = _hit_at(index)
         view = option.widget
@@ -172,7 +170,6 @@ class _HitDelegate(QStyledItemDelegate):
         painter.restore()
 
     def _paint_title(self, painter: QPainter, hit: Hit, rect: QRect) -> int:
-        """Draw title and day; return their height."""
         small = QFontMetrics(_font(TEXT_PIXELS))
         metrics = QFontMetrics(_font(TITLE_PIXELS))
         day = shown_day(hit.updated, date.today())
@@ -190,7 +187,7 @@ class _HitDelegate(QStyledItemDelegate):
 
 
 def shown_day(when: float, today: date) -> str:
-    """Return the day of a time (seconds since the epoch) as people say it."""
+    """Return the day of a time (seconds since the epoch), such as "Yesterday"."""
     day = date.fromtimestamp(when) if when >= 0 else date.min
     if day >= today:
         return tr("Today")
@@ -211,7 +208,6 @@ def _lines(text: Snippet, width: int) -> QTextLayout:
 
 
 def _layout(text: Snippet, pixels: int, width: int, most_lines: int) -> QTextLayout:
-    """Return a text in lines of a width, with its marks; lines beyond the most are left out."""
     layout = QTextLayout(text.text, _font(pixels))
     option = QTextOption()
     option.setWrapMode(QTextOption.WrapMode.WrapAtWordBoundaryOrAnywhere)
@@ -250,14 +246,14 @@ def _font(pixels: int) -> QFont:
 SEARCH_MS = 120
 MIN_WIDTH = 144
 STEPS = {"previous-hit": -1, "next-hit": 1, "hits-back": -5, "hits-on": 5}
-"""Rows by which shortcuts in the search field move the current hit."""
+"""Rows by which shortcuts in the search field move the selection."""
 
 
 class ChatList(QWidget):
-    """List of the chats with a search field; it only asks for changes and makes none."""
+    """List of the chats with a search field; it only emits requests for changes."""
 
     new_requested = Signal()
-    search_requested = Signal(str)  # what is typed; "" once the search is over
+    search_requested = Signal(str)  # query; "" when the search ends
     hit_chosen = Signal(object)  # Hit
     search_left = Signal()
 
@@ -268,7 +264,7 @@ class ChatList(QWidget):
         self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
         self._contents = ListContents()
         self._is_chosen_when_found, self._is_final = False, True
-        self._searched = ""  # what the shown hits were found for
+        self._searched = ""  # query of the hits on screen
         self.search = _Search(self)
         self._set_up_search()
         new = button(tr("New chat"))
@@ -292,7 +288,7 @@ class ChatList(QWidget):
 
     @property
     def hits(self) -> HitList:
-        """The list of what was found, made for the first search."""
+        """The list of hits, created on first use."""
         if self._hits is None:
             self._hits = HitList(self)
             self._hits.chosen.connect(self.hit_chosen)
@@ -300,16 +296,16 @@ class ChatList(QWidget):
         return self._hits
 
     def show_contents(self, contents: ListContents) -> None:
-        """Show the chats, with the open one selected."""
+        """Show the chats and select the open one."""
         self._contents = contents
         self.list.show_contents(contents)
         self._show_status()
 
     def show_hits(self, typed: str, hits: Sequence[Hit], *, is_final: bool = True) -> None:
-        """Show what was found for a search, unless something else is typed by now.
+        """Show the hits of a search, unless the query has changed.
 
         Args:
-            is_final: whether all chats were searched; else more may be found in a moment.
+            is_final: whether all chats were searched.
         """
         if typed != self.search.text() or not typed.strip():
             return
@@ -324,7 +320,7 @@ class ChatList(QWidget):
             self.hits.choose_current()
 
     def shown_titles(self) -> list[str]:
-        """Return the texts of all rows from the top, headings in capitals."""
+        """Return the texts of all rows from the top."""
         return [row.text for row in self.list.row_model.rows]
 
     @Slot()
@@ -337,8 +333,9 @@ class ChatList(QWidget):
         search.setClearButtonEnabled(True)
         search.setPlaceholderText(tr("Search chats"))
         search.setAccessibleName(tr("Search chats"))
-        tip = tr("Up and Down go through what is found, Enter opens it.")
-        set_tip(search, f"{with_keys(tr('Search all chats'), 'search-chats')}. {tip}")
+        tip = tr("Up and Down select a result, Enter opens it.")
+        title = with_keys(tr("Search all chats"), "search-chats")
+        set_tip(search, f"{title}. {tip}")
         scaled(search, search.setMinimumHeight, 32)
         search.returnPressed.connect(self._choose_hit)
         search.escaped.connect(self._leave_search)
@@ -366,7 +363,6 @@ class ChatList(QWidget):
 
     @Slot()
     def _choose_hit(self) -> None:
-        """Open the current hit, if need be once it is found."""
         typed = self.search.text()
         is_shown = bool(typed == self._searched and (self._is_final or self.hits.hits))
         if typed.strip() and is_shown:
@@ -381,7 +377,6 @@ class ChatList(QWidget):
         self.search_left.emit()
 
     def _show_status(self) -> None:
-        """Say what the list does not show by itself."""
         n, texts = self._contents.n_unread, []
         if self._searched and not self.hits.hits:
             texts.append(tr("No chats match."))
@@ -397,8 +392,6 @@ class ChatList(QWidget):
 
 
 class _Search(QLineEdit):
-    """Search field that reports Esc, and the keys that go through the hits."""
-
     escaped = Signal()
     stepped = Signal(int)
 

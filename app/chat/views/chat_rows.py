@@ -1,4 +1,4 @@
-"""The rows of the list of chats as Qt's views want them, and how they are drawn and dragged."""
+"""Model, delegate and view of the list of chats."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ _HERE: Final = {
 
 
 class ChatRowModel(QAbstractListModel):
-    """Rows of `ListContents`; it asks for changes and makes none."""
+    """Rows of `ListContents`; edits only emit requests for changes."""
 
     renamed = Signal(object, str)  # ListRow, new text
     moved = Signal(object, str)  # ids of chats, name of a folder or ""
@@ -69,7 +69,7 @@ class ChatRowModel(QAbstractListModel):
         self.rows: list[ListRow] = []
 
     def set_contents(self, contents: ListContents) -> None:
-        """Show other contents, if they differ from those shown."""
+        """Replace the rows if they differ."""
         rows = rows_of(contents, date.today())
         if rows != self.rows:
             self.beginResetModel()
@@ -77,17 +77,15 @@ class ChatRowModel(QAbstractListModel):
             self.endResetModel()
 
     def row_at(self, index: Index) -> ListRow | None:
-        """Return the row of an index."""
+        """Return the row of an index, or None."""
         return self.rows[index.row()] if index.isValid() else None
 
     def index_of(self, kind: RowKind, key: str) -> QModelIndex:
-        """Return the index of a row; an invalid one if it is not shown."""
+        """Return the index of a row; an invalid one if it is missing."""
         for number, row in enumerate(self.rows):
             if row.kind is kind and row.key == key:
                 return self.index(number)
         return QModelIndex()
-
-    # Qt
 
     def rowCount(self, parent: Index = _TOP) -> int:
         return 0 if parent.isValid() else len(self.rows)
@@ -122,9 +120,7 @@ class ChatRowModel(QAbstractListModel):
 
     def flags(self, index: Index) -> Qt.ItemFlag:
         row = self.row_at(index)
-        if row is None:
-            return Qt.ItemFlag.ItemIsDropEnabled
-        if row.kind is RowKind.HEADING:  # a drop on one is like a drop between its chats
+        if row is None or row.kind is RowKind.HEADING:  # same as a drop between chats
             return Qt.ItemFlag.ItemIsDropEnabled
         usual = Qt.ItemFlag.ItemIsEnabled | Qt.ItemFlag.ItemIsSelectable
         return usual | Qt.ItemFlag.ItemIsDropEnabled | _HERE[row.kind]
@@ -148,7 +144,7 @@ class ChatRowModel(QAbstractListModel):
     def dropMimeData(
         self, data: QMimeData, action: Qt.DropAction, row: int, column: int, parent: Index
     ) -> bool:
-        """Ask for a move into the folder at the place of the drop, or out of all folders."""
+        """Request a move into the folder at the drop position, or out of all folders."""
         if not data.hasFormat(MIME):
             return False
         ids = json.loads(bytes(data.data(MIME).data()))
@@ -157,7 +153,7 @@ class ChatRowModel(QAbstractListModel):
         return True
 
     def folder_at(self, number: int) -> str:
-        """Return the name of the folder in which a row lies, or which it is; "" for none."""
+        """Return the name of the folder of a row, which may be the row itself; "" for none."""
         for row in reversed(self.rows[: number + 1] if number >= 0 else []):
             if row.kind is RowKind.FOLDER:
                 return row.key
@@ -167,7 +163,7 @@ class ChatRowModel(QAbstractListModel):
 
 
 class RowDelegate(QStyledItemDelegate):
-    """Drawing of the rows: chats in a folder are indented."""
+    """Delegate that indents chats in folders."""
 
     def paint(self, painter: QPainter, option: QStyleOptionViewItem, index: Index) -> None:
         super().paint(painter, _indented(option, index), index)
@@ -175,7 +171,7 @@ class RowDelegate(QStyledItemDelegate):
     def updateEditorGeometry(
         self, editor: QWidget, option: QStyleOptionViewItem, index: Index
     ) -> None:
-        """Give the editor the height of the row: that of its text leaves none for the frame."""
+        """Make the editor as high as the row: the text's height leaves no space for the frame."""
         row = _indented(option, index)
         super().updateEditorGeometry(editor, row, index)
         has_sign = index.data(Qt.ItemDataRole.DecorationRole) is not None
@@ -184,7 +180,7 @@ class RowDelegate(QStyledItemDelegate):
 
 
 def keys_of(rows: Collection[ListRow], kind: RowKind) -> list[str]:
-    """Return the keys of the rows of one kind."""
+    """Return the keys of the rows of a kind."""
     return [row.key for row in rows if row.kind is kind]
 
 
@@ -214,13 +210,12 @@ def _tip(row: ListRow) -> str:
 
 
 def _spoken(row: ListRow) -> str:
-    """Return what a screen reader says."""
     text = one_line(row.text)
     if row.kind is RowKind.FOLDER:
         state = tr("open") if row.is_open else tr("closed")
         n_chats = tr_n("{n} chat", "{n} chats", row.n_inside)
         return tr("Folder {name}, {chats}, {state}").format(name=text, chats=n_chats, state=state)
-    return tr("{title}, is being answered").format(title=text) if row.is_answered else text
+    return tr("{title}, answer in progress").format(title=text) if row.is_answered else text
 
 
 def _sign(row: ListRow) -> QIcon | None:
@@ -245,7 +240,7 @@ ICON_PIXELS = 14
 
 
 class ChatRowsView(QListView):
-    """List of chats, folders and damaged files; it only asks for changes and makes none."""
+    """List of chats, folders and damaged files; it only emits requests for changes."""
 
     chosen = Signal(str)
     renamed = Signal(str, str)  # id of a chat, title
@@ -265,10 +260,10 @@ class ChatRowsView(QListView):
         super().__init__(parent)
         self._contents = ListContents()
         self._waiting: ListContents | None = None  # until no title is being edited
-        self._rows = ChatRowModel(self)
-        self._rows.renamed.connect(self._on_renamed)
-        self._rows.moved.connect(self.moved)
-        self.setModel(self._rows)
+        self.row_model = ChatRowModel(self)
+        self.row_model.renamed.connect(self._on_renamed)
+        self.row_model.moved.connect(self.moved)
+        self.setModel(self.row_model)
         self.setItemDelegate(RowDelegate(self))
         self.setAccessibleName(tr("Chats"))
         self.setUniformItemSizes(True)
@@ -286,31 +281,27 @@ class ChatRowsView(QListView):
         self.clicked.connect(self._on_clicked)
 
     @property
-    def row_model(self) -> ChatRowModel:
-        return self._rows
-
-    @property
     def selected_rows(self) -> list[ListRow]:
         """The selected rows from the top."""
         numbers = sorted(index.row() for index in self.selectedIndexes())
-        return [self._rows.rows[number] for number in numbers]
+        return [self.row_model.rows[number] for number in numbers]
 
     def show_contents(self, contents: ListContents) -> None:
-        """Show these chats, with the open one selected, or all that were selected together."""
+        """Show these chats; keep a multiple selection, otherwise select the open chat."""
         if self.state() == QAbstractItemView.State.EditingState:
             self._waiting = contents
             return
         selected, at = set(keys_of(self.selected_rows, RowKind.CHAT)), self._current()
         is_other = contents.current != self._contents.current
         self._contents = contents
-        self._rows.set_contents(contents)
+        self.row_model.set_contents(contents)
         if len(selected) < 2 or is_other:
             selected = {contents.current}
         self._select(selected, at)
 
     def edit_folder(self, name: str) -> None:
-        """Have a folder's name typed."""
-        index = self._rows.index_of(RowKind.FOLDER, name)
+        """Start editing a folder's name."""
+        index = self.row_model.index_of(RowKind.FOLDER, name)
         if index.isValid():
             self.setCurrentIndex(index)
             self.setFocus()
@@ -332,13 +323,11 @@ class ChatRowsView(QListView):
         _add(menu, tr("Import chats…"), self.import_requested.emit)
         return menu
 
-    # inside
-
     def _add_chat_actions(self, menu: QMenu, row: ListRow) -> None:
         ids = keys_of(self.selected_rows, RowKind.CHAT)
         ids = ids if row.key in ids else [row.key]
         if len(ids) == 1:
-            index = self._rows.index_of(RowKind.CHAT, row.key)
+            index = self.row_model.index_of(RowKind.CHAT, row.key)
             rename = _add(menu, tr("Rename"), lambda: self.edit(index))
             rename.setIcon(icon("edit"))
         is_pinned = self._contents.shelf.pinned.issuperset(ids)
@@ -367,7 +356,7 @@ class ChatRowsView(QListView):
         if len(ids) == 1:
             _add(menu, tr("Export…"), lambda: self.export_requested.emit(ids, ""))
             return
-        from app.chat.export import FORMATS  # late: not needed for the first picture
+        from app.chat.export import FORMATS  # late: not needed for the first frame
 
         kinds = menu.addMenu(tr_n("Export {n} chat", "Export {n} chats", len(ids)))
         for suffix, name in FORMATS.items():
@@ -376,7 +365,7 @@ class ChatRowsView(QListView):
     def _add_folder_actions(self, menu: QMenu, row: ListRow) -> None:
         text = tr("Close") if row.is_open else tr("Open")
         _add(menu, text, lambda: self.folder_toggled.emit(row.key, not row.is_open))
-        index = self._rows.index_of(RowKind.FOLDER, row.key)
+        index = self.row_model.index_of(RowKind.FOLDER, row.key)
         _add(menu, tr("Rename"), lambda: self.edit(index)).setIcon(icon("edit"))
         delete = _add(
             menu, tr("Delete folder, keep its chats"), lambda: self.folder_deleted.emit(row.key)
@@ -387,11 +376,10 @@ class ChatRowsView(QListView):
         self.setIconSize(QSize(pixels, pixels))
 
     def _current(self) -> ListRow | None:
-        return self._rows.row_at(self.currentIndex())
+        return self.row_model.row_at(self.currentIndex())
 
     def _select(self, chat_ids: set[str], at: ListRow | None) -> None:
-        """Select chats; the keyboard stays at a row that was the current one."""
-        rows = self._rows
+        rows = self.row_model
         selection = QItemSelection()
         for chat_id in chat_ids:
             index = rows.index_of(RowKind.CHAT, chat_id)
@@ -416,8 +404,8 @@ class ChatRowsView(QListView):
 
     @Slot(QModelIndex)
     def _on_clicked(self, index: QModelIndex) -> None:
-        if len(self.selectedIndexes()) <= 1:  # else chats are being selected
-            self._open(self._rows.row_at(index))
+        if len(self.selectedIndexes()) <= 1:  # otherwise the user is selecting chats
+            self._open(self.row_model.row_at(index))
 
     @Slot(object, str)
     def _on_renamed(self, row: ListRow, text: str) -> None:
@@ -426,11 +414,9 @@ class ChatRowsView(QListView):
 
     @Slot(QPoint)
     def _open_menu(self, position: QPoint) -> None:
-        menu = self.menu_for(self._rows.row_at(self.indexAt(position)))
+        menu = self.menu_for(self.row_model.row_at(self.indexAt(position)))
         menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         menu.popup(self.viewport().mapToGlobal(position))
-
-    # Qt
 
     def closeEditor(self, editor: QWidget, hint: QAbstractItemDelegate.EndEditHint) -> None:
         super().closeEditor(editor, hint)
@@ -456,7 +442,7 @@ class ChatRowsView(QListView):
             super().keyPressEvent(event)
 
     def mouseDoubleClickEvent(self, event: QMouseEvent) -> None:
-        """Take the second click for a click, so that a folder opens and closes each time."""
+        """Handle the second click as a click, so that it toggles a folder too."""
         self.mousePressEvent(event)
 
     def _delete_selected(self) -> None:

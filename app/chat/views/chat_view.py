@@ -1,10 +1,9 @@
-"""The messages of the open chat, in a scrolling column that follows an answer as it grows.
+"""The messages of the open chat, in a scrolling column that follows a growing answer.
 
-The column holds a part of the path, so that opening and streaming cost the same for every chat: the
-last messages at first, others as somebody scrolls to them or looks for one. What is seen is there
-at once, and the rest comes in pieces, some in each turn of the event loop, as a message with code
-and tables takes some 30 ms. What is seen stays in its place while messages come and go above and
-below.
+The column holds a part of the path, so that opening and streaming cost the same for every chat: at
+first the last messages, others after scrolling or searching. The visible part is created
+immediately, the rest in small steps between events, as a message with code and tables takes some
+30 ms. The visible part keeps its position while messages are added and removed above and below.
 """
 
 from __future__ import annotations
@@ -35,14 +34,15 @@ if TYPE_CHECKING:
     from app.chat.views.message_view import MessageView
 
 N_AT_ONCE, AT_ONCE_S, MAX_AT_ONCE_S = 4, 0.015, 0.04
-"""Messages that are there at once: so many, or fewer that fill the view, and those that can be made
-in the first of these times; all of them within the second one, of the thread's processor time."""
+"""Messages created immediately: as many as `N_AT_ONCE` or fewer that fill the view, then more until
+`AT_ONCE_S` of CPU time; never beyond `MAX_AT_ONCE_S`."""
 
 N_LAYOUTS = 4
-"""Rounds until a message has its place: texts know their heights once they have their widths."""
+"""Layout passes until positions settle: the height of a text depends on its width."""
 
 NEAR, FAR = 1, 4
-"""Heights of the view: nearer than `NEAR` to an end, more messages come; beyond `FAR`, they go."""
+"""Distances in heights of the view: messages are added within `NEAR` of an end, and removed beyond
+`FAR`."""
 
 MARGIN = 34
 STICKY_PIXELS = 48
@@ -50,25 +50,18 @@ STICKY_PIXELS = 48
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """An edge of a message that keeps its place while others come and go.
-
-    Attributes:
-        is_lower: whether it is the lower edge, as more will be put on top of what is seen.
-        pixels: distance below the top of what is seen.
-    """
-
+    # an edge of a message that keeps its position while others are added and removed
     view: MessageView
-    is_lower: bool
-    pixels: int
+    is_lower: bool  # the lower edge, for a view that grows at its top
+    pixels: int  # below the top of the viewport
 
     @property
     def y(self) -> int:
-        """The height of the edge in the column."""
         return self.view.y() + (self.view.height() if self.is_lower else 0)
 
 
 class ChatView(QScrollArea):
-    """View of the messages of one conversation; the ids are those of its messages."""
+    """View of the messages of a conversation."""
 
     resend_requested = Signal(int, str)  # id of a question, text
     answer_edited = Signal(int, str)  # id of an answer, text
@@ -77,7 +70,7 @@ class ChatView(QScrollArea):
     continue_requested = Signal()
     call_chosen = Signal(object, int, str)  # CallStep, id of an answer, id of a call
     zoomed = Signal(int)  # 1 larger, -1 smaller
-    screen_changed = Signal()  # to one with more or fewer dots for each pixel
+    screen_changed = Signal()  # to one with another device pixel ratio
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -115,24 +108,18 @@ class ChatView(QScrollArea):
         """The views in the column, from the top."""
         return self._column.views
 
-    # what is shown
-
     def set_album(self, album: ImageAlbum) -> None:
-        """Show the pictures of messages by way of an album."""
+        """Set the source of images."""
         self._column.album = album
 
     def show_chat(self, chat: Conversation, growing: Message | None = None) -> None:
-        """Show the end of another chat.
-
-        Args:
-            growing: answer that is being written; None for none.
-        """
+        """Show the end of another chat, with its running answer `growing`, if any."""
         self._column.growing = growing
-        self._column.set_chat(chat)
+        self._column.chat = chat
         self._show_from(len(self._column.path))
 
     def show_path(self, growing: Message | None = None) -> None:
-        """Show the chat's messages as they are now; those that have stayed keep their places."""
+        """Show the current messages of the chat; unchanged ones keep their position."""
         column, path = self._column, self._column.path
         column.growing = growing
         kept = {view.message.id for view in column.views}
@@ -155,13 +142,13 @@ class ChatView(QScrollArea):
             self._make_some(new[0] - column.first)
         self._is_following = is_new or (self._is_following and column.is_at_end)
         self._settle()
-        self._more.start()  # also where nothing is to be made, to see whether an end is near
+        self._more.start()  # even if the column is complete, to check whether an end is near
         for view in column.views:
             if view.message.parent in steps:
                 view.versions.take_focus(steps[view.message.parent])
 
     def show_message(self, message_id: int) -> None:
-        """Scroll to a message of the path, at the top of the view."""
+        """Scroll a message of the path to the top of the view."""
         column = self._column
         places = (n for n, message in enumerate(column.path) if message.id == message_id)
         if (place := next(places, None)) is None:
@@ -175,7 +162,7 @@ class ChatView(QScrollArea):
         QTimer.singleShot(0, self, self._settle)  # once a new chat has its width
 
     def rebuild(self, message_id: int, growing: Message | None = None) -> None:
-        """Show a message anew, whose text is another one."""
+        """Recreate the view of a changed message."""
         self._column.growing = growing
         with self._making():
             self._column.rebuild(message_id)
@@ -184,30 +171,32 @@ class ChatView(QScrollArea):
         self._more.start()
 
     def grow(self) -> None:
-        """Show the text added to the growing answer."""
+        """Show new text of the running answer."""
         if (view := self._growing_view) is not None:
             view.grow()
 
     def set_status(self, text: str) -> None:
-        """Show the engine's present step below the growing answer."""
+        """Show a status below the running answer."""
         if (view := self._growing_view) is not None:
             view.set_status(text)
 
     def close_answer(self, message_id: int) -> None:
-        """Show an answer as complete, if it is in the column."""
+        """Show an answer as finished, if it is in the column."""
         self._column.growing = None
-        for view in self._column.views:
-            if view.message.is_answer and view.message.id == message_id:
-                cast("AnswerView", view).close_answer()
+        for view in self._answer_views(message_id):
+            view.close_answer()
 
     def show_calls(self, message_id: int) -> None:
-        """Show the calls of an answer as they are now, if it is in the column."""
-        for view in self._column.views:
-            if view.message.is_answer and view.message.id == message_id:
-                cast("AnswerView", view).show_calls()
+        """Show the current calls of an answer, if it is in the column."""
+        for view in self._answer_views(message_id):
+            view.show_calls()
+
+    def _answer_views(self, message_id: int) -> list[AnswerView]:
+        views = [view for view in self._column.views if view.message.id == message_id]
+        return [cast("AnswerView", view) for view in views if view.message.is_answer]
 
     def last_answer(self) -> AnswerView | None:
-        """Return the view of the path's last message, if that is an answer in the column."""
+        """Return the view of the path's last message, if it is an answer in the column."""
         return self._column.last_answer
 
     @Slot()
@@ -220,12 +209,9 @@ class ChatView(QScrollArea):
 
     @Slot(QPoint)
     def _show_place(self, place: QPoint) -> None:
-        """Scroll to a place on the screen's plane, such as that of a footnote."""
         self._is_following = False
         at = self._column.mapFromGlobal(place)
         self.ensureVisible(at.x(), at.y(), 0, STICKY_PIXELS)
-
-    # what is in the column
 
     @property
     def _growing_view(self) -> AnswerView | None:
@@ -233,7 +219,6 @@ class ChatView(QScrollArea):
         return view if view is not None and view.message is growing else None
 
     def _show_from(self, place: int) -> None:
-        """Show other messages: those around a place, or the last ones for the end."""
         column = self._column
         column.start_at(place)
         self._is_following, self._held = place >= len(column.path), None
@@ -246,11 +231,6 @@ class ChatView(QScrollArea):
             QTimer.singleShot(0, self, self._follow)
 
     def _make_some(self, n_above: int) -> None:
-        """Make what is seen of the wanted messages, and more of them if that takes no time.
-
-        Args:
-            n_above: number of views above those that are seen.
-        """
         column, begin = self._column, time.thread_time()
         with self._making():
             while column.make_next():
@@ -261,7 +241,6 @@ class ChatView(QScrollArea):
 
     @Slot()
     def _make_more(self) -> None:
-        """Make some of what is wanted; after the last, see whether more is."""
         until = spare_time().until
         with self._making():
             is_over = not self._column.make_next()
@@ -274,7 +253,6 @@ class ChatView(QScrollArea):
         self._want_more()
 
     def _want_more(self) -> None:
-        """Have messages made where an end of the column is near, and take off what is far away."""
         column, bar, height = self._column, self.verticalScrollBar(), self.viewport().height()
         if self._more.is_active or self._is_settling or not column.views:
             return
@@ -288,7 +266,6 @@ class ChatView(QScrollArea):
             self._more.start()
 
     def _leave_out_far(self) -> None:
-        """Take messages off the column that are far from what is seen."""
         bar, height, views = self.verticalScrollBar(), self.viewport().height(), self._column.views
         top, bottom = bar.value() - FAR * height, bar.value() + (FAR + 1) * height
         n_most = max(0, len(views) - MAX_SHOWN)
@@ -300,17 +277,14 @@ class ChatView(QScrollArea):
 
     @contextmanager
     def _making(self) -> Iterator[None]:
-        """Change what is in the column, without taking that for somebody's scrolling."""
+        """Change the column without triggering the scroll handler."""
         self._is_settling = True
         with self._column.making():
             yield
         self._is_settling = False
 
-    # what is seen
-
     @Slot()
     def _settle(self) -> None:
-        """Lay the column out, with what is seen in its place, before the next frame shows it."""
         self._column.mark()
         self._is_settling = True
         for _ in range(N_LAYOUTS):
@@ -327,7 +301,6 @@ class ChatView(QScrollArea):
 
     @property
     def _held_here(self) -> _Held | None:
-        """What is held, if it is still in the column."""
         held = self._held
         return held if held is not None and held.view in self._column.views else None
 
@@ -346,13 +319,11 @@ class ChatView(QScrollArea):
             self._want_more()
 
     def _note_place(self) -> None:
-        """Note which message is seen where, unless the end is followed."""
         self._held = None
         if self._column.views:
             self._hold_one_of({view.message.id for view in self._column.views})
 
     def _hold_one_of(self, ids: set[int]) -> None:
-        """Hold the first of the messages with these ids that is seen, else the last one above."""
         if not self._is_following:
             top = self.verticalScrollBar().value()
             views = [view for view in self._column.views if view.message.id in ids]
@@ -362,7 +333,6 @@ class ChatView(QScrollArea):
             self._held = replace(held, pixels=held.y - top)
 
     def _switch(self, step: int) -> None:
-        """Show another version of the message with the focus, else of the last with versions."""
         focused = QApplication.focusWidget()
         views = [view for view in reversed(self._column.views) if view.versions.text]
         inside = (view for view in views if focused and view.isAncestorOf(focused))

@@ -1,14 +1,22 @@
-"""Chips of files and images, in a draft and in messages, and the images in a bubble."""
+"""Chips of files and images in drafts and messages, and the images in a bubble."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
 from PySide6.QtCore import QMargins, QRectF, QSize, Qt, Signal, Slot
 from PySide6.QtGui import QColor, QImage, QPainter, QPaintEvent, QPen
-from PySide6.QtWidgets import QAbstractButton, QFrame, QHBoxLayout, QMenu, QVBoxLayout, QWidget
+from PySide6.QtWidgets import (
+    QAbstractButton,
+    QFrame,
+    QHBoxLayout,
+    QMenu,
+    QPushButton,
+    QVBoxLayout,
+    QWidget,
+)
 from shiboken6 import isValid
 
 from app.chat.attachments.files import DraftFile, FilePart
@@ -24,16 +32,12 @@ from app.widgets.theme import px, set_role, theme
 from engine import EngineError, one_line
 
 MAX_NAME: Final = 36
-"""Largest number of characters of a file's name on a chip."""
-
-MAX_LISTED: Final = 30
-"""Largest number of parts in the menu of a file that is too large."""
-
+MAX_LISTED: Final = 30  # parts in the menu of a file that is too large
 MAX_TIP: Final = 600
 
 
 def details(n_bytes: int, n_tokens: int | None, part: int = 1, n_parts: int = 1) -> str:
-    """Return what a chip says behind the name: "part 2 of 3 · 12.3 kB · 3,100 tokens"."""
+    """Return the details of a file, such as "part 2 of 3 · 12.3 kB · 3,100 tokens"."""
     parts = [tr("part {n} of {total}").format(n=part, total=n_parts)] if n_parts > 1 else []
     parts.append(decimal_size(n_bytes))
     if n_tokens:
@@ -42,7 +46,7 @@ def details(n_bytes: int, n_tokens: int | None, part: int = 1, n_parts: int = 1)
 
 
 class FileChip(QFrame):
-    """Chip of a file that goes with a message."""
+    """Chip of a file in a message."""
 
     def __init__(self, name: str, more: str, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -57,17 +61,30 @@ class FileChip(QFrame):
         self.row.addWidget(self.name)
         self.row.addWidget(self.more)
 
+    def add_button(self, text: str, name: str, on_click: Callable[[], object]) -> QPushButton:
+        """Add a button; `name` is its accessible name with `{name}` for the file's."""
+        made = button(text, "chip", name.format(name=self.name.text()))
+        made.clicked.connect(lambda: on_click())
+        self.row.addWidget(made)
+        return made
+
+    def add_remove(self, on_click: Callable[[], object]) -> None:
+        """Add a button that removes the file."""
+        remove = IconButton("close", tr("Remove {name}").format(name=self.name.text()), size=12)
+        remove.clicked.connect(lambda: on_click())
+        self.row.addWidget(remove)
+
 
 class DraftChip(FileChip):
-    """Chip of a file that shall go with the next message."""
+    """Chip of a file in a draft."""
 
     removed = Signal(object)  # DraftFile
     part_chosen = Signal(object, object, int)  # DraftFile, all parts, number from 1
-    pages_wanted = Signal(object)  # DraftFile whose pages shall go as pictures
+    pages_wanted = Signal(object)  # DraftFile whose pages to attach as images
 
     def __init__(
         self, file: DraftFile, parts: tuple[FilePart, ...], *, is_too_large: bool,
-        sees_pages: bool = False,
+        can_show_pages: bool = False,
     ) -> None:  # fmt: skip
         known = file.file
         more = details(known.n_bytes, file.n_tokens, file.number, file.n_parts) if known else ""
@@ -77,22 +94,13 @@ class DraftChip(FileChip):
         if is_too_large:
             set_role(self.more, "danger")
         if parts:
-            self.choose = button(
-                tr("Choose part…"), "chip",
-                tr("Choose a part of {name}").format(name=self.name.text()),
-            )  # fmt: skip
-            self.choose.clicked.connect(self._offer)
-            self.row.addWidget(self.choose)
-        if sees_pages:
-            pages = button(
-                tr("As pictures"), "chip",
-                tr("Attach the pages of {name} as pictures").format(name=self.name.text()),
-            )  # fmt: skip
-            pages.clicked.connect(lambda: self.pages_wanted.emit(self.file))
-            self.row.addWidget(pages)
-        remove = IconButton("close", tr("Remove {name}").format(name=self.name.text()), size=12)
-        remove.clicked.connect(lambda: self.removed.emit(self.file))
-        self.row.addWidget(remove)
+            self.choose = self.add_button(
+                tr("Choose part…"), tr("Choose a part of {name}"), self._offer
+            )
+        if can_show_pages:
+            name = tr("Attach the pages of {name} as images")
+            self.add_button(tr("As images"), name, lambda: self.pages_wanted.emit(file))
+        self.add_remove(lambda: self.removed.emit(file))
 
     def menu(self) -> QMenu:
         """Return the menu of the parts."""
@@ -114,7 +122,7 @@ class DraftChip(FileChip):
 
 
 def message_chips(files: Sequence[Attachment], parent: QWidget) -> FlowBox:
-    """Return the chips of a message that was sent."""
+    """Return the chips of a sent message."""
     box = FlowBox(parent)
     chips = []
     for file in files:
@@ -127,14 +135,14 @@ def message_chips(files: Sequence[Attachment], parent: QWidget) -> FlowBox:
 
 
 CHIP_BOX: Final = QSize(64, 44)
-"""Largest size of the picture on a chip."""
+"""Maximum size of the image on a chip."""
 
 
 class ImageChip(FileChip):
-    """Chip of a picture, or of all pages of a document; the cross takes it away."""
+    """Chip of an image, or of all pages of a document."""
 
-    removed = Signal(object)  # the pictures
-    pages_wanted = Signal(object)  # the pictures, of which a person wants to choose some
+    removed = Signal(object)  # the images
+    pages_wanted = Signal(object)  # the images of all pages, to choose from
 
     def __init__(
         self, pictures: Sequence[ChatImage], album: ImageAlbum, *, is_refused: bool
@@ -150,15 +158,11 @@ class ImageChip(FileChip):
         self.canvas = ImageCanvas(size)
         self.row.insertWidget(0, self.canvas)
         if len(pictures) > 1:
-            choose = button(
-                tr("Choose pages…"), "chip",
-                tr("Choose pages of {name}").format(name=self.name.text()),
+            self.add_button(
+                tr("Choose pages…"), tr("Choose pages of {name}"),
+                lambda: self.pages_wanted.emit(tuple(pictures)),
             )  # fmt: skip
-            choose.clicked.connect(lambda: self.pages_wanted.emit(tuple(pictures)))
-            self.row.addWidget(choose)
-        remove = IconButton("close", tr("Remove {name}").format(name=self.name.text()), size=12)
-        remove.clicked.connect(lambda: self.removed.emit(tuple(pictures)))
-        self.row.addWidget(remove)
+        self.add_remove(lambda: self.removed.emit(tuple(pictures)))
         side = round(max(size.width(), size.height()) * self.devicePixelRatioF())
         album.show(first, side, self._take)
 
@@ -168,43 +172,40 @@ class ImageChip(FileChip):
 
 
 class WaitingChip(FileChip):
-    """Chip of a picture that is being read; the cross ends that."""
+    """Chip of an image that is being read."""
 
     removed = Signal(str)
 
     def __init__(self, key: str, name: str, more: str) -> None:
         super().__init__(name, more)
-        remove = IconButton("close", tr("Remove {name}").format(name=self.name.text()), size=12)
-        remove.clicked.connect(lambda: self.removed.emit(key))
-        self.row.addWidget(remove)
+        self.add_remove(lambda: self.removed.emit(key))
 
 
 def _details(pictures: Sequence[ChatImage], album: ImageAlbum) -> str:
-    """Return what a chip says behind the name: "1024 x 768, 391 tokens", or of several pages."""
     if not pictures[0].page:
         return album.caption(pictures[0])
-    parts = [tr_n("{n} page as a picture", "{n} pages as pictures", len(pictures))]
+    parts = [tr_n("{n} page as an image", "{n} pages as images", len(pictures))]
     numbers = [album.n_tokens(picture) for picture in pictures]
     if None not in numbers:
         total = sum(n for n in numbers if n)
         parts.append(tr_n("{n} token", "{n} tokens", total))
-    elif not album.sees:
-        parts.append(tr("not seen by this model"))
+    elif not album.reads_images:
+        parts.append(tr("ignored by this model"))
     return " · ".join(parts)
 
 
 TILE_BOX: Final = QSize(220, 165)
-"""Largest size of a picture in a bubble; a narrow bubble has smaller ones."""
+"""Maximum size of an image in a bubble."""
 
 MAX_TOKENS: Final = 9999
-"""Number of tokens for which a caption has room, whatever model is loaded."""
+"""Number of tokens that fits into each caption, whatever model is loaded."""
 
 FRAME: Final = 3
-"""Room for the frame that shows the focus, in pixels."""
+"""Width of the focus frame, in pixels."""
 
 
 class ImageTile(QAbstractButton):
-    """A small picture that can be pressed."""
+    """A clickable thumbnail."""
 
     def __init__(self, picture: ChatImage, album: ImageAlbum, parent: QWidget) -> None:
         super().__init__(parent)
@@ -221,20 +222,20 @@ class ImageTile(QAbstractButton):
         album.show(picture, side, self._take)
 
     def set_caption(self, caption: str) -> None:
-        """Tell people who cannot see the picture what stands below it."""
+        """Add the caption to the accessible name."""
         self.setAccessibleName(
-            tr("Picture {name}, {caption}. Press to enlarge.").format(
+            tr("Image {name}, {caption}. Press to enlarge.").format(
                 name=self._picture.title, caption=caption
             )
         )
 
     def _take(self, found: QImage | EngineError) -> None:
-        if not isValid(self):  # the view is gone by now
+        if not isValid(self):  # the view was deleted
             return
         if isinstance(found, QImage):
             self.image = found
         else:
-            self._note = tr("This picture is gone.")
+            self._note = tr("This image is missing.")
             set_tip(self, found.message)
         self.update()
 
@@ -250,8 +251,6 @@ class ImageTile(QAbstractButton):
 
 
 class _Captioned(QWidget):
-    """A picture with its size and tokens below it."""
-
     pressed = Signal()
 
     def __init__(self, picture: ChatImage, album: ImageAlbum, parent: QWidget) -> None:
@@ -272,7 +271,6 @@ class _Captioned(QWidget):
 
     @Slot()
     def refresh(self) -> None:
-        """Show what the loaded model makes of it."""
         text = self._in_words(self._album.caption(self._picture))
         self.caption.set_full_text(text)
         self.tile.set_caption(text)
@@ -284,7 +282,7 @@ class _Captioned(QWidget):
 
 
 class ImageTiles(FlowBox):
-    """The pictures of a message."""
+    """The images of a message."""
 
     def __init__(self, pictures: Sequence[ChatImage], album: ImageAlbum, parent: QWidget) -> None:
         super().__init__(parent)
@@ -296,11 +294,11 @@ class ImageTiles(FlowBox):
 
     @property
     def ideal_width(self) -> int:
-        """Width in pixels with all of them in a row."""
+        """Width in pixels of all images in one row."""
         return sum(tile.sizeHint().width() for tile in self.tiles) + GAP * (len(self.tiles) - 1)
 
     @Slot()
     def refresh(self) -> None:
-        """Show what the loaded model makes of them."""
+        """Update the captions for the loaded model."""
         for tile in self.tiles:
             tile.refresh()

@@ -1,4 +1,4 @@
-"""The view of a code block: its language, buttons, and coloured text that may grow."""
+"""The view of a code block: language, buttons, and highlighted text that may grow."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ if TYPE_CHECKING:
 
 
 class Lexers(QObject):
-    """The lexers that were wanted so far."""
+    """Cache of lexers, which are created on threads."""
 
-    ready = Signal(str)  # language whose lexer is there, or will never be
+    ready = Signal(str)  # language whose lexer was created, or does not exist
 
     def __init__(self) -> None:
         super().__init__()
@@ -58,11 +58,11 @@ class Lexers(QObject):
         self._threads: dict[str, threading.Thread] = {}
 
     def find(self, language: str) -> Lexer | None:
-        """Return the lexer of a language, if it is there."""
+        """Return the cached lexer of a language."""
         return self._made.get(language)
 
     def want(self, language: str) -> bool:
-        """Have a lexer made; return whether `ready` will tell of it."""
+        """Create a lexer; return whether `ready` will report it."""
         if not language or language in self._made:
             return False
         if language not in self._threads:
@@ -72,25 +72,24 @@ class Lexers(QObject):
         return True
 
     def finish(self) -> None:
-        """Wait for all that are being made."""
+        """Wait for all lexers being created."""
         for thread in self._threads.values():
             thread.join()
 
     def _make(self, language: str) -> None:
-        """Make a lexer; runs on a thread."""
         self._made[language] = make_lexer(language)
         self.ready.emit(language)
 
 
 @cache
 def lexers() -> Lexers:
-    """Return the lexers of this process."""
+    """Return the lexer cache of this process."""
     return Lexers()
 
 
 @cache
 def make_lexer(language: str) -> Lexer | None:
-    """Return the lexer of a language in lower case; None for one that pygments does not know."""
+    """Return the lexer of a language in lower case; None if Pygments has none."""
     from pygments.lexers import get_lexer_by_name
     from pygments.util import ClassNotFound
 
@@ -101,16 +100,13 @@ def make_lexer(language: str) -> Lexer | None:
 
 
 SUFFIX = re.compile(r"\*\.\w+")
-MAX_CHARACTERS = 20_000  # a text that grows is coloured anew each time
+MAX_CHARACTERS = 20_000  # a growing text is highlighted again and again
 
 Ranges = list[QTextLayout.FormatRange]
 
 
 def highlight(code: str, language: str, colours: Theme) -> Iterator[Ranges]:
-    """Return the formats of one line of `code` after the other.
-
-    There are none for a long text or for a language whose lexer is not there, see `lexers`.
-    """
+    """Yield the formats of each line; empty for a long text or a language without cached lexer."""
     lexer = lexers().find(language.lower()) if len(code) <= MAX_CHARACTERS else None
     if lexer is None:
         yield from ([] for _ in range(code.count("\n") + 1))
@@ -131,7 +127,7 @@ def highlight(code: str, language: str, colours: Theme) -> Iterator[Ranges]:
 
 
 def suffix_of(language: str) -> str:
-    """Return the usual suffix of files in a language, such as ".py"; ".txt" for an unknown one."""
+    """Return the file suffix of a language, such as ".py"; ".txt" if unknown."""
     lexer = make_lexer(language.lower())
     names = lexer.filenames if lexer is not None else []
     return next((name[1:] for name in names if SUFFIX.fullmatch(name)), ".txt")
@@ -186,20 +182,17 @@ CODE_PIXELS = 13
 COPIED_MS = 1500
 
 COLOURED_AT_ONCE_S = 0.004
-"""Processor time for the colours of a text that grows, before it is shown without the others."""
+"""CPU time for highlighting before a growing text is painted without the rest."""
 
-MAX_TITLE = 40
-"""Largest number of characters of a block's title."""
+MAX_TITLE = 40  # characters
+MAX_PROBLEM = 80  # characters
 
 MIN_WIDTH, SAVE_WIDTH, WRAP_WIDTH = 100, 260, 330
-"""Least width of a block, and those from which it has room for its buttons, in pixels."""
-
-MAX_PROBLEM = 80
-"""Largest number of characters of why a block was not saved."""
+"""Minimum widths of a block, and of one with the Save and Wrap buttons, in pixels."""
 
 
 class CodeView(QFrame):
-    """View of one `CodeBlock`; `set_code` with a longer version changes only the new lines."""
+    """View of a `CodeBlock`; `set_code` with a longer version updates only the new lines."""
 
     def __init__(self, code: CodeBlock, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -220,7 +213,7 @@ class CodeView(QFrame):
         self._text.setAccessibleName(_spoken(code))
         self._shown = CodeBlock("")
         self._formats: list[Ranges] = []
-        self._waits = False  # whether a lexer is being made
+        self._waits = False  # for a lexer
         self._is_colouring = False
 
         header = QHBoxLayout()
@@ -234,17 +227,13 @@ class CodeView(QFrame):
         layout.setSpacing(0)
         layout.addLayout(header)
         layout.addWidget(self._text)
-        self._text.raise_()  # read behind its language and buttons, as it is shown
+        self._text.raise_()  # screen readers read it after the header
         self.set_code(code)
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
         self._wrap.setVisible(self.width() >= WRAP_WIDTH)
         self._save.setVisible(self.width() >= SAVE_WIDTH)
-
-    @property
-    def code(self) -> str:
-        return self._shown.text
 
     @property
     def plain_text(self) -> str:
@@ -268,7 +257,7 @@ class CodeView(QFrame):
         self._shown = code
         language = code.language.lower()
         if not self._waits:
-            lexers().ready.connect(self._on_lexer)  # before it is wanted, or it may be missed
+            lexers().ready.connect(self._on_lexer)  # before `want`, or it may be missed
             self._waits = True
         if not lexers().want(language):
             lexers().ready.disconnect(self._on_lexer)
@@ -278,19 +267,19 @@ class CodeView(QFrame):
 
     @Slot()
     def copy(self) -> None:
-        QApplication.clipboard().setText(self.code)
+        QApplication.clipboard().setText(self.plain_text)
         self._copy.setText(tr("Copied"))
         self._copied.start()
 
     @Slot()
     def save(self) -> None:
-        """Ask for a file and write the code there."""
+        """Ask for a file name and save the code."""
         name = f"code{suffix_of(self._shown.language)}"
         chosen, _ = ask_where_to_save(self, tr("Save code"), name)
         if not chosen:
             return
         try:
-            Path(chosen).write_text(self.code + "\n", encoding="utf-8", errors="replace")
+            Path(chosen).write_text(self.plain_text + "\n", encoding="utf-8", errors="replace")
         except OSError as error:
             why = tr("Not saved: {reason}").format(reason=reason_of(error))
             self._problem.setText(one_line(why, MAX_PROBLEM))
@@ -301,7 +290,7 @@ class CodeView(QFrame):
 
     @Slot(bool)
     def wrap(self, wrapped: bool) -> None:
-        """Wrap long lines, or have them scroll."""
+        """Wrap long lines, or scroll."""
         self._text.set_wrapped(wrapped)
 
     @Slot()
@@ -310,7 +299,6 @@ class CodeView(QFrame):
         self._save.setText(tr("Save as…"))
 
     def _write(self, text: str) -> int:
-        """Show a text, and return the number of the first line that may have changed."""
         old = self._shown.text
         if not text.startswith(old):
             self._text.setPlainText(printable(text))
@@ -330,7 +318,6 @@ class CodeView(QFrame):
             self._show_colours()
 
     def _show_colours(self) -> None:
-        """Colour the first lines now if they are seen, and the others between events."""
         if self._is_colouring:
             return
         self._is_colouring = True
@@ -342,7 +329,6 @@ class CodeView(QFrame):
         spare_time().do(self, work)
 
     def _colour(self) -> Iterator[None]:
-        """Colour line after line, and once more if the text became another one meanwhile."""
         shown = None
         while shown is not self._shown:
             shown = self._shown
@@ -354,7 +340,6 @@ class CodeView(QFrame):
         self._is_colouring = False
 
     def _colour_line(self, number: int, ranges: Ranges) -> None:
-        """Apply the formats of a line if they changed, or if the line may have grown."""
         formats = self._formats
         if number < len(formats) - 1 and formats[number] == ranges:
             return
@@ -366,19 +351,15 @@ class CodeView(QFrame):
 
 
 def _title(code: CodeBlock) -> str:
-    """Return the language of a code block, for its title."""
     return one_line(code.language, MAX_TITLE) or tr("text")
 
 
 def _spoken(code: CodeBlock) -> str:
-    """Return what a screen reader calls a code block."""
     language = one_line(code.language, MAX_TITLE)
     return tr("Code, {language}").format(language=language) if language else tr("Code, plain text")
 
 
 class _CodeText(QPlainTextEdit):
-    """Read-only text as high as its lines, which wrap only on request."""
-
     def __init__(self, parent: QWidget) -> None:
         super().__init__(parent)
         font = QFont()
@@ -396,14 +377,11 @@ class _CodeText(QPlainTextEdit):
         self.document().setDocumentMargin(4)
         self.setTabStopDistance(4 * QFontMetrics(font).horizontalAdvance(" "))
         self._is_wrapped = False
-        self._ends: list[float] = []  # where each line ends, in pixels from the first line's top
+        self._ends: list[float] = []  # bottom of each line, in pixels
         self.horizontalScrollBar().rangeChanged.connect(self._fit)
 
     def measure(self, first: int) -> None:
-        """Be as high as the text, of which the lines from `first` on may have changed.
-
-        Fonts that stand in for missing characters make lines higher than the font's own.
-        """
+        # the lines from `first` on have changed; fallback fonts make some lines higher
         document = self.document()
         layout = document.documentLayout()
         del self._ends[first:]
@@ -415,7 +393,6 @@ class _CodeText(QPlainTextEdit):
         self._fit()
 
     def set_wrapped(self, wrapped: bool) -> None:
-        """Wrap lines at the width of the view, or never."""
         self._is_wrapped = wrapped
         mode = QPlainTextEdit.LineWrapMode
         self.setLineWrapMode(mode.WidgetWidth if wrapped else mode.NoWrap)

@@ -1,4 +1,4 @@
-"""The message field, with the gauge of the context and one button to send or stop."""
+"""The message field, with the context gauge and a button to send or stop."""
 
 from __future__ import annotations
 
@@ -31,16 +31,15 @@ WARN_SHARE, DANGER_SHARE = 0.8, 0.95
 
 @dataclass(frozen=True, slots=True)
 class ContextUsage:
-    """How many tokens the open chat and the draft take of the context.
+    """Token counts of the open chat and its draft.
 
     Attributes:
-        size: size of the context; 0 while no model is loaded.
-        n_before: tokens of the system prompt, the messages, and what the chat template adds.
-        n_draft: tokens of the message that is being written.
-        n_answer: tokens of the answer that is being written.
-        n_kept: tokens of `n_before` that stay once all older messages are dropped.
-        is_counted: whether the model's tokenizer has counted them; otherwise they are those of
-            the last answer.
+        size: context length; 0 while no model is loaded.
+        n_before: tokens of system prompt, messages and chat template.
+        n_draft: tokens of the draft.
+        n_answer: tokens of the running answer.
+        n_kept: tokens of `n_before` that remain if all older messages are dropped.
+        is_counted: whether the tokenizer has counted them; otherwise they are from the last answer.
     """
 
     size: int = 0
@@ -52,26 +51,26 @@ class ContextUsage:
 
     @property
     def used(self) -> int:
-        """Number of all tokens."""
+        """Total number of tokens."""
         return self.n_before + self.n_draft + self.n_answer
 
     @property
     def share(self) -> float:
-        """Part of the context that is used; above 1 where it does not fit."""
+        """Used share of the context; above 1 if it does not fit."""
         return self.used / self.size if self.size else 0.0
 
     @property
     def fits(self) -> bool:
-        """Whether the draft can be sent: the prompt and one token of the answer have room."""
+        """Whether the prompt with the draft leaves room for a token of the answer."""
         return not self.size or not self.n_draft or self.used < self.size
 
     @property
     def fits_alone(self) -> bool:
-        """Whether the draft can be sent once all older messages are dropped."""
+        """Whether the draft fits if all older messages are dropped."""
         return self.n_kept + self.n_draft < self.size
 
     def tip(self) -> str:
-        """Return what is counted and what is left, in a few lines."""
+        """Return the counts as lines of text."""
         lines = [
             tr("{used} of {size} tokens").format(used=_spaced(self.used), size=_spaced(self.size))
         ]
@@ -92,7 +91,7 @@ class ContextUsage:
 
 
 class ContextGauge(QWidget):
-    """Percentage and ring of a `ContextUsage`; the tip says what is counted and what is left."""
+    """Percentage and ring of a `ContextUsage`; the tooltip has the details."""
 
     def __init__(self, parent: QWidget) -> None:
         super().__init__(parent)
@@ -107,11 +106,11 @@ class ContextGauge(QWidget):
 
     @property
     def text(self) -> str:
-        """The percentage in words."""
+        """The text of the percentage."""
         return self._label.text()
 
     def show_usage(self, usage: ContextUsage) -> None:
-        """Show how full the context is; hide the gauge while there is none."""
+        """Show the usage; hide the gauge without a context."""
         share = min(usage.share, 1.0)
         percent = tr("context {share} %").format(share=f"{100 * share:.0f}")
         text = percent if usage.fits else tr("too long")
@@ -124,13 +123,11 @@ class ContextGauge(QWidget):
         self.setVisible(usage.size > 0)
 
     def set_compact(self, compact: bool) -> None:
-        """Show the ring alone, or the words as well."""
+        """Show only the ring, or the text too."""
         self._label.setHidden(compact)
 
 
 class _Ring(QWidget):
-    """Ring that is filled by a share of 0 to 1."""
-
     def __init__(self, parent: QWidget) -> None:
         super().__init__(parent)
         self._share = 0.0
@@ -161,21 +158,21 @@ class _Ring(QWidget):
 
 MAX_LINES = 12
 
-PICTURE_KINDS = ("image/png", "image/jpeg", "image/webp", "image/gif", "image/bmp")
-"""Types of pictures that are taken as they come, and read elsewhere."""
+IMAGE_TYPES = ("image/png", "image/jpeg", "image/webp", "image/gif", "image/bmp")
+"""MIME types of images that are passed on undecoded."""
 
 
 class GrowingEdit(QPlainTextEdit):
     """Text field that grows from one line to twelve, then scrolls.
 
     Args:
-        has_lines: whether Enter starts a line and Ctrl+Enter submits.
+        has_lines: whether Enter inserts a line break and Ctrl+Enter submits.
     """
 
     submitted = Signal()
     focus_changed = Signal()
-    files_given = Signal(list)  # paths of files that were pasted, if `takes_files`
-    picture_pasted = Signal(object)  # bytes of a file, or a QImage, if `takes_files`
+    files_given = Signal(list)  # paths of pasted files, if `takes_files`
+    image_pasted = Signal(object)  # bytes of a file, or a QImage, if `takes_files`
 
     def __init__(self, parent: QWidget | None = None, *, has_lines: bool = False) -> None:
         super().__init__(parent)
@@ -193,7 +190,7 @@ class GrowingEdit(QPlainTextEdit):
 
     @Slot()
     def _fit(self) -> None:
-        n_lines = max(1, int(self.document().size().height()))  # a plain text layout counts lines
+        n_lines = max(1, int(self.document().size().height()))  # plain text layouts count lines
         height = min(n_lines, MAX_LINES) * self.fontMetrics().lineSpacing() + 6
         is_scrolling = n_lines > MAX_LINES
         policy = Qt.ScrollBarPolicy
@@ -217,19 +214,19 @@ class GrowingEdit(QPlainTextEdit):
             super().keyPressEvent(event)
 
     def canInsertFromMimeData(self, source: QMimeData) -> bool:  # noqa: N802 Qt
-        """Refuse files, which the window opens instead."""
-        if self.takes_files and has_picture(source) and not source.hasUrls():
+        """Refuse files; the window opens them instead."""
+        if self.takes_files and has_image(source) and not source.hasUrls():
             return True
         return not source.hasUrls() and super().canInsertFromMimeData(source)
 
     def insertFromMimeData(self, source: QMimeData) -> None:  # noqa: N802 Qt
-        """Take pasted files and pictures, where these are wanted."""
+        """Accept pasted files and images, if `takes_files`."""
         paths = local_files(source) if self.takes_files else []
-        picture = pasted_picture(source) if self.takes_files and not paths else None
+        picture = pasted_image(source) if self.takes_files and not paths else None
         if paths:
             self.files_given.emit(paths)
         elif picture is not None:
-            self.picture_pasted.emit(picture)
+            self.image_pasted.emit(picture)
         else:
             super().insertFromMimeData(source)
 
@@ -247,47 +244,42 @@ class GrowingEdit(QPlainTextEdit):
 
 
 def local_files(data: QMimeData) -> list[str]:
-    """Return the paths of files that are pasted or dropped."""
+    """Return the paths of pasted or dropped files."""
     return [url.toLocalFile() for url in data.urls() if url.isLocalFile()]
 
 
-def has_picture(data: QMimeData) -> bool:
-    """Return whether something is a picture, and no text."""
-    is_picture = data.hasImage() or any(map(data.hasFormat, PICTURE_KINDS))
+def has_image(data: QMimeData) -> bool:
+    """Return whether the data is an image without text."""
+    is_picture = data.hasImage() or any(map(data.hasFormat, IMAGE_TYPES))
     return is_picture and not data.hasFormat("text/plain")
 
 
-def pasted_picture(data: QMimeData) -> bytes | QImage | None:
-    """Return a picture that is pasted or dropped: the bytes of its file, where it has these."""
-    if not has_picture(data):
+def pasted_image(data: QMimeData) -> bytes | QImage | None:
+    """Return a pasted or dropped image, preferably as the bytes of its file."""
+    if not has_image(data):
         return None
-    kind = next((kind for kind in PICTURE_KINDS if data.hasFormat(kind)), None)
+    kind = next((kind for kind in IMAGE_TYPES if data.hasFormat(kind)), None)
     if kind is not None:
         return bytes(data.data(kind).data())
     image = data.imageData()
     return image if isinstance(image, QImage) and not image.isNull() else None
 
 
-DRAFT_MS = 250  # a draft is reported this long after the first key since the last report
-COMPACT_WIDTH = 360  # below this width the gauge of the context shows only its ring
-MIN_SAMPLING = 40
-"""Width to which the button of sampling shrinks, where there is little room, in pixels."""
+DRAFT_MS = 250  # delay before typed text is reported
+COMPACT_WIDTH = 360  # below this width the gauge shows only its ring
+MIN_SAMPLING = 40  # minimum width of the sampling button
 
 
 class Composer(QFrame):
-    """Field for a message: Enter sends it, Shift+Enter starts a line.
-
-    Attributes:
-        gauge: gauge of the context.
-    """
+    """Field for a message: Enter sends it, Shift+Enter inserts a line break."""
 
     sent = Signal(str)
     stop_requested = Signal()
     draft_changed = Signal(str)
     sampling_clicked = Signal()
-    files_given = Signal(list)  # paths of files that were dropped or pasted
-    picture_pasted = Signal(object)  # bytes of a file, or a QImage
-    wait_cancelled = Signal()  # the message shall not be sent by itself any more
+    files_given = Signal(list)  # paths of dropped or pasted files
+    image_pasted = Signal(object)  # bytes of a file, or a QImage
+    wait_cancelled = Signal()  # do not send the message automatically
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -302,7 +294,7 @@ class Composer(QFrame):
         self.edit.focus_changed.connect(self.update)  # the frame shows the focus
         self.edit.takes_files = True
         self.edit.files_given.connect(self.files_given)
-        self.edit.picture_pasted.connect(self.picture_pasted)
+        self.edit.image_pasted.connect(self.image_pasted)
         self._sampling = ElidedButton(tr("Sampling"))
         self._sampling.setProperty("role", "pill")
         scaled(self._sampling, self._sampling.setMinimumWidth, MIN_SAMPLING)
@@ -334,7 +326,9 @@ class Composer(QFrame):
     def _make_wait(self) -> QWidget:
         self._wait, self._wait_text = QWidget(), label(role="muted")
         self._wait_text.setWordWrap(True)
-        self._cancel_wait = button(tr("Cancel"), "quiet", tr("Do not send the message by itself"))
+        self._cancel_wait = button(
+            tr("Cancel"), "quiet", tr("Do not send the message automatically")
+        )
         self._cancel_wait.clicked.connect(self.wait_cancelled)
         row = QHBoxLayout(self._wait)
         row.setContentsMargins(0, 0, 0, 0)
@@ -345,7 +339,7 @@ class Composer(QFrame):
         return self._wait
 
     def show_wait(self, text: str, *, can_cancel: bool) -> None:
-        """Say below the message what it waits for, or why it was not sent; "" for nothing."""
+        """Show a status below the message, such as what it waits for, or hide it for ""."""
         self._wait_text.setText(text)
         self._cancel_wait.setVisible(can_cancel)
         self._is_waiting = can_cancel
@@ -357,7 +351,7 @@ class Composer(QFrame):
         self._column.insertWidget(0, widget)
 
     def set_has_files(self, has_files: bool) -> None:
-        """Set whether files are attached, which can be sent without a word."""
+        """Set whether files are attached: they can be sent without text."""
         self._has_files = has_files
         self._update_button()
 
@@ -379,7 +373,7 @@ class Composer(QFrame):
         self._update_button()
 
     def set_busy(self, busy: bool) -> None:
-        """Set whether an answer is being written, which the button then stops."""
+        """Set whether an answer is running: the button then stops it."""
         self._is_busy = busy
         self._update_button()
 
@@ -389,7 +383,7 @@ class Composer(QFrame):
 
     @Slot()
     def submit(self) -> None:
-        """Send what is written, and files if there are any."""
+        """Send the message, unless it is empty."""
         if self.text.strip() or self._has_files:
             self.sent.emit(self.text)
 
@@ -401,16 +395,18 @@ class Composer(QFrame):
             self.submit()
 
     def invite(self, *, pictures: bool) -> None:
-        """Say in the empty field what can be dropped: pictures if the model sees, or a model."""
-        seeing = tr("Message, or drop pictures and files anywhere")
-        blind = tr("Message, or drop a .gguf anywhere")
-        self.edit.setPlaceholderText(seeing if pictures else blind)
-        self.edit.viewport().update()  # Qt shows the old one until something else changes
+        """Show in the empty field what can be dropped: images if the model reads them."""
+        self.edit.setPlaceholderText(
+            tr("Message, or drop images and files anywhere")
+            if pictures
+            else tr("Message, or drop a .gguf anywhere")
+        )
+        self.edit.viewport().update()  # Qt would keep the old text until the next repaint
 
     @Slot()
     def _on_typed(self) -> None:
         self._update_button()
-        if not self._draft_timer.isActive():  # typing on and on must not put it off
+        if not self._draft_timer.isActive():  # do not restart it: continuous typing would delay it
             self._draft_timer.start()
 
     @Slot()
@@ -425,7 +421,7 @@ class Composer(QFrame):
 
     def dragEnterEvent(self, event: QDragEnterEvent) -> None:
         data = event.mimeData()
-        if attachable(data) or (has_picture(data) and not local_files(data)):
+        if attachable(data) or (has_image(data) and not local_files(data)):
             event.setDropAction(Qt.DropAction.CopyAction)
             event.accept()
         else:
@@ -434,7 +430,7 @@ class Composer(QFrame):
     def dropEvent(self, event: QDropEvent) -> None:
         data = event.mimeData()
         paths = attachable(data)
-        picture = None if paths else pasted_picture(data)
+        picture = None if paths else pasted_image(data)
         if not paths and picture is None:
             event.ignore()
             return
@@ -443,7 +439,7 @@ class Composer(QFrame):
         if paths:
             self.files_given.emit(paths)
         else:
-            self.picture_pasted.emit(picture)
+            self.image_pasted.emit(picture)
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
@@ -461,7 +457,7 @@ class Composer(QFrame):
 
 
 def attachable(data: QMimeData) -> list[str]:
-    """Return the dropped files that go with a message; none if a model is among them."""
+    """Return the dropped files to attach; none if one of them is a model."""
     paths = local_files(data)
     return [] if any(path.lower().endswith(".gguf") for path in paths) else paths
 

@@ -1,4 +1,4 @@
-"""The view of a formula in a line of its own: centred, and scrolling if it is wide."""
+"""The view of a display formula: centred, with a scroll bar if it is wide."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from PySide6.QtCore import Qt, Slot
 from PySide6.QtGui import QContextMenuEvent, QFont, QKeyEvent, QPixmap, QWheelEvent
 from PySide6.QtWidgets import QApplication, QFrame, QMenu, QScrollArea, QSizePolicy, QWidget
 
-from app.chat.formulas import SCALE, FormulaLook, FormulaPicture, formula_pictures
+from app.chat.formulas import SCALE, FormulaImage, FormulaLook, formula_cache
 from app.chat.markdown import DisplayFormula, Piece
 from app.chat.views.prose_view import INDENT, MONOSPACE, QUOTE_INDENT, TEXT_PIXELS
 from app.core.translation import tr
@@ -19,17 +19,16 @@ from app.widgets.theme import px, theme
 from engine import one_line
 
 MARGIN: Final = 4
-MAX_NAME: Final = 200
-"""Largest number of characters of the accessible name."""
+MAX_NAME: Final = 200  # characters of the accessible name
 
 
 class FormulaView(QScrollArea):
-    """View of one `DisplayFormula`: its source until its picture is there, or if it has none."""
+    """View of a `DisplayFormula`, shown as source until or unless it is rendered."""
 
     def __init__(self, shown: DisplayFormula, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._shown = shown
-        self._pictures = formula_pictures()
+        self._pictures = formula_cache()
         self._label = PlainLabel()
         self._label.setAlignment(Qt.AlignmentFlag.AlignCenter)
         self._label.setMargin(MARGIN)
@@ -53,7 +52,7 @@ class FormulaView(QScrollArea):
             colour=theme().muted if shown.quote else theme().text,
             ratio=self.devicePixelRatioF(),
         )
-        self._pictures.ready.connect(self._on_ready)  # before it is wanted, or it may be missed
+        self._pictures.ready.connect(self._on_ready)  # before `want`, or it may be missed
         is_coming = self._pictures.want(self._look)
         picture = self._pictures.find(self._look)
         if picture is None:
@@ -66,16 +65,16 @@ class FormulaView(QScrollArea):
 
     @property
     def plain_text(self) -> str:
-        """The formula as it was written."""
+        """The source of the formula."""
         return self._shown.formula.source
 
     def take(self, piece: Piece) -> bool:
-        """Show another version of the formula; return False, as that needs another view."""
+        """Return whether this view shows the piece: a formula cannot be updated."""
         return piece == self._shown
 
     @Slot()
     def copy(self) -> None:
-        """Copy the formula as it was written."""
+        """Copy the source of the formula."""
         QApplication.clipboard().setText(self.plain_text)
 
     @Slot(object)
@@ -98,7 +97,7 @@ class FormulaView(QScrollArea):
         self._label.setStyleSheet(f"background: {theme().raised}; border-radius: 4px;")
         self._fit()
 
-    def _show_picture(self, picture: FormulaPicture) -> None:
+    def _show_picture(self, picture: FormulaImage) -> None:
         self._label.setStyleSheet("")
         self._label.setAlignment(Qt.AlignmentFlag.AlignCenter)
         self._label.setPixmap(QPixmap.fromImage(picture.image))
@@ -107,8 +106,6 @@ class FormulaView(QScrollArea):
     @Slot()
     def _fit(self) -> None:
         fit_height(self, self._label.sizeHint().height())
-
-    # Qt
 
     def wheelEvent(self, event: QWheelEvent) -> None:
         if event.angleDelta().x():

@@ -1,4 +1,4 @@
-"""A picture in large over the window: fitted or dot by dot, to be copied and saved."""
+"""The image viewer: fitted or actual size, with buttons to copy and save."""
 
 from __future__ import annotations
 
@@ -26,11 +26,7 @@ MIN_SIZE: Final = (320, 280)
 
 
 class ImageViewer(QDialog):
-    """Viewer of the pictures of a message; Escape closes it.
-
-    Args:
-        at: number of the first one to show.
-    """
+    """Viewer of the images of a message, starting with image `at`; Escape closes it."""
 
     def __init__(
         self, pictures: Sequence[ChatImage], at: int, album: ImageAlbum, over: QWidget
@@ -39,7 +35,7 @@ class ImageViewer(QDialog):
         self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         self._pictures, self._at, self._album = pictures, at, album
         self.image: QImage | None = None
-        self._note = ""  # what stands in the picture's place
+        self._note = ""  # text instead of the image
         self._is_fitted = True
         self._label = label()
         self._label.setAlignment(Qt.AlignmentFlag.AlignCenter)
@@ -63,9 +59,9 @@ class ImageViewer(QDialog):
     def _make_buttons(self) -> None:
         self._zoom = button("", "quiet")
         self._zoom.clicked.connect(self._toggle)
-        copy = button(tr("Copy"), "quiet", tr("Copy picture"))
+        copy = button(tr("Copy"), "quiet", tr("Copy image"))
         copy.clicked.connect(self.copy)
-        save = button(tr("Save as…"), "quiet", tr("Save picture as…"))
+        save = button(tr("Save as…"), "quiet", tr("Save image as…"))
         save.clicked.connect(self._save)
         close = button(tr("Close"), "")
         close.clicked.connect(self.accept)
@@ -73,8 +69,8 @@ class ImageViewer(QDialog):
         self._row.addWidget(self._title, 1)
         if len(self._pictures) > 1:
             for name, text, step in (
-                ("chevron-left", tr("Previous picture"), -1),
-                ("chevron-right", tr("Next picture"), 1),
+                ("chevron-left", tr("Previous image"), -1),
+                ("chevron-right", tr("Next image"), 1),
             ):
                 arrow = IconButton(name, text)
                 arrow.clicked.connect(partial(self._go, step))
@@ -86,12 +82,12 @@ class ImageViewer(QDialog):
 
     @property
     def picture(self) -> ChatImage:
-        """The picture that is shown."""
+        """The current image."""
         return self._pictures[self._at]
 
     @Slot()
     def copy(self) -> None:
-        """Copy the picture to the clipboard."""
+        """Copy the image to the clipboard."""
         self._album.copy(self.picture)
 
     def resizeEvent(self, event: QResizeEvent) -> None:
@@ -110,7 +106,7 @@ class ImageViewer(QDialog):
         self._show()
 
         def take(found: QImage | EngineError) -> None:
-            if not isValid(self) or picture is not self.picture:  # it was closed meanwhile
+            if not isValid(self) or picture is not self.picture:  # closed, or another image
                 return
             if isinstance(found, QImage):
                 self.image = found
@@ -150,7 +146,7 @@ class ImageViewer(QDialog):
     def _save(self) -> None:
         stem, suffix = Path(self.picture.name).stem, Path(self.picture.file).suffix
         page = f"-{self.picture.page}" if self.picture.page else ""
-        chosen, _ = ask_where_to_save(self, tr("Save picture as…"), f"{stem}{page}{suffix}")
+        chosen, _ = ask_where_to_save(self, tr("Save image as…"), f"{stem}{page}{suffix}")
         if chosen:
             self._album.save_as(self.picture, Path(chosen))
 
@@ -159,12 +155,7 @@ RADIUS = 6
 
 
 def paint_image(painter: QPainter, area: QRectF, image: QImage | None, note: str) -> None:
-    """Paint a picture with round corners into an area of its proportions.
-
-    Args:
-        image: the picture; None while it is not there.
-        note: words in its place.
-    """
+    """Paint an image with rounded corners, or `note` if there is none."""
     path = QPainterPath()
     path.addRoundedRect(area, px(RADIUS), px(RADIUS))
     painter.setRenderHints(
@@ -183,7 +174,7 @@ def paint_image(painter: QPainter, area: QRectF, image: QImage | None, note: str
 
 
 def fitting(width: int, height: int, box: QSize) -> QSize:
-    """Return the size of a picture within a box: no larger than it is, at least some pixels."""
+    """Return the size of an image scaled down into a box, with a minimum of some pixels."""
     size = QSize(max(1, width), max(1, height))
     if size.width() > box.width() or size.height() > box.height():
         size = size.scaled(box, Qt.AspectRatioMode.KeepAspectRatio)
@@ -192,11 +183,7 @@ def fitting(width: int, height: int, box: QSize) -> QSize:
 
 
 class ImageCanvas(QWidget):
-    """A small picture.
-
-    Args:
-        size: its size in pixels of the window.
-    """
+    """A small image of a fixed size."""
 
     def __init__(self, size: QSize, parent: QWidget | None = None) -> None:
         super().__init__(parent)

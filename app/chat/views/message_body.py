@@ -1,7 +1,7 @@
 """The text of an answer: a column of prose, code, tables and formulas.
 
-A text that is there is made in small steps, from its beginning or from its end, and can grow
-afterwards. Views that are being made are not seen before they are complete.
+An existing text is shown in small steps, from its beginning or its end, and can grow afterwards.
+Portions are hidden until they are complete.
 """
 
 from __future__ import annotations
@@ -33,60 +33,44 @@ from app.core.process.spare_time import take_step
 from app.widgets.row_table import place_among
 
 MIN_PAUSE_S, MAX_PAUSE_S = 0.04, 0.25
-SHARE_OF_TIME = 0.03  # part of one core that showing an answer may take from the engine
+SHARE_OF_TIME = 0.03  # share of one core that a growing answer may use
 SMOOTHING = 0.3
-
-LINE_LENGTH = 80
-"""Characters of a line, for estimates."""
+LINE_LENGTH = 80  # characters, for estimates
 
 if TYPE_CHECKING:
     from app.chat.views.code_view import CodeView
     from app.chat.views.formula_view import FormulaView
     from app.chat.views.table_view import TableView
 
-    SingleView = CodeView | TableView | FormulaView  # of a single piece; prose has many in one view
+    SingleView = CodeView | TableView | FormulaView  # of one piece; a ProseView has many
     BodyView = ProseView | SingleView
 
 
 @dataclass(slots=True)
 class _Shown:
-    """A piece on screen that may still change, and the state before it was written.
-
-    Attributes:
-        piece: piece as it was written last.
-        n_views: number of views before the piece.
-        mark: end of the last view before the piece, if that view is prose.
-    """
-
+    # a piece on screen that may still change, and the state before it was written
     piece: Piece
     n_views: int
-    mark: TextMark | None
+    mark: TextMark | None  # end of the last view, if that is prose
 
 
 @dataclass(frozen=True, slots=True)
 class _Made:
-    """A portion of the text that is on screen.
-
-    Attributes:
-        start: offset of its source.
-        n_views: number of its views.
-        n_lines: estimate of its lines.
-    """
-
-    start: int
+    # a portion of the text on screen
+    start: int  # offset of its source
     n_views: int
-    n_lines: int
+    n_lines: int  # estimated
 
 
 def rough_lines(text: str) -> int:
-    """Estimate the lines that a text takes on screen."""
+    """Estimate the number of lines of a text on screen."""
     return text.count("\n") + len(text) // LINE_LENGTH + 2
 
 
 class MessageBody(QWidget):
-    """View of Markdown; complete pieces are written once, of the rest only changes."""
+    """View of Markdown: final pieces are written once, others are updated incrementally."""
 
-    place_wanted = Signal(QPoint)  # on the screen, of what a link inside the message leads to
+    place_wanted = Signal(QPoint)  # target of a link inside the message, in global coordinates
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -96,8 +80,8 @@ class MessageBody(QWidget):
         self._stream = MarkdownStream()
         self._pending = ""
         self._views: list[BodyView] = []
-        self._open: list[_Shown] = []  # the pieces at the end that are not complete
-        self._text = ""  # what is made in steps
+        self._open: list[_Shown] = []  # pieces at the end that are not final
+        self._text = ""  # text shown in steps
         self._steps: Iterator[None] | None = None
         self._made: list[_Made] = []  # portions of `_text`, from the top
         self._due_at = 0.0
@@ -107,12 +91,12 @@ class MessageBody(QWidget):
         self._timer.timeout.connect(self.flush)
 
     def begin(self, text: str, *, from_end: bool = False) -> None:
-        """Have a text shown in steps, see `make_next`."""
+        """Set a text to be shown in steps, see `make_next`."""
         self._text = normal(text)
         self._steps = self._make(from_end=from_end) if text else None
 
     def make_next(self) -> bool:
-        """Take one step of showing the text; return whether there was one."""
+        """Show the next part of the text; return whether there was one."""
         if self._steps is None:
             return False
         if not take_step(self._steps):
@@ -122,11 +106,11 @@ class MessageBody(QWidget):
 
     @property
     def n_lines(self) -> int:
-        """Estimate of the lines of the portions that are on screen."""
+        """Estimated number of lines of the portions on screen."""
         return sum(made.n_lines for made in self._made)
 
     def append(self, text: str) -> None:
-        """Add text, shown at once or after a pause in proportion to the cost of an update."""
+        """Append text; updates are throttled in proportion to their cost."""
         self._pending += text
         if self._steps is not None:
             return
@@ -137,7 +121,7 @@ class MessageBody(QWidget):
             self._timer.start(int(wait_s * 1000) + 1)
 
     def set_text(self, text: str) -> None:
-        """Show another text from its beginning."""
+        """Replace the text."""
         for view in self._views:
             self._discard(view)
         self._views, self._open, self._made, self._steps = [], [], [], None
@@ -146,7 +130,7 @@ class MessageBody(QWidget):
 
     @Slot()
     def flush(self) -> None:
-        """Show all added text now."""
+        """Show all pending text now."""
         self._timer.stop()
         if not self._pending or self._steps is not None:
             return
@@ -163,7 +147,6 @@ class MessageBody(QWidget):
         return [view.plain_text for view in self._views]
 
     def _make(self, *, from_end: bool) -> Iterator[None]:
-        """Show the portions of the text one after the other, each once it is complete."""
         found = yield from portions(self._text)
         for portion in reversed(found) if from_end else found:
             views: list[BodyView] = []
@@ -177,13 +160,12 @@ class MessageBody(QWidget):
             first = 0 if from_end else len(self._views)
             for number, view in enumerate(views, first):
                 self._insert(number, view)
-                view.show()  # now, as Qt would do so after the next layout
+                view.show()  # Qt would only do so after the next layout
             yield
 
     def _write_portion(
         self, portion: Portion, pieces: Sequence[Piece], views: list[BodyView]
     ) -> None:
-        """Write pieces into the views of their portion, which nobody sees yet."""
         if portion.is_one and views and not isinstance(view := views[0], ProseView):
             view.take(pieces[0])
             return
@@ -199,10 +181,8 @@ class MessageBody(QWidget):
             view.hide()
 
     def _open_end(self) -> None:
-        """Have the end of a text that was made in steps grow: write its last block anew.
-
-        A line without an end may still become a part of the block in front of it.
-        """
+        # rewrite the last block of a text shown in steps, so that it can grow; an incomplete line
+        # may still become part of the preceding block
         n_open = 1 if self._text.endswith("\n") else 2
         start = self._made[-n_open:][0].start
         n_views = sum(made.n_views for made in self._made[-n_open:])
@@ -213,19 +193,16 @@ class MessageBody(QWidget):
         self._stream, self._pending = MarkdownStream(), self._text[start:] + self._pending
 
     def _measure(self) -> None:
-        """Schedule the next update by the CPU time that this thread spent since the last one.
-
-        Qt lays out and paints later, so only the thread's own clock sees the whole cost.
-        """
+        # schedule the next update by the thread's CPU time since the last one: Qt lays out and
+        # paints later, so only that includes the whole cost
         cpu_s, now = time.thread_time(), time.perf_counter()
-        if now < self._due_at + MAX_PAUSE_S:  # updates follow closely, so the time is their cost
+        if now < self._due_at + MAX_PAUSE_S:  # the thread did little else in that time
             self._cost_s += SMOOTHING * (cpu_s - self._cpu_s - self._cost_s)
         self._cpu_s = cpu_s
         pause_s = min(max(MIN_PAUSE_S, self._cost_s / SHARE_OF_TIME), MAX_PAUSE_S)
         self._due_at = now + pause_s
 
     def _show(self, pieces: list[Piece]) -> None:
-        """Replace the open pieces on screen by `pieces`, writing no more than needed."""
         n_same = 0
         for old, new in zip(self._open, pieces, strict=False):
             if old.piece != new:
@@ -239,7 +216,6 @@ class MessageBody(QWidget):
             self._write(piece)
 
     def _extend(self, shown: _Shown, new: Piece) -> bool:
-        """Extend the last piece on screen in place, if `new` only adds to it; return whether."""
         view = self._views[-1]
         if not isinstance(view, ProseView):
             if not view.take(new):
@@ -252,7 +228,6 @@ class MessageBody(QWidget):
         return True
 
     def _take_back(self, n_kept: int, following: Piece | None) -> None:
-        """Remove all but the first open pieces; a view that `following` can use is emptied."""
         if n_kept == len(self._open):
             return
         first = self._open[n_kept]
@@ -294,7 +269,6 @@ class MessageBody(QWidget):
 
     @Slot(str)
     def _show_note(self, label: str) -> None:
-        """Have the chat scroll to a footnote, if it is there."""
         for view in self._views:
             place = view.note_place(label) if isinstance(view, ProseView) else None
             if place is not None:
@@ -308,7 +282,6 @@ class MessageBody(QWidget):
 
 
 def _single_view(piece: CodeBlock | Table | DisplayFormula, parent: QWidget) -> SingleView:
-    """Return the view of a piece that has one by itself; late imports: many chats need none."""
     if isinstance(piece, CodeBlock):
         from app.chat.views.code_view import CodeView
 
@@ -323,7 +296,7 @@ def _single_view(piece: CodeBlock | Table | DisplayFormula, parent: QWidget) -> 
 
 
 def _added(old: Piece, new: Piece) -> tuple[TextSpan, ...] | None:
-    """Return the spans that `new` adds to `old`; None unless it is the same line, longer."""
+    # the spans appended to a line, or None
     if not isinstance(old, TextLine) or not isinstance(new, TextLine):
         return None
     if replace(old, spans=()) != replace(new, spans=()) or len(new.spans) < len(old.spans):

@@ -1,4 +1,4 @@
-"""A column with the views of some messages of a chat that follow each other."""
+"""A column with the views of consecutive messages of a chat."""
 
 from __future__ import annotations
 
@@ -21,31 +21,28 @@ if TYPE_CHECKING:
     from app.chat.views.message_view import MessageView
 
 COLUMN_WIDTH = 760
-"""Largest width of the column, in pixels."""
+"""Maximum width of the column, in pixels."""
 
 TOP_PIXELS = 20
-"""Distance from the top to the column's first message, and to one that somebody looks for."""
+"""Distance from the top to the first message, and to a message scrolled to."""
 
 N_SHOWN = 30
-"""Messages that an opened chat has, and that come at once when somebody scrolls to an end."""
+"""Number of messages loaded when a chat is opened or scrolled to an end."""
 
 MAX_SHOWN = 40
-"""Messages that stay while others are added: each one that an answer grows below costs time."""
+"""Number of messages kept when others are added: each one slows down a growing answer."""
 
 LINE_PIXELS = 16
 """Height of a line, for estimates."""
 
 
 class MessageColumn(QWidget):
-    """Views of a part of the path; places count the messages of the path from 0.
+    """Views of a part of the path; a place is the index of a message on the path.
 
     Attributes:
-        views: views from the top.
-        growing: answer that is being written; None for none.
-        album: shows the pictures of messages.
-        first: place of the first view's message.
-        end: place behind the last view's message.
-        wanted: `first` and `end` once all that is wanted is there.
+        growing: the running answer, or None.
+        first, end: places of the first view and after the last one.
+        wanted: target values of `first` and `end`.
     """
 
     resend_requested = Signal(int, str)  # id of a question, text
@@ -54,19 +51,19 @@ class MessageColumn(QWidget):
     version_chosen = Signal(int)  # id
     continue_requested = Signal()
     call_chosen = Signal(object, int, str)  # CallStep, id of an answer, id of a call
-    place_wanted = Signal(QPoint)  # on the screen, of what a link in an answer leads to
+    place_wanted = Signal(QPoint)  # target of a link in an answer, in global coordinates
 
     def __init__(self) -> None:
         super().__init__()
         scaled(self, self.setMaximumWidth, COLUMN_WIDTH)
-        self._chat = Conversation()
+        self.chat = Conversation()
         self._width = px(COLUMN_WIDTH)
         self.views: list[MessageView] = []
         self.growing: Message | None = None
         self.album: ImageAlbum | None = None
         self.first = self.end = 0
         self.wanted = 0, 0
-        self._unmade: list[MessageView] = []  # they have more steps to come
+        self._unmade: list[MessageView] = []  # incomplete views
         self._layout = QVBoxLayout(self)
         self._layout.setContentsMargins(0, TOP_PIXELS, 0, 24)
         self._layout.setSpacing(18)
@@ -74,40 +71,36 @@ class MessageColumn(QWidget):
 
     @property
     def path(self) -> Sequence[Message]:
-        """The messages of the chat that are shown, here or after scrolling."""
-        return self._chat.messages
+        """The messages on the chat's path."""
+        return self.chat.messages
 
     @property
     def is_at_end(self) -> bool:
-        """Whether the last message of the path is here."""
+        """Whether the column ends with the last message of the path."""
         return self.end == len(self.path)
 
     @property
     def is_complete(self) -> bool:
-        """Whether all wanted messages are shown."""
+        """Whether all wanted messages are completely shown."""
         return (self.first, self.end) == self.wanted and not self._unmade
 
     @property
     def n_whole(self) -> int:
-        """The number of views with all of their text."""
+        """The number of complete views."""
         return len(self.views) - len(self._unmade)
 
     @property
     def last_answer(self) -> AnswerView | None:
-        """The view of the path's last message, if that is an answer and here."""
+        """The view of the path's last message, if it is an answer in the column."""
         last = self.views[-1] if self.views and self.is_at_end else None
         return cast("AnswerView", last) if last is not None and last.message.is_answer else None
 
-    def set_chat(self, chat: Conversation) -> None:
-        """Show messages of another chat from now on."""
-        self._chat = chat
-
     def rough_height(self, place: int) -> int:
-        """Estimate the height in pixels of the views from a place on, before they are laid out."""
+        """Estimate the height in pixels of the views from a place on, before their layout."""
         return sum(view.n_lines for view in self.views[place - self.first :]) * LINE_PIXELS
 
     def start_at(self, place: int) -> None:
-        """Have no view, and want those around a place, or the last ones for the end of the path."""
+        """Remove all views, and target those around a place, or the last ones for the end."""
         for view in self.views:
             self._remove(view)
         self.views, n = [], len(self.path)
@@ -116,9 +109,9 @@ class MessageColumn(QWidget):
         self.wanted = start, min(n, start + N_SHOWN)
 
     def make_next(self) -> bool:
-        """Take one more step towards the wanted views; return whether there was one.
+        """Take one step towards the wanted views; return whether there was one.
 
-        One view is made after the other, those below first, and those above from their end.
+        Views below are created first; views above are filled from their end.
         """
         if self._unmade:
             if not self._unmade[0].make_next():
@@ -135,7 +128,7 @@ class MessageColumn(QWidget):
 
     @contextmanager
     def making(self) -> Iterator[None]:
-        """Lay the column out once, at the end of a `with`, and not for each piece that is shown."""
+        """Suspend the layout during a `with` block."""
         self._layout.setEnabled(False)
         try:
             yield
@@ -145,11 +138,11 @@ class MessageColumn(QWidget):
             self._make_room()
 
     def is_growing_up(self, view: MessageView) -> bool:
-        """Return whether more will be put on top of what a view shows."""
+        """Return whether a view still grows at its top."""
         return view.grows_up and view in self._unmade
 
     def show_places(self, places: Sequence[int]) -> None:
-        """Show the messages of places that follow each other, with the views that there are."""
+        """Show the messages of consecutive places, reusing existing views."""
         messages = {place: self.path[place] for place in places}
         kept = {view.message.id: view for view in self.views}
         ids = {message.id for message in messages.values()}
@@ -162,7 +155,7 @@ class MessageColumn(QWidget):
         self.first, self.end = places[0], places[-1] + 1
 
     def rebuild(self, message_id: int) -> None:
-        """Make a view anew, whose message has another text."""
+        """Recreate the view of a changed message."""
         for number, view in enumerate(self.views):
             if view.message.id == message_id:
                 self._remove(self.views.pop(number))
@@ -170,7 +163,7 @@ class MessageColumn(QWidget):
                 break
 
     def leave_out(self, n_first: int, n_last: int = 0) -> None:
-        """Take some of the first and last views off."""
+        """Remove some of the first and last views."""
         n_kept = len(self.views) - n_last
         for view in (*self.views[:n_first], *self.views[n_kept:]):
             self._remove(view)
@@ -179,13 +172,13 @@ class MessageColumn(QWidget):
         self.wanted = self.first, self.end
 
     def mark(self) -> None:
-        """Tell all views the versions of their messages, and the last answer that it is that."""
+        """Update the version switches and footers of all views."""
         last = self.last_answer
         following = (*self.path[self.first + 1 :], None)
         for view, after in zip(self.views, following, strict=False):
             goes_on = bool(view.message.calls) and after is not None and after.is_answer
             view.set_followed(goes_on)
-            versions = [message.id for message in self._chat.tree.versions(view.message.id)]
+            versions = [message.id for message in self.chat.tree.versions(view.message.id)]
             view.versions.set_versions(versions, view.message.id)
             view.set_last(view is last)
 
@@ -201,10 +194,7 @@ class MessageColumn(QWidget):
         return super().event(event)
 
     def _make_room(self) -> None:
-        """Become as high as the views before these are laid out.
-
-        Qt would squeeze all of them into the present height first, each time that one has grown.
-        """
+        # grow before the layout runs: Qt would first squeeze all views into the old height
         wanted = self.heightForWidth(self.width())
         height = wanted if wanted >= 0 else self.minimumSizeHint().height()
         parent = self.parentWidget()
@@ -212,8 +202,7 @@ class MessageColumn(QWidget):
             parent.resize(parent.width(), parent.height() + height - self.height())
 
     def _make(self, place: int, *, grows_up: bool = False) -> MessageView:
-        """Return a new view, which shows its text in the steps that follow."""
-        from app.chat.views.answer_view import AnswerView  # late: no message, no need
+        from app.chat.views.answer_view import AnswerView  # late: an empty chat needs neither
         from app.chat.views.message_view import UserView
 
         message = self.path[place]
@@ -221,7 +210,9 @@ class MessageColumn(QWidget):
         if message.is_answer:
             view = answer = AnswerView(message, self, grows_up=grows_up)
             answer.continue_requested.connect(self.continue_requested)
-            answer.call_chosen.connect(lambda *what: self._tell_call(message.id, *what))
+            answer.call_chosen.connect(
+                lambda step, call_id: self.call_chosen.emit(step, message.id, call_id)
+            )
             answer.body.place_wanted.connect(self.place_wanted)
             answer.edited.connect(lambda text: self.answer_edited.emit(message.id, text))
             if message is not self.growing:
@@ -235,16 +226,12 @@ class MessageColumn(QWidget):
         self._unmade.append(view)
         return view
 
-    def _tell_call(self, message_id: int, step: object, call_id: str) -> None:
-        self.call_chosen.emit(step, message_id, call_id)
-
     def _put(self, number: int, view: MessageView) -> None:
-        """Place a view in the column, whether it is there already or not."""
         self.views.insert(number, view)
         if self._layout.indexOf(view) != number:
             self._layout.insertWidget(number, view)
             view.resize(self.width(), view.height())
-            view.show()  # now, as Qt would do so after the next layout
+            view.show()  # Qt would only do so after the next layout
         place_among(self.views, number)
 
     def _remove(self, view: MessageView) -> None:

@@ -1,4 +1,4 @@
-"""Parts of messages: the menu of steps, the switch between versions, the editor of a text."""
+"""Parts of messages: menu, version switch, editor."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from app.widgets.text import caption_text, label
 
 
 class MessageStep(Enum):
-    """A step that a message's menu offers; `EDIT` is done in its own view."""
+    """An action of a message's menu; the view itself handles `EDIT`."""
 
     EDIT = "edit"
     REGENERATE = "regenerate"
@@ -27,11 +27,7 @@ class MessageStep(Enum):
 
 
 def step_menu(parent: QWidget, *, is_answer: bool, on_step: Callable[[MessageStep], None]) -> QMenu:
-    """Return the menu of a message.
-
-    Args:
-        on_step: called with the chosen step.
-    """
+    """Return the menu of a message."""
     menu = QMenu(parent)
     texts = {MessageStep.EDIT: tr("Edit answer") if is_answer else tr("Edit and send again")}
     if is_answer:
@@ -42,14 +38,14 @@ def step_menu(parent: QWidget, *, is_answer: bool, on_step: Callable[[MessageSte
     menu.addSeparator()
     for step, text in (
         (MessageStep.DELETE, tr("Delete message")),
-        (MessageStep.DELETE_BRANCH, tr("Delete with all that follows")),
+        (MessageStep.DELETE_BRANCH, tr("Delete this and all following")),
     ):
         menu.addAction(caption_text(text)).triggered.connect(lambda _, s=step: on_step(s))
     return menu
 
 
 class VersionSwitch(QWidget):
-    """Two buttons and "1/2" between them; hidden where there is one version only."""
+    """Two buttons with "1/2" between them; hidden if there is only one version."""
 
     chosen = Signal(int)  # id of another version
 
@@ -75,7 +71,7 @@ class VersionSwitch(QWidget):
         return self._count.text() if len(self._ids) > 1 else ""
 
     def set_versions(self, ids: Sequence[int], shown: int) -> None:
-        """Show which one of the versions with these ids is seen."""
+        """Show the position of the current version."""
         if ids == self._ids and ids[self._place] == shown:
             return
         self._ids, self._place = ids, ids.index(shown)
@@ -93,21 +89,18 @@ class VersionSwitch(QWidget):
         return int(self._newer.hasFocus()) - int(self._older.hasFocus())
 
     def take_focus(self, step: int) -> None:
-        """Give the focus to the button of a step, or to the other one where that is the end."""
+        """Focus the button of a step, or the other one if that is disabled."""
         is_newer = self._newer.isEnabled() if step > 0 else not self._older.isEnabled()
         (self._newer if is_newer else self._older).setFocus()
 
     def go(self, step: int) -> None:
-        """Ask for the version so many places away, if there is one."""
+        """Request the version at an offset, if there is one."""
         if 0 <= (place := self._place + step) < len(self._ids):
             self.chosen.emit(self._ids[place])
 
 
 class TurnEditor(QFrame):
-    """Editor of a message: Esc cancels; Enter sends a question again, Ctrl+Enter saves an answer.
-
-    In an answer, which has many lines, Enter starts another one.
-    """
+    """Editor of a message: Enter sends a question again, Ctrl+Enter saves an answer."""
 
     accepted = Signal(str)
     cancelled = Signal()

@@ -1,4 +1,4 @@
-"""What the views of all turns have in common, and that of a person's turn: a bubble."""
+"""The base of the views of messages, and the view of the user's messages: a bubble."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
     from app.chat.views.chips import ImageTiles
 
 BUTTONS_WIDTH = 110
-"""Width of the buttons beside a bubble, in pixels."""
+"""Width of the buttons next to a bubble, in pixels."""
 
 CHIPS_WIDTH, MAX_WIDTH = 300, 10_000
-"""Least width of a bubble with files, and that of one with a long text, if the column had it."""
+"""Minimum width of a bubble with files, and ideal width of one with a long text."""
 
 MAX_SHEET = 4000
-"""Characters of a person's turn in one view."""
+"""Characters of a user's message in one text view."""
 
 
 def sheets(text: str) -> Iterator[str]:
-    """Return a text in parts that are shown below each other, cut where lines end if possible."""
+    """Split a text into parts, preferably at line ends."""
     at = 0
     while len(text) - at > MAX_SHEET:
         cut = text.rfind("\n", at, at + MAX_SHEET)
@@ -45,16 +45,11 @@ def sheets(text: str) -> Iterator[str]:
 
 
 class MessageView(QWidget):
-    """Base of the views of a turn, whose text is shown in small steps.
-
-    Attributes:
-        message: the chat's own object.
-        grows_up: whether the end of the text is shown first.
-    """
+    """Base of the views of messages, filled in small steps, from the end if `grows_up`."""
 
     step_chosen = Signal(object)  # MessageStep other than `EDIT`
     version_chosen = Signal(int)  # id of another version
-    edited = Signal(str)  # the text that is wanted instead
+    edited = Signal(str)  # new text
 
     def __init__(
         self, message: Message, parent: QWidget | None = None, *, grows_up: bool = False
@@ -68,28 +63,28 @@ class MessageView(QWidget):
         self._editor: TurnEditor | None = None
 
     def make_next(self) -> bool:
-        """Take one more step of showing the message; return whether there was one."""
+        """Show the next part of the message; return whether there was one."""
         raise NotImplementedError
 
     @property
     def n_lines(self) -> int:
-        """Estimate of the lines that are shown so far."""
+        """Estimated number of lines shown so far."""
         raise NotImplementedError
 
     def fit_width(self, width: int) -> None:
-        """Fit a column's width in pixels; answers take all of it."""
+        """Fit the width of the column in pixels; answers fill it."""
 
     def set_last(self, is_last: bool) -> None:
-        """Note whether this is the last message of the chat; only answers offer more there."""
+        """Set whether this is the last message of the chat."""
 
     def set_followed(self, is_followed: bool) -> None:
-        """Note whether the same answer goes on in the next message, behind results of calls."""
+        """Set whether the next message continues this answer, after results of calls."""
 
     @Slot()
     def start_editing(self) -> None:
-        """Put an editor in the place of the text."""
+        """Replace the text by an editor."""
         if self._editor is None:
-            self._editor = TurnEditor(self.edited_text, self, is_answer=self.message.is_answer)
+            self._editor = TurnEditor(self.copied_text, self, is_answer=self.message.is_answer)
             self._editor.accepted.connect(self._accept)
             self._editor.cancelled.connect(self.stop_editing)
             self._show_editor(self._editor)
@@ -103,11 +98,6 @@ class MessageView(QWidget):
             self._editor.deleteLater()
             self._editor = None
             self._hide_editor()
-
-    @property
-    def edited_text(self) -> str:
-        """The text that the editor begins with."""
-        return self.copied_text
 
     def _show_editor(self, editor: TurnEditor) -> None:
         raise NotImplementedError
@@ -137,7 +127,7 @@ class MessageView(QWidget):
 
     @property
     def copied_text(self) -> str:
-        """The text that the copy button copies."""
+        """The text to copy or edit."""
         return self.message.content
 
     @Slot()
@@ -156,7 +146,7 @@ class MessageView(QWidget):
 
 
 class UserView(MessageView):
-    """View of a person's turn: a bubble on the right that can turn into an editor."""
+    """View of a user's message: a bubble on the right that can turn into an editor."""
 
     def __init__(
         self, message: Message, parent: QWidget | None = None, *, grows_up: bool = False,
@@ -197,24 +187,23 @@ class UserView(MessageView):
         self.versions.raise_()  # read last
 
     def _fill_bubble(self) -> None:
-        """Put pictures, files and text into the bubble."""
         message = self.message
         inner = QVBoxLayout(self._bubble)
         inner.setContentsMargins(14, 11, 14, 7)
         if message.pictures and self._album is not None:
-            from app.chat.views.chips import ImageTiles  # late: most have none
+            from app.chat.views.chips import ImageTiles  # late: most messages have no images
 
             self._tiles = ImageTiles(message.pictures, self._album, self._bubble)
             inner.addWidget(self._tiles)
         if message.attachments:
-            from app.chat.views.chips import message_chips  # late: most have no file
+            from app.chat.views.chips import message_chips  # late: most messages have no files
 
             inner.addWidget(message_chips(message.attachments, self._bubble))
         inner.addLayout(self._texts)
 
     @Slot()
     def copy(self) -> None:
-        """Copy the text, or where there is none the first picture."""
+        """Copy the text, or the first image if there is none."""
         pictures = self.message.pictures
         if pictures and not self.message.content and self._album is not None:
             self._album.copy(pictures[0])
@@ -239,7 +228,6 @@ class UserView(MessageView):
         return sum(rough_lines(sheet.plain_text) for sheet in self._sheets)
 
     def _ideal_width(self) -> int:
-        """Return the width of the text where no line is broken; that of a long text is not told."""
         if self._waiting or len(self._sheets) != 1:
             return MAX_WIDTH if self._sheets else 0
         if self._ideal is None:

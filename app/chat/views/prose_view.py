@@ -1,4 +1,4 @@
-"""Formatted text, written with a cursor: no HTML is parsed. Links ask before a browser opens."""
+"""Formatted text, written with a cursor: no HTML is parsed. Links open a menu, not the browser."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 TEXT_PIXELS: Final = 14
 MONOSPACE: Final = ["JetBrains Mono", "DejaVu Sans Mono", "Menlo", "Consolas", "monospace"]
 NOTE_SCHEME: Final = "note"
-"""Scheme of what refers to a footnote of the same message."""
+"""URL scheme of references to footnotes of the same message."""
 
 
 class TextBlock(QTextBrowser):
@@ -79,13 +79,13 @@ class TextBlock(QTextBrowser):
 
     @property
     def plain_text(self) -> str:
-        """The text, with the sources of its formulas."""
+        """The text with the sources of formulas."""
         return self._with_sources(self.document().toPlainText(), 0)
 
     def insert_spans(
         self, cursor: QTextCursor, spans: tuple[TextSpan, ...], base: QTextCharFormat
     ) -> None:
-        """Insert spans at a cursor, on top of the style of their line."""
+        """Insert spans at a cursor, styled on top of `base`."""
         for span in spans:
             style = base if span.is_plain else _char_format(span, base)
             if span.formula is None:
@@ -94,7 +94,6 @@ class TextBlock(QTextBrowser):
             self._inline_formulas().insert(cursor, span.formula, style, _code(style))
 
     def _inline_formulas(self) -> InlineFormulas:
-        """Return what shows formulas in this text; a window without any imports none of it."""
         if self._formulas is None:
             from app.chat.formulas import InlineFormulas
 
@@ -102,7 +101,6 @@ class TextBlock(QTextBrowser):
         return self._formulas
 
     def _with_sources(self, text: str, start: int) -> str:
-        """Return a text, from a position on, with the sources of its formulas."""
         return text if self._formulas is None else self._formulas.with_sources(text, start)
 
     @Slot(QUrl)
@@ -122,10 +120,8 @@ class TextBlock(QTextBrowser):
         if height != self.height():
             self.setFixedHeight(height)
 
-    # Qt
-
     def createMimeDataFromSelection(self) -> QMimeData:  # noqa: N802 Qt
-        """Return what is copied: formulas as they were written."""
+        """Return the selection with the sources of formulas."""
         cursor = self.textCursor()
         text = cursor.selection().toPlainText()
         written = self._with_sources(text, cursor.selectionStart())
@@ -136,9 +132,9 @@ class TextBlock(QTextBrowser):
         return data
 
     def loadResource(self, kind: int, name: QUrl | str) -> object:
-        """Return nothing, as no text may fetch anything, neither from the net nor from the disk.
+        """Load nothing: texts must not access the network or the disk.
 
-        It is empty rather than None, after which Qt would read a local file itself.
+        The result is empty instead of None, for which Qt would read a local file itself.
         """
         return QByteArray()
 
@@ -189,11 +185,7 @@ Written = TextLine | Rule
 
 @dataclass(frozen=True, slots=True)
 class TextMark:
-    """A position in the text to return to; everything behind it is not final.
-
-    Attributes:
-        cursor: the position, which moves with the text before it; None for the beginning.
-    """
+    """A position in the text to which `truncate` returns; None for the beginning."""
 
     cursor: QTextCursor | None
     is_fresh: bool
@@ -207,8 +199,8 @@ class ProseView(TextBlock):
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        self._is_fresh = True  # the last block exists but is unused
-        self._base = QTextCharFormat()  # format of the last line's plain words
+        self._is_fresh = True  # the last block is still unused
+        self._base = QTextCharFormat()  # base format of the last line
         self._bars: _QuoteBars | None = None
 
     def write(self, pieces: list[Written]) -> None:
@@ -236,7 +228,7 @@ class ProseView(TextBlock):
         return self._is_fresh and self.document().characterCount() == 1
 
     def note_place(self, label: str) -> QRect | None:
-        """Return where a footnote is; None if it is not in this view."""
+        """Return the area of a footnote; None if it is not in this view."""
         block = self.document().firstBlock()
         while block.isValid():
             if block.blockFormat().property(NOTE_LABEL) == label:
@@ -245,7 +237,7 @@ class ProseView(TextBlock):
         return None
 
     def mark(self) -> TextMark:
-        """Return the end of the text, to which `truncate` returns."""
+        """Return the end of the text for `truncate`."""
         cursor = QTextCursor(self.document())
         cursor.movePosition(QTextCursor.MoveOperation.End)
         cursor.setKeepPositionOnInsert(True)
@@ -277,7 +269,6 @@ class ProseView(TextBlock):
         self.insert_spans(cursor, line.spans, base)
 
     def _base_format(self, line: TextLine) -> QTextCharFormat:
-        """Return the format of a line's plain words."""
         base = QTextCharFormat()
         if line.heading:
             font = QFont(self.document().defaultFont())
@@ -312,8 +303,6 @@ class ProseView(TextBlock):
             cursor.insertBlock(block, QTextCharFormat())
         self._is_fresh = False
 
-    # Qt
-
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
         if self._bars is not None:
@@ -321,11 +310,8 @@ class ProseView(TextBlock):
 
 
 class _QuoteBars(QWidget):
-    """Bars beside quoted text.
-
-    The widget lies over the text and exists only if there is a quote: a paint method in the text's
-    own class would make Python take part in every repaint of an answer.
-    """
+    # an overlay that exists only if there is a quote: a paint method in the text's own class would
+    # run Python code in every repaint of an answer
 
     def __init__(self, view: ProseView) -> None:
         super().__init__(view.viewport())
@@ -351,24 +337,20 @@ class _QuoteBars(QWidget):
 
 
 SCHEMES = ("http", "https")
-MAX_SHOWN = 120
-"""Largest number of characters of an address in the menu."""
+MAX_SHOWN = 120  # characters of a URL in the menu
 
 
 def open_link(url: QUrl) -> None:
-    """Open an address in the browser, if it is http or https."""
+    """Open an http or https URL in the browser."""
     if url.scheme() in SCHEMES:
         QDesktopServices.openUrl(url)
 
 
 def ask_to_open(url: QUrl, place: QPoint, parent: QWidget) -> QMenu | None:
-    """Show a menu with an address as it really is, which opens or copies it.
-
-    Args:
-        place: where on the screen the menu appears.
+    """Show a menu at `place` that displays the real URL and opens or copies it.
 
     Returns:
-        the menu; None for an address that is never opened.
+        the menu; None for other schemes.
     """
     if url.scheme() not in SCHEMES:
         return None

@@ -1,7 +1,7 @@
-"""The view of a table, which may grow and scrolls if it is wide.
+"""The view of a table, which may grow, with a scroll bar if it is wide.
 
-Qt lays all of a table out anew for each of its rows that changes, so a long one is several of them,
-one directly below the other and with the same columns.
+Qt repeats the layout of a whole table for each changed row, so a long table is split into several
+Qt tables, placed directly below each other with the same columns.
 """
 
 from __future__ import annotations
@@ -33,23 +33,21 @@ from app.widgets.theme import px, theme
 
 PADDING: Final = 6
 COLUMN_PIXELS: Final = 190
-"""Width that each column gets, on average, before the table scrolls rather than wraps."""
-
+"""Average width of a column up to which the table scrolls instead of wrapping."""
 
 GRID_ROWS: Final = 40
-"""Rows of one of Qt's tables."""
-
+"""Rows of a Qt table."""
 
 SEAM: Final = -4.0
-"""Margin above each further grid, which Qt leaves a gap above otherwise, in pixels."""
+"""Top margin of each further Qt table, to close the gap that Qt leaves, in pixels."""
 
 
 class TableView(TextBlock):
-    """View of one `Table`; a longer version of it changes only the new rows."""
+    """View of a `Table`; a longer version updates only the new rows."""
 
     def __init__(self, table: Table, parent: QWidget | None = None) -> None:
         self._grids: list[QTextTable] = []
-        self._columns: list[float] = []  # widths in the first grid, which the others follow
+        self._columns: list[float] = []  # column widths of the first grid, used by the others
         super().__init__(parent)
         self.setAccessibleName(tr("Table"))
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAsNeeded)
@@ -57,7 +55,7 @@ class TableView(TextBlock):
         self.setLineWrapMode(TextBlock.LineWrapMode.FixedPixelWidth)
         self._shown = Table((), table.aligns)
         self._metrics = QFontMetricsF(self.document().defaultFont())
-        self._widths = [0.0] * len(table.aligns)  # of each column, if nothing wraps
+        self._widths = [0.0] * len(table.aligns)  # of each column without wrapping
         self._grids.append(self._make_grid(min(GRID_ROWS, len(table.rows))))
         self._write(table)
         self.moveCursor(QTextCursor.MoveOperation.Start)  # Qt scrolls to it
@@ -105,7 +103,6 @@ class TableView(TextBlock):
         self._shown = table
 
     def _fit_grid(self, number: int, n_rows: int) -> None:
-        """Have a grid with so many rows; without any it goes."""
         if number == len(self._grids):
             self._columns = self._first_columns()
             self._grids.append(self._make_grid(n_rows))
@@ -123,7 +120,6 @@ class TableView(TextBlock):
         return [layout.blockBoundingRect(cell).width() + 2 * PADDING + 1 for cell in cells]
 
     def _align(self) -> None:
-        """Give all grids the columns of the first one."""
         if len(self._grids) > 1 and (columns := self._first_columns()) != self._columns:
             self._columns = columns
             for grid in self._grids[1:]:
@@ -149,17 +145,15 @@ class TableView(TextBlock):
             self.insert_spans(cursor, spans, base)
 
     def _note_widths(self, row: tuple[tuple[TextSpan, ...], ...]) -> None:
-        """Widen the columns for the cells of a row."""
         for x, spans in enumerate(row):
             text = "".join(span.text for span in spans)
             width = self._metrics.horizontalAdvance(text) + 2 * PADDING + 2
             self._widths[x] = max(self._widths[x], width)
 
     def _spread(self) -> None:
-        """Set the width of the table: that of the view, unless its columns were too narrow."""
         wanted = min(sum(self._widths), px(COLUMN_PIXELS) * len(self._widths))
         parent = self.parentWidget()
-        is_here = parent is None or self.isVisible()  # and not being made for later
+        is_here = parent is None or self.isVisible()  # not prepared for later
         room = self.viewport().width() if is_here or parent is None else parent.width()
         width = max(room, math.ceil(wanted))
         if width != self.lineWrapColumnOrWidth():
@@ -175,11 +169,9 @@ class TableView(TextBlock):
         self._fit()
 
     def fitting_height(self) -> int:
-        """Return the height of all rows and of the scroll bar, if there is one."""
+        """Return the height of all rows and of the scroll bar, if any."""
         bar = self.horizontalScrollBar()
         return super().fitting_height() + (bar.sizeHint().height() if bar.maximum() > 0 else 0)
-
-    # Qt
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         super().resizeEvent(event)
@@ -205,7 +197,7 @@ def _lengths(widths: list[float]) -> list[QTextLength]:
 
 
 def _flat() -> QTextBlockFormat:
-    """Return a format without height, for the empty block that Qt puts behind a table."""
+    # hides the empty block that Qt appends to a table
     block = QTextBlockFormat()
     block.setLineHeight(1, QTextBlockFormat.LineHeightTypes.FixedHeight.value)
     return block

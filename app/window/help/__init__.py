@@ -1,1 +1,1 @@
-"""What helps to use and to mend Tandem: shortcuts, versions and licences, the log."""
+"""The help dialogs: shortcuts, versions and licences, the log."""

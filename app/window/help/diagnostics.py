@@ -1,8 +1,7 @@
-"""What a report of a mistake needs, without anything private.
+"""Diagnostics for bug reports, without private data.
 
-Chats are never logged. What may still stand in a log is taken out here: texts in quotes, the words
-of exceptions, folders, names of the user and the computer, tokens, and what the caller knows to be
-private.
+Chats are never logged. In addition, these are removed from the log: quoted texts, messages of
+exceptions, folders, names of the user and the computer, tokens, and texts named by the caller.
 """
 
 from __future__ import annotations
@@ -36,10 +35,10 @@ from app.window.help.licences import (
 from engine import DeviceInfo, package_version
 
 N_LINES: Final = 200
-"""Number of the last lines of the log in a report."""
+"""Number of log lines in a report."""
 
 MIN_PRIVATE: Final = 3
-"""Length of the shortest private word that is taken out; shorter ones are parts of other words."""
+"""Minimum length of a private word to remove; shorter ones occur in other words."""
 
 PRIVATE: Final = "<private>"
 
@@ -58,10 +57,10 @@ RULES: Final = (
     (re.compile(r"\b[A-Za-z]:[\\/](?:[^\s\\/:][^\\/:\n]*[\\/])*"), "…/"),
     (re.compile(r"(?<![\w.:…/\\])[\\/](?:[^\s\\/:][^\\/:\n]*[\\/])+"), "…/"),
 )  # fmt: skip
-"""What is taken out of a line, and what comes in its place."""
+"""Patterns to remove from a line, and their replacements."""
 
 QUOTED_FILE = re.compile(r'File "(?:[^"\n]*[\\/])?([^"\\/\n]+)", line')
-"""A line of a traceback, of which the file's name stays."""
+"""A line of a traceback; the file's name is kept."""
 
 
 def report(
@@ -71,11 +70,7 @@ def report(
     log_lines: Sequence[str],
     private: Collection[str] = (),
 ) -> str:
-    """Return the whole report as text.
-
-    Args:
-        private: texts that must not be in it, such as titles of chats.
-    """
+    """Return the report without `private` texts, such as titles of chats."""
     parts = [
         "# Tandem diagnostics",
         *(f"{name}: {version}" for name, version in versions),
@@ -93,7 +88,7 @@ def report(
 
 
 def scrubbed(lines: Sequence[str], private: Collection[str] = ()) -> list[str]:
-    """Return lines of a log without what may be private."""
+    """Return lines of a log without private data."""
     names = sorted({*private, *_names()}, key=len, reverse=True)
     words = [re.escape(name) for name in names if len(name.strip()) >= MIN_PRIVATE]
     known = re.compile("|".join(words), re.IGNORECASE) if words else None
@@ -110,13 +105,12 @@ def _scrubbed_line(line: str, known: re.Pattern[str] | None) -> str:
 
 
 def _names() -> set[str]:
-    """Return the names of the user, the home folder and the computer."""
     found = {platform.node(), platform.node().partition(".")[0]}
     try:
         found |= {getpass.getuser(), Path.home().name, str(Path.home())}
     except (OSError, KeyError, RuntimeError):  # a user without a name or a home
         return found
-    return found - {"root", "/root", "localhost"}  # nobody's names
+    return found - {"root", "/root", "localhost"}  # not private
 
 
 def _device_line(device: DeviceInfo) -> str:
@@ -127,7 +121,7 @@ def _device_line(device: DeviceInfo) -> str:
 
 
 def _setting_lines(settings: Settings) -> list[str]:
-    """Return the settings of the page that people have changed; of texts only their length."""
+    # the changed settings of the settings page; for texts only their lengths
     default = Settings()
     changed = {
         name: getattr(settings, name)
@@ -154,7 +148,7 @@ def _items(value: Any) -> Sequence[object]:
 
 
 def versions(devices: Sequence[DeviceInfo]) -> list[tuple[str, str]]:
-    """Return what runs here, as pairs of names and versions; work for a thread."""
+    """Return pairs of names and versions; call it on a thread."""
     drivers = {device.driver for device in devices if device.driver}
     return [
         ("Tandem", package_version() or tr("source tree")),
@@ -179,7 +173,7 @@ PYSIDE_SOURCES = "https://code.qt.io/cgit/pyside/pyside-setup.git/"
 
 
 def all_components() -> list[Component]:
-    """Return all that Tandem is made of; work for a thread."""
+    """Return all components of Tandem; call it on a thread."""
     return [_tandem(), _qt(), _python(), _font(), *_system_libraries(), *packages()]
 
 
@@ -193,29 +187,28 @@ def _tandem() -> Component:
 
 
 def _qt() -> Component:
-    """Return Qt, with what its licence wants people to be told."""
     version = qVersion() or ""
     folder = QLibraryInfo.path(QLibraryInfo.LibraryPath.LibrariesPath)
     notice = "\n\n".join(
         (
             tr(
                 "Tandem uses Qt {version} and Qt for Python under the GNU Lesser General Public"
-                " License, version 3, which stands below, as does the GNU General Public License"
+                " License, version 3, which is included below with the GNU General Public License"
                 " that it refers to. Qt is © The Qt Company Ltd. and other contributors."
             ).format(version=version),
             tr(
-                "Qt is linked dynamically: its libraries are files of their own, unchanged, in"
+                "Qt is linked dynamically: its libraries are separate, unmodified files in"
                 " {folder}."
             ).format(folder=folder),
             tr(
-                "You may replace them by a Qt of your own: close Tandem, put libraries of Qt"
-                " {version} or a compatible version, under the same names, in the place of these,"
-                " and start Tandem again. QT_PLUGIN_PATH names a folder of other plugins. You may"
-                " take Tandem apart as far as that is needed to find mistakes in such changes."
+                "You may replace them with your own build of Qt: close Tandem, replace these files"
+                " with libraries of Qt {version} or a compatible version under the same names, and"
+                " restart Tandem. QT_PLUGIN_PATH sets a folder with other plugins. You may reverse"
+                " engineer Tandem as far as needed to debug such modifications."
             ).format(version=version),
             tr(
-                "The sources of Qt are at {qt}, those of Qt for Python at {pyside}, each in the"
-                " version named here."
+                "The source code of Qt is available at {qt}, that of Qt for Python at {pyside},"
+                " each in the version named here."
             ).format(qt=QT_SOURCES, pyside=PYSIDE_SOURCES),
         )
     )
@@ -241,7 +234,7 @@ def _system_libraries() -> list[Component]:
     if not files:
         return []
     names = ", ".join(file.stem for file in files)
-    return [Component(tr("Libraries of the system"), "", tr("see the texts"), files, names)]
+    return [Component(tr("System libraries"), "", tr("see the texts"), files, names)]
 
 
 def _kept(names: tuple[str, ...]) -> tuple[Path, ...]:

@@ -1,4 +1,4 @@
-"""Opens the dialogs of help, each made when it is first wanted; a thread reads what they show."""
+"""The help dialogs, created on first use; their contents are read on threads."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from engine import DeviceInfo, printable
 
 
 class AboutDialog(PageDialog):
-    """Page of versions; a list of components shows the licence of the selected one."""
+    """Dialog with versions, and a list of components with their licences."""
 
     licence_requested = Signal(object)  # Component
     check_requested = Signal()  # for a newer release
@@ -44,7 +44,7 @@ class AboutDialog(PageDialog):
     def __init__(self, parent: QWidget) -> None:
         super().__init__(tr("About Tandem"), parent, (860, 620))
         self._components: tuple[Component, ...] = ()
-        self.versions = label(tr("Reading …"))
+        self.versions = label(tr("Reading…"))
         self.versions.setWordWrap(True)
         self.head.addWidget(self.versions, 1)
         self.head.addLayout(self._make_update(), 1)
@@ -69,7 +69,7 @@ class AboutDialog(PageDialog):
     def show_facts(
         self, versions: Sequence[tuple[str, str]], components: Sequence[Component]
     ) -> None:
-        """Show versions, and components in their order."""
+        """Show versions and components."""
         self.versions.setText("\n".join(f"{name} {version}" for name, version in versions))
         self._components = tuple(components)
         self.list.clear()
@@ -81,31 +81,26 @@ class AboutDialog(PageDialog):
         self._filter(self.search.text())
 
     def show_licence(self, component: Component, text: str) -> None:
-        """Show the licence of a component, if it is still the selected one."""
+        """Show the licence of a component, if it is still selected."""
         row = self.list.currentRow()
         if 0 <= row < len(self._components) and self._components[row] == component:
             title = f"{component.name}: {component.licence}"
-            self.text.setPlainText(f"{title}\n\n{text or tr('It brings no text of its licence.')}")
+            self.text.setPlainText(f"{title}\n\n{text or tr('No licence text is included.')}")
 
     def show_update(self, text: str, has_news: bool) -> None:
-        """Show what is known of newer releases.
-
-        Args:
-            has_news: whether there is something to read about one.
-        """
+        """Show the result of an update check, and whether there are release notes."""
         self.update_line.setText(text)
         self.update_line.setVisible(bool(text))
         self.news.setVisible(has_news)
 
     def _make_update(self) -> QVBoxLayout:
-        """Make what asks for a newer release, and tells of it."""
         self.update_line = label(role="muted")
         self.update_line.setWordWrap(True)
         self.update_line.setAlignment(Qt.AlignmentFlag.AlignRight)
         self.update_line.hide()
-        self.check = button(tr("Look for a new release"))
+        self.check = button(tr("Check for updates"))
         self.check.clicked.connect(self.check_requested)
-        self.news = button(tr("What is new"), "primary")
+        self.news = button(tr("What's new"), "primary")
         self.news.clicked.connect(self.news_requested)
         self.news.hide()
         for made in (self.check, self.news):
@@ -122,7 +117,6 @@ class AboutDialog(PageDialog):
 
     @Slot(str)
     def _filter(self, text: str) -> None:
-        """Show the components whose name, version or licence has all words of a text."""
         wanted = text.casefold().split()
         for row, component in enumerate(self._components):
             known = f"{component.name} {component.version} {component.licence}".casefold()
@@ -137,11 +131,11 @@ class AboutDialog(PageDialog):
 LEVELS: Final = ("INFO", "WARNING", "ERROR")
 LEVEL = re.compile(r"^\S+ \S+ (DEBUG|INFO|WARNING|ERROR|CRITICAL) ")
 RANKS: Final = {"DEBUG": 0, "INFO": 0, "WARNING": 1, "ERROR": 2, "CRITICAL": 2}
-"""Levels in order; a line without one belongs to the line before, as in a traceback."""
+"""Severity by level; a line without a level continues the previous one, as in a traceback."""
 
 
 class LogDialog(PageDialog):
-    """Page of the log's last lines."""
+    """Dialog with the last lines of the log."""
 
     copy_requested = Signal()
     refresh_requested = Signal()
@@ -177,28 +171,24 @@ class LogDialog(PageDialog):
         self.search.textChanged.connect(self._show)
 
     def show_lines(self, lines: Sequence[str]) -> None:
-        """Show these lines, the newest last, as the filters allow."""
+        """Show the lines that match the filters, newest last."""
         self._lines = tuple(lines)
         self._show()
 
     def say(self, text: str) -> None:
-        """Say what has been done."""
+        """Show a status."""
         self._status.setText(text)
 
     @Slot()
     def _show(self) -> None:
         found = filtered(self._lines, self.level.currentIndex(), self.search.text())
-        self.text.setPlainText(printable("\n".join(found)) or tr("There is nothing here."))
+        self.text.setPlainText(printable("\n".join(found)) or tr("No entries."))
         bar = self.text.verticalScrollBar()
         bar.setValue(bar.maximum())
 
 
 def filtered(lines: Sequence[str], least: int, words: str) -> list[str]:
-    """Return the records of at least a level that have all words, whole with their tracebacks.
-
-    Args:
-        least: index in `LEVELS`.
-    """
+    """Return the records with all words and at least level `LEVELS[least]`, with tracebacks."""
     wanted = words.casefold().split()
     records: list[list[str]] = []
     for line in lines:
@@ -221,11 +211,7 @@ def _rank(line: str) -> int:
 
 
 class ShortcutsDialog(PageDialog):
-    """Shortcuts by where they work, with a search.
-
-    Attributes:
-        rows: labels of each shortcut: its text and its keys.
-    """
+    """Dialog with all shortcuts, grouped by context; `rows` has the labels of text and keys."""
 
     def __init__(self, parent: QWidget) -> None:
         super().__init__(tr("Shortcuts"), parent, (520, 640))
@@ -259,7 +245,7 @@ class ShortcutsDialog(PageDialog):
 
     @Slot(str)
     def filter(self, words: str) -> None:
-        """Show the shortcuts that have all of these words."""
+        """Show the shortcuts that match all words."""
         wanted = words.casefold().split()
         found: set[str] = set()
         for name, labels in self.rows.items():
@@ -274,8 +260,7 @@ class ShortcutsDialog(PageDialog):
 
 
 def _keys_of(name: str) -> list[str]:
-    """Return the keys for people: "1" to "9" are one."""
-    keys = shown_keys(name)
+    keys = shown_keys(name)  # "1" to "9" become a range
     return keys if len(keys) <= 4 else [f"{keys[0]} – {keys[-1]}"]
 
 
@@ -283,10 +268,9 @@ class HelpDialogs(QObject):
     """The dialogs for shortcuts, versions and the log.
 
     Args:
-        over: the window they belong to.
-        log_file: file of the log.
-        devices: returns the devices that are shown.
-        private: returns texts that no report may have, such as titles of chats.
+        over: parent window.
+        devices: returns the devices of the window.
+        private: returns texts to remove from reports, such as titles of chats.
     """
 
     check_requested = Signal()  # for a newer release
@@ -311,9 +295,6 @@ class HelpDialogs(QObject):
         self._facts_job, self._licence_job, self._log_job, self._report_job = (
             LatestJob(f"tandem-{name}", self) for name in ("facts", "licence", "log", "report")
         )
-        self._facts_job.done.connect(self._on_facts)
-        self._licence_job.done.connect(self._on_licence)
-        self._log_job.done.connect(self._on_log)
         self._report_job.done.connect(self._on_report)
 
     @Slot()
@@ -326,10 +307,12 @@ class HelpDialogs(QObject):
     @Slot()
     def show_about(self) -> None:
         if self.about is None:
-            self.about = AboutDialog(self._over)
-            self.about.licence_requested.connect(self._read_licence)
-            self.about.check_requested.connect(self.check_requested)
-            self.about.news_requested.connect(self.news_requested)
+            about = self.about = AboutDialog(self._over)
+            about.licence_requested.connect(self._read_licence)
+            about.check_requested.connect(self.check_requested)
+            about.news_requested.connect(self.news_requested)
+            self._facts_job.done.connect(lambda facts: about.show_facts(*facts))
+            self._licence_job.done.connect(lambda found: about.show_licence(*found))
             self.about_made.emit()
         self.about.appear()
         devices = self._devices()
@@ -341,18 +324,19 @@ class HelpDialogs(QObject):
             self.log = LogDialog(self._over)
             self.log.refresh_requested.connect(self._read_log)
             self.log.copy_requested.connect(self._copy_report)
+            self._log_job.done.connect(self.log.show_lines)
         self.log.appear()
         self.log.search.setFocus()
         self._read_log()
 
     @Slot(str, bool)
     def show_update(self, text: str, has_news: bool) -> None:
-        """Show what is known of newer releases, if there is a page for it."""
+        """Show the result of an update check in the About dialog, if it exists."""
         if self.about is not None:
             self.about.show_update(text, has_news)
 
     def close(self) -> None:
-        """End all work on threads, and close the dialogs."""
+        """End all threads, and close the dialogs."""
         for job in (self._facts_job, self._licence_job, self._log_job, self._report_job):
             job.close()
         for dialog in (self.shortcuts, self.about, self.log):
@@ -382,29 +366,13 @@ class HelpDialogs(QObject):
         )
 
     @Slot(object)
-    def _on_facts(self, facts: tuple[Sequence[tuple[str, str]], Sequence[Component]]) -> None:
-        if self.about is not None:
-            self.about.show_facts(*facts)
-
-    @Slot(object)
-    def _on_licence(self, found: tuple[Component, str]) -> None:
-        if self.about is not None:
-            self.about.show_licence(*found)
-
-    @Slot(object)
-    def _on_log(self, lines: Sequence[str]) -> None:
-        if self.log is not None:
-            self.log.show_lines(lines)
-
-    @Slot(object)
     def _on_report(self, text: str) -> None:
         QGuiApplication.clipboard().setText(text)
         if self.log is not None:
-            self.log.say(tr("Copied. Read it before you send it to anybody."))
+            self.log.say(tr("Copied. Review it before sharing it."))
 
 
 def _read_facts(devices: Sequence[DeviceInfo]) -> tuple[list[tuple[str, str]], list[Component]]:
-    """Return versions and components; work for a thread."""
     from app.window.help.diagnostics import all_components, versions
 
     return versions(devices), all_components()

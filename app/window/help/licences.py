@@ -1,7 +1,7 @@
-"""The packages that Tandem is made of, with their licences, read from what is installed.
+"""Tandem's dependencies with their licences, from the metadata of installed packages.
 
-Packages are followed from Tandem's own requirements, wherever this Python finds them: beside
-Tandem, or in the engine's own folder. Builds of packages use this as well, so it knows no Qt.
+They may be installed with Tandem or in the engine's folder. Package builds use this too, so it does
+not import Qt.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ PACKAGE = "tandem-llm"
 ROOT = Path(__file__).parents[3]
 PROJECT_FILE = ROOT / "pyproject.toml"
 TEXTS = ROOT / "resources" / "licences"
-"""Folder of the texts that packages leave out, and of parts that are no packages."""
+"""Licence texts of packages without one, and of components that are not packages."""
 
 ALONGSIDE = ("uv",)
-"""Packages of programs that come with Tandem, without being imported."""
+"""Packages of bundled programs that are not imported."""
 
 LICENCE_FILES = ("LICENSE", "LICENCE", "COPYING", "NOTICE")
-"""Beginnings of the names of files with the texts of licences."""
+"""Prefixes of the names of licence files."""
 
 LICENCE_FOLDERS = {"licenses", "licences", "license_files"}
 
@@ -35,23 +35,23 @@ LEFT_OUT = {
     "latex2mathml": ("latex2mathml",),
     "nvidia-ml-py": ("nvidia-ml-py",),
 }
-"""Names of texts in `TEXTS` for packages that bring none."""
+"""Names of texts in `TEXTS` for packages without one."""
 
 QT_TEXTS = ("LGPL-3.0", "GPL-3.0", "Qt-libraries")
 PYTHON_TEXTS = ("Python-libraries", "Apache-2.0")
-"""Names of the texts for parts that are no packages."""
+"""Names of the texts for components that are not packages."""
 
 FONT_VERSION = "3.19"
 
 
 @dataclass(frozen=True, slots=True)
 class Component:
-    """A package or another part that Tandem is made of.
+    """A component of Tandem.
 
     Attributes:
         licence: name of its licence, in one line.
-        files: texts of the licences of a part that is no package.
-        notice: what is said before these texts.
+        files: licence texts of a component that is not a package.
+        notice: text before these.
     """
 
     name: str
@@ -62,10 +62,7 @@ class Component:
 
 
 def packages() -> list[Component]:
-    """Return Tandem's dependencies and theirs, as they are installed here, by name.
-
-    They are followed from the metadata of the packages; work for a thread.
-    """
+    """Return Tandem's installed direct and indirect dependencies by name; call it on a thread."""
     found: dict[str, Component] = {}
     waiting = [PACKAGE, *_direct(), *ALONGSIDE]
     while waiting:
@@ -85,7 +82,7 @@ def packages() -> list[Component]:
 
 
 def licence_text(component: Component) -> str:
-    """Return what is to be read about a component's licence; "" if nothing is known."""
+    """Return the licence text of a component, or ""."""
     if component.notice or component.files:
         return "\n\n".join([component.notice, *_read(component.files)]).strip()
     try:
@@ -95,7 +92,7 @@ def licence_text(component: Component) -> str:
 
 
 def package_text(package: metadata.Distribution) -> str:
-    """Return the texts of a package's licence files; those that are kept here if it has none."""
+    """Return the licence texts of a package, or those in `TEXTS` if it has none."""
     named = set(package.metadata.get_all("License-File") or ())
     paths = []
     for file in package.files or ():
@@ -109,12 +106,12 @@ def package_text(package: metadata.Distribution) -> str:
 
 
 def texts_for(name: str) -> tuple[Path, ...]:
-    """Return the files of the texts that a package leaves out."""
+    """Return the files in `TEXTS` for a package."""
     return tuple(TEXTS / f"{text}.txt" for text in LEFT_OUT.get(plain_name(name), ()))
 
 
 def licence_name(data: metadata.PackageMetadata) -> str:
-    """Return the name of a licence: the SPDX expression, else the classifiers, else one line."""
+    """Return the name of a licence: SPDX expression, else classifiers, else the first line."""
     if "License-Expression" in data:
         return data["License-Expression"]
     kinds = [
@@ -129,12 +126,11 @@ def licence_name(data: metadata.PackageMetadata) -> str:
 
 
 def plain_name(name: str) -> str:
-    """Return a package's name as all its spellings have it."""
+    """Return the normalized name of a package."""
     return name.lower().replace("_", "-").replace(".", "-")
 
 
 def _read(paths: tuple[Path, ...]) -> list[str]:
-    """Return the texts of files; each below its name where there are several."""
     texts = []
     for path in paths:
         try:
@@ -146,7 +142,6 @@ def _read(paths: tuple[Path, ...]) -> list[str]:
 
 
 def _direct() -> list[str]:
-    """Return the dependencies in a source tree that is not installed."""
     if package_version() or not PROJECT_FILE.is_file():
         return []
     project = tomllib.loads(PROJECT_FILE.read_text(encoding="utf-8"))["project"]
@@ -154,6 +149,5 @@ def _direct() -> list[str]:
 
 
 def _name_of(requirement: str) -> str:
-    """Return the name in a requirement such as "jinja2>=3; python_version > '3'"."""
     end = next((at for at, sign in enumerate(requirement) if sign in " ;<>=!~[("), None)
     return requirement[:end]

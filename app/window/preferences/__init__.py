@@ -1,1 +1,1 @@
-"""The settings page, which builds itself from the declaration in `app.core.settings`."""
+"""The settings page, generated from the declarations in `app.core.settings`."""

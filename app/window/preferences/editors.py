@@ -27,15 +27,15 @@ from app.widgets.controls import ignore_wheel
 from app.widgets.text import list_item
 
 TYPED_MS = 400
-"""Milliseconds after the last key until a text counts."""
+"""Milliseconds after the last key before a text is reported."""
 
 
 class SettingEditor(QWidget):
-    """Editor of one setting: shows a value, and reports what a person makes of it.
+    """Editor of a setting.
 
     Attributes:
         field: the widget that takes the focus.
-        is_wide: whether the editor wants the whole width of the page.
+        is_wide: whether the editor needs its own line.
     """
 
     changed = Signal(object)
@@ -53,11 +53,11 @@ class SettingEditor(QWidget):
         raise NotImplementedError
 
     def flush(self) -> None:
-        """Report now what is typed and waits for its moment."""
+        """Report typed text now."""
 
 
 class SwitchEditor(SettingEditor):
-    """Check box of a setting that is on or off."""
+    """Checkbox of a boolean setting."""
 
     def __init__(self) -> None:
         self._box = QCheckBox()
@@ -70,7 +70,7 @@ class SwitchEditor(SettingEditor):
 
 
 class ChoiceEditor(SettingEditor):
-    """List of the values that a setting may have."""
+    """Combo box of the choices of a setting."""
 
     def __init__(self, shown: ShownSetting) -> None:
         self._box = QComboBox()
@@ -85,7 +85,7 @@ class ChoiceEditor(SettingEditor):
 
 
 class NumberEditor(SettingEditor):
-    """Field of a number within its limits."""
+    """Spin box of a number."""
 
     def __init__(self, shown: ShownSetting, *, is_whole: bool) -> None:
         self._box = QSpinBox() if is_whole else QDoubleSpinBox()
@@ -104,7 +104,7 @@ class NumberEditor(SettingEditor):
 
 
 class LineEditor(SettingEditor):
-    """Field of a text in one line."""
+    """Field of a single-line text."""
 
     is_wide = True
 
@@ -128,7 +128,7 @@ class LineEditor(SettingEditor):
 
 
 class LongTextEditor(SettingEditor):
-    """Field of a text in several lines, reported a moment after the last key."""
+    """Field of a multi-line text, reported with a delay."""
 
     is_wide = True
 
@@ -162,7 +162,7 @@ class LongTextEditor(SettingEditor):
 
 
 class FoldersEditor(SettingEditor):
-    """List of folders, with buttons to add one and to take one away."""
+    """List of folders, with buttons to add and remove."""
 
     is_wide = True
 
@@ -212,7 +212,7 @@ class FoldersEditor(SettingEditor):
 
 
 def make_editor(shown: ShownSetting, default: object) -> SettingEditor:
-    """Return the editor for a setting with this default."""
+    """Return the editor of a setting with this default."""
     if shown.choices:
         return ChoiceEditor(shown)
     if isinstance(default, bool):

@@ -1,4 +1,4 @@
-"""The settings page: sections of settings, found by a search."""
+"""The settings page: searchable sections of settings."""
 
 from __future__ import annotations
 
@@ -20,26 +20,18 @@ from app.widgets.text import PlainLabel, label
 from app.window.preferences.editors import make_editor
 
 EDITOR_WIDTH = 150
-"""Least width of an editor beside its title, in pixels."""
+"""Minimum width of an editor next to its title, in pixels."""
 
 
 class SettingRow(QWidget):
-    """One setting, as its declaration says it.
-
-    Args:
-        name: name of the setting in `Settings`.
-        default: its value where nobody has changed it.
-
-    Attributes:
-        reset: button that sets the default again, shown once the value differs from it.
-    """
+    """A setting: title, help, editor, reset button and notes."""
 
     changed = Signal(str, object)  # name, value
 
     def __init__(self, name: str, shown: ShownSetting, default: object) -> None:
         super().__init__()
         self.name, self.shown, self._default = name, shown, default
-        self._in_use: object = None  # what takes effect now, where a change does so later
+        self._in_use: object = None  # the active value, if changes take effect later
         self.editor = make_editor(shown, default)
         self.reset = IconButton("reset", tr("Reset to default"), self, size=16)
         self.note = label(_note(shown), "warn")
@@ -51,20 +43,20 @@ class SettingRow(QWidget):
         self.reset.clicked.connect(self._on_reset)
 
     def words(self) -> str:
-        """Return all that a search may find this setting by, in small letters."""
+        """Return the searchable text of this setting, case-folded."""
         shown = self.shown
         texts = (shown.title, shown.help, shown.section, shown.words, *shown.choices.values())
-        english = (shown.title, shown.words)  # for those who know the English words
+        english = (shown.title, shown.words)  # also searchable in other languages
         return " ".join((*map(tr, texts), *english)).casefold()
 
     def show_value(self, value: Any, in_use: Any) -> None:
-        """Show a value, and a note if another one is in use until later."""
+        """Show a value, and a note if another one is still active."""
         self._in_use = in_use
         self.editor.show_value(value)
         self._mark(value)
 
     def show_problem(self, problem: str) -> None:
-        """Say why the setting has no effect here; "" for no reason."""
+        """Show why the setting has no effect, or hide that for ""."""
         self._problem.setText(problem)
         self._problem.setVisible(bool(problem))
 
@@ -117,16 +109,16 @@ class SettingRow(QWidget):
 
 def _note(shown: ShownSetting) -> str:
     if shown.takes == "next load":
-        return tr("Takes effect when the model is loaded again.")
-    return tr("Takes effect when Tandem starts again.")
+        return tr("Takes effect when the model is reloaded.")
+    return tr("Takes effect when Tandem is restarted.")
 
 
 WIDTH = 720
-"""Largest width of a row, in pixels."""
+"""Maximum width of a row, in pixels."""
 
 
 class SettingsView(QWidget):
-    """Page of all settings that are declared as shown."""
+    """Page of all settings declared as shown."""
 
     changed = Signal(str, object)  # name, value
     left = Signal()
@@ -145,28 +137,23 @@ class SettingsView(QWidget):
         self.search.setAccessibleName(tr("Search settings"))
         self.search.setClearButtonEnabled(True)
         self.search.textChanged.connect(self.filter)
-        self._nothing = label(tr("No setting has these words."), "muted")
+        self._nothing = label(tr("No settings match."), "muted")
         self._nothing.hide()
         self._scroll = self._make_rows()
         self._build()
 
     def show_settings(self, settings: Settings, in_use: Settings) -> None:
-        """Show these values; `in_use` are those that the program has started with."""
+        """Show these values; `in_use` are the active ones."""
         for name, row in self.rows.items():
             row.show_value(getattr(settings, name), getattr(in_use, name))
 
     def show_problems(self, problems: Mapping[str, str]) -> None:
-        """Say why settings have no effect here, by name; all others have one."""
+        """Show why settings have no effect, by name."""
         for name, row in self.rows.items():
             row.show_problem(problems.get(name, ""))
 
     def add_panel(self, section: str, panel: QWidget, words: str) -> None:
-        """Add what is no setting to a section.
-
-        Args:
-            section: one of `SECTIONS`.
-            words: what a search may find it by.
-        """
+        """Add a panel to a section of `SECTIONS`; `words` are searchable."""
         self._ends[section].addWidget(panel)
         self._panels.append((section, panel, f"{tr(section)} {words}".casefold()))
         self.filter(self.search.text())
@@ -178,7 +165,7 @@ class SettingsView(QWidget):
 
     @Slot(str)
     def filter(self, text: str) -> None:
-        """Show the settings that have all words of a text, in any order."""
+        """Show the settings that match all words."""
         wanted = text.casefold().split()
         found: set[str] = set()
         for row in self.rows.values():
@@ -241,7 +228,6 @@ class SettingsView(QWidget):
         layout.addLayout(self._make_foot())
 
     def _make_foot(self) -> QHBoxLayout:
-        """Make the row of what is no setting: dialogs of help."""
         foot = QHBoxLayout()
         for text, signal in (
             (with_keys(tr("Shortcuts"), "shortcuts"), self.shortcuts_requested),
@@ -263,13 +249,13 @@ class SettingsView(QWidget):
 
 
 class SettingsPage(QObject):
-    """Page of all settings, shown in the middle of the window; each change is used at once.
+    """Presenter of the settings page, created on first use; changes apply immediately.
 
     Args:
-        keep: uses settings and has them written.
+        keep: applies and saves settings.
         show: shows a widget in the middle of the window.
         leave: shows the chat there again.
-        problems: returns why settings have no effect here, by name.
+        problems: returns the reasons why settings have no effect, by name.
     """
 
     shortcuts_requested = Signal()
@@ -293,20 +279,14 @@ class SettingsPage(QObject):
         self._panels: list[tuple[str, Callable[[], QWidget], str]] = []
 
     def add_panel(self, section: str, make: Callable[[], QWidget], words: str) -> None:
-        """Have a section end in what is no setting.
-
-        Args:
-            section: one of `SECTIONS`.
-            make: makes the panel, once the page is wanted.
-            words: what a search may find it by.
-        """
+        """Add a panel to a section of `SECTIONS`, created by `make` with the page."""
         self._panels.append((section, make, words))
         if self.view is not None:
             self.view.add_panel(section, make(), words)
 
     @Slot()
     def toggle(self) -> None:
-        """Show the page, with the settings as they are now, or leave it."""
+        """Show the page, or leave it."""
         view = self.view or self._make()
         if view.isVisible():
             self._leave()
@@ -317,23 +297,25 @@ class SettingsPage(QObject):
         view.search.selectAll()
 
     def refresh(self) -> None:
-        """Show the settings as they are now, whoever has changed them."""
+        """Show the current settings."""
         if self.view is not None:
             self.view.show_settings(self._settings.current, self._in_use)
             self.view.show_problems(self._problems())
 
     def note_load(self) -> None:
-        """Count a load of a model: settings that wait for one are in use now."""
-        self._in_use = _with_loaded(self._in_use, self._settings.current)
+        """Mark settings that take effect with a load as active."""
+        current = self._settings.current
+        names = [name for name, shown in shown_settings().items() if shown.takes == "next load"]
+        loaded = {name: getattr(current, name) for name in names}
+        self._in_use = replace(self._in_use, **loaded)
         self.refresh()
 
     def close(self) -> None:
-        """Keep what is still being typed."""
+        """Report typed text."""
         if self.view is not None:
             self.view.flush()
 
     def _make(self) -> SettingsView:
-        # imported here, since the window's first picture does not need it
         view = self.view = SettingsView()
         for section, make, words in self._panels:
             view.add_panel(section, make(), words)
@@ -347,11 +329,3 @@ class SettingsPage(QObject):
     @Slot(str, object)
     def _on_changed(self, name: str, value: object) -> None:
         self._keep(replace(self._settings.current, **{name: value}))  # type: ignore[arg-type]
-
-
-def _with_loaded(in_use: Settings, current: Settings) -> Settings:
-    """Return what is in use after a load."""
-    from app.core.settings import shown_settings
-
-    names = [name for name, shown in shown_settings().items() if shown.takes == "next load"]
-    return replace(in_use, **{name: getattr(current, name) for name in names})

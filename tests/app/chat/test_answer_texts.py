@@ -1,4 +1,4 @@
-"""What stands below an answer."""
+"""The footer of answers."""
 
 import pytest
 

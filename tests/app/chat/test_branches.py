@@ -1,4 +1,4 @@
-"""Versions and branches in the real window: each is there again, whatever is done beside it."""
+"""Versions and branches in the real window: none is lost, whatever else happens."""
 
 from collections.abc import Sequence
 
@@ -18,13 +18,13 @@ HELLO = "Hello from the fake model."
 
 
 def view_of(shell: Shell, text: str) -> MessageView:
-    """Return the view of the message that begins with a text."""
+    """Return the view of the message that starts with a text."""
     found = [v for v in shell.window.chat_view.shown if v.copied_text.startswith(text)]
     return found[-1]
 
 
 def step(qtbot: QtBot, view: MessageView, text: str) -> None:
-    """Choose a step in the menu of a message."""
+    """Choose an action in the menu of a message."""
     (more,) = [b for b in view.findChildren(QToolButton) if b.accessibleName().startswith("More ")]
     qtbot.mouseClick(more, Qt.MouseButton.LeftButton)
     qtbot.waitUntil(lambda: isinstance(QApplication.activePopupWidget(), QMenu))
@@ -36,21 +36,21 @@ def step(qtbot: QtBot, view: MessageView, text: str) -> None:
 
 
 def again(qtbot: QtBot, shell: Shell, script: Script, text: str, *, of: str) -> None:
-    """Have an answer given again, with another text."""
+    """Regenerate an answer with another text."""
     script.answer = text
     step(qtbot, view_of(shell, of), "Regenerate")
     qtbot.waitUntil(lambda: not shell.session.is_busy)
 
 
 def other_version(qtbot: QtBot, view: MessageView, button: str) -> None:
-    """Click on one of the buttons beside 1/2."""
+    """Click one of the buttons next to 1/2."""
     name = f"{button} version"
     (found,) = [b for b in view.findChildren(QToolButton) if b.accessibleName() == name]
     qtbot.mouseClick(found, Qt.MouseButton.LeftButton)
 
 
 def edit(qtbot: QtBot, view: MessageView, text: str, *keys: Qt.KeyboardModifier) -> None:
-    """Change a message in its editor and press Enter, with a key beside it or without."""
+    """Edit a message and press Enter, with or without a modifier."""
     view.start_editing()
     assert view._editor is not None
     view._editor.edit.setPlainText(text)
@@ -75,7 +75,7 @@ def test_an_answer_that_is_given_again_stays_as_a_version(
     assert prompts(shell)[-1] == [("user", "Hi")]
     n_asked = len(prompts(shell))
     other_version(qtbot, view_of(shell, "First"), "Previous")
-    assert shown(shell) == ["Hi", HELLO, "Thanks", "Another."], "at once, with all that followed"
+    assert shown(shell) == ["Hi", HELLO, "Thanks", "Another."], "immediately, and all after it"
     assert marks(shell) == ["", "1/2", "", "2/2"]
     other_version(qtbot, view_of(shell, "Another."), "Previous")
     assert shown(shell) == ["Hi", HELLO, "Thanks", HELLO]
@@ -128,7 +128,7 @@ def test_all_of_it_is_there_after_a_restart(
 
 
 def test_versions_by_keyboard(qtbot: QtBot, make_shell: MakeShell, script: Script) -> None:
-    """Alt with an arrow goes through the versions, and buttons keep the focus on their way."""
+    """Alt with an arrow key switches versions, and the buttons keep the focus."""
     shell = make_shell(model=MODEL)
     shell.window.activateWindow()
     qtbot.waitUntil(shell.window.isActiveWindow)
@@ -195,8 +195,8 @@ def test_an_answer_is_changed_in_its_place(
     [
         ("Second", "Delete message", ["First", HELLO, HELLO]),
         ("First", "Delete message", [HELLO, "Second", HELLO]),
-        ("Second", "Delete with all that follows", ["First", HELLO]),
-        ("First", "Delete with all that follows", []),
+        ("Second", "Delete this and all following", ["First", HELLO]),
+        ("First", "Delete this and all following", []),
     ],
 )
 def test_a_message_goes_and_comes_back(
@@ -211,7 +211,7 @@ def test_a_message_goes_and_comes_back(
     assert shell.window.chat_view.isVisible() == bool(left)
     n = 4 - len(left)
     assert banner(shell) == (
-        "The message was deleted." if "follows" not in name else f"{n} messages were deleted."
+        "The message was deleted." if "following" not in name else f"{n} messages were deleted."
     )
     undo(shell)
     assert shown(shell) == ["First", HELLO, "Second", HELLO]
@@ -341,7 +341,7 @@ def test_an_answer_that_is_written_can_be_deleted(
     script.hold, script.hold_after = True, 2
     shell.session.regenerate()
     qtbot.waitUntil(lambda: len(shown(shell)[-1]) > 1)
-    step(qtbot, shell.window.chat_view.shown[0], "Delete with all that follows")
+    step(qtbot, shell.window.chat_view.shown[0], "Delete this and all following")
     assert not shell.session.is_busy
     assert shell.session.current.is_empty
     script.hold = False
@@ -362,4 +362,4 @@ def test_a_chat_is_opened_at_a_message_of_any_version(
     shell.session.open_at(chat, 3)
     assert shown(shell) == ["Hi", "Another."]
     shell.session.open_at(chat, 99)
-    assert shown(shell) == ["Hi", "Another."], "a message that is gone"
+    assert shown(shell) == ["Hi", "Another."], "a deleted message"

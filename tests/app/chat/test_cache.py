@@ -1,4 +1,4 @@
-"""Chats that are opened again: the engine gets their KV cache back."""
+"""Reopened chats: the engine gets their KV cache back."""
 
 import os
 from collections.abc import Iterator
@@ -29,7 +29,7 @@ def opened(qapp: QApplication, qtbot: QtBot) -> Shell:
     """Open a window with the demo model."""
     shell = Shell(qapp, ThreadHost)
     shell.start()
-    # titles would take pages of the small cache
+    # titles would use pages of the small cache
     shell.keep(replace(shell.settings.current, auto_titles=False))
     shell.window.sampling.set_params(SamplingParams(temperature=0, max_tokens=24))
     model = paths.demo_model()
@@ -54,7 +54,7 @@ def shell(qapp: QApplication, qtbot: QtBot) -> Iterator[Shell]:
 
 
 def n_cached(qtbot: QtBot, shell: Shell, question: str) -> int:
-    """Ask, and return how many prompt tokens came from the cache."""
+    """Ask, and return the number of prompt tokens from the cache."""
     found: list[Finished] = []
     connection = shell.client.finished.connect(lambda finished, _: found.append(finished))
     ask(qtbot, shell, question)
@@ -94,7 +94,7 @@ def test_a_chat_is_saved_before_another_may_need_its_room(
 
 
 def leave_first(shell: Shell, qtbot: QtBot) -> str:
-    """Ask in two chats, have the first one saved, and return its id."""
+    """Ask in two chats, save the first one, and return its id."""
     n_cached(qtbot, shell, FIRST)
     first = shell.session.current.id
     shell.session.new_chat("")
@@ -107,7 +107,7 @@ def leave_first(shell: Shell, qtbot: QtBot) -> str:
 
 
 def load_again(shell: Shell, qtbot: QtBot) -> None:
-    """Unload the model and load it."""
+    """Unload the model and load it again."""
     with qtbot.waitSignal(shell.client.unloaded, timeout=WAIT_MS):
         shell.models.eject()
     with qtbot.waitSignal(shell.client.loaded, timeout=WAIT_MS):
@@ -146,7 +146,7 @@ def test_a_model_that_goes_leaves_its_cache(shell: Shell, qtbot: QtBot) -> None:
 def test_a_broken_file_only_costs_time(shell: Shell, qtbot: QtBot, harm: str) -> None:
     first = leave_first(shell, qtbot)
     shell.chat_cache._max_bytes, before = 0, shell.chat_cache._max_bytes
-    load_again(shell, qtbot)  # the engine forgets, and the file stays as it is
+    load_again(shell, qtbot)  # the engine drops its cache, and the file is unchanged
     shell.chat_cache._max_bytes = before
     (path,) = files()
     data = path.read_bytes()

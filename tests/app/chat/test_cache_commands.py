@@ -1,4 +1,4 @@
-"""Which caches of chats are saved and loaded, and when: what a scripted engine is asked for."""
+"""Which caches of chats are saved and loaded, and when: the commands to a scripted engine."""
 
 from pathlib import Path
 
@@ -22,7 +22,7 @@ def _short_chats_count(monkeypatch: pytest.MonkeyPatch, script: Script) -> None:
 
 
 def chats(qtbot: QtBot, shell: Shell, *texts: str) -> list[str]:
-    """Ask in a new chat each, and return their ids."""
+    """Ask in several new chats, and return their ids."""
     made = []
     for text in texts:
         shell.chat_presenter.new_chat()
@@ -32,13 +32,13 @@ def chats(qtbot: QtBot, shell: Shell, *texts: str) -> list[str]:
 
 
 def saved(shell: Shell) -> list[tuple[str, int | None]]:
-    """Return the chat and the number of the answer of each saving, in order."""
+    """Return the chat and the answer's number of each save command, in order."""
     commands = [c for c in host_of(shell).commands if isinstance(c, SaveState)]
     return [(Path(c.path).name.partition("-")[0], c.of) for c in commands]
 
 
 def numbers(shell: Shell) -> dict[str, int]:
-    """Return the number of the last answer in each chat that the cache knows of."""
+    """Return the number of the last answer of each chat known to the cache."""
     return {key: held.answer.number for key, held in shell.chat_cache._held.items()}
 
 
@@ -69,7 +69,9 @@ def test_all_are_saved_before_the_model_leaves_the_last_one_first(
     known = numbers(shell)
     with qtbot.waitSignal(shell.client.unloaded):
         shell.models.eject()
-    assert saved(shell) == [(first, known[first]), (third, known[third])], "of the other none knows"
+    assert saved(shell) == [(first, known[first]), (third, known[third])], (
+        "the other has no known state"
+    )
     assert type(host_of(shell).commands[-1]) is Unload
     with qtbot.waitSignal(shell.client.loaded):
         shell.models.load()
@@ -100,7 +102,7 @@ def test_the_first_answer_reads_the_file_and_no_other(qtbot: QtBot, make_shell: 
 def test_an_older_file_stays_where_the_engine_cannot_save(
     qtbot: QtBot, make_shell: MakeShell, script: Script
 ) -> None:
-    """A person need not know; a file that cannot be loaded goes."""
+    """The user is not notified; an unreadable file is deleted."""
     shell = make_shell(model=MODEL)
     (chat,) = chats(qtbot, shell, "First")
     path = chat_caches_dir() / f"{chat}-{HASH[:16]}.safetensors"
@@ -121,7 +123,7 @@ def test_an_older_file_stays_where_the_engine_cannot_save(
 def test_chats_that_were_left_are_saved_when_nothing_is_done(
     qtbot: QtBot, make_shell: MakeShell, script: Script
 ) -> None:
-    """But not the last one, in which a person is likely to go on."""
+    """Except the last one, in which the user is likely to continue."""
     shell = make_shell(model=MODEL)
     first, _ = chats(qtbot, shell, "First", "Second")
     assert shell.chat_cache._quiet.isActive()

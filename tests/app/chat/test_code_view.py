@@ -1,4 +1,4 @@
-"""The height of a code block: all of its lines are seen, whatever characters they have."""
+"""The height of a code block: all lines are visible, whatever characters they have."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ LINES = [f"x{number} = {number}" for number in range(40)]
 
 
 def is_whole(view: CodeView) -> bool:
-    """Return whether the last line of a view lies inside what is painted."""
+    """Return whether the last line of a view is inside the painted area."""
     text = view._text
     block = text.document().lastBlock()
     area = text.blockBoundingGeometry(block).translated(text.contentOffset())

@@ -63,7 +63,7 @@ def test_an_answer_that_is_only_a_thought_is_left_out() -> None:
 
 
 def test_questions_that_were_not_answered_become_one_turn() -> None:
-    """Templates that insist on alternating turns would refuse every later question."""
+    """Templates that require alternating turns would reject all later questions."""
     chat = Conversation()
     for role, text in [("user", "a"), ("assistant", ""), ("user", "b"), ("assistant", "")]:
         chat.add(Message(role, text))
@@ -176,7 +176,7 @@ def test_a_chat_of_a_newer_version_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "old.json").write_text(newer)
     store = ChatStore(tmp_path)
     assert [found.why for found in store.survey().damaged] == [
-        "a newer version of Tandem has written it"
+        "it was written by a newer version of Tandem"
     ]
     assert store.load() == []
     store.tidy()
@@ -229,7 +229,7 @@ def test_a_failed_save_keeps_what_is_there_and_says_why(tmp_path: Path) -> None:
 
 
 def test_a_chat_that_did_not_change_is_not_written(tmp_path: Path) -> None:
-    """So a second window that only shows the chat cannot undo what the first one writes."""
+    """So a second window that only shows the chat cannot undo the first one's changes."""
     first, chat = ChatStore(tmp_path), a_chat()
     first.save(chat)
     second = ChatStore(tmp_path)
@@ -257,5 +257,5 @@ def test_what_another_window_wrote_is_not_written_over(tmp_path: Path) -> None:
 
 
 def test_an_id_cannot_leave_the_folder(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="no chat id"):
+    with pytest.raises(ValueError, match="not a chat id"):
         ChatStore(tmp_path).delete("../settings")

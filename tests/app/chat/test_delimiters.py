@@ -1,4 +1,4 @@
-"""Which texts are formulas and which are prices: delimiters in Markdown."""
+"""Formulas and prices: delimiters in Markdown."""
 
 import random
 import time

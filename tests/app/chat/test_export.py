@@ -1,4 +1,4 @@
-"""Chats leave as files for other programs, and come back."""
+"""Export and import of chats."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def chat() -> Conversation:
 
 
 def test_calls_are_exported_and_found_with_nothing_in_them_read_as_markup() -> None:
-    """The answer goes on behind the result, below one heading."""
+    """The answer continues after the result, below one heading."""
     call = ToolUse(
         "1", "web_search", "web", "Se`arch", '{"q": "```\\n# no"}', "done", "a\n```\n<b>x"
     )
@@ -74,7 +74,7 @@ def test_a_web_page_shows_words_as_words() -> None:
 )  # fmt: skip
 @pytest.mark.parametrize("role", ["user", "assistant", "<script>"])
 def test_nothing_that_was_said_acts_in_a_web_page(attack: str, role: str) -> None:
-    """Addresses of images are not fetched either: the page's own policy forbids it."""
+    """Image URLs are not fetched either: the page's policy forbids it."""
     made = Conversation.of([Message(role, attack)], title=attack, system_prompt=attack)
     page = exported(made, ".html")
     assert "<script" not in page.lower()
@@ -112,7 +112,9 @@ def test_json_has_all_versions_and_the_others_what_is_shown(tmp_path: Path) -> N
 def test_a_chat_of_a_newer_version_is_refused_with_the_reason(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     path.write_text(json.dumps(chat().to_json() | {"schema": 99}))
-    with pytest.raises(NotAChat, match=r"^a\.json cannot be read: a newer version of Tandem has"):
+    with pytest.raises(
+        NotAChat, match=r"^a\.json cannot be read: it was written by a newer version"
+    ):
         imported(path)
 
 
@@ -122,7 +124,7 @@ def test_a_chat_of_a_newer_version_is_refused_with_the_reason(tmp_path: Path) ->
 def test_what_is_no_chat_is_a_sentence(tmp_path: Path, content: str) -> None:
     path = tmp_path / "a.json"
     path.write_text(content)
-    with pytest.raises(NotAChat, match=r"^a\.json is not a chat that Tandem has exported\.$"):
+    with pytest.raises(NotAChat, match=r"^a\.json is not a chat exported by Tandem\.$"):
         imported(path)
     with pytest.raises(NotAChat, match="cannot be read"):
         imported(tmp_path / "none.json")
@@ -195,10 +197,10 @@ def test_a_chat_goes_out_of_a_window_and_into_another(
     monkeypatch.setattr(QFileDialog, "getOpenFileNames", lambda *_: ([str(path)], ""))
     rows = shell.window.chat_list.list
     rows.export_requested.emit([shell.session.current.id], "")
-    qtbot.waitUntil(lambda: banner(shell) == f"“Hi <there>” is in {path}.")
+    qtbot.waitUntil(lambda: banner(shell) == f"“Hi <there>” was saved as {path}.")
     new = tmp_path / "new"
     new.touch()
-    assert path.stat().st_mode == new.stat().st_mode, "others may read what was exported"
+    assert path.stat().st_mode == new.stat().st_mode, "others may read the exported file"
     notice = shell.window.banner.notice
     assert notice is not None
     monkeypatch.setattr("app.chat.exchange.dialogs.reveal", revealed.append)
@@ -214,7 +216,7 @@ def test_a_chat_goes_out_of_a_window_and_into_another(
     path.write_text("{}")
     rows = again.window.chat_list.list
     rows.import_requested.emit()
-    qtbot.waitUntil(lambda: banner(again) == "out.json is not a chat that Tandem has exported.")
+    qtbot.waitUntil(lambda: banner(again) == "out.json is not a chat exported by Tandem.")
     monkeypatch.setattr(QFileDialog, "getSaveFileName", lambda *_: (str(tmp_path), "x"))
     monkeypatch.setattr("app.chat.exchange.dialogs.with_suffix", lambda path, kind: path)
     rows.export_requested.emit([again.session.current.id], "")
@@ -224,7 +226,7 @@ def test_a_chat_goes_out_of_a_window_and_into_another(
 def test_another_kind_does_not_replace_a_file_unasked(
     qtbot: QtBot, make_shell: MakeShell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The dialog has asked about the name that it returns, but not about the one it becomes."""
+    """The dialog has confirmed the name that it returns, but not the final one."""
     shell, old, answers = make_shell(model=MODEL), tmp_path / "out.html", ["No", "Yes"]
     old.write_text("mine")
     ask(qtbot, shell, "Hi")
@@ -241,9 +243,9 @@ def test_another_kind_does_not_replace_a_file_unasked(
     rows.export_requested.emit([shell.session.current.id], "")
     assert old.read_text() == "mine"
     rows.export_requested.emit([shell.session.current.id], "")
-    qtbot.waitUntil(lambda: banner(shell) == f"“Hi” is in {old}.")
+    qtbot.waitUntil(lambda: banner(shell) == f"“Hi” was saved as {old}.")
     assert "<h1>Hi</h1>" in old.read_text()
-    assert asked[1] == str(tmp_path / "Hi.md"), "it begins where the last file was saved"
+    assert asked[1] == str(tmp_path / "Hi.md"), "it starts in the last folder"
 
 
 def test_a_full_disk_leaves_no_empty_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

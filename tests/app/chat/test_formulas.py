@@ -1,4 +1,4 @@
-"""Formulas on screen: their pictures, baselines, sources, and what hostile ones cost."""
+"""Formulas on screen: images, baselines, sources, and the cost of hostile ones."""
 
 import time
 from dataclasses import replace
@@ -12,7 +12,7 @@ from app.chat import formulas
 from app.chat.conversation import Conversation
 from app.chat.export import exported
 from app.chat.formula_program import draw
-from app.chat.formulas import OBJECT, FormulaLook, FormulaPictures, formula_pictures
+from app.chat.formulas import OBJECT, FormulaCache, FormulaLook, formula_cache
 from app.chat.message import Message
 from app.chat.views.formula_view import FormulaView
 from app.chat.views.message_body import MessageBody
@@ -45,7 +45,7 @@ def body(qtbot: QtBot, qapp: QApplication) -> MessageBody:
 
 
 def n_pictures(body: MessageBody) -> int:
-    """Return the number of formulas that are shown as pictures."""
+    """Return the number of formulas shown as images."""
     n = 0
     for view in body._views:
         if isinstance(view, TextBlock):
@@ -91,7 +91,7 @@ def test_a_copied_text_has_the_sources(qtbot: QtBot, qapp: QApplication, body: M
 def test_an_answer_that_grows_while_formulas_are_drawn_ends_like_one_at_once(
     qtbot: QtBot, body: MessageBody
 ) -> None:
-    """Pictures take the place of longer sources, before and behind marks of what is not final."""
+    """Images replace longer sources, before and after marks of text that is not final."""
     text = "".join(
         f"Line {n} has $x_{{{n}}}$\n\n- item \\(y_{n}\\)\n\n**bold $z$\n\n" for n in range(6)
     )
@@ -119,7 +119,7 @@ def ink(image: QImage, x: int, width: int) -> tuple[int, int]:
 
 @pytest.mark.parametrize("size", ["", "# "])
 def test_a_formula_stands_on_the_baseline(qtbot: QtBot, body: MessageBody, size: str) -> None:
-    """Letters without depth end where those of the text do, and lines are no higher for them."""
+    """Letters without descender end where those of the text do, and lines do not get higher."""
     body.set_text(f"{size}EEEE $E$ $\\frac{{g}}{{g}}$ $x$")
     view = body._views[0]
     assert isinstance(view, ProseView)
@@ -146,7 +146,7 @@ def test_small_formulas_do_not_spread_the_lines(qtbot: QtBot, body: MessageBody)
 
 @pytest.mark.parametrize("ratio", [1.0, 2.0])
 def test_a_picture_has_as_many_dots_as_the_screen(qtbot: QtBot, ratio: float) -> None:
-    kept = FormulaPictures()
+    kept = FormulaCache()
     look = FormulaLook("E=mc^2", is_display=False, pixels=16.0, colour="#ff0000", ratio=ratio)
     with qtbot.waitSignal(kept.ready):
         assert kept.want(look)
@@ -176,7 +176,7 @@ def test_another_theme_draws_in_its_colour(
         body.set_text("$M$")
         qtbot.waitUntil(lambda: n_pictures(body) == 1)
         look = FormulaLook("M", False, 14 * 1.14, theme().text, body.devicePixelRatioF())
-        assert formula_pictures().find(look) is not None
+        assert formula_cache().find(look) is not None
 
 
 @pytest.mark.parametrize("latex", swept(HOSTILE, (HOSTILE[0], *HOSTILE[3:])))
@@ -186,7 +186,7 @@ def test_a_hostile_formula_is_shown_as_its_source_in_time(
     body.set_text(f"before \\({latex}\\) after $ok$\n\n\\[{latex}\\]\n\nend")
     start = time.monotonic()
     qtbot.waitUntil(lambda: n_pictures(body) >= 1, timeout=15_000)
-    qtbot.waitUntil(lambda: not formula_pictures()._waiting, timeout=15_000)
+    qtbot.waitUntil(lambda: not formula_cache()._waiting, timeout=15_000)
     assert time.monotonic() - start < 20
     assert latex in "\n".join(body.pieces_shown())
     assert all(view.width() <= body.width() for view in body._views)
@@ -207,7 +207,7 @@ def test_without_the_child_formulas_are_their_source(
 ) -> None:
     monkeypatch.setattr(formulas, "COMMAND", ("/no/such/program",))
     body.set_text("a $j_1$ b")
-    qtbot.waitUntil(lambda: not formula_pictures()._waiting)
+    qtbot.waitUntil(lambda: not formula_cache()._waiting)
     qtbot.wait(50)
     assert body.pieces_shown() == ["a $j_1$ b"]
     assert n_pictures(body) == 0
@@ -220,12 +220,12 @@ def test_a_wide_formula_scrolls_in_its_place(qtbot: QtBot, body: MessageBody) ->
     qtbot.waitUntil(lambda: n_pictures(body) == 1)
     qtbot.waitUntil(lambda: view.horizontalScrollBar().maximum() > 100)
     assert view.width() <= body.width()
-    assert view.height() >= view._label.sizeHint().height() + 4, "the bar hides nothing"
+    assert view.height() >= view._label.sizeHint().height() + 4, "the scroll bar covers nothing"
 
 
 def test_no_child_is_started_without_a_formula(body: MessageBody) -> None:
     body.set_text("No formula for $5 or 6$, `$x$`.")
-    assert formula_pictures()._thread is None
+    assert formula_cache()._thread is None
 
 
 @pytest.mark.parametrize("suffix", [".html", ".md"])
@@ -273,16 +273,16 @@ def test_an_answer_in_the_window_shows_its_formulas_in_every_theme_and_after_a_r
 def test_pictures_that_come_at_once_are_not_missed(
     qtbot: QtBot, body: MessageBody, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each is there before the view has gone on, as from a child that is quicker than it."""
-    kept, real = formula_pictures(), FormulaPictures.want
+    """Each is rendered before `want` returns, as by a child that is faster than the view."""
+    kept, real = formula_cache(), FormulaCache.want
 
-    def at_once(pictures: FormulaPictures, look: FormulaLook) -> bool:
+    def at_once(pictures: FormulaCache, look: FormulaLook) -> bool:
         is_coming = real(pictures, look)
         while is_coming and look not in kept._kept:
             time.sleep(0.001)
         time.sleep(0.01)
         return is_coming
 
-    monkeypatch.setattr(FormulaPictures, "want", at_once)
+    monkeypatch.setattr(FormulaCache, "want", at_once)
     body.set_text("a $k_1$ and $k_2$\n\n\\[k_3\\]\n\nb $k_4$")
     qtbot.waitUntil(lambda: n_pictures(body) == 4)

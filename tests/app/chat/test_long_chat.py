@@ -1,4 +1,4 @@
-"""A chat that becomes long while it is open shows its last turns, and earlier ones on request."""
+"""A chat that becomes long while open shows its last messages, and earlier ones on request."""
 
 import pytest
 from PySide6.QtCore import QPoint
@@ -38,7 +38,7 @@ def view(qtbot: QtBot) -> ChatView:
 
 
 def chat_of(n_messages: int) -> Conversation:
-    """Return a chat whose messages have unlike heights."""
+    """Return a chat whose messages have different heights."""
     chat = Conversation()
     for number in range(n_messages):
         role = "assistant" if number % 2 else "user"
@@ -51,7 +51,7 @@ def settled(qtbot: QtBot, view: ChatView) -> None:
 
 
 def height_of(view: ChatView, message: Message) -> int:
-    """Return how far below the view's top a message is seen."""
+    """Return the distance of a message from the view's top."""
     (found,) = [shown for shown in view.shown if shown.message is message]
     return found.mapTo(view.viewport(), QPoint()).y()
 
@@ -60,7 +60,7 @@ def height_of(view: ChatView, message: Message) -> int:
 def test_a_message_that_is_looked_for_is_at_the_top(
     qtbot: QtBot, view: ChatView, number: int
 ) -> None:
-    """It stays there while the messages around it are made."""
+    """It stays there while the messages around it are created."""
     chat = chat_of(2000)
     view.show_chat(chat)
     view.show_message(chat.messages[number].id)
@@ -108,7 +108,7 @@ def test_what_is_seen_stays_while_messages_far_away_go(qtbot: QtBot, view: ChatV
         while view._more.is_active:
             qtbot.wait(1)
             assert height_of(view, first.message) == before
-    assert view.shown[-1].message is not chat.messages[-1], "the end was taken off meanwhile"
+    assert view.shown[-1].message is not chat.messages[-1], "the end was removed from the column"
 
 
 def test_another_version_far_above_shows_its_branch_there(qtbot: QtBot, view: ChatView) -> None:

@@ -1,4 +1,4 @@
-"""Markdown as pieces: nothing becomes markup, and streaming equals reading at once."""
+"""Markdown as pieces: no raw markup, and streaming gives the same result as parsing at once."""
 
 import pytest
 from hypothesis import given, settings
@@ -24,7 +24,7 @@ LINES = [
 
 
 def streamed(text: str, cuts: list[int]) -> list[Piece]:
-    """Return all pieces after feeding `text` in parts, the ones that are not final last."""
+    """Return all pieces after feeding `text` in parts, those that are not final last."""
     stream, done, start = MarkdownStream(), [], 0
     for cut in [*sorted(cuts), len(text)]:
         done += stream.feed(text[start:cut])
@@ -36,7 +36,7 @@ def streamed(text: str, cuts: list[int]) -> list[Piece]:
 @settings(max_examples=300, deadline=None)
 @given(st.data())
 def test_a_text_that_streams_in_ends_as_if_read_at_once(data: st.DataObject) -> None:
-    """The text may be cut anywhere, also in the middle of a mark."""
+    """The text may be cut anywhere, even inside a delimiter."""
     lines = data.draw(st.lists(st.sampled_from(LINES), max_size=14))
     text = "\n".join(lines)
     cuts = data.draw(st.lists(st.integers(0, len(text)), max_size=12))

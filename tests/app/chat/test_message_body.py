@@ -1,4 +1,4 @@
-"""An answer on screen while it grows."""
+"""A growing answer on screen."""
 
 from collections.abc import Iterator
 
@@ -91,7 +91,7 @@ def test_what_is_complete_is_never_written_again(
 
 
 def test_a_line_that_becomes_something_else_is_rewritten_in_its_view(body: MessageBody) -> None:
-    """A closing mark turns earlier words bold; a list item may begin as a paragraph."""
+    """A closing delimiter turns earlier words bold; a list item may begin as a paragraph."""
     body.set_text("some **bo")
     view = body._views[0]
     for text in ("ld** words", "\n\n*", " item", "\n# H"):
@@ -108,7 +108,7 @@ def test_growing_code_keeps_its_view_and_its_colours(qtbot: QtBot, body: Message
     body.flush()
     assert body._views == [view]
     assert isinstance(view, CodeView)
-    assert view.code == "x = 1\ndef f(): pass"
+    assert view.plain_text == "x = 1\ndef f(): pass"
     line = view._text.document().findBlockByNumber(1)
     qtbot.waitUntil(lambda: bool(line.layout().formats()))
 
@@ -128,7 +128,7 @@ def test_the_copy_button_of_a_code_block_copies_its_text(
 def test_any_language_name_is_fine(qtbot: QtBot, language: str) -> None:
     view = CodeView(CodeBlock("x = 1\n\n\ty", language))
     qtbot.addWidget(view)
-    assert view.code == "x = 1\n\n\ty"
+    assert view.plain_text == "x = 1\n\n\ty"
 
 
 def test_nothing_is_fetched_for_a_text(body: MessageBody) -> None:

@@ -21,7 +21,7 @@ def test_a_question_is_copied_whole_and_an_answer_without_its_thoughts(
 
 
 def test_the_footer_keeps_the_speed_where_there_is_little_room(qtbot: QtBot) -> None:
-    """Its tool tip has the rest, and below some width the buttons go under it."""
+    """Its tooltip has the rest, and below some width the buttons move under it."""
     stats = AnswerStats("length", 412, 61.84, 0.31, 500, 99, 77, 2.2)
     view = AnswerView(Message("assistant", "Hi", stats))
     qtbot.addWidget(view)

@@ -1,4 +1,4 @@
-"""Messages that are made in small steps, between which the window answers."""
+"""Messages that are created in small steps, so that the window stays responsive."""
 
 import time
 from collections.abc import Generator, Iterator, Sequence
@@ -24,7 +24,7 @@ from app.chat.views.table_view import GRID_ROWS, TableView
 from app.core.process import spare_time as spare
 
 STEP_S = 0.1
-"""Bar of the processor time of one step: ten times what it takes, as tests share the machine."""
+"""Limit of the CPU time of a step: ten times the usual, as tests share the machine."""
 
 ROW = "| {0} | **b** {0} | some words |\n"
 BLOCKS = [
@@ -37,7 +37,7 @@ TEXTS = st.lists(st.sampled_from(BLOCKS), max_size=8).map("".join)
 
 
 def rows(n: int) -> str:
-    """Return a table with so many rows below its head."""
+    """Return a table with a number of rows below its head."""
     return "| a | b | c |\n|---|--:|---|\n" + "".join(ROW.format(y) for y in range(n))
 
 
@@ -120,7 +120,7 @@ def body(qtbot: QtBot) -> Iterator[MessageBody]:
 
 
 def made_of(text: str, *, from_end: bool = False) -> MessageBody:
-    """Return the body of a text, with all steps taken."""
+    """Return the body of a text after all steps."""
     made = MessageBody()
     made.begin(text, from_end=from_end)
     while made.make_next():
@@ -151,7 +151,7 @@ def test_steps_end_in_the_same_picture_and_it_can_grow(
 
 
 def test_an_answer_goes_on_while_its_beginning_is_made(body: MessageBody) -> None:
-    """As one does whose chat is opened while the model writes."""
+    """As when a chat is opened while the model writes."""
     body.begin("One.\n\n```\nx\n```\nTwo", from_end=True)
     body.make_next()
     body.append(" and three.")
@@ -193,7 +193,7 @@ def test_no_step_of_a_huge_message_takes_long(body: MessageBody, from_end: bool)
 
 
 class Clock:
-    """Processor time of which each look takes a millisecond."""
+    """CPU time that advances by a millisecond with each call."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -204,7 +204,7 @@ class Clock:
 
 
 def test_a_turn_has_few_steps(qtbot: QtBot, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However long the messages are; what is seen comes at once, and its place stays."""
+    """The visible part of any message appears immediately and keeps its position."""
     clock = Clock()
     for module in ("app.chat.views.chat_view", "app.core.process.spare_time"):
         monkeypatch.setattr(f"{module}.time.thread_time", clock.thread_time)
@@ -219,7 +219,7 @@ def test_a_turn_has_few_steps(qtbot: QtBot, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(view._column, "make_next", counted(view._column.make_next, n_steps))
     n_steps.append(0)
     view.show_chat(chat)
-    assert 0 < n_steps[0] <= 41, "the chat opens with what fills the view"
+    assert 0 < n_steps[0] <= 41, "the chat opens with enough messages to fill the view"
     bar = view.verticalScrollBar()
     while view._more.is_active:
         n_steps.append(0)
@@ -232,7 +232,7 @@ def test_a_turn_has_few_steps(qtbot: QtBot, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def counted(step: object, counts: list[int]) -> object:
-    """Return a step that adds to the last count."""
+    """Return a step that increments the last count."""
 
     def take() -> bool:
         counts[-1] += 1
@@ -341,7 +341,7 @@ def test_a_growing_table_lays_out_its_last_rows_only(
     assert written == [201]
     assert view._grids == grids
     assert len(body._stream.tail()[0].rows) == 202  # type: ignore[union-attr]
-    assert len(body._stream._tail) < 40 * len(ROW), "rows that are complete are parsed once"
+    assert len(body._stream._tail) < 40 * len(ROW), "complete rows are parsed once"
 
 
 def test_long_code_is_coloured_between_events(qtbot: QtBot) -> None:
@@ -365,7 +365,7 @@ def test_long_code_is_coloured_between_events(qtbot: QtBot) -> None:
 
 
 def test_sheets_and_answers_are_prose(qtbot: QtBot) -> None:
-    """What is being made is not seen before it is complete."""
+    """Incomplete portions are hidden."""
     made = MessageBody()
     qtbot.addWidget(made)
     made.show()

@@ -1,4 +1,4 @@
-"""Screen readers meet a chat as it is read: from the top, whatever was made first."""
+"""Screen readers read a chat from the top, whatever was created first."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _walk(of: QAccessibleInterface) -> Iterator[QAccessibleInterface]:
 
 
 def _out_of_order(shell: Shell) -> list[str]:
-    """Return what is read behind something that is wholly below it."""
+    """Return the widget read after one that is wholly below it."""
     column = shell.window.chat_view._column
     found = []
     for place in _walk(QAccessible.queryAccessibleInterface(column)):
@@ -75,7 +75,7 @@ def test_a_growing_chat_with_versions_is_read_from_the_top(
 
 
 def test_choices_have_the_names_of_their_captions(make_shell: MakeShell) -> None:
-    """On Linux, Qt tells what is chosen in place of a combo box's own name."""
+    """On Linux, Qt reports the selected entry instead of a combo box's name."""
     options = make_shell().split_panel.options
     for box, name in ((options.kv_type, "KV cache"), (options.p2p, "GPU to GPU")):
         relations = QAccessible.queryAccessibleInterface(box).relations()

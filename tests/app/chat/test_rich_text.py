@@ -1,4 +1,4 @@
-"""Task boxes, footnotes, links and tables of answers, on screen."""
+"""Task lists, footnotes, links and tables of answers, on screen."""
 
 import pytest
 from PySide6.QtCore import QPoint, QUrl
@@ -124,9 +124,9 @@ def test_a_wide_table_scrolls_in_its_place(qtbot: QtBot, body: MessageBody) -> N
     assert table.width() <= body.width()
     bar = table.horizontalScrollBar()
     assert bar.maximum() > 200
-    assert bar.value() == 0, "it begins at its first column"
+    assert bar.value() == 0, "it starts at its first column"
     rows = table.document().size().height()
-    assert table.viewport().height() >= rows, "the bar hides no row"
+    assert table.viewport().height() >= rows, "the scroll bar covers no row"
     assert table.height() < 6 * 40, "short cells do not wrap"
 
 
@@ -135,7 +135,7 @@ def test_a_narrow_table_does_not_scroll(qtbot: QtBot, body: MessageBody) -> None
     (table,) = body._views
     assert isinstance(table, TableView)
     qtbot.waitUntil(lambda: table.width() > 400)
-    assert table.horizontalScrollBar().maximum() == 0, "long cells wrap where there is room"
+    assert table.horizontalScrollBar().maximum() == 0, "long cells wrap if there is room"
     assert table.height() > 80
 
 
@@ -162,7 +162,7 @@ def test_a_growing_table_writes_only_what_is_new(
 
 
 def test_a_table_that_becomes_text_again_goes(body: MessageBody) -> None:
-    """Its second line may be the beginning of another one."""
+    """Its second line may be the start of another one."""
     body.set_text("| a | b |\n|---|---|")
     assert isinstance(body._views[0], TableView)
     body.append("-x")

@@ -1,4 +1,4 @@
-"""What is typed and answered reaches the disk by itself, and again once a full disk has room."""
+"""Typed text and answers are saved automatically, and retried when a full disk has space again."""
 
 import sqlite3
 import time
@@ -56,7 +56,7 @@ def stored() -> list[Conversation]:
 
 
 def test_a_draft_is_saved_while_it_is_typed(qtbot: QtBot, make_shell: MakeShell) -> None:
-    """Also by somebody who never pauses."""
+    """Even if the user never pauses typing."""
     shell, began = make_shell(), time.monotonic()
     while not stored():
         assert time.monotonic() - began < 10
@@ -87,7 +87,7 @@ def test_a_full_disk_is_said_once_and_everything_is_saved_later(
     assert banner(shell) == "", "one notice is enough"
     assert stored() == []
     disk.problem = None
-    qtbot.waitUntil(lambda: banner(shell) == "All chats are saved again.")
+    qtbot.waitUntil(lambda: banner(shell) == "All chats are saved now.")
     assert [m.content for m in stored()[0].messages][::2] == ["First", "Second"]
 
 
@@ -113,7 +113,7 @@ def _full() -> OSError:
 def test_an_old_copy_is_never_written_over_a_newer_one(
     qtbot: QtBot, make_shell: MakeShell, disk: Disk
 ) -> None:
-    """A slow write of a draft is under way when the chat is saved with more in it."""
+    """A slow write of a draft is running when the chat is saved with more in it."""
     shell, began = make_shell(), []
 
     def wait() -> None:
@@ -135,7 +135,7 @@ def test_an_old_copy_is_never_written_over_a_newer_one(
 def test_saving_does_not_hold_up_the_window(
     qtbot: QtBot, make_shell: MakeShell, disk: Disk
 ) -> None:
-    """A disk that takes a second for a draft costs the window nothing."""
+    """A disk that takes a second for a draft does not block the window."""
     shell = make_shell()
     disk.gate = lambda: time.sleep(1)
     shell.session.set_draft("typed")
@@ -150,7 +150,7 @@ def test_saving_does_not_hold_up_the_window(
 def test_sending_a_message_does_not_wait_for_the_disk(
     qtbot: QtBot, make_shell: MakeShell, disk: Disk
 ) -> None:
-    """Nor do renaming, opening another chat and deleting one; all of it is done in the end."""
+    """Neither do renaming, opening another chat and deleting one; all is done in the end."""
     shell = make_shell(model=MODEL)
     ask(qtbot, shell, "First")
     first = shell.session.current
@@ -257,7 +257,7 @@ def test_damaged_chats_are_listed_explained_and_shown_in_their_folder(
     assert chats.shown_titles() == ["TODAY", "Hi", "DAMAGED", "broken.json", "folder.json"]
     rows, model = chats.list, chats.list.row_model
     click_row(qtbot, rows, 3)
-    assert banner(shell) == "broken.json cannot be opened: it holds no whole chat."
+    assert banner(shell) == "broken.json cannot be opened: it holds no intact chat."
     shell.window.banner._action.click()
     assert opened == [str(chats_dir())]
 
@@ -289,7 +289,7 @@ def test_a_search_hides_damaged_chats(qtbot: QtBot, make_shell: MakeShell) -> No
 def test_a_home_that_cannot_be_written_is_said_and_the_chat_goes_on(
     qtbot: QtBot, make_shell: MakeShell, home: Path
 ) -> None:
-    """A file in place of the folder fails for every user, also for root."""
+    """A file instead of the folder fails for every user, including root."""
     home.write_text("no folder")
     shell = make_shell(model=MODEL)
     qtbot.waitUntil(lambda: banner(shell).startswith("The settings cannot be saved ("))
@@ -298,5 +298,5 @@ def test_a_home_that_cannot_be_written_is_said_and_the_chat_goes_on(
     assert shell.session.current.messages[-1].content == "Hello from the **fake** model."
     home.unlink()
     shell.session.flush()
-    assert banner(shell) == "All chats are saved again."
+    assert banner(shell) == "All chats are saved now."
     assert len(stored()[0].messages) == 2

@@ -1,4 +1,4 @@
-"""The session loses nothing between two chats, two windows, and an answer that ends meanwhile."""
+"""The session loses nothing between two chats, two windows, and an answer that ends in between."""
 
 import pytest
 from PySide6.QtCore import Qt
@@ -64,7 +64,7 @@ def test_a_draft_that_was_taken_back_stays_away(qtbot: QtBot, make_shell: MakeSh
 def test_dropping_the_oldest_goes_on_in_the_chat_that_was_full(
     qtbot: QtBot, make_shell: MakeShell, script: Script
 ) -> None:
-    """A person may have opened another chat before the context was full."""
+    """Another chat may have been opened before the context was full."""
     shell = make_shell(model=MODEL)
     ask(qtbot, shell, "Elsewhere")
     elsewhere = shell.session.current
@@ -77,7 +77,7 @@ def test_dropping_the_oldest_goes_on_in_the_chat_that_was_full(
     shell.chat_presenter.open_chat(elsewhere.id)
     host_of(shell).let_go(script)
     qtbot.waitUntil(lambda: shell.window.banner._action.isVisible())
-    assert banner(shell).startswith("“Too long”: "), "the offer names its chat"
+    assert banner(shell).startswith("“Too long”: "), "the notice names its chat"
     script.answer, script.reason = " More.", "stop"
     shell.window.banner._action.click()
     qtbot.waitUntil(lambda: not shell.session.is_busy)
@@ -110,7 +110,7 @@ def test_nothing_is_asked_while_another_model_is_loading(
 def test_figures_of_an_answer_survive_what_cuts_it_off(
     qtbot: QtBot, make_shell: MakeShell, script: Script, how: str
 ) -> None:
-    """They are in the file as well, with the text so far."""
+    """They are in the file too, with the text so far."""
     shell = make_shell(model=MODEL)
     ask(qtbot, shell, "First")
     filled = shell.session.current.context_tokens
@@ -137,19 +137,19 @@ def test_figures_of_an_answer_survive_what_cuts_it_off(
     assert message.stats.n_tokens >= 5
     assert message.stats.first_token_s > 0
     assert message.stats.tokens_per_s > 0
-    if how == "error":  # else the engine tells
-        assert again.session.current.context_tokens == filled, "as far as it is known"
+    if how == "error":  # otherwise the engine reports it
+        assert again.session.current.context_tokens == filled, "as far as known"
 
 
 def test_a_killed_answer_keeps_its_text_and_offers_to_go_on(
     qtbot: QtBot, make_shell: MakeShell, script: Script
 ) -> None:
-    """As found at the next start: it has neither figures nor a reason."""
+    """As found at the next start: without figures and reason."""
     shell = make_shell(model=MODEL)
     ask(qtbot, shell, "Hi")
     answer = shell.window.chat_view.last_answer()
     assert answer is not None
-    assert not answer.footer.go_on.isVisible(), "it has ended by itself"
+    assert not answer.footer.go_on.isVisible(), "it ended by itself"
     chat = shell.session.current
     chat.messages[-1].stats, chat.messages[-1].content = None, "Hello"
     shell.session.save_all()

@@ -45,7 +45,7 @@ def test_without_a_model_the_draft_stays_and_a_sentence_says_so(
     shell.window.composer.edit.setPlainText("Hi")
     qtbot.keyClick(shell.window.composer.edit, Qt.Key.Key_Return)
     assert shell.window.composer.text == "Hi"
-    assert banner(shell).startswith("No model is loaded yet")
+    assert banner(shell).startswith("No model is loaded")
 
 
 def test_html_in_an_answer_is_shown_as_it_was_written(
@@ -171,7 +171,7 @@ def test_a_full_context_offers_to_drop_the_oldest_and_goes_on_where_it_ended(
     ask(qtbot, shell, "Hi")
     notice = shell.window.banner.notice
     assert notice is not None
-    assert notice.action == "Drop the oldest and go on"
+    assert notice.action == "Drop the oldest and continue"
     script.answer, script.reason = " More.", "stop"
     shell.window.banner._action.click()
     qtbot.waitUntil(lambda: not shell.session.is_busy)
@@ -180,7 +180,7 @@ def test_a_full_context_offers_to_drop_the_oldest_and_goes_on_where_it_ended(
     assert isinstance(last, AnswerRequest)
     assert last.continue_last
     assert last.sampling.on_overflow == "shift"
-    assert shell.window.sampling.params.on_overflow == "stop", "other chats stay as they are"
+    assert shell.window.sampling.params.on_overflow == "stop", "other chats are unchanged"
     shell.chat_presenter.new_chat()
     ask(qtbot, shell, "Hi again")
     last = host_of(shell).commands[-1]
@@ -191,7 +191,7 @@ def test_a_full_context_offers_to_drop_the_oldest_and_goes_on_where_it_ended(
 def test_an_answer_that_does_not_fit_any_more_is_kept_and_goes_on(
     qtbot: QtBot, make_shell: MakeShell, script: Script
 ) -> None:
-    """A refusal of the engine to continue it must not lead to a new answer in its place."""
+    """If the engine refuses to continue it, it must not be replaced by a new answer."""
     shell = make_shell(model=MODEL)
     ask(qtbot, shell, "Hi")
     script.answer_error = ContextOverflow(2100, 2048)
@@ -208,7 +208,7 @@ def test_an_answer_that_does_not_fit_any_more_is_kept_and_goes_on(
     qtbot.waitUntil(lambda: not shell.session.is_busy)
     notice = shell.window.banner.notice
     assert notice is not None
-    assert notice.action == "", "what did not help is not offered again"
+    assert notice.action == "", "a remedy that did not help is not offered again"
 
 
 def test_what_went_wrong_before_is_not_shown_while_an_answer_is_tried_again(
@@ -357,11 +357,11 @@ def test_sampling_and_system_prompt_reach_the_engine_and_survive_a_restart(
     again = make_shell()
     assert again.window.sampling.params.temperature == 0.2
     again.window.sampling.reset()
-    assert again.window.composer._sampling.accessibleName() == "Sampling: Sampling · From the model"
+    assert again.window.composer._sampling.accessibleName() == "Sampling: Sampling · Model defaults"
 
 
 def last_stored() -> str:
-    """Return the last turn of the chat on the disk."""
+    """Return the last message of the chat on disk."""
     (chat,) = ChatStore(chats_dir()).load()
     return chat.messages[-1].content
 
@@ -369,7 +369,7 @@ def last_stored() -> str:
 def test_a_long_answer_is_saved_while_it_is_written(
     qtbot: QtBot, make_shell: MakeShell, script: Script
 ) -> None:
-    """A power cut costs at most its last seconds."""
+    """A power cut loses at most the last seconds."""
     shell = make_shell(model=MODEL)
     script.hold, script.hold_after = True, 2
     shell.session.library._soon.setInterval(20)
@@ -393,7 +393,7 @@ def test_a_failed_answer_is_told_until_its_chat_is_left(
     assert shell.window.banner.notice is None
     assert not shell.window.banner.isVisible()
     shell.chat_presenter.open_chat(failed.id)
-    assert failed.messages[-1].problem == "The template fails.", "its chat still says so"
+    assert failed.messages[-1].problem == "The template fails.", "its chat still shows it"
     shell.window.banner.show_notice(Notice("The disk is full.", kind="error"))
     shell.chat_presenter.new_chat()
     assert banner(shell) == "The disk is full.", "this concerns all chats"
@@ -402,13 +402,13 @@ def test_a_failed_answer_is_told_until_its_chat_is_left(
 def test_a_model_s_file_recommends_how_to_sample(
     qtbot: QtBot, make_shell: MakeShell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a person has set comes first, and nothing of the file is stored as theirs."""
+    """The user's values take precedence, and the file's are not stored as the user's."""
     recommended = (("temperature", 0.6), ("top_k", 20))
     monkeypatch.setattr(
         "tests.helpers.fake_host.model_info", lambda path: model_info(path, sampling=recommended)
     )
     shell = make_shell(model=MODEL)
-    assert shell.window.composer._sampling.accessibleName() == "Sampling: Sampling · From the model"
+    assert shell.window.composer._sampling.accessibleName() == "Sampling: Sampling · Model defaults"
     ask(qtbot, shell, "Hi")
     command = host_of(shell).commands[-1]
     assert isinstance(command, AnswerRequest)

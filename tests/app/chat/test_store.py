@@ -1,4 +1,4 @@
-"""What is saved is there again after a crash at any moment, also what older versions have saved."""
+"""Saved chats survive a crash at any moment, including those of older versions."""
 
 import json
 import os
@@ -57,7 +57,7 @@ messages = st.builds(
 
 @st.composite
 def trees(draw: st.DrawFn) -> MessageTree:
-    """Return messages in versions, of which some are gone."""
+    """Return messages in versions, some of them deleted."""
     tree = MessageTree()
     for message in draw(st.lists(messages, max_size=6)):
         tree.add(message, draw(st.sampled_from([ROOT, *(m.id for m in tree)])))
@@ -92,7 +92,7 @@ chats = st.builds(
 
 
 def growing(store: ChatStore) -> Iterator[Conversation]:
-    """Save a chat, then its answer as it grows; yield a copy of each state on the disk."""
+    """Save a chat, then its growing answer; yield a copy of each state on disk."""
     chat = Conversation(draft="later")
     chat.add(Message("user", "Tell me a story."))
     store.save(chat)
@@ -126,11 +126,11 @@ def put_files(folder: Path, files: dict[str, bytes]) -> None:
 
 
 def test_every_field_of_a_chat_is_tried() -> None:
-    """A new field belongs into `chats` here."""
+    """Add new fields to `chats` here."""
     of_chat = (
         "id title created updated system_prompt draft drops_oldest sampling thinks has_own_title"
         " tree extra draft_files draft_pictures effort uses_tools servers_off"
-    )  # and `origin`, which no file has
+    )  # and `origin`, which is not stored
     of_message = "role content stats thought_s problem id parent edited extra"
     of_message += " attachments thought_tokens calls pictures"
     assert {field.name for field in fields(Conversation)} - {"origin"} == set(of_chat.split())
@@ -148,7 +148,7 @@ def test_a_copy_is_equal_and_stays_so(chat: Conversation) -> None:
 
 @given(chats)
 def test_the_file_of_a_chat_is_its_json(chat: Conversation) -> None:
-    """As every version reads it, however it is cut into pieces."""
+    """Like every version reads it, however it is sliced."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(chat_file, "SLICE", 3)
         data = b"".join(chat_file.encoded(chat.to_json()))
@@ -187,12 +187,12 @@ def test_other_users_cannot_read_a_chat(tmp_path: Path) -> None:
     store = ChatStore(tmp_path)
     list(growing(store))
     files = list(tmp_path.iterdir())
-    assert len(files) == 3, "with the files in which SQLite keeps the latest changes"
+    assert len(files) == 3, "with SQLite's files of the latest changes"
     assert {stat.S_IMODE(path.stat().st_mode) for path in files} == {0o600}
 
 
 def cuts(data: bytes) -> Iterator[int]:
-    """Yield places of a log of changes: all near the borders of its frames, some between."""
+    """Yield positions in a write-ahead log: all near frame boundaries, some in between."""
     frame = 24 + 4096
     for start in range(32, len(data) + 1, frame):
         yield from range(start - 2, min(start + 26, len(data)))
@@ -200,7 +200,7 @@ def cuts(data: bytes) -> Iterator[int]:
 
 
 def states_and_files(folder: Path) -> tuple[list[Conversation], dict[str, bytes]]:
-    """Return states of a chat and the files after a kill, where all is in the log of changes."""
+    """Return states of a chat and the files after a kill, with all changes in the log."""
     store = ChatStore(folder)
     store.database.write(lambda _: None)  # tables
     store.database.read(lambda file: None)
@@ -212,7 +212,7 @@ def states_and_files(folder: Path) -> tuple[list[Conversation], dict[str, bytes]
 
 
 def test_a_log_cut_at_any_place_loses_only_its_last_changes(tmp_path: Path) -> None:
-    """As after a power cut; what was committed before is whole."""
+    """As after a power cut; earlier commits are intact."""
     states, files = states_and_files(tmp_path / "chats")
     log, found = files[f"{FILE}-wal"], list[int]()
     for number, end in enumerate(cuts(log)):
@@ -263,7 +263,7 @@ WRITER = """
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no such signal")
 @pytest.mark.parametrize("n_saved", [1, 2, 7, 60])
 def test_what_was_saved_before_a_kill_is_there(tmp_path: Path, n_saved: int) -> None:
-    """A kill at any moment, with the next save under way."""
+    """A kill at any moment during the next save."""
     command = [sys.executable, "-c", textwrap.dedent(WRITER), str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -297,7 +297,7 @@ def test_what_another_window_wrote_or_deleted_is_a_conflict(tmp_path: Path) -> N
 
 
 def test_two_windows_write_at_once(tmp_path: Path) -> None:
-    """Neither waits in vain for the other, and nothing is lost."""
+    """They do not deadlock, and nothing is lost."""
     folder = tmp_path / "both"
     texts = [textwrap.dedent(WRITER).replace('id="c"', f'id="{name}"') for name in "ab"]
     texts = [text.replace("100000", "150") for text in texts]
@@ -326,7 +326,7 @@ def test_a_deleted_chat_leaves_no_text_behind(tmp_path: Path) -> None:
 
 
 def filled(folder: Path, n_chats: int = 60) -> list[Conversation]:
-    """Return chats that are stored in a folder."""
+    """Return the chats stored in a folder."""
     store, stored = ChatStore(folder), []
     for number in range(n_chats):
         chat = Conversation.of([Message("user", f"question {number} " * 100)], title=str(number))
@@ -346,12 +346,12 @@ def test_a_damaged_page_costs_no_other(tmp_path: Path, page: int) -> None:
     path.write_bytes(whole)
     store = ChatStore(tmp_path)
     found = [store.read(summary.id) for summary in store.survey().summaries]
-    assert {chat.id: chat for chat in found} == stored, "only pages that lead to others are there"
+    assert {chat.id: chat for chat in found} == stored, "only interior pages"
     store.database.close()
 
 
 def test_a_damaged_database_is_read_with_its_latest_changes(tmp_path: Path) -> None:
-    """A kill has left them in the log, and the header is gone."""
+    """They are only in the log, and the header is gone."""
     states, files = states_and_files(tmp_path / "chats")
     files[FILE] = b"\xff" * 100 + files[FILE][100:]
     put_files(tmp_path / "killed", files)
@@ -420,8 +420,8 @@ def test_a_database_of_a_newer_version_is_left_alone(tmp_path: Path) -> None:
     before = (tmp_path / FILE).read_bytes()
     store = ChatStore(tmp_path)
     (damaged,) = store.survey().damaged
-    assert damaged.why == "a newer version of Tandem has written it"
-    with pytest.raises(ChatStoreError, match="a newer version of Tandem has written it"):
+    assert damaged.why == "it was written by a newer version of Tandem"
+    with pytest.raises(ChatStoreError, match="it was written by a newer version of Tandem"):
         store.save(chat)
     assert (tmp_path / FILE).read_bytes() == before
 
@@ -434,7 +434,7 @@ def test_a_lock_of_another_window_is_no_damage(
     store = ChatStore(tmp_path)
     holder = sqlite3.connect(tmp_path / FILE, isolation_level=None)
     holder.execute("BEGIN IMMEDIATE")
-    assert store.read(chat.id) == chat, "who reads does not wait"
+    assert store.read(chat.id) == chat, "readers do not wait"
     chat.draft = "more"
     with pytest.raises(ChatStoreError, match="busy"):
         store.save(chat)
@@ -468,7 +468,7 @@ def test_a_change_leads_from_one_state_to_the_other(old: Conversation, new: Conv
 
 
 def test_a_journal_of_messages_in_a_row_still_counts() -> None:
-    """A window of an older version was killed, and this one finds what it has left."""
+    """A window of an older version was killed, and this one finds its leftovers."""
     file = {
         "schema": 1, "id": "c", "title": "Hi", "created": 1.0, "updated": 2.0, "draft": "mo",
         "messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hel"}],
@@ -504,7 +504,7 @@ def test_old_chats_are_brought_in_once_and_their_files_are_kept(tmp_path: Path) 
     assert not journal.exists()
     assert files_of(tmp_path / OLD_FOLDER) == before
     put_back = tmp_path / f"{states[0].id}.json"
-    put_back.write_bytes(before[put_back.name])  # a backup: with less in it
+    put_back.write_bytes(before[put_back.name])  # an older backup
     store = ChatStore(tmp_path)
     assert len(store.survey().summaries) == 2, "both are kept"
     assert states[-1] in store.load()
@@ -609,7 +609,7 @@ def test_many_old_chats_are_read_bit_by_bit(
     assert {summary.id for summary in survey.summaries} <= {chat.id for chat in stored[-5:]}
     assert len(survey.unread) == 20 - len(survey.summaries)
     unread = next(chat for chat in stored if chat.id in survey.unread)
-    assert store.read(unread.id) == unread, "though it is not in the database"
+    assert store.read(unread.id) == unread, "although it is not in the database"
     assert len(store.bring_in(survey.unread).summaries) == len(survey.unread)
     assert len(store.load()) == 20
     assert store.survey().unread == set()

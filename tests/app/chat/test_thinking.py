@@ -1,4 +1,4 @@
-"""The wish that a model thinks before it answers: its button, its chat, and its figures."""
+"""Thinking before answering: the button, the chat's option, and the figures."""
 
 import pytest
 from pytestqt.qtbot import QtBot
@@ -59,7 +59,7 @@ def test_each_chat_has_its_own_effort(
     qtbot: QtBot, make_shell: MakeShell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shell = make_shell(model=MODEL)
-    assert shell.thinking.effort.isHidden(), "its template asks for none"
+    assert shell.thinking.effort.isHidden(), "its template has no such option"
     shell.window.close()
     monkeypatch.setattr(
         "tests.helpers.fake_host.model_info", lambda path: model_info(path, has_effort=True)
@@ -79,7 +79,7 @@ def test_each_chat_has_its_own_effort(
     shell.window.close()
     again = make_shell(model=MODEL)
     ask(qtbot, again, "Still")
-    choose(again, "As the model has it")
+    choose(again, "Model default")
     ask(qtbot, again, "Done")
     assert [*efforts(shell), *efforts(again)] == ["", "high", "high", ""]
 

@@ -1,4 +1,4 @@
-"""The tree of a chat's messages keeps its promises, whatever is done to it."""
+"""The tree of a chat's messages keeps its invariants, whatever is done to it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Steps = Sequence[tuple[str, int]]
 
 @dataclass
 class Leaf:
-    """A message without words."""
+    """A message without text."""
 
     text: str = ""
     id: int = 0
@@ -57,7 +57,7 @@ def played(steps: Steps) -> Tree:
 
 
 def again(tree: Tree) -> Tree:
-    """Return a tree as a file would bring it back."""
+    """Return a tree as restored from a file."""
     return Tree([replace(node) for node in tree], tree.chosen)
 
 
@@ -108,7 +108,7 @@ def test_a_chosen_message_is_on_the_path_and_other_forks_keep_theirs(
 
 
 def path_behind(tree: Tree, number: int) -> list[int]:
-    """Return what would be shown behind a message."""
+    """Return the path after a message."""
     copy = again(tree)
     copy.choose(number)
     row = path(copy)
@@ -162,7 +162,7 @@ def test_a_copy_does_not_change_with_its_tree(steps: Steps) -> None:
 
 
 class Undone(RuleBasedStateMachine):
-    """Messages that come back after other things were done."""
+    """Messages that are restored after other changes."""
 
     removals = Bundle("removals")
 
@@ -175,7 +175,7 @@ class Undone(RuleBasedStateMachine):
     def add(self, number: int) -> None:
         places = [ROOT, *ids(self.tree)]
         node = self.tree.add(Leaf(), places[number % len(places)])
-        assert node.id not in self.gone, "no id is given twice"
+        assert node.id not in self.gone, "no id is reused"
 
     @rule(number=st.integers(0, 30))
     def choose(self, number: int) -> None:

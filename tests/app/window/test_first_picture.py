@@ -1,4 +1,4 @@
-"""What the window has imported when it shows and after an answer, and what waits until then."""
+"""What the window has imported at its first frame and after an answer, and what comes later."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ LATE = {
     "engine.hardware.devices.catalog": "15 ms", "app.cli.talk": "40 ms",
     "asyncio": "60 ms", "starlette": "40 ms", "uvicorn": "40 ms", "app.server.web": "100 ms",
 }  # fmt: skip
-"""Modules that the first picture does not need, and what importing them would take."""
+"""Modules that the first frame does not need, with the cost of importing them."""
 
 MAX_MODULES = 458
-"""Largest number of modules of the first picture: 452, and room for other systems."""
+"""Maximum number of modules at the first frame: 452, and some for other systems."""
 
 
 def moments(home: Path, *arguments: str, **variables: str) -> list[Moment]:
-    """Run the window in a process of its own; return its moments."""
+    """Run the window in another process; return its moments."""
     command = [sys.executable, "-m", "tests.helpers.first_picture", *arguments]
     env = {**os.environ, "TANDEM_HOME": str(home), **variables}
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
@@ -49,7 +49,7 @@ def test_the_first_picture_needs_little(home: Path) -> None:
 
 @pytest.mark.slow
 def test_the_window_never_imports_torch(home: Path) -> None:
-    """Neither for its start nor for an answer; `process/test_no_torch.py` tries a whole session."""
+    """Neither for its start nor for an answer; `process/test_no_torch.py` tests a whole session."""
     found = moments(home)
     assert [moment.name for moment in found] == ["picture", "answer", "end"]
     assert "markdown_it" in found[1].modules, "the answer was shown"
@@ -93,7 +93,7 @@ def test_a_window_that_is_never_painted_goes_on(
 def test_a_file_opened_before_the_devices_are_known_is_loaded_once_they_are(
     qtbot: QtBot, make_shell: MakeShell
 ) -> None:
-    """Else its split would be chosen without them."""
+    """Otherwise its split would be chosen without them."""
     shell = make_shell()
     shell.models.hold()
     shell.models.open("/models/other.gguf")

@@ -1,4 +1,4 @@
-"""A model that nobody uses is unloaded, and the next message loads it again by itself."""
+"""An idle model is unloaded, and the next message reloads it automatically."""
 
 from dataclasses import replace
 
@@ -14,7 +14,7 @@ from tests.helpers.shell_driver import MODEL, MakeShell, ask, banner, host_of, s
 
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a minute take 50 ms."""
+    """Make a minute last 50 ms."""
     monkeypatch.setattr(idle, "MINUTE_MS", 50)
 
 
@@ -42,7 +42,7 @@ def test_the_next_message_loads_the_model_again_and_is_sent_then(
     ask(qtbot, shell, "first")
     set_minutes(shell, 1)
     qtbot.waitUntil(lambda: shell.client.model is None)
-    assert "was not used for 1 minute and" in banner(shell)
+    assert "was unloaded after 1 minute" in banner(shell)
     set_minutes(shell, 0)
     composer = shell.window.composer
     composer.edit.setPlainText("second")
@@ -85,7 +85,7 @@ def test_what_a_person_unloads_is_not_loaded_by_a_message(
     qtbot.waitUntil(lambda: shell.client.model is None)
     shell.window.composer.edit.setPlainText("hello")
     shell.window.composer.submit()
-    assert "No model is loaded yet" in banner(shell)
+    assert "No model is loaded" in banner(shell)
     assert kinds(shell).count(Load) == 1
 
 
@@ -106,7 +106,7 @@ def test_a_model_stays_while_any_chat_is_answered(
 
 
 def ask_only(qtbot: QtBot, shell: Shell, text: str) -> None:
-    """Ask in the open chat, and wait for its answer alone."""
+    """Ask in the open chat, and wait for its answer only."""
     chat = shell.session.current
     shell.chat_presenter.send(text)
     qtbot.waitUntil(lambda: chat.messages[-1].stats is not None)

@@ -1,4 +1,4 @@
-"""Changed settings reach the disk by themselves, and a slow disk keeps the window from nothing."""
+"""Changed settings are saved automatically, and a slow disk does not block the window."""
 
 import threading
 from dataclasses import replace

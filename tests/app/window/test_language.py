@@ -1,4 +1,4 @@
-"""The language that the window starts with."""
+"""The language of the window at start."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -73,7 +73,7 @@ def test_a_window_starts_in_the_language_that_was_set(make_shell: MakeShell, hom
 def test_numbers_have_the_decimal_sign_of_the_language(
     qapp: QApplication, qtbot: QtBot, code: str, sign: str
 ) -> None:
-    """In what is shown, and in fields, which also read it."""
+    """In labels, and in fields, which also parse numbers."""
     start_language(qapp, code)
     try:
         shown = [size_text(13.25 * GIB), percent_text(0.458), rate_text(6.254), rate_text(29650)]

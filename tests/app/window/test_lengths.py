@@ -1,4 +1,4 @@
-"""All texts have the room they need in a small window, in every language."""
+"""All texts fit into a small window, in every language."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -31,7 +31,7 @@ from tests.helpers.screenshots import RIG, base_settings
 from tests.helpers.server_views import server_view
 
 SMALL = 1024, 700
-"""Width and height of the smallest window in which all must be readable, in pixels."""
+"""Width and height in pixels of the smallest window in which all texts must be readable."""
 
 
 @pytest.fixture(params=languages(), scope="module")
@@ -43,7 +43,7 @@ def language(request: pytest.FixtureRequest) -> str:
 def shell(
     language: str, qapp: QApplication, qtbot: QtBot, script: Script, home: Path
 ) -> Iterator[Shell]:
-    """Yield a small window with three simulated cards and a mixture of experts."""
+    """Yield a small window with three simulated GPUs and a mixture of experts."""
     store = SettingsStore(paths.settings_file())
     store.put(replace(Settings(), language=language))
     assert store.save()
@@ -66,7 +66,7 @@ def shell(
 
 
 def open_groups(panel: QWidget) -> None:
-    """Show what opens by a press on a heading."""
+    """Expand a group by clicking its heading."""
     for head in panel.findChildren(QToolButton):
         if head.property("role") == "group":
             head.setChecked(True)
@@ -119,7 +119,7 @@ def search(shell: Shell) -> QWidget:
 
 
 def chat(shell: Shell) -> QWidget:
-    """Show an answer with all that can be in one: two versions, and a way to continue."""
+    """Show an answer with everything: two versions, and a Continue button."""
     stats = AnswerStats("length", 212, 48.3, 0.41, 300)
     made = Conversation()
     question = made.add(Message("user", QUESTION))
@@ -143,7 +143,7 @@ def shortcuts(shell: Shell) -> QWidget:
 
 
 def server(shell: Shell) -> QWidget:
-    """Show the server's page with all that can be on it."""
+    """Show the server page with everything on it."""
     shown = dock("server")(shell)
     shell.keep(replace(shell.settings.current, server_needs_key=True, server_for_pages=True))
     panel = shell.side_panels.server
@@ -187,7 +187,7 @@ def test_all_texts_fit_into_a_small_window(shell: Shell, qtbot: QtBot, language:
     for name, show in SCENES.items():
         shown = show(shell)
         qtbot.waitUntil(shown.isVisible)
-        qtbot.wait(200)  # layouts and plans come a moment later
+        qtbot.wait(200)  # layouts and plans follow a moment later
         found += [f"{name}: {text}" for text in clipped(shown)]
     assert (shell.window.width(), shell.window.height()) == SMALL
     listed = "".join(f"\n  {text}" for text in dict.fromkeys(found))

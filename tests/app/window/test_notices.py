@@ -1,4 +1,4 @@
-"""Notices lie over the window's pages, move nothing, and go with what they are about."""
+"""Notices lie over the window's pages, move nothing, and disappear with their cause."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LONG = Notice("Words of a sentence. " * 12, "Words of a hint. " * 9, "error", "U
 
 
 def places(shell: Shell) -> dict[str, tuple[int, int, int, int]]:
-    """Return where all that is seen in the middle of the window is, but for the notice."""
+    """Return the positions of everything in the middle of the window except the notice."""
     QApplication.sendPostedEvents()
     QApplication.processEvents()
     centre, notice = shell.window._centre, shell.window.banner
@@ -58,7 +58,7 @@ def move_over(notice: FloatingBanner) -> None:
 
 
 def test_a_notice_under_the_mouse_stays(make_shell: MakeShell) -> None:
-    """Or a click on its button would hit another one's, or what is below it."""
+    """Or a click on its button would hit another notice's button, or a widget below."""
     shell, pressed = make_shell(), list[str]()
     notice = shell.window.banner
     for name in ("first", "second", "third"):

@@ -1,4 +1,4 @@
-"""A message sent without a model waits for the one that loads, or has one loaded on a click."""
+"""A message sent without a model waits for the one that is loading, or offers to load one."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_the_last_model_is_loaded_and_the_message_sent(
     gone = str(tmp_path / "gone.gguf")
     shell.settings.put(replace(shell.settings.current, recent_models=(gone, str(last))))
     type_and_send(qtbot, shell, "Hi")
-    assert banner(shell).startswith("No model is loaded yet")
+    assert banner(shell).startswith("No model is loaded")
     assert action(shell) == "Load last one and send"
     assert shell.window.composer.text == "Hi"
     shell.window.banner._act()
@@ -61,7 +61,7 @@ def test_a_message_to_a_model_that_is_leaving_stays(qtbot: QtBot, make_shell: Ma
     shell.models.eject()
     assert shell.client.model is not None
     type_and_send(qtbot, shell, "Hi")
-    assert banner(shell).startswith("No model is loaded yet")
+    assert banner(shell).startswith("No model is loaded")
     assert shell.window.composer.text == "Hi"
     shell.window.banner._act()
     qtbot.waitUntil(lambda: prompts(shell) == [[("user", "Hi")]])
@@ -69,7 +69,7 @@ def test_a_message_to_a_model_that_is_leaving_stays(qtbot: QtBot, make_shell: Ma
 
 @pytest.fixture
 def slow(script: Script) -> Script:
-    """Return the script of an engine whose loads take some time."""
+    """Return the script of an engine with slow loads."""
     script.pause_s = 0.2
     return script
 
@@ -83,20 +83,20 @@ def loading(qtbot: QtBot, make_shell: MakeShell) -> Shell:
 
 
 def wait_text(shell: Shell) -> str:
-    """Return what the composer says below the message."""
+    """Return the status below the message."""
     composer = shell.window.composer
     return composer._wait_text.text() if composer._wait.isVisible() else ""
 
 
 @pytest.mark.usefixtures("slow")
 def test_a_message_waits_for_a_model_that_is_loading(qtbot: QtBot, make_shell: MakeShell) -> None:
-    """Other notices take nothing of that away."""
+    """Other notices do not replace it."""
     shell = loading(qtbot, make_shell)
     type_and_send(qtbot, shell, "Hi")
-    assert wait_text(shell) == "Sends when the model is ready"
+    assert wait_text(shell) == "Will be sent when the model is ready"
     assert shell.window.composer.text == "Hi"
     shell._notify(Notice("The disk is read-only.", kind="warning"))
-    assert wait_text(shell) == "Sends when the model is ready"
+    assert wait_text(shell) == "Will be sent when the model is ready"
     assert not prompts(shell)
     qtbot.waitUntil(lambda: prompts(shell) == [[("user", "Hi")]])
     assert (wait_text(shell), shell.window.composer.text) == ("", "")
@@ -179,7 +179,7 @@ def test_a_message_with_files_of_another_chat_stays_and_is_named(
     assert wait_text(shell)
     left = shell.session.current
     shell.chat_presenter.new_chat()
-    qtbot.waitUntil(lambda: "was not sent, as it has files" in banner(shell))
+    qtbot.waitUntil(lambda: "was not sent because it has files" in banner(shell))
     assert not prompts(shell)
     shell.window.banner._act()
     assert shell.session.current is left
@@ -212,7 +212,7 @@ def test_a_failed_load_keeps_the_text_and_says_so(
     assert (shell.client.model is not None) == keeps_old
     assert shell.window.composer.text == "Hi"
     slow.load_error = None
-    shell.models.load()  # by hand: what waited has been given up
+    shell.models.load()  # manually: the waiting message was given up
     qtbot.waitUntil(lambda: shell.client.state is EngineState.READY)
     qtbot.wait(50)
     assert shell.window.composer.text == "Hi"

@@ -1,4 +1,4 @@
-"""Which parts of the application need which others."""
+"""The dependencies between the application's parts."""
 
 import ast
 import inspect
@@ -9,7 +9,7 @@ from app.window.parts import Part, part, parts_of
 
 
 def reads_of(one: Part[object]) -> set[str]:
-    """Return what the method of a part reads of the shell while it runs, lambdas left out."""
+    """Return the attributes of the shell read by a part's method, without its lambdas."""
     tree = ast.parse(textwrap.dedent(inspect.getsource(one.make)))
     found: set[str] = set()
     waiting: list[ast.AST] = [*tree.body[0].body]  # type: ignore[attr-defined]
@@ -24,7 +24,7 @@ def reads_of(one: Part[object]) -> set[str]:
 
 
 def test_parts_name_what_they_need() -> None:
-    """In the order in which they are made: what a part needs stands before it."""
+    """In creation order: dependencies come first."""
     names = [one.name for one in parts_of(Shell)]
     for at, one in enumerate(parts_of(Shell)):
         read = reads_of(one) & set(names)

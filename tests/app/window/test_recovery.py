@@ -1,4 +1,4 @@
-"""After the engine's death one click loads the model again, and the answer goes on."""
+"""After the engine's crash one click reloads the model, and the answer continues."""
 
 import os
 import signal
@@ -73,7 +73,7 @@ def problem(shell: Shell) -> str:
 
 @pytest.fixture
 def shell(qapp: QApplication, qtbot: QtBot) -> Iterator[Shell]:
-    """Yield a window with the demo model, whose answers take some time."""
+    """Yield a window with the demo model and slow answers."""
     made = Shell(qapp, lambda on_event: ProcessHost(on_event, COMMAND))
     made.start()
     made.window.sampling.set_params(SamplingParams(temperature=0))
@@ -111,8 +111,8 @@ def test_one_click_goes_on_with_the_answer_as_if_nothing_had_been(
     so_far = shown(shell)[1]
     assert undisturbed[1].startswith(so_far.rstrip())
     assert 0 < len(so_far) < len(undisturbed[1])
-    assert problem(shell) == banner(shell), "the answer says that it was cut off"
-    assert action(shell) == "Load again and go on"
+    assert problem(shell) == banner(shell), "the answer says that it was interrupted"
+    assert action(shell) == "Reload and continue"
     with qtbot.waitSignal(shell.client.finished, timeout=WAIT_MS):
         click(qtbot, shell)
     assert shown(shell) == undisturbed
@@ -125,7 +125,7 @@ def test_one_click_goes_on_with_the_answer_as_if_nothing_had_been(
 def test_a_death_while_a_cache_is_saved_goes_on_with_the_answer_that_waits(
     shell: Shell, qtbot: QtBot, tmp_path: Path
 ) -> None:
-    """Both commands fail, one after the other; what is offered last is for both."""
+    """Both commands fail, one after the other; the last notice is for both."""
     ask(qtbot, shell, QUESTION)
     undisturbed = shown(shell)
     shell.chat_presenter.new_chat()
@@ -135,7 +135,7 @@ def test_a_death_while_a_cache_is_saved_goes_on_with_the_answer_that_waits(
     kill(shell)
     qtbot.waitUntil(lambda: not shell.session.is_busy, timeout=5000)
     assert "while saving the chat's cache on cpu" in banner(shell)
-    assert action(shell) == "Load again and go on"
+    assert action(shell) == "Reload and continue"
     with qtbot.waitSignal(shell.client.finished, timeout=WAIT_MS):
         click(qtbot, shell)
     assert shown(shell) == undisturbed
@@ -164,7 +164,7 @@ def test_without_an_answer_the_click_loads_and_that_is_all(shell: Shell, qtbot: 
     until_idle(qtbot, shell)
     kill(shell)
     qtbot.waitUntil(lambda: "while it was idle" in banner(shell), timeout=5000)
-    assert action(shell) == "Load again"
+    assert action(shell) == "Reload"
     with qtbot.waitSignal(shell.client.loaded, timeout=WAIT_MS):
         click(qtbot, shell)
     assert shell.client.state is EngineState.READY
@@ -176,7 +176,7 @@ def test_without_an_answer_the_click_loads_and_that_is_all(shell: Shell, qtbot: 
 def test_a_click_also_loads_after_the_third_death(shell: Shell, qtbot: QtBot) -> None:
     for _ in range(3):
         kill(shell)
-        qtbot.waitUntil(lambda: action(shell) == "Load again", timeout=5000)
+        qtbot.waitUntil(lambda: action(shell) == "Reload", timeout=5000)
         with qtbot.waitSignal(shell.client.loaded, timeout=WAIT_MS):
             click(qtbot, shell)
     assert shell.client.state is EngineState.READY
@@ -192,7 +192,7 @@ def test_an_engine_that_cannot_be_started_leaves_the_window_usable(
     shell.window.banner.dismiss()
     shell.models.open(str(demo_model()))
     qtbot.waitUntil(lambda: "cannot be started" in banner(shell), timeout=5000)
-    assert action(shell) == "Load again"
+    assert action(shell) == "Reload"
     shell.chat_presenter.send("Hello")
     assert "No model is loaded" in banner(shell)
     shell.window.close()
@@ -202,31 +202,28 @@ def test_an_engine_that_cannot_be_started_leaves_the_window_usable(
     apply_theme(qapp, "dark")
 
 
-# --- with a scripted engine
-
-
 def test_what_a_load_has_measured_of_a_gpu_is_planned_with(
     make_shell: MakeShell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The engine's process writes it into a file; the window's plans know nothing of that."""
+    """The engine's process writes it into a file; the window's plans know nothing about it."""
     used: list[object] = []
     shell = make_shell(model=MODEL)
-    assert shell.split.free_bytes(), "what is known from before was read"
+    assert shell.split.free_bytes(), "earlier measurements were read"
     monkeypatch.setattr("engine.use_measured_overheads", lambda devices, file: used.append(devices))
     shell.models.loaded.emit(model_loaded(LoadParams(MODEL, ("cuda:0", "cpu"))))
     assert used == [shell.start_up.devices]
 
 
 def crash(shell: Shell, qtbot: QtBot, script: Script, text: str = "Hi") -> None:
-    """Let the engine end in the middle of an answer."""
+    """Crash the engine in the middle of an answer."""
     script.answer, script.answer_error, script.loses_model = "<think>Hm", CRASH, True
     shell.chat_presenter.send(text)
-    qtbot.waitUntil(lambda: "and go on" in action(shell))
+    qtbot.waitUntil(lambda: "and continue" in action(shell))
     script.answer, script.answer_error = "m</think> Hello", None
 
 
 def cut_ids(shell: Shell) -> tuple[int, ...]:
-    """Return the tokens of the answer that was cut off."""
+    """Return the tokens of the interrupted answer."""
     (cut,) = shell.session.lost_answers
     return cut.ids
 
@@ -237,7 +234,7 @@ CRASH = EngineCrashed("The engine was killed.", "Load the model again.")
 def test_the_rest_of_an_answer_is_asked_for_with_its_tokens(
     qtbot: QtBot, make_shell: MakeShell, script: Script
 ) -> None:
-    """Once more after a second death, with all of them; a thought goes on inside its block."""
+    """Again after a second crash, with all of them; a thought continues inside its block."""
     shell = make_shell(model=MODEL)
     crash(shell, qtbot, script)
     first = cut_ids(shell)
@@ -294,8 +291,8 @@ def test_a_model_loaded_by_another_button_leaves_the_offer_to_go_on(
     crash(shell, qtbot, script)
     with qtbot.waitSignal(shell.client.loaded):
         shell.models.load()
-    qtbot.waitUntil(lambda: action(shell) == "Go on")
-    assert not shell.session.is_busy, "nothing starts by itself"
+    qtbot.waitUntil(lambda: action(shell) == "Continue")
+    assert not shell.session.is_busy, "nothing starts automatically"
     with qtbot.waitSignal(shell.client.finished):
         click(qtbot, shell)
     assert shown(shell)[-1].endswith("Hello")
@@ -320,7 +317,7 @@ def test_an_answer_that_is_gone_is_not_gone_on_with(
 
 @pytest.mark.parametrize(
     ("error", "offered"),
-    [(CRASH, "Load again"), (DeviceError("No."), ""), (EngineError("No."), "")],
+    [(CRASH, "Reload"), (DeviceError("No."), ""), (EngineError("No."), "")],
     ids=["crash", "device", "other"],
 )
 def test_a_first_load_is_offered_again_after_a_crash_alone(
@@ -345,7 +342,7 @@ def test_after_a_crash_in_another_load_the_former_model_comes_back(
     if again:
         with qtbot.waitSignal(shell.client.load_failed):
             click(qtbot, shell)
-    assert action(shell) == ("Load again" if again else "Load the former model")
+    assert action(shell) == ("Reload" if again else "Load the previous model")
     script.load_error = None
     with qtbot.waitSignal(shell.client.loaded) as loaded:
         click(qtbot, shell)
@@ -357,7 +354,7 @@ def test_after_a_crash_in_another_load_the_former_model_comes_back(
 def test_a_split_changed_during_an_answer_leaves_the_offer_too(
     qtbot: QtBot, make_shell: MakeShell, script: Script
 ) -> None:
-    """Two commands fail with one death; the sentence of the second has no button by itself."""
+    """Two commands fail with one crash; the second notice has no button of its own."""
     shell = make_shell(model=MODEL)
     script.hold, script.hold_after = True, 1
     shell.chat_presenter.send("Hi")
@@ -367,13 +364,13 @@ def test_a_split_changed_during_an_answer_leaves_the_offer_too(
     with qtbot.waitSignal(shell.client.resplit_failed):
         host_of(shell).send(running(shell)[0].number, Failed(CRASH, is_model_lost=True))
         host_of(shell).send(shell.client._work.stoppable[0], Failed(CRASH))
-    assert action(shell) == "Load again and go on"
+    assert action(shell) == "Reload and continue"
 
 
 def test_a_message_sent_while_the_engine_died_can_go_on_as_well(
     qtbot: QtBot, make_shell: MakeShell, script: Script
 ) -> None:
-    """Another process has been asked, which knows of no model."""
+    """The request goes to another process, which has no model."""
     shell = make_shell(model=MODEL)
     script.hold = True
     shell.chat_presenter.send("Hi")
@@ -382,7 +379,7 @@ def test_a_message_sent_while_the_engine_died_can_go_on_as_well(
         host_of(shell).send(0, Failed(CRASH, is_model_lost=True))
         none = EngineError("No model is loaded.", "Open a GGUF file first.")
         host_of(shell).send(running(shell)[0].number, Failed(none))
-    assert action(shell) == "Load again and go on"
+    assert action(shell) == "Reload and continue"
     script.hold = False
     host_of(shell).cancel()
     with qtbot.waitSignal(shell.client.finished):

@@ -1,4 +1,4 @@
-"""Every page of the window comes to rest at every width: nothing is laid out again without end."""
+"""Every page of the window comes to rest at every width, without endless layouts."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ from tests.helpers.tiny_gguf import tiny_gguf
 
 HEIGHT = 860
 LOOKS, TURNS = 100, 30
-"""Looks within which a page comes to rest, and turns of the event loop in one of them."""
+"""Samples within which a page comes to rest, and turns of the event loop per sample."""
 QUIET = 20
-"""Events in a look at a page at rest, at most: timers. One that is laid out again and again has
-some in each turn.
+"""Maximum number of events in a sample of a page at rest: timers.
+
+Endless layouts cause some in each turn of the event loop.
 """
 PAUSE_MS = 5
 
@@ -46,7 +47,7 @@ def events(qapp: QApplication) -> Iterator[_Events]:
 
 
 def _pages(shell: Shell) -> dict[str, Callable[[], object]]:
-    """Return what opens each page and panel of the window."""
+    """Return the functions that open each page and panel of the window."""
     window = shell.window
 
     def front(number: int) -> None:

@@ -1,4 +1,4 @@
-"""The running window against a scripted engine: models, keys, layout, closing."""
+"""The running window with a scripted engine: models, keys, layout, closing."""
 
 import gc
 import json
@@ -111,7 +111,7 @@ def test_cancelling_a_load_leaves_the_file_selected_and_shows_no_banner(
 def test_all_warnings_of_the_model_are_shown_as_they_are(
     qtbot: QtBot, make_shell: MakeShell, script: Script
 ) -> None:
-    """Warnings contain names from the file, which must not be read as HTML."""
+    """Warnings contain names from the file, which must not be parsed as HTML."""
     script.warnings = ("The pre-tokenizer '<b>x</b>' is unknown.", "There is no chat template.")
     shell = make_shell(model=MODEL)
     assert banner(shell) == " ".join(script.warnings)
@@ -211,7 +211,7 @@ def test_ejecting_while_answering_ends_the_answer_first(
 def test_a_model_opened_while_another_is_ejected_shows_its_loading(
     qtbot: QtBot, make_shell: MakeShell, script: Script
 ) -> None:
-    """The event of the ejection comes while the other model loads, and must not hide Cancel."""
+    """The event of the unloading comes while the other model loads, and must not hide Cancel."""
     shell = make_shell(model=MODEL)
     script.hold = True
     with qtbot.waitSignal(shell.client.unloaded):

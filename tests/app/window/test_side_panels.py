@@ -1,4 +1,4 @@
-"""Panels beside the split panel in the running window: the map, links, plans, timeline."""
+"""The side panels in the running window: map, links, plans, timeline."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def rail(shell: object, name: str) -> IconButton:
 def test_the_rail_opens_the_map_and_the_links(
     qtbot: QtBot, make_shell: MakeShell, tmp_path: Path
 ) -> None:
-    """Each as a page of the right dock, remembered over a restart."""
+    """Each as a tab of the right dock, restored after a restart."""
     path = str(tiny_gguf(tmp_path / "m.gguf", n_layer=2))
     shell = make_shell(model=path)
     window, side_panels = shell.window, shell.side_panels
@@ -118,7 +118,7 @@ def test_simulated_devices_have_links_but_no_search(qtbot: QtBot, make_shell: Ma
 def test_the_drivers_are_not_asked_again_for_the_plans(
     qtbot: QtBot, make_shell: MakeShell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Opening them takes some cards a while, in which the window would stand still."""
+    """Opening them takes some GPUs a while, which would block the window."""
     shell = make_shell()
     asked: list[str] = []
 
@@ -126,7 +126,7 @@ def test_the_drivers_are_not_asked_again_for_the_plans(
         asked.append(threading.current_thread().name)
         return []
 
-    qtbot.waitUntil(lambda: not shell.start_up.is_searching)
+    qtbot.waitUntil(lambda: not shell.start_up._search.is_busy)
     monkeypatch.setattr("engine.list_devices", list_devices)
     shell.models.open(str(tiny_gguf(tmp_path / "m.gguf", n_layer=2)))
     qtbot.waitUntil(lambda: shell.client.model is not None)

@@ -1,4 +1,4 @@
-"""What the window says is true at the moment: in a load, while text streams, after a success."""
+"""The window's state is up to date: during a load, while text streams, after a success."""
 
 import threading
 
@@ -52,7 +52,7 @@ def test_an_error_goes_once_the_same_thing_has_succeeded(
     shell.models.load()
     qtbot.waitUntil(lambda: banner(shell) == "The pre-tokenizer is unknown.")
     ask(qtbot, shell, "And now?")
-    assert banner(shell) == "The pre-tokenizer is unknown.", "a warning is not over"
+    assert banner(shell) == "The pre-tokenizer is unknown.", "a warning stays"
     shell.models.load()
     assert banner(shell) == "", "it was about the load before"
     qtbot.waitUntil(lambda: banner(shell) == "The pre-tokenizer is unknown.")
@@ -84,7 +84,7 @@ def test_a_prompt_that_was_read_is_no_longer_counted(
 def test_a_dropped_model_is_never_moved(
     qtbot: QtBot, make_shell: MakeShell, offered: Qt.DropAction
 ) -> None:
-    """A file manager deletes what was moved."""
+    """A file manager deletes moved files."""
     shell = make_shell()
     data = QMimeData()
     data.setUrls([QUrl.fromLocalFile(MODEL)])
@@ -123,7 +123,7 @@ def test_a_detached_panel_has_a_frame_and_can_be_put_back(
 
 
 def test_an_edited_message_is_changed_at_its_end(qtbot: QtBot, make_shell: MakeShell) -> None:
-    """Nothing is selected, so that the first key does not replace all of it."""
+    """Nothing is selected, so that the first key does not replace everything."""
     shell = make_shell(model=MODEL)
     ask(qtbot, shell, "A long question")
     message = shell.window.chat_view.shown[0]

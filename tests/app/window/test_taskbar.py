@@ -45,10 +45,10 @@ def test_a_load_is_shown_before_downloads_and_its_end_shows_them_again(
     progress.note_downloads(0.25)
     progress.note_state(EngineState.LOADING)
     progress.note_load(0.5)
-    progress.note_load(0.501)  # too little to show
+    progress.note_load(0.501)  # too small a change
     progress.note_downloads(0.3)
     progress.note_state(EngineState.READY)
-    progress.note_load(0.9)  # came late
+    progress.note_load(0.9)  # arrived late
     progress.note_downloads(None)
     assert painted == [0.25, 0.5, 0.3, None]
 
@@ -97,7 +97,7 @@ INTERFACE = "com.canonical.Unity.LauncherEntry"
 
 
 def test_the_methods_of_windows_are_called_by_their_places() -> None:
-    """A table of functions stands in for the interface, as its memory is laid out."""
+    """A table of functions simulates the interface, with its memory layout."""
     called: list[tuple[object, ...]] = []
     types = {
         taskbar.INIT: (),

@@ -1,4 +1,4 @@
-"""The icon in the tray and the desktop's messages, by choice and where there is a tray."""
+"""The tray icon and notifications, if enabled and supported by the desktop."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.helpers.shell_driver import MODEL, MakeShell, ask
 
 @pytest.fixture
 def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Return the messages of a desktop that has a tray."""
+    """Return the notifications of a desktop with a tray."""
     messages: list[str] = []
     monkeypatch.setattr(TrayIcon, "isSystemTrayAvailable", staticmethod(lambda: True))
     monkeypatch.setattr(

@@ -1,6 +1,6 @@
 """The window with the real engine and the bundled model: the main use, and failures.
 
-The engine is in a process of its own, as in `tandem`; the main use is tried on a thread as well.
+The engine is in another process, as in `tandem`; the main use is also tested on a thread.
 """
 
 import threading
@@ -25,7 +25,7 @@ WAIT_MS = 30_000
 
 
 ON_A_THREAD = pytest.mark.parametrize("shell", [ThreadHost], indirect=True, ids=["thread"])
-"""Mark of tests that change the engine's insides."""
+"""Mark of tests that change the engine's internals."""
 
 ON_BOTH = pytest.mark.parametrize(
     "shell", [ProcessHost, ThreadHost], indirect=True, ids=["process", "thread"]
@@ -42,7 +42,7 @@ ON_A_PROCESS = pytest.mark.parametrize(
 
 @pytest.fixture
 def shell(request: pytest.FixtureRequest, qapp: QApplication, qtbot: QtBot) -> Iterator[Shell]:
-    before = set(threading.enumerate())  # other tests' servers have their own
+    before = set(threading.enumerate())  # other tests have their own servers
     made = Shell(qapp, getattr(request, "param", ProcessHost))
     made.start()
     greedy = SamplingParams(temperature=0)
@@ -51,7 +51,7 @@ def shell(request: pytest.FixtureRequest, qapp: QApplication, qtbot: QtBot) -> I
     made.window.close()
     new = set(threading.enumerate()) - before
     names = [t.name for t in new if t.name.startswith("tandem")]
-    assert names == [], "nothing of the engine is left"
+    assert names == [], "the engine leaves nothing behind"
     made.window.deleteLater()
     made.deleteLater()
     apply_theme(qapp, "dark")
@@ -112,7 +112,7 @@ WRONG_FILES: dict[str, Callable[[Path], Path]] = {
     "cannot be found": missing_shard,
     "There is no file": lambda folder: folder / "gone.gguf",
 }
-"""Writer of each file that cannot be loaded, by what is said of it."""
+"""Writers of files that cannot be loaded, by their error messages."""
 
 
 def test_a_wrong_file_is_a_sentence_and_the_model_stays(
@@ -124,7 +124,7 @@ def test_a_wrong_file_is_a_sentence_and_the_model_stays(
         qtbot.waitUntil(lambda: loaded.client.state is EngineState.READY, timeout=WAIT_MS)
         loaded.chat_presenter.new_chat()
         ask(qtbot, loaded, "Hello")
-        assert shown(loaded)[1], "the model that was there answers"
+        assert shown(loaded)[1], "the previous model answers"
 
 
 def endless(shell: Shell) -> None:
@@ -146,7 +146,7 @@ def test_ejecting_while_it_answers_keeps_what_was_said(loaded: Shell, qtbot: QtB
 
 
 def test_stopping_and_closing_take_effect_at_once(loaded: Shell, qtbot: QtBot) -> None:
-    """An answer that is stopped ends soon; a window that is closed in the next leaves nothing."""
+    """A stopped answer ends soon; a window closed during the next one leaves nothing behind."""
     endless(loaded)
     loaded.chat_presenter.send("Hello")
     qtbot.waitUntil(lambda: len(shown(loaded)) == 2 and len(shown(loaded)[1]) > 50, timeout=WAIT_MS)
@@ -205,6 +205,6 @@ def test_a_device_that_hangs_is_named_and_the_conversation_goes_on(
     loaded.window.close()
     assert loaded.client.state is EngineState.CLOSED
     (hanging,) = (t for t in threading.enumerate() if t.name.startswith("tandem-rank"))
-    assert hanging.name == "tandem-rank-1", "nobody has waited for it"
+    assert hanging.name == "tandem-rank-1", "nothing waited for it"
     wake.set()
     hanging.join(10)

@@ -1,4 +1,4 @@
-"""However the window's process ends, chats and drafts are on the disk, and nothing else is."""
+"""However the window's process ends, chats and drafts are on disk, and nothing else is."""
 
 import os
 import random
@@ -21,7 +21,7 @@ from tests.helpers.window_process import ANSWER, read_notes
 REPO = Path(__file__).resolve().parents[3]
 WAIT_S = 60
 LOST_S = 1.0
-"""Age of text, in seconds, that may be lost with a killed process."""
+"""Age in seconds of text that a killed process may lose."""
 
 N_KILLS = 500
 
@@ -30,7 +30,7 @@ Note = dict[str, Any]
 
 @contextmanager
 def window(log: Path, seed: int) -> Iterator["subprocess.Popen[str]"]:
-    """Start a window that is answering; end it in any case."""
+    """Start a window with a running answer; end it in any case."""
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.helpers.window_process", str(log), str(seed)],
         env={**os.environ, "PYTHONPATH": str(REPO)},
@@ -49,12 +49,12 @@ def wait_for_text(process: "subprocess.Popen[str]", log: Path) -> None:
     deadline = time.monotonic() + WAIT_S
     while not any("text" in note for note in read_notes(log)):
         assert process.poll() is None, process.communicate()[1]
-        assert time.monotonic() < deadline, "the window does not answer"
+        assert time.monotonic() < deadline, "the window does not respond"
         time.sleep(0.02)
 
 
 def stored() -> dict[str, Any]:
-    """Return the chats on the disk by id, as the next window reads them; each is whole."""
+    """Return the intact chats on disk by id, as the next window reads them."""
     store = ChatStore(chats_dir())
     chats = {chat.id: chat.to_json() for chat in store.load()}
     assert len(chats) == len(store.summaries())
@@ -63,7 +63,7 @@ def stored() -> dict[str, Any]:
 
 
 def assert_text_kept(notes: list[Note], chats: dict[str, Any], until: float) -> None:
-    """Check that all answers that were shown by `until` are stored."""
+    """Check that all answers shown until a time are stored."""
     for note in notes:
         if "text" in note:
             messages = chats[note["chat"]]["messages"]
@@ -73,7 +73,7 @@ def assert_text_kept(notes: list[Note], chats: dict[str, Any], until: float) -> 
 
 
 def assert_draft_kept(notes: list[Note], chats: dict[str, Any], until: float) -> None:
-    """Check that the draft that is stored was in the field at `until` or later."""
+    """Check that the stored draft was in the field at that time or later."""
     drafts = [note for note in notes if "draft" in note]
     before = [note for note in drafts if note["at"] <= until]
     recent = before[-1:] + [note for note in drafts if note["at"] > until]
@@ -93,7 +93,7 @@ def left_behind(home: Path) -> list[Path]:
 def test_a_signal_closes_the_window_in_order(
     tmp_path: Path, home: Path, number: signal.Signals
 ) -> None:
-    """A logout, a closed terminal, `kill`: all that was shown is stored, and the status is 0."""
+    """A logout, a closed terminal, `kill`: everything shown is stored, and the status is 0."""
     log = tmp_path / "log"
     with window(log, seed=1) as process:
         process.send_signal(number)
@@ -117,7 +117,7 @@ def test_a_killed_window_loses_at_most_a_second(tmp_path: Path, home: Path, n_ki
             killed_at = time.time()
             process.kill()
         notes, chats = read_notes(log), stored()
-        assert known <= set(notes[0]["started"]), "a chat is gone"
+        assert known <= set(notes[0]["started"]), "a chat is missing"
         assert notes[0]["damaged"] == 0
         assert_text_kept(notes, chats, killed_at - LOST_S)
         assert_draft_kept(notes, chats, killed_at - LOST_S)
@@ -126,6 +126,6 @@ def test_a_killed_window_loses_at_most_a_second(tmp_path: Path, home: Path, n_ki
     with window(log, seed=n_kills) as process:
         process.terminate()
         process.communicate(timeout=WAIT_S)
-    assert known <= set(read_notes(log)[0]["started"]), "a chat is gone"
+    assert known <= set(read_notes(log)[0]["started"]), "a chat is missing"
     assert known <= set(stored())
     assert left_behind(home) == []

@@ -1,4 +1,4 @@
-"""The window's start, its use by keyboard, and its response while an answer streams."""
+"""The window's start, keyboard use, and response times while an answer streams."""
 
 import pytest
 from PySide6.QtCore import Qt
@@ -14,7 +14,7 @@ from tests.helpers.fake_host import Script, model_info
 from tests.helpers.shell_driver import MODEL, MakeShell
 from tests.helpers.stall_watch import StallWatch
 
-STALL_S = 0.25  # the goal is 0.1 s; this leaves room for a busy test machine
+STALL_S = 0.25  # the goal is 0.1 s; this is for a busy test machine
 
 
 def test_whatever_takes_the_focus_has_a_name(qtbot: QtBot, make_shell: MakeShell) -> None:
@@ -33,7 +33,7 @@ def test_whatever_takes_the_focus_has_a_name(qtbot: QtBot, make_shell: MakeShell
         and widget not in buddies
         and not widget.accessibleName()
         and not (isinstance(widget, QAbstractButton) and widget.text())
-        and type(widget) is not QScrollArea  # it only scrolls what has names itself
+        and type(widget) is not QScrollArea  # it only scrolls named widgets
     ]
     assert nameless == []
 
@@ -53,7 +53,7 @@ def test_tab_leads_from_the_composer_round_and_back(qtbot: QtBot, make_shell: Ma
 
 
 def test_tab_goes_as_the_window_is_read(qtbot: QtBot, make_shell: MakeShell) -> None:
-    """So it goes through later widgets, too: a device's row comes before what is below it."""
+    """Even for widgets created later: a device's row comes before the widgets below it."""
     shell = make_shell(model=MODEL)
     shell.chat_presenter.send("Hi")
     qtbot.waitUntil(lambda: not shell.session.is_busy)
@@ -120,7 +120,7 @@ def test_a_closed_panel_hands_the_focus_to_the_composer(
 def test_the_model_bar_cuts_a_long_name_and_nothing_else(
     qtbot: QtBot, qapp: QApplication, width: int
 ) -> None:
-    """During a load, name, progress and button are side by side; the tool tip has the name."""
+    """During a load, name, progress and button are side by side; the tooltip has the name."""
     apply_theme(qapp, "dark")
     window = QWidget()
     qtbot.addWidget(window)
@@ -176,7 +176,7 @@ def long_chat(n_messages: int = 200) -> Conversation:
 
 
 def turns(view: ChatView) -> list[int]:
-    """Return the numbers of the turns that are shown, from the top."""
+    """Return the indices of the visible messages, from the top."""
     return [int(shown.message.content.split()[1]) for shown in view.shown]
 
 
@@ -200,7 +200,7 @@ def test_a_long_chat_opens_with_its_end_and_shows_more_on_demand(qtbot: QtBot) -
 def test_what_is_seen_stays_while_earlier_turns_are_made(
     qtbot: QtBot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A chat opens at its end, and more turns at its top do not move what somebody reads."""
+    """A chat opens at its end, and messages added at its top do not move the visible part."""
     monkeypatch.setattr("app.core.process.spare_time.SLICE_S", 0.0)  # one step at a time
     view = ChatView()
     qtbot.addWidget(view)
@@ -224,7 +224,7 @@ def test_what_is_seen_stays_while_earlier_turns_are_made(
 def test_opening_a_chat_makes_few_turns_at_once(
     qtbot: QtBot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Thirty long answers take half a second, in which the window would not answer."""
+    """Thirty long answers take half a second, during which the window would not respond."""
     monkeypatch.setattr("app.chat.views.chat_view.AT_ONCE_S", 0.0)
     monkeypatch.setattr("app.chat.views.chat_view.MAX_AT_ONCE_S", 60.0)
     view = ChatView()
@@ -234,7 +234,7 @@ def test_opening_a_chat_makes_few_turns_at_once(
     view.show_chat(long_chat())
     assert turns(view) == list(range(200 - N_AT_ONCE, 200))
     view.show_chat(long_chat(N_AT_ONCE))
-    assert turns(view) == list(range(N_AT_ONCE)), "what was still to be made is not any more"
+    assert turns(view) == list(range(N_AT_ONCE)), "pending steps are dropped"
     assert not view._more.is_active
     view.resize(600, 50)
     view.show_chat(long_chat())

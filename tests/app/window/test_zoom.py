@@ -1,4 +1,4 @@
-"""The zoom makes all of the window larger or smaller, and is kept."""
+"""The zoom scales the whole window and is saved."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def press(qtbot: QtBot, shell: Shell, key: Qt.Key, times: int = 1) -> None:
 
 
 def sizes(shell: Shell) -> dict[str, float]:
-    """Return the sizes in pixels of parts that are drawn in different ways."""
+    """Return the sizes in pixels of parts that are painted in different ways."""
     window = shell.window
     rail = window.findChild(Rail)
     icon = rail.findChild(IconButton)
@@ -110,7 +110,7 @@ def test_the_wheel_over_the_chat_zooms_with_ctrl_and_scrolls_without(
     wheel(over, 1, Qt.KeyboardModifier.ControlModifier)
     assert shell.settings.current.zoom == 110
     over_text = wheel(prose(shell).viewport(), -1, Qt.KeyboardModifier.ControlModifier)
-    assert not over_text.isAccepted()  # so that the desktop's own events go on to the chat
+    assert not over_text.isAccepted()  # so that the desktop's own events reach the chat
     wheel(over, -1, Qt.KeyboardModifier.ControlModifier)
     assert shell.settings.current.zoom == 100
 
@@ -163,7 +163,7 @@ def test_messages_are_not_cut_off_at_any_zoom(
         return [str(one) for one, end in ends.items() if end > view.viewport().width()]
 
     qtbot.waitUntil(lambda: not cut_off())
-    assert shell.window.chats_dock.isVisible(), "the split gives way before the chats"
+    assert shell.window.chats_dock.isVisible(), "the split panel is hidden before the chats"
     shell.window.resize(shell.window.minimumWidth(), 860)
     qtbot.waitUntil(lambda: not cut_off())
 
@@ -203,7 +203,7 @@ def test_panels_give_way_in_a_window_made_narrow_and_come_back(
         assert window.minimumSizeHint().width() <= width
 
     shown_at(1280, True, True)
-    for width in range(1240, 800, -40):  # as a mouse makes it narrow, step by step
+    for width in range(1240, 800, -40):  # as with a mouse, step by step
         window.resize(width, 700)
         QApplication.processEvents()
     shown_at(800, True, False)

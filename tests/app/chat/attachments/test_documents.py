@@ -1,4 +1,4 @@
-"""Text of files: encodings, PDFs, what is refused, and where a text may be cut."""
+"""Text of files: encodings, PDFs, refused files, and where a text may be cut."""
 
 import json
 import os
@@ -53,7 +53,7 @@ def test_what_is_no_text_is_refused(tmp_path: Path, data: bytes, problem: Proble
 
 
 def test_only_files_are_read(tmp_path: Path) -> None:
-    """A pipe would have it wait for ever."""
+    """Reading a pipe would block forever."""
     os.mkfifo(tmp_path / "pipe")
     for name, problem in (("", Problem.FOLDER), ("pipe", Problem.NO_FILE), ("x", Problem.NO_FILE)):
         assert answer({"path": str(tmp_path / name), "model": ""}) == {"problem": problem}

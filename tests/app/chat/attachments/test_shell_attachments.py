@@ -1,4 +1,4 @@
-"""Files in the window: attached, counted, cut, sent, stored, and what is refused."""
+"""Files in the window: attached, counted, cut, sent, stored, refused."""
 
 import sys
 from pathlib import Path
@@ -24,7 +24,7 @@ def chips(shell: Shell) -> list[DraftChip]:
 
 
 def drop(shell: Shell, *paths: Path) -> bool:
-    """Drop files on the composer; return whether it takes them."""
+    """Drop files on the composer; return whether it accepts them."""
     data = QMimeData()
     data.setUrls([QUrl.fromLocalFile(str(path)) for path in paths])
     keys, buttons = Qt.KeyboardModifier.NoModifier, Qt.MouseButton.LeftButton
@@ -69,7 +69,7 @@ def test_dropped_files_go_with_the_message_and_stay(
         '<file name="notes.txt">\nThe secret word is whale.\n</file>\n\n'
         '<file name="paper.pdf">\nPage one\n\nPage two\n</file>\n\nWhat is the word?'
     )
-    assert shown(shell)[0] == "What is the word?", "the text of the files is not in the bubble"
+    assert shown(shell)[0] == "What is the word?", "the bubble does not show the text of the files"
     shell.window.close()
     notes.unlink()
 
@@ -99,7 +99,7 @@ def test_a_file_can_be_sent_without_a_word_and_names_the_chat(
     assert prompts(shell) == [[("user", frame)]]
     shell.chat_presenter.edit(shell.session.current.messages[0].id, " ")
     qtbot.waitUntil(lambda: not shell.session.is_busy)
-    assert prompts(shell)[1:] == [[("user", frame)]], "nor does it need one when it is edited"
+    assert prompts(shell)[1:] == [[("user", frame)]], "nor is text required when editing"
 
 
 def test_a_file_can_be_removed(qtbot: QtBot, make_shell: MakeShell, notes: Path) -> None:
@@ -145,7 +145,7 @@ def test_files_of_a_draft_are_there_after_a_restart(
     again.models.open(MODEL)
     qtbot.waitUntil(lambda: again.client.model is not None)
     ask(qtbot, again, "What is the word?")
-    assert "dolphin" in prompts(again)[-1][-1][1], "it is read again"
+    assert "dolphin" in prompts(again)[-1][-1][1], "it was read again"
     assert again.session.current.draft_files == ()
     again.window.close()
     assert chips(make_shell()) == []
@@ -164,7 +164,7 @@ def test_a_file_larger_than_the_room_is_offered_in_parts(
     assert chip.file.n_tokens > 4096
     shell.chat_presenter.send("Sum up")
     assert prompts(shell) == []
-    assert "of the context are free" in banner(shell)
+    assert "are free in the context" in banner(shell)
     menu = chip.menu()
     titles = [action.text() for action in menu.actions()]
     assert titles[0].startswith(f"Part 1 of {len(titles)} · ")
@@ -210,10 +210,10 @@ def test_tokens_are_counted_once_a_model_is_there(
 @pytest.mark.parametrize(
     ("name", "data", "said"),
     [
-        ("photo.png", b"\x89PNG\r\n\x1a\n", "photo.png is no picture that models can see"),
-        ("tool.exe", b"MZ\0\0", "tool.exe is no text file."),
-        ("scan.pdf", pdf(""), "scan.pdf has pictures of pages and no text"),
-        ("gone.txt", None, "gone.txt is no file that can be read."),
+        ("photo.png", b"\x89PNG\r\n\x1a\n", "photo.png is not an image that models can read"),
+        ("tool.exe", b"MZ\0\0", "tool.exe is not a text file."),
+        ("scan.pdf", pdf(""), "scan.pdf has images of pages and no text"),
+        ("gone.txt", None, "gone.txt is not a readable file."),
     ],
 )
 def test_what_cannot_be_attached_is_said(
@@ -275,7 +275,7 @@ def test_a_file_that_takes_too_long_is_given_up(
     monkeypatch.setattr(documents, "MAX_SECONDS", 0.3)
     shell = make_shell(model=MODEL)
     shell.window.composer.files_given.emit([str(notes)])
-    qtbot.waitUntil(lambda: "takes too long" in banner(shell), timeout=20_000)
+    qtbot.waitUntil(lambda: "too much time" in banner(shell), timeout=20_000)
     assert chips(shell) == []
 
 
@@ -292,7 +292,7 @@ def test_the_button_and_the_chips_have_names(
     qtbot: QtBot, make_shell: MakeShell, notes: Path
 ) -> None:
     shell = make_shell(model=MODEL)
-    assert shell.chat_presenter.files.attach.accessibleName() == "Attach files and pictures"
+    assert shell.chat_presenter.files.attach.accessibleName() == "Attach files and images"
     shell.window.composer.files_given.emit([str(notes)])
     wait_until_read(qtbot, shell)
     assert chips(shell)[0].accessibleName() == "notes.txt, 26 B"

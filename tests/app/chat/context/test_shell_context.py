@@ -1,4 +1,4 @@
-"""The gauge of the context in the window: what it counts, when, and a message that does not fit."""
+"""The context gauge in the window: what it counts and when, and messages that do not fit."""
 
 from dataclasses import replace
 
@@ -19,20 +19,20 @@ def usage(shell: Shell) -> ContextUsage:
 
 
 def settle(qtbot: QtBot, shell: Shell) -> None:
-    """Wait until what is typed and said is counted."""
+    """Wait until the draft and the messages are counted."""
     shell.window.composer.flush_draft()
     qtbot.waitUntil(lambda: shell.chat_presenter._context.counter.is_current)
 
 
 def full_counts(shell: Shell) -> int:
-    """Return how often messages were counted, not only a draft."""
+    """Return the number of counts that included messages."""
     counts = host_of(shell).counts
     return sum(isinstance(c, CountTokens) and c.messages is not None for c in counts)
 
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the scripted engine have a context of 40 tokens."""
+    """Give the scripted engine a context of 40 tokens."""
     monkeypatch.setattr(
         "tests.helpers.fake_host.model_loaded",
         lambda *found: replace(model_loaded(*found), n_ctx=40),
@@ -85,7 +85,7 @@ def test_an_answer_that_grows_is_added(qtbot: QtBot, make_shell: MakeShell, scri
     shell.window.composer.submit()
     qtbot.waitUntil(lambda: running(shell)[0].meter.n_tokens >= 2)
     settle(qtbot, shell)
-    assert (usage(shell).n_before, usage(shell).n_answer) == (5, 2), "once, not as a message too"
+    assert (usage(shell).n_before, usage(shell).n_answer) == (5, 2), "not as a message too"
     assert "2 the answer so far" in shell.window.composer.gauge.toolTip()
     shell.session.stop()
     qtbot.waitUntil(lambda: not shell.session.is_busy)
@@ -142,7 +142,7 @@ def test_a_message_longer_than_the_context_is_told_so(qtbot: QtBot, make_shell: 
     shell.window.composer.edit.setPlainText("more " * 50)
     settle(qtbot, shell)
     shell.window.composer.submit()
-    assert banner(shell) == "This message alone has 50 tokens, the context 40."
+    assert banner(shell) == "This message alone has 50 tokens; the context has 40."
     assert not [c for c in host_of(shell).commands if isinstance(c, AnswerRequest)]
 
 
@@ -150,7 +150,7 @@ def test_a_message_longer_than_the_context_is_told_so(qtbot: QtBot, make_shell: 
 def test_a_message_that_has_no_room_beside_the_system_prompt_is_told_so(
     qtbot: QtBot, make_shell: MakeShell
 ) -> None:
-    """Older messages stay: to drop them would not help."""
+    """Older messages stay, as dropping them would not help."""
     shell = make_shell(model=MODEL)
     ask(qtbot, shell, "Hi")
     shell.window.sampling.prompt.edit.setPlainText("Be brief " * 8)
@@ -161,7 +161,7 @@ def test_a_message_that_has_no_room_beside_the_system_prompt_is_told_so(
     shell.window.composer.submit()
     notice = shell.window.banner.notice
     assert notice is not None
-    assert notice.text == "This message and the system prompt have 49 tokens, the context 40."
+    assert notice.text == "This message and the system prompt have 49 tokens; the context has 40."
     assert notice.hint.startswith("Shorten one of them")
     assert notice.action == ""
 
@@ -171,7 +171,9 @@ def test_a_long_draft_leaves_the_buttons_free_in_a_low_window(
 ) -> None:
     shell = make_shell(model=MODEL)
     shell.window.resize(1024, 700)
-    shell.window.show_page("models", label("\n" * 14))  # as high as the start page with the demo
+    shell.window.show_page(
+        "models", label("\n" * 14)
+    )  # as high as the start page with the demo model
     shell.window.show_chat(True)
     shell.window.banner.show_notice(Notice("Something has happened."))
     composer = shell.window.composer
@@ -203,4 +205,4 @@ def test_what_a_template_refuses_leaves_the_last_answer_s_figure(
     assert banner(shell) == ""
     n_asked = len(host_of(shell).counts)
     qtbot.wait(300)
-    assert len(host_of(shell).counts) == n_asked, "it is not asked again and again"
+    assert len(host_of(shell).counts) == n_asked, "the question is not repeated"

@@ -1,4 +1,4 @@
-"""A chat on paper: all that is shown of it, on numbered white pages, from any thread."""
+"""A chat as PDF: the visible messages, on numbered white pages, from any thread."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_pages_are_numbered_and_dark_on_white_in_every_theme(qapp: QApplication)
     picture.close()
     page.close()
     document.close()
-    assert min(grey) < 60, "letters"
+    assert min(grey) < 60, "ink"
     assert sum(value > 235 for value in grey) > 0.8 * len(grey), "paper"
 
 
@@ -110,7 +110,7 @@ def test_every_form_can_be_written(qapp: QApplication, tmp_path: Path, suffix: s
 def test_chats_with_one_title_get_files_of_their_own(tmp_path: Path) -> None:
     (tmp_path / "Tables b.md").write_text("mine")
     store = ChatStore(tmp_path)
-    written = write_all([chat(), chat()], store.read, store.pictures, tmp_path, ".md")
+    written = write_all([chat(), chat()], store.read, store.images, tmp_path, ".md")
     assert [path.name for path in written.paths] == ["Tables b (2).md", "Tables b (3).md"]
     assert (tmp_path / "Tables b.md").read_text() == "mine"
     assert free_path(tmp_path, "x", ".md").name == "x.md"
@@ -118,13 +118,13 @@ def test_chats_with_one_title_get_files_of_their_own(tmp_path: Path) -> None:
 
 def test_an_export_that_cannot_go_on_says_what_is_there(tmp_path: Path) -> None:
     store = ChatStore(tmp_path)
-    written = write_all([chat(), "gone"], store.read, store.pictures, tmp_path, ".md")
+    written = write_all([chat(), "gone"], store.read, store.images, tmp_path, ".md")
     assert len(written.paths) == 1
     assert written.failure == "“gone” cannot be written: No such file or directory."
 
 
 def test_formulas_are_pictures_or_else_their_source(qapp: QApplication) -> None:
-    """Each is drawn in the size and colour of its line; one that is too long stays as it was."""
+    """Each is rendered in the size and colour of its line; one that is too long stays source."""
     long = "x" * (MAX_LATEX + 1)
     answer = f"It is \\(x^2\\), so\n\n$$\\frac{{a}}{{b}}$$\n\nand \\({long}\\)."
     data = pdf_of(Conversation.of([Message("assistant", answer)], title="t"))
@@ -139,5 +139,5 @@ def test_formulas_are_pictures_or_else_their_source(qapp: QApplication) -> None:
     assert "xxxxxxxx" in text
     assert len(pictures) == 2
     heights = [top - bottom for _, bottom, _, top in pictures]
-    assert 8 < heights[0] < 22, "points: a line of text"
+    assert 8 < heights[0] < 22, "in points: one line of text"
     assert 20 < heights[1] < 50, "two lines and a bar"

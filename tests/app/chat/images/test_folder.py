@@ -1,4 +1,4 @@
-"""The files of pictures beside the chats: kept once, linked, hidden, brought back and swept."""
+"""The image files of chats: stored once, linked, hidden, restored and deleted."""
 
 import json
 import os
@@ -22,12 +22,12 @@ FIRST, SECOND = (as_file(random_picture(40, 30, seed)) for seed in (1, 2))
 
 
 def kept(store: ChatStore, chat: Conversation, data: bytes = FIRST) -> ChatImage:
-    """Return a picture that lies beside a chat."""
-    return ChatImage("spots.png", store.pictures.put(chat.id, data)[0], 40, 30)
+    """Return an image stored for a chat."""
+    return ChatImage("spots.png", store.images.put(chat.id, data)[0], 40, 30)
 
 
 def asked(store: ChatStore) -> Conversation:
-    """Return a saved chat whose only question has a picture."""
+    """Return a saved chat whose only question has an image."""
     chat = Conversation()
     chat.add(Message("user", "What is it?", pictures=(kept(store, chat),)))
     store.save(chat)
@@ -35,12 +35,12 @@ def asked(store: ChatStore) -> Conversation:
 
 
 def files(folder: Path) -> list[str]:
-    """Return the names of all files of pictures below a folder."""
+    """Return the names of all image files below a folder."""
     return sorted(str(p.relative_to(folder)) for p in folder.rglob("*.png"))
 
 
 def data_of(store: ChatStore, chat: Conversation) -> bytes:
-    return store.pictures.path(chat, chat.messages[0].pictures[0]).read_bytes()
+    return store.images.path(chat, chat.messages[0].pictures[0]).read_bytes()
 
 
 def test_a_picture_is_kept_once_and_is_there_after_a_restart(tmp_path: Path) -> None:
@@ -76,7 +76,7 @@ def test_pictures_go_with_their_chat_and_come_back(tmp_path: Path) -> None:
     assert data_of(store, chat) == FIRST
     store.read(chat.id)
     store.delete(chat.id)
-    store.save(chat)  # as a window does that still has it
+    store.save(chat)  # as a window does that still has it in memory
     assert data_of(store, chat) == FIRST
     assert list(tmp_path.glob(f"*{folder_module.HIDDEN}")) == []
     store.delete(chat.id)
@@ -113,14 +113,14 @@ def test_a_picture_that_a_message_has_stays_though_it_is_refused_later(
 
     store, parent = ChatStore(tmp_path), QObject()
     chat = asked(store)
-    desk = ChatImageReader(store.pictures, parent)
-    monkeypatch.setattr(desk._child, "size", fail)
+    reader = ChatImageReader(store.images, parent)
+    monkeypatch.setattr(reader._child, "size", fail)
     for data in (FIRST, SECOND):
         with pytest.raises(EngineError):
-            desk._put(chat.id, data, "spots.png")
+            reader._put(chat.id, data, "spots.png")
     assert len(files(tmp_path)) == 1
     assert data_of(store, chat) == FIRST
-    desk.close()
+    reader.close()
 
 
 def test_a_chat_that_another_window_has_changed_keeps_its_pictures(tmp_path: Path) -> None:
@@ -146,28 +146,28 @@ def test_what_no_message_names_goes_after_a_while(
     chat.draft_pictures = (kept(store, chat, SECOND),)
     store.save(chat)
     store.tidy()
-    assert len(files(tmp_path)) == 2, "the draft names it"
+    assert len(files(tmp_path)) == 2, "the draft refers to it"
     chat.draft_pictures = ()
     store.save(chat)
     store.tidy()
-    assert len(files(tmp_path)) == 2, "it is young"
+    assert len(files(tmp_path)) == 2, "it is too new"
     now = time.time()
     monkeypatch.setattr(folder_module.time, "time", lambda: now + 2 * folder_module.UNUSED_S)
     store.tidy()
     assert files(tmp_path) == [f"{chat.id}.pictures/{chat.messages[0].pictures[0].file}"]
     kept(store, Conversation())
     store.tidy()
-    assert len(files(tmp_path)) == 1, "of a chat that nobody has saved"
+    assert len(files(tmp_path)) == 1, "of a chat that was never saved"
 
 
 def test_an_exported_chat_has_its_pictures(tmp_path: Path) -> None:
     store = ChatStore(tmp_path / "chats")
     chat = asked(store)
-    path_of = lambda picture: store.pictures.path(chat, picture)  # noqa: E731
+    path_of = lambda picture: store.images.path(chat, picture)  # noqa: E731
     path = tmp_path / "chat.json"
     path.write_text(exported(chat, ".json", path_of))
     other = ChatStore(tmp_path / "others")
-    found = imported(path, other.pictures)
+    found = imported(path, other.images)
     other.save(found)
     assert data_of(other, found) == FIRST
     assert 'src="data:image/png;base64,iVBOR' in exported(chat, ".html", path_of)
@@ -186,7 +186,7 @@ def test_an_imported_chat_names_no_files_elsewhere(tmp_path: Path, file: str) ->
     data["messages"][0]["pictures"][0]["file"] = file
     path = tmp_path / "chat.json"
     path.write_text(json.dumps(data))
-    found = imported(path, store.pictures)
+    found = imported(path, store.images)
     assert not found.messages[0].pictures
     assert found.messages[0].content == chat.messages[0].content
 
@@ -199,8 +199,8 @@ def test_false_files_of_an_imported_chat_are_left_out(tmp_path: Path) -> None:
     for files_of in ({name: "AAAA"}, {name: 1}, {"x": "AAAA"}, [name], "x"):
         data = json.loads(exported(chat, ".json")) | {"picture_files": files_of}
         path.write_text(json.dumps(data))
-        found = imported(path, store.pictures)
-        assert not store.pictures.path(found, found.messages[0].pictures[0]).is_file()
+        found = imported(path, store.images)
+        assert not store.images.path(found, found.messages[0].pictures[0]).is_file()
 
 
 def test_pictures_stand_before_the_text_of_their_question() -> None:

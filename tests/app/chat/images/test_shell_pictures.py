@@ -1,4 +1,4 @@
-"""Pictures in the window: added, shown, sent, enlarged, kept, and what is refused."""
+"""Images in the window: added, shown, sent, enlarged, stored, refused."""
 
 from pathlib import Path
 
@@ -38,7 +38,7 @@ def picture_chips(shell: Shell) -> list[ImageChip]:
 
 
 def wait_for(qtbot: QtBot, shell: Shell, n: int) -> list[ImageChip]:
-    """Wait until so many pictures are read and shown."""
+    """Wait until a number of images is read and shown."""
 
     def are_there() -> bool:
         found = picture_chips(shell)
@@ -53,7 +53,7 @@ def tiles(shell: Shell) -> list[ImageTile]:
 
 
 def sent(shell: Shell) -> list[tuple[str, ...]]:
-    """Return the paths of the pictures of each message of the last prompt."""
+    """Return the paths of the images of each message of the last prompt."""
     command = [c for c in host_of(shell).commands if isinstance(c, AnswerRequest)][-1]
     return [
         tuple(p.path for p in message.pictures if isinstance(p, ImageFile))
@@ -77,7 +77,7 @@ def test_a_dropped_picture_goes_with_the_question_and_stays(
     qtbot: QtBot, make_shell: MakeShell, photo: Path
 ) -> None:
     shell = make_shell(model=MODEL)
-    assert "pictures" in shell.window.composer.edit.placeholderText()
+    assert "images" in shell.window.composer.edit.placeholderText()
     assert drop(shell, photo)
     (chip,) = wait_for(qtbot, shell, 1)
     assert chip.accessibleName() == "photo.png, 320 x 256, 80 tokens"
@@ -91,7 +91,7 @@ def test_a_dropped_picture_goes_with_the_question_and_stays(
     (tile,) = tiles(shell)
     qtbot.waitUntil(lambda: tile.image is not None)
     caption = "320 x 256, 80 tokens"
-    assert tile.accessibleName() == f"Picture photo.png, {caption}. Press to enlarge."
+    assert tile.accessibleName() == f"Image photo.png, {caption}. Press to enlarge."
     shell.window.close()
 
     again = make_shell(model=MODEL)
@@ -99,10 +99,10 @@ def test_a_dropped_picture_goes_with_the_question_and_stays(
     qtbot.waitUntil(lambda: tile.image is not None)
     again.session.regenerate()
     qtbot.waitUntil(lambda: not again.session.is_busy)
-    assert sent(again) == [(path,)], "the same file, so that the cache fits"
+    assert sent(again) == [(path,)], "the same file, so that the KV cache matches"
     again.chat_presenter.edit(again.session.current.messages[0].id, "")
     qtbot.waitUntil(lambda: not again.session.is_busy)
-    assert sent(again) == [(path,)], "also without a word"
+    assert sent(again) == [(path,)], "even without text"
     assert again.session.current.title == "What is it?"
 
 
@@ -163,14 +163,14 @@ def test_one_that_cannot_be_used_is_told(
     shell = make_shell(model=MODEL)
     said = {
         broken: "broken.png is damaged and cannot be opened.",
-        large: "large.png has 100 megapixels; at most 67 can be used.",
-        huge: "huge.bmp is larger than the 32 MiB that a picture may have.",
+        large: "large.png has 100 megapixels; the limit is 67.",
+        huge: "huge.bmp is larger than 32 MiB, the limit for images.",
     }
     for path, sentence in said.items():
         assert drop(shell, path)
         qtbot.waitUntil(lambda sentence=sentence: banner(shell) == sentence, timeout=20_000)
         assert chips(shell) == []
-    folder = shell.session.library.pictures.own_path(shell.session.current.id, "")
+    folder = shell.session.library.store.images.own_path(shell.session.current.id, "")
     assert not folder.exists() or not list(folder.iterdir())
 
 
@@ -181,8 +181,8 @@ def test_a_model_that_cannot_see_is_told_before_anything_is_sent(
     shell = make_shell(model=MODEL)
     assert drop(shell, photo)
     (chip,) = wait_for(qtbot, shell, 1)
-    assert chip.more.accessibleName() == "320 x 256, not seen by this model"
-    blind = "Tiny Chat cannot see pictures: no mmproj file is loaded with it."
+    assert chip.more.accessibleName() == "320 x 256, ignored by this model"
+    blind = "Tiny Chat cannot read images: no mmproj file is loaded with it."
     assert banner(shell) == blind
     shell.chat_presenter.send("What is it?")
     assert banner(shell) == blind
@@ -191,7 +191,7 @@ def test_a_model_that_cannot_see_is_told_before_anything_is_sent(
     assert notice is not None
     assert notice.on_action is not None
     shell.chat_presenter.new_chat()
-    assert shell.window.banner.notice is None, "the picture waits in the other chat"
+    assert shell.window.banner.notice is None, "the image stays in the other chat"
     shell.chat_presenter.open_chat(chat.id)
     notice.on_action()
     assert chips(shell) == []
@@ -208,7 +208,7 @@ def test_another_model_goes_on_without_the_pictures(
     ask(qtbot, shell, "What is it?")
     script.vision = None
     shell.models.open("/models/blind.gguf")
-    qtbot.waitUntil(lambda: tiles(shell)[0].accessibleName().find("not seen") > 0)
+    qtbot.waitUntil(lambda: tiles(shell)[0].accessibleName().find("ignored") > 0)
     ask(qtbot, shell, "Go on")
     command = [c for c in host_of(shell).commands if isinstance(c, AnswerRequest)][-1]
     assert command.messages[0].content == "[photo.png]\nWhat is it?"
@@ -226,13 +226,13 @@ def test_pages_of_a_document_go_as_pictures(
     qtbot.waitUntil(lambda: bool(files.files and files.files[0].file), timeout=20_000)
     chips(shell)[0].pages_wanted.emit(files.files[0])  # type: ignore[attr-defined]
     (chip,) = wait_for(qtbot, shell, 1)
-    assert chip.accessibleName().startswith("paper.pdf, 3 pages as pictures · ")
+    assert chip.accessibleName().startswith("paper.pdf, 3 pages as images · ")
     assert chip.accessibleName().endswith(" tokens")
     assert [p.page for p in shell.session.current.draft_pictures] == [1, 2, 3]
     assert {(p.width, p.height) for p in shell.session.current.draft_pictures} == {(1237, 1600)}
     drafts = shell.chat_presenter.pictures
     drafts.keep_pages(shell.session.current.draft_pictures, pages_in("none"))
-    assert banner(shell) == "No page of the document has one of these numbers."
+    assert banner(shell) == "The document has no pages with these numbers."
     drafts.keep_pages(shell.session.current.draft_pictures, pages_in("3, 5-9 and 1"))
     assert [p.page for p in shell.session.current.draft_pictures] == [1, 3]
     ask(qtbot, shell, "")
@@ -270,13 +270,13 @@ def test_a_picture_is_shown_large_by_the_keyboard(
     qtbot.waitUntil(lambda: viewer.image is not None)
     album = shell.chat_presenter.album
     album.path(viewer.picture).unlink()
-    album.desk._kept.clear()
+    album.reader._kept.clear()
     viewer._go(0)
     words = "other.png cannot be read: "
     qtbot.waitUntil(lambda: words in viewer._label.text())
     viewer.resize(viewer.width() - 20, viewer.height())
     qapp.processEvents()
-    assert words in viewer._label.text(), "also at another size"
+    assert words in viewer._label.text(), "at another size too"
     viewer.copy()
     qtbot.waitUntil(lambda: words in banner(shell))
     with qtbot.waitSignal(viewer.destroyed):

@@ -1,4 +1,4 @@
-"""The list of chats in the real window: search with a jump, folders, several chats, keyboard."""
+"""The list of chats in the real window: search, folders, multiple selection, keyboard."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def row_of(rows: ChatRowsView, text: str) -> int:
 
 
 def act(rows: ChatRowsView, row: str, *path: str) -> None:
-    """Choose an entry of a row's menu, and of the menus in it."""
+    """Choose an entry of a row's menu or its submenus."""
     menu = rows.menu_for(rows.row_model.rows[row_of(rows, row)])
     for name in path:
         action = next(a for a in menu.actions() if a.text() == name)
@@ -73,7 +73,7 @@ def test_a_hit_opens_the_chat_at_the_message(qtbot: QtBot, make_shell: MakeShell
     assert search(qtbot, shell, '"whales says number 7 of"') == ["Whales"]
     qtbot.keyClick(chats.search, Qt.Key.Key_Return)
     assert shell.session.current.id == long
-    assert chats.search.text(), "the search stays, for the next hit"
+    assert chats.search.text(), "the search stays for the next hit"
     view = shell.window.chat_view
     qtbot.waitUntil(lambda: "Whales says number 7 of 120" in shown(shell))
     wanted = next(v for v in view.shown if v.message.content == "Whales says number 7 of 120")
@@ -88,7 +88,7 @@ def test_a_hit_opens_the_chat_at_the_message(qtbot: QtBot, make_shell: MakeShell
 def test_a_message_is_found_while_it_is_being_written(
     qtbot: QtBot, make_shell: MakeShell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a slow disk, Enter opens it once it is there."""
+    """On a slow disk, Enter opens the hit when it arrives."""
     shell = make_shell(model=MODEL)
     gate, save = threading.Event(), ChatStore.save
 
@@ -233,9 +233,9 @@ def test_a_chat_dropped_on_a_folder_moves_there_and_back(
 def test_several_chats_are_deleted_and_come_back_together(
     qtbot: QtBot, make_shell: MakeShell
 ) -> None:
-    """Also those that were never opened, as they were."""
+    """Chats that were never opened are exported too."""
     store_chats("A", "B", "C")
-    make_shell().window.close()  # so that they are known by their summaries
+    make_shell().window.close()  # so that only their summaries are loaded
     shell = make_shell()
     rows = shell.window.chat_list.list
     before = ChatStore(paths.chats_dir()).load()
@@ -265,7 +265,7 @@ def test_several_chats_are_exported_and_imported(
     rows.selectAll()
     for kind in ("JSON (*.json)", "PDF (*.pdf)"):
         act(rows, "A", "Export 3 chats", kind)
-        qtbot.waitUntil(lambda: banner(shell) == f"3 chats in {folder}.")
+        qtbot.waitUntil(lambda: banner(shell) == f"3 chats saved in {folder}.")
         qtbot.waitUntil(lambda: not shell.chat_listing.exchange._jobs._newest)
     names = sorted(path.name for path in folder.iterdir())
     assert names == ["A.json", "A.pdf", "B.json", "B.pdf", "C.json", "C.pdf"]
@@ -274,7 +274,7 @@ def test_several_chats_are_exported_and_imported(
     monkeypatch.setattr(QFileDialog, "getOpenFileNames", lambda *_: (chosen, ""))
     act(rows, "A", "Import chats…")
     qtbot.waitUntil(lambda: len(shell.session.library.summaries) == 6)
-    assert banner(shell) == "no.json is not a chat that Tandem has exported."
+    assert banner(shell) == "no.json is not a chat exported by Tandem."
 
 
 def test_the_chat_that_is_being_answered_is_marked(
@@ -288,7 +288,7 @@ def test_the_chat_that_is_being_answered_is_marked(
     model = shell.window.chat_list.list.row_model
     index = model.index_of(RowKind.CHAT, shell.session.answers[0].chat.id)
     spoken = Qt.ItemDataRole.AccessibleTextRole
-    assert model.data(index, spoken) == "Long one, is being answered"
+    assert model.data(index, spoken) == "Long one, answer in progress"
     assert model.data(index, Qt.ItemDataRole.DecorationRole) is not None
     script.hold = False
     shell.session.stop_all()

@@ -1,4 +1,4 @@
-"""Folders and pins: what a change makes of them, and their file, which several windows share."""
+"""Folders and pins: changes, and their file, which several windows share."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_windows_keep_each_others_changes(qtbot: QtBot, make_store: MakeStore) -
     here.close()
     there.change(lambda shelf: shelf.moved(["b"], "Home"))
     there.close()
-    assert there.current.names == ("Work", "Home"), "seen once it was written"
+    assert there.current.names == ("Work", "Home"), "visible after it was written"
     assert make_store().current == there.current
 
 
@@ -106,7 +106,7 @@ def test_what_is_no_file_is_no_shelf(make_store: MakeStore, tmp_path: Path, kind
     path = tmp_path / "data" / "folders.json"
     make_odd_file(path, kind)
     assert make_store().current == Shelf()
-    assert os.path.lexists(path) == (kind == "link to itself"), "others are set aside"
+    assert os.path.lexists(path) == (kind == "link to itself"), "the broken file was set aside"
 
 
 def test_a_file_that_cannot_be_read_is_not_replaced(
@@ -124,7 +124,7 @@ def test_a_file_that_cannot_be_read_is_not_replaced(
     for name in ("Work", "Home"):
         store.change(lambda shelf, name=name: shelf.with_folder(name))  # type: ignore[misc]
         store.close()
-    assert store.current.names == ("Work", "Home"), "they work until the window closes"
+    assert store.current.names == ("Work", "Home"), "they stay in memory until the window closes"
     assert not written
     (notice,) = notices
     assert "Input/output error" in notice.text

@@ -1,4 +1,4 @@
-"""Whatever a person does with several chats while they are answered, no text ends up elsewhere."""
+"""Whatever the user does with several chats while they are answered, no text gets into another."""
 
 import random
 
@@ -17,7 +17,7 @@ N_STEPS = 80
 
 
 class Person:
-    """Somebody who asks, leaves, stops, edits and deletes at random."""
+    """A user who asks, switches, stops, edits and deletes at random."""
 
     def __init__(self, shell: Shell, script: Script, chance: random.Random) -> None:
         self.shell, self.script, self.chance = shell, script, chance
@@ -28,7 +28,7 @@ class Person:
         ]  # fmt: skip
 
     def question(self) -> str:
-        """Return a question with an answer of its own, some of which fail."""
+        """Return a question with its own answer; some fail."""
         self._n_asked += 1
         text = f"Question {self._n_asked}"
         self.script.others[text] = Script(
@@ -84,7 +84,7 @@ class Person:
 
 
 def check(chat: Conversation, script: Script) -> None:
-    """Check that each answer is a part of the one to its own question."""
+    """Check that each answer is part of the one to its own question."""
     for message in chat.tree:
         if message.is_answer:
             asked = chat.tree[message.parent].content
@@ -106,7 +106,7 @@ def test_every_answer_is_the_one_to_its_question(
     for _ in range(N_STEPS):
         person.chance.choice(person.steps)()
         written = [answer.chat for answer in shell.session.answers]
-        assert len(set(map(id, written))) == len(written), "one in each chat"
+        assert len(set(map(id, written))) == len(written), "at most one in each chat"
         if person.chance.random() < 0.4:
             QApplication.processEvents()
     qtbot.waitUntil(lambda: not shell.session.is_busy and not running(shell), timeout=30_000)

@@ -1,4 +1,4 @@
-"""Two chats and more are answered at once: whatever one does, the others keep what is theirs."""
+"""Two or more chats are answered at once, independently of each other."""
 
 import json
 from pathlib import Path
@@ -32,7 +32,7 @@ from tests.helpers.shell_driver import (
 
 
 def begin(qtbot: QtBot, shell: Shell, script: Script, *texts: str) -> list[Conversation]:
-    """Ask in a new chat each; the answers wait after two pieces until they are let go."""
+    """Ask in several new chats; the answers pause after two pieces until released."""
     chats = []
     for text in texts:
         script.others[text] = Script(answer=f"{text} has an answer.", hold=True, hold_after=2)
@@ -44,14 +44,14 @@ def begin(qtbot: QtBot, shell: Shell, script: Script, *texts: str) -> list[Conve
 
 
 def let_go(qtbot: QtBot, shell: Shell, script: Script, *texts: str) -> None:
-    """Have answers come to their ends."""
+    """Let the answers finish."""
     chats = {chat.title: chat for chat in (one.chat for one in shell.session.answers)}
     host_of(shell).let_go(*(script.others[text] for text in texts))
     qtbot.waitUntil(lambda: all(chats[text].messages[-1].stats is not None for text in texts))
 
 
 def status(shell: Shell) -> str:
-    """Return what stands below the last answer of the open chat."""
+    """Return the text below the last answer of the open chat."""
     view = shell.window.chat_view.last_answer()
     assert view is not None
     return view.footer.figures.accessibleName()
@@ -87,7 +87,7 @@ def test_a_second_chat_is_answered_while_the_first_one_is(
 
 
 def ask_more(qtbot: QtBot, shell: Shell, text: str) -> None:
-    """Ask in the open chat, and wait for its answer alone."""
+    """Ask in the open chat, and wait for its answer only."""
     chat = shell.session.current
     shell.chat_presenter.send(text)
     qtbot.waitUntil(lambda: chat.messages[-1].stats is not None)
@@ -105,7 +105,7 @@ def test_stop_ends_the_answer_that_is_looked_at(
     assert second.messages[-1].stats.reason == "cancelled"
     assert not is_stop(shell)
     shell.chat_presenter.new_chat()
-    assert not is_stop(shell), "nothing is written here"
+    assert not is_stop(shell), "nothing is running here"
     assert not shell.window._stop.isEnabled()
     shell.session.stop()
     shell.chat_presenter.open_chat(first.id)
@@ -157,7 +157,7 @@ def test_a_full_context_elsewhere_names_its_chat(
 def test_an_answer_waits_from_the_moment_it_is_sent(
     qtbot: QtBot, make_shell: MakeShell, script: Script
 ) -> None:
-    """Each chat shows how far its own answer is, also when it is opened again."""
+    """Each chat shows the progress of its own answer, also after reopening."""
     shell = make_shell(model=MODEL)
     script.n_at_once = 1
     (first,) = begin(qtbot, shell, script, "First")
@@ -233,7 +233,7 @@ def test_chats_are_exported_as_they_are_while_they_are_answered(
     chats = begin(qtbot, shell, script, "First", "Second")
     monkeypatch.setattr(QFileDialog, "getExistingDirectory", lambda *_: str(tmp_path))
     shell.chat_listing.exchange.export([chat.id for chat in chats], ".json")
-    qtbot.waitUntil(lambda: banner(shell).startswith("2 chats in "))
+    qtbot.waitUntil(lambda: banner(shell).startswith("2 chats saved in "))
     for chat in chats:
         said = json.loads((tmp_path / f"{chat.title}.json").read_text())
         assert said["messages"][-1]["content"] == f"{chat.title} has an answer."[:8]
@@ -272,7 +272,7 @@ def test_a_split_is_changed_under_two_answers(
     shell.models.apply(shell.client.model.params)
     with qtbot.waitSignal(shell.client.resplit_failed):
         shell.models.cancel()
-    assert answered(shell) == ["First", "Second"], "the button cancels the change alone"
+    assert answered(shell) == ["First", "Second"], "the button only cancels the replacement"
     let_go(qtbot, shell, script, "First", "Second")
 
 
@@ -293,7 +293,7 @@ CRASH = EngineCrashed("The engine was killed.", "Load the model again.")
 
 
 def lose(qtbot: QtBot, shell: Shell) -> None:
-    """Let the engine's process end: all that is unanswered fails."""
+    """Crash the engine's process: all running answers fail."""
     answers = running(shell)
     for answer in answers:
         failed = Failed(CRASH, is_model_lost=answer is answers[0])
@@ -305,7 +305,7 @@ def lose(qtbot: QtBot, shell: Shell) -> None:
 def test_what_the_cause_of_a_loss_has_ended_before_goes_on_as_well(
     qtbot: QtBot, make_shell: MakeShell, script: Script
 ) -> None:
-    """The model is known to be lost with the last of the answers that a dead device has ended."""
+    """The loss of the model is known only with the last answer that a dead device has ended."""
     shell = make_shell(model=MODEL)
     begin(qtbot, shell, script, "First", "Second")
     answers = running(shell)
@@ -314,7 +314,7 @@ def test_what_the_cause_of_a_loss_has_ended_before_goes_on_as_well(
         host_of(shell).send(answers[1].number, Failed(CRASH, is_model_lost=True))
     assert [cut.chat.title for cut in shell.session.lost_answers] == ["First", "Second"]
     assert shell.window.banner.notice is not None
-    assert shell.window.banner.notice.action == "Load again and go on"
+    assert shell.window.banner.notice.action == "Reload and continue"
 
 
 def test_lost_answers_are_counted_where_another_button_has_loaded_the_model(
@@ -342,7 +342,7 @@ def test_after_a_lost_engine_each_answer_goes_on_from_its_tokens(
         shell.chat_presenter.new_chat()
     lose(qtbot, shell)
     assert shell.window.banner.notice is not None
-    assert shell.window.banner.notice.action == "Load again and go on"
+    assert shell.window.banner.notice.action == "Reload and continue"
     script.others.clear()
     script.answer = "…"
     shell.window.banner._action.click()
@@ -351,6 +351,6 @@ def test_after_a_lost_engine_each_answer_goes_on_from_its_tokens(
     assert [command.begun for command in asked] == begun
     assert [command.messages[-1].content for command in asked] == ["First ha", "Second h"]
     assert [chat.messages[-1].content for chat in (first, second)] == ["First ha…", "Second h…"]
-    assert alone.messages[-1].content == "Alone ha", "it had ended before"
+    assert alone.messages[-1].content == "Alone ha", "it had already ended"
     assert shell.session.current is second
     assert shown(shell) == ["Second", "Second h…"]

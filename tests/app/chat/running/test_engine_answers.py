@@ -1,4 +1,4 @@
-"""Chats that the engine answers at once get the answers that they have alone."""
+"""Chats answered concurrently by the engine get the same answers as one by one."""
 
 from collections.abc import Iterator
 
@@ -23,7 +23,7 @@ QUESTIONS = (
 
 @pytest.fixture
 def shell(qapp: QApplication, qtbot: QtBot) -> Iterator[Shell]:
-    """Yield a window with the demo model, whose engine is in a process of its own."""
+    """Yield a window with the demo model, whose engine is in another process."""
     made = Shell(qapp, ProcessHost)
     made.start()
     made.window.sampling.set_params(SamplingParams(temperature=0, max_tokens=48))
@@ -48,7 +48,7 @@ def begin(shell: Shell, question: str) -> Conversation:
 
 
 def test_answers_at_once_are_those_of_each_chat_alone(shell: Shell, qtbot: QtBot) -> None:
-    """Also where one of them is stopped."""
+    """Even if one of them is stopped."""
     alone = {}
     for question in QUESTIONS:
         shell.chat_presenter.new_chat()

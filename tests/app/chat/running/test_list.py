@@ -1,4 +1,4 @@
-"""A list says which answers run and how far they are; it leads there, and stops each."""
+"""The list of running answers shows their progress, opens their chats, and stops them."""
 
 from collections.abc import Iterator
 from itertools import pairwise
@@ -19,7 +19,7 @@ from tests.helpers.split_panels import settle
 
 @pytest.fixture
 def shell(qtbot: QtBot, make_shell: MakeShell, script: Script) -> Iterator[Shell]:
-    """Yield a window with two chats: one is being answered, one reads its prompt."""
+    """Yield a window with two chats: one has a running answer, one processes its prompt."""
     made = make_shell(model=MODEL)
     script.others["First"] = Script(answer="One two three", hold=True, hold_after=2)
     script.others["Second"] = Script(answer="Four five six", hold=True, hold_after=2)
@@ -37,7 +37,7 @@ def rows(found: RunningList) -> list[tuple[str, str]]:
 
 
 def opened(qtbot: QtBot, shell: Shell) -> RunningList:
-    """Open the list as a person does."""
+    """Open the list with a click."""
     qtbot.mouseClick(shell.window.running, Qt.MouseButton.LeftButton)
     found = shell.window.running.list
     assert found.isVisible()
@@ -57,7 +57,7 @@ def test_the_list_says_where_and_how_far(qtbot: QtBot, shell: Shell) -> None:
     assert rows(found)[0] == ("Go to “First”", "writing · 12.0 tok/s")
     assert found._heading.text() == "2 answers running"
     shell.client.rate.emit(31.5, 2)
-    qtbot.waitUntil(lambda: found._heading.text() == "2 answers running · 31.5 tok/s together")
+    qtbot.waitUntil(lambda: found._heading.text() == "2 answers running · 31.5 tok/s in total")
 
 
 def test_a_click_leads_to_the_chat(qtbot: QtBot, shell: Shell) -> None:
@@ -71,7 +71,7 @@ def test_a_click_leads_to_the_chat(qtbot: QtBot, shell: Shell) -> None:
 
 
 def test_each_is_stopped_by_its_button(qtbot: QtBot, shell: Shell, script: Script) -> None:
-    """The row goes; the chip stays as long as an answer runs in a chat that nobody sees."""
+    """The row disappears; the chip stays while an answer runs in a chat that is not open."""
     found = opened(qtbot, shell)
     first, second = found.rows.values()
     assert first.stop.accessibleName() == "Stop the answer in “First”"
@@ -139,5 +139,5 @@ def test_many_answers_can_be_scrolled(qtbot: QtBot, make_shell: MakeShell, scrip
     bar = found._scroll.verticalScrollBar()
     qtbot.waitUntil(lambda: bar.isVisible() and bar.maximum() > 0)
     widest = max(row.stop.geometry().right() for row in found.rows.values())
-    assert widest <= found._scroll.viewport().width(), "no row is cut off"
+    assert widest <= found._scroll.viewport().width(), "no row is clipped"
     found.hide()

@@ -1,4 +1,4 @@
-"""Presets of sampling: what they set, and what a person's own may be called."""
+"""Sampling presets: their values, and the names of the user's own."""
 
 import pytest
 
@@ -10,7 +10,7 @@ OWN = {"Mine": {"temperature": 0.4, "stop": ["END"]}, "broken": 7}
 
 def test_presets_of_tandem_leave_sampling_to_the_gpus() -> None:
     names = [preset.name for preset in presets.all_presets({})]
-    assert names == ["From the model", "Precise", "Balanced", "Creative"]
+    assert names == ["Model defaults", "Precise", "Balanced", "Creative"]
     for preset in presets.all_presets({}):
         params = presets.params_of(preset.chosen, SamplingParams())
         assert not why_sampled_on_host(params, 150_000, 4), preset.name
@@ -22,15 +22,15 @@ def test_presets_of_tandem_leave_sampling_to_the_gpus() -> None:
 
 def test_the_preset_in_use_is_known_by_its_values() -> None:
     found = presets.all_presets(OWN)
-    assert [p.name for p in found if p.is_own] == ["Mine"], "what is no preset is left out"
+    assert [p.name for p in found if p.is_own] == ["Mine"], "invalid entries are skipped"
     recommended = SamplingParams(temperature=0.6, top_k=20)
 
     def used(chosen: dict[str, object]) -> str:
         match = presets.matching(found, chosen, recommended)
         return match.name if match else ""
 
-    assert used({}) == "From the model"
-    assert used({"top_k": 20}) == "From the model", "the same values"
+    assert used({}) == "Model defaults"
+    assert used({"top_k": 20}) == "Model defaults", "the same values"
     assert used({"temperature": 0.4, "stop": ("END",)}) == "Mine"
     assert used({"temperature": 0.41}) == ""
 
@@ -54,7 +54,7 @@ def test_own_presets_are_kept_renamed_and_deleted() -> None:
 @pytest.mark.parametrize(
     ("name", "renamed", "problem"),
     [
-        ("Precise", "", "comes with"), ("Mine", "", ""), ("Mine", "Other", "already"),
+        ("Precise", "", "built-in"), ("Mine", "", ""), ("Mine", "Other", "already"),
         ("Mine", "Mine", ""), ("New", "Mine", ""),
     ],
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""The settings panel: whose values it shows, how they are typed, and that the wheel scrolls it."""
+"""The sampling panel: scope of its values, typing, and scrolling by wheel."""
 
 import math
 from dataclasses import fields
@@ -73,7 +73,7 @@ def test_texts_with_line_breaks_and_biases_are_typed_as_words(qtbot: QtBot) -> N
     bias.textEdited.emit("42=-inf; 7=2.5")
     assert panel.params.logit_bias == ((42, -math.inf), (7, 2.5))
     bias.textEdited.emit("42=-inf; 7=")
-    assert panel.params.logit_bias == ((42, -math.inf), (7, 2.5)), "half typed"
+    assert panel.params.logit_bias == ((42, -math.inf), (7, 2.5)), "still being typed"
     panel.set_params(panel.params)
     assert bias.text() == "42=-inf; 7=2.5"
 
@@ -86,7 +86,7 @@ def test_a_model_s_values_are_defaults_and_what_a_person_set_stays(qtbot: QtBot)
     panel.show_values(panel.chosen, SamplingParams(temperature=0.6, top_p=0.8))
     assert panel.params == SamplingParams(temperature=0.6, top_k=7, top_p=0.8)
     panel.show_values(panel.chosen, SamplingParams(min_p=0.2))
-    assert panel.params == SamplingParams(temperature=0.6, top_k=7, min_p=0.2), "set by a person"
+    assert panel.params == SamplingParams(temperature=0.6, top_k=7, min_p=0.2), "set by the user"
     panel.reset()
     assert (panel.params, panel.chosen) == (SamplingParams(min_p=0.2), {})
     row = panel.rows["min_p"]
@@ -135,7 +135,7 @@ def test_banned_strings_are_typed_one_per_line(qtbot: QtBot) -> None:
     qtbot.keyClick(edit, Qt.Key.Key_Return)
     qtbot.keyClicks(edit, "\\n\\n")
     assert panel.params.banned_strings == ("a testament to; really", "\n\n")
-    assert edit.toPlainText() == "a testament to; really\n\\n\\n", "what is typed stays"
+    assert edit.toPlainText() == "a testament to; really\n\\n\\n", "typed text stays"
 
 
 def test_the_order_changes_by_keys_by_buttons_and_by_dragging(qtbot: QtBot) -> None:
@@ -147,21 +147,21 @@ def test_the_order_changes_by_keys_by_buttons_and_by_dragging(qtbot: QtBot) -> N
     editor._list.setCurrentRow(1)
     qtbot.keyClick(editor._list, Qt.Key.Key_Up, Qt.KeyboardModifier.AltModifier)
     assert orders[-1] == ("dry", "penalties", *SAMPLERS[2:])
-    assert editor._list.currentRow() == 0, "the step that moves stays the current one"
+    assert editor._list.currentRow() == 0, "the moved sampler stays selected"
     assert not editor.up.isEnabled()
     editor.down.click()
     assert orders[-1] == SAMPLERS
     n = editor._list.count()
     model, root = editor._list.model(), editor._list.rootIndex()
-    assert model.moveRow(root, n - 1, root, 0), "as the list does when a step is dropped"
+    assert model.moveRow(root, n - 1, root, 0), "as the list does when a sampler is dropped"
     assert orders[-1] == ("temperature", *SAMPLERS[:-1])
     editor._list.setCurrentRow(1)
     qtbot.keyClick(editor._list, Qt.Key.Key_Space)
-    assert orders[-1] == ("temperature", *SAMPLERS[1:-1]), "a step can be left out"
+    assert orders[-1] == ("temperature", *SAMPLERS[1:-1]), "a sampler can be disabled"
     n_reports = len(orders)
     editor.show_steps(("top_k", "temperature"))
     assert editor.steps == ("top_k", "temperature")
-    assert len(orders) == n_reports, "what is shown is no change"
+    assert len(orders) == n_reports, "showing values is not a change"
     assert n == editor._list.count() == len(SAMPLERS)
 
 

@@ -1,4 +1,4 @@
-"""Sampling in the window: of one chat or of all, presets, and who samples."""
+"""Sampling in the window: of one chat or of all, presets, and the note about the CPU."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -45,7 +45,7 @@ def test_a_chat_has_values_of_its_own_over_a_restart_and_others_do_not(
     assert heading(shell) == "Sampling of all chats"
     panel.own.click()
     assert heading(shell) == "Sampling of this chat"
-    assert panel.params.temperature == 0.3, "it begins with those of all chats"
+    assert panel.params.temperature == 0.3, "it starts with the shared values"
     panel.set_params(SamplingParams(temperature=1.1, banned_strings=("very",)))
     ask(qtbot, shell, "second")
     assert (sent(shell).temperature, sent(shell).banned_strings) == (1.1, ("very",))
@@ -118,7 +118,7 @@ def test_presets_are_used_saved_renamed_and_deleted(
 ) -> None:
     shell = make_shell(model=MODEL)
     panel, menu = shell.window.sampling, shell.window.sampling.presets
-    assert preset(shell) == "From the model"
+    assert preset(shell) == "Model defaults"
     menu.chosen.emit("Precise")
     assert (preset(shell), panel.params.temperature) == ("Precise", 0.2)
     assert shell.window.composer._sampling.accessibleName() == "Sampling: Sampling · Precise"
@@ -136,14 +136,14 @@ def test_presets_are_used_saved_renamed_and_deleted(
     menu.fill()
     texts = [action.text() for action in menu.menu().actions() if action.text()]
     assert texts == [
-        "From the model", "Precise", "Balanced", "Creative", "Mine", "Save as…", "Rename", "Delete",
+        "Model defaults", "Precise", "Balanced", "Creative", "Mine", "Save as…", "Rename", "Delete",
     ]  # fmt: skip
     panel.own.click()
     menu.chosen.emit("Mine")
     ask(qtbot, again, "Hi")
     assert sent(again).temperature == 0.31
     menu.rename_requested.emit("Mine", "Precise")
-    assert "comes with" in banner(again)
+    assert "built-in" in banner(again)
     menu.rename_requested.emit("Mine", "Ours")
     assert preset(again) == "Ours"
     menu.delete_requested.emit("Ours")
@@ -179,7 +179,7 @@ def test_the_panel_says_which_values_make_the_host_sample(
     shell = make_shell(model=MODEL)
     panel = shell.window.sampling
     panel.set_params(SamplingParams(xtc_probability=0.5))
-    assert panel.host_note.isHidden(), "a CPU has no sampling of its own"
+    assert panel.host_note.isHidden(), "always sampled on the CPU"
     model = shell.client.model
     assert model is not None
     params = replace(model.params, devices=("cuda:0", "cuda:1"))
@@ -208,7 +208,7 @@ def test_a_wrong_schema_says_so_at_its_field_and_stays_with_its_chat(
     qtbot.waitUntil(lambda: "#/properties/a/type" in row.problem.text(), timeout=20_000)
     assert not row.problem.isHidden()
     row.editor.setPlainText('{"type": "object"}')
-    assert row.problem.isHidden(), "a new text is not judged by the old one"
+    assert row.problem.isHidden(), "the old error does not apply to a new text"
     ask(qtbot, shell, "second")
     assert sent(shell).json_schema == '{"type": "object"}'
     shell.chat_presenter.new_chat()

@@ -1,4 +1,4 @@
-"""The finder keeps the index up to date by itself."""
+"""The finder keeps the index up to date automatically."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_what_a_search_was_to_index_is_found_by_the_one_in_its_place(
     gate = threading.Event()
     finder._jobs.run("gate", lambda: gate.wait(5) and None, lambda _: None)
     write(store, "a moment ago")
-    finder.find("mom")  # it waits for the thread, where the next one takes its place
+    finder.find("mom")  # while it waits for the thread, the next search replaces it
     QTimer.singleShot(0, gate.set)
     assert search(qtbot, finder, "moment") == ["a moment ago"]
 
@@ -120,7 +120,7 @@ def test_chats_are_indexed_when_no_more_is_written(
 def test_what_cannot_be_indexed_keeps_nothing_else_from_being_found(
     qtbot: QtBot, finder: ChatFinder, store: ChatStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on a full disk; it is indexed once there is room."""
+    """As on a full disk; it is indexed when there is space."""
     write(store, "text one")
     settle(qtbot, finder)
     write(store, "text two")

@@ -1,4 +1,4 @@
-"""The index of the chats says the same as reading them, and never more than that."""
+"""The search index returns the same as reading all chats."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def places(hits: list[Hit]) -> list[tuple[str, int]]:
 
 
 def texts_of(chat: Conversation) -> dict[int, str]:
-    """Return what is searched in a chat, by message."""
+    """Return the searchable texts of a chat by message."""
     texts = {message.id: searched_text(message) for message in chat.tree}
     whole = database.whole_text
     return {n: folded(whole(text)) for n, text in (texts | {TITLE: chat.title}).items()}
@@ -183,7 +183,7 @@ def test_a_deleted_chat_that_comes_back_is_found(store: ChatStore) -> None:
 def test_a_damaged_index_is_made_anew_and_no_chat_is_touched(
     store: ChatStore, tmp_path: Path, rows: str, n_set_aside: int
 ) -> None:
-    """All chats go into another file if it cannot be made anew in this one."""
+    """The chats move to a new file if the index cannot be rebuilt in place."""
     chats = [chat(f"text {number} " * 50) for number in range(50)]
     put(store, *chats)
     store.database.close()

@@ -1,4 +1,4 @@
-"""What a search takes for its words, and which piece of a text it shows."""
+"""How a search query is split into words, and the snippets of hits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model asks for tools in the window: a person lets them run or not, and the model goes on."""
+"""The model calls tools in the window: the user approves or refuses, and the model continues."""
 
 import json
 from collections.abc import Callable
@@ -40,7 +40,7 @@ def ready(make_shell: MakeShell) -> Ready:
 
 
 def use(shell: Shell, hub: FakeToolHub) -> None:
-    """Have a window use the tools of a hub."""
+    """Make a window use the tools of a hub."""
     session = shell.tools
     session.__dict__["_hub"] = hub
     session.servers = tuple(state.server for state in hub.states())
@@ -48,7 +48,7 @@ def use(shell: Shell, hub: FakeToolHub) -> None:
 
 
 def until_calls(qtbot: QtBot, shell: Shell, text: str = "Look") -> Message:
-    """Ask in the open chat and return the answer, whose calls have come."""
+    """Ask in the open chat and return the answer with its calls."""
     shell.chat_presenter.send(text)
     chat = shell.session.current
     qtbot.waitUntil(lambda: bool(chat.messages[-1].calls) and chat.messages[-1].stats is not None)
@@ -56,12 +56,12 @@ def until_calls(qtbot: QtBot, shell: Shell, text: str = "Look") -> Message:
 
 
 def until_answered(qtbot: QtBot, chat: Conversation, n: int) -> None:
-    """Wait until a chat has so many messages, and its last one is complete."""
+    """Wait until a chat has a number of messages, the last one complete."""
     qtbot.waitUntil(lambda: len(chat.messages) == n and chat.messages[-1].stats is not None)
 
 
 def cards(shell: Shell) -> list[CallCard]:
-    """Return the cards that are shown, from the top."""
+    """Return the visible cards from the top."""
     views = [view for view in shell.window.chat_view.shown if isinstance(view, AnswerView)]
     return [card for view in views if view._calls is not None for card in view._calls.cards]
 
@@ -75,7 +75,7 @@ def generations(shell: Shell) -> list[AnswerRequest]:
 
 
 def press(card: CallCard, step: CallStep) -> None:
-    """Press a button of a card, which must be there."""
+    """Press a button of a card, which must be visible."""
     button = card._steps[step]
     assert not button.isHidden()
     button.click()
@@ -92,10 +92,10 @@ def test_a_call_runs_when_it_may_and_the_model_goes_on_with_its_result(
     assert [tool.name for tool in generations(shell)[0].tools] == ["web_search", "files_write"]
     assert generations(shell)[0].in_parts
     (card,) = cards(shell)
-    assert hub.calls == [], "nothing runs before it may"
-    assert card._toggle.accessibleName() == "Search the web · web, waits for you"
+    assert hub.calls == [], "nothing runs before approval"
+    assert card._toggle.accessibleName() == "Search the web · web, waiting for approval"
     assert card._details is not None
-    assert not card._details.isHidden(), "the arguments are seen"
+    assert not card._details.isHidden(), "the arguments are visible"
     press(card, CallStep.RUN)
     assert (hub.calls[0].name, hub.calls[0].arguments) == (CALL[0], json.loads(CALL[1]))
     assert states(asking) == ["running"]
@@ -103,7 +103,7 @@ def test_a_call_runs_when_it_may_and_the_model_goes_on_with_its_result(
     hub.calls[0].end("three hits")
     until_answered(qtbot, shell.session.current, 3)
     assert states(asking) == ["done"]
-    assert not card._details, "the result is folded"
+    assert not card._details, "the result is collapsed"
     assert shown(shell) == ["Look", "I look.", "There are three."]
     told = generations(shell)[1].messages
     assert [(m.role, m.content) for m in told] == [
@@ -217,7 +217,7 @@ def test_a_message_is_not_sent_while_a_call_runs(
 @pytest.mark.parametrize(
     ("call", "says"),
     [(("nothing", "{}"), "There is no tool nothing."),
-     (("web_search", "[1]"), "The arguments are no JSON object.")],
+     (("web_search", "[1]"), "The arguments are not a JSON object.")],
 )  # fmt: skip
 def test_a_call_that_cannot_run_has_failed_and_the_model_is_told(
     qtbot: QtBot, ready: Ready, script: Script, call: tuple[str, str], says: str
@@ -236,13 +236,13 @@ def test_a_call_that_cannot_run_has_failed_and_the_model_is_told(
 def test_a_call_that_was_cut_off_never_runs(
     qtbot: QtBot, ready: Ready, script: Script, reason: str
 ) -> None:
-    """An earlier call may; the model is told of the other, whose arguments no template gets."""
+    """An earlier call may; the model gets a result for the other, without its arguments."""
     shell, hub = ready()
     cut = (SECOND[0], '{"path": "home/an')
     script.calls, script.reason = (CALL, cut), reason
     asking = until_calls(qtbot, shell)
     assert states(asking) == ["waiting", "cut"]
-    assert asking.calls[1].result.startswith("The answer ended before this call was whole")
+    assert asking.calls[1].result.startswith("The answer ended before this call was complete")
     first, second = cards(shell)
     assert all(button.isHidden() for button in second._steps.values())
     assert second._toggle.accessibleName().endswith("cut off")
@@ -268,7 +268,7 @@ def test_calls_wait_over_a_restart(
     again, hub = make_shell(model=MODEL), FakeToolHub()
     use(again, hub)
     asking = again.session.current.messages[-1]
-    assert states(asking) == ["waiting", "stopped"], "what ran has ended with the window"
+    assert states(asking) == ["waiting", "stopped"], "running calls end with the window"
     script.others["The user has stopped this call before it had a result."] = Script(answer="On.")
     press(cards(again)[0], CallStep.RUN)
     hub.calls[0].end("found")
@@ -352,7 +352,7 @@ def test_a_chat_that_is_not_seen_says_that_it_waits(
     qtbot.waitUntil(lambda: bool(chat.messages[-1].content))
     shell.chat_presenter.new_chat()
     host_of(shell).let_go(slow)
-    qtbot.waitUntil(lambda: banner(shell) == "“Slow”: the model asks whether a tool may run.")
+    qtbot.waitUntil(lambda: banner(shell) == "“Slow”: a tool call is waiting for approval.")
     shell.window.banner._action.click()
     assert shell.session.current is chat
 
@@ -400,7 +400,7 @@ def test_calls_of_a_branch_that_is_not_shown_do_not_go_on_by_themselves(
 def test_a_lost_answer_goes_on_inside_of_its_call(
     qtbot: QtBot, ready: Ready, script: Script
 ) -> None:
-    """The engine gets all tokens; what it adds belongs to the same call."""
+    """The engine gets all tokens; its text continues the same call."""
     shell, _ = ready()
     script.answer, script.calls = "I look.", (("web_search", '{"query": "tan'),)
     script.answer_error = EngineError("The card is gone.")
@@ -454,7 +454,7 @@ def test_after_many_rounds_a_person_is_asked(
     script.calls = (("nothing", "{}"),)
     shell.chat_presenter.send("Again and again")
     chat = shell.session.current
-    says = "“Again and again”: The model has asked for tools 3 times in a row."
+    says = "“Again and again”: The model has called tools 3 times in a row."
     qtbot.waitUntil(lambda: banner(shell) == says)
     assert len(chat.messages) == 4
     script.calls = ()
@@ -521,7 +521,7 @@ def test_a_fork_has_the_calls_but_not_what_runs(qtbot: QtBot, ready: Ready, scri
 
 
 def test_an_imported_chat_has_nothing_to_run(tmp_path: Path) -> None:
-    """A call in a file may have a false title, so nobody can know what they would let run."""
+    """A call in a file may have a false title, so the user could not know what would run."""
     from app.chat.export import exported, imported
     from app.chat.tool_use import ToolUse
 

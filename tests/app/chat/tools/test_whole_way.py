@@ -1,4 +1,4 @@
-"""A real model calls a tool of a real server in a real window, and goes on with the result."""
+"""A real model calls a tool of a real server in a real window, and continues with the result."""
 
 import json
 import sys
@@ -20,7 +20,7 @@ WAIT_MS = 120_000
 
 
 class ForcingHost(ThreadHost):
-    """An engine whose first answer must call a tool, as few small models would by themselves."""
+    """An engine whose first answer must call a tool, as few small models would do on their own."""
 
     def __init__(self, on_event: Callable[[HostEvent], None]) -> None:
         super().__init__(on_event)

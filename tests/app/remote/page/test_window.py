@@ -156,7 +156,7 @@ def test_a_server_that_vanishes_is_told_and_one_click_goes_on(
     qtbot.waitUntil(lambda: "cannot be reached" in banner(shell), timeout=10_000)
     notice = shell.window.banner.notice
     assert notice is not None
-    assert notice.action == "Connect again and go on"
+    assert notice.action == "Reconnect and continue"
     with fake_openai(port):
         assert notice.on_action is not None
         notice.on_action()

@@ -82,11 +82,11 @@ def test_a_model_opened_before_is_loaded_once_there_is_an_engine(
     shell = make_shell()
     shell.window.composer.edit.setPlainText("A question")
     view_of(qtbot, shell).left.emit()
-    assert banner(shell) == "There is no engine yet."
+    assert banner(shell) == "No engine is installed."
     shell.models.open(MODEL)
     view = view_of(qtbot, shell)
     qtbot.waitUntil(view.isVisible)
-    assert banner(shell) == "Tiny Chat is loaded as soon as there is an engine."
+    assert banner(shell) == "Tiny Chat will be loaded when an engine is installed."
     assert shell.split_panel.rows, "it is planned meanwhile"
     install(qtbot, shell)
     qtbot.waitUntil(lambda: shell.client.state is EngineState.READY)
@@ -104,7 +104,7 @@ def test_a_message_without_an_engine_stays_and_offers_the_page(
     assert not view.isVisible()
     shell.window.composer.edit.setPlainText("Hello?")
     qtbot.keyClick(shell.window.composer.edit, Qt.Key.Key_Return)
-    assert banner(shell) == "There is no engine yet, so the message stays here as a draft."
+    assert banner(shell) == "No engine is installed; the message is kept as a draft."
     assert shell.window.composer.edit.toPlainText() == "Hello?"
     shell.window.banner._action.click()
     assert view.isVisible()
@@ -307,7 +307,7 @@ def test_what_is_missing_is_told_wherever_one_goes(
     shell = make_shell()
     view_of(qtbot, shell)
     shell.settings_page.toggle()
-    assert banner(shell) == "There is no engine yet."
+    assert banner(shell) == "No engine is installed."
 
 
 def test_a_failure_behind_another_page_is_news(

@@ -127,7 +127,7 @@ def test_the_engine_is_removed_after_a_question(
     assert shell.client._host is None
     shell.models.load()
     assert shell.client._host is None
-    assert banner(shell) == "Tiny Chat is loaded as soon as there is an engine."
+    assert banner(shell) == "Tiny Chat will be loaded when an engine is installed."
 
 
 def test_torch_beside_tandem_is_used_as_it_is(qtbot: QtBot, make_shell: MakeShell) -> None:
@@ -147,7 +147,7 @@ def test_an_update_that_was_left_is_offered_at_the_next_start(
     qtbot.waitUntil(lambda: len(pack.begun) == 2)
     first.window.close()
     shell = make_shell()
-    assert banner(shell) == "The installation of an engine was not finished."
+    assert banner(shell) == "The installation of an engine was not completed."
     qtbot.waitUntil(lambda: shell.client._host is not None)
     shell.window.banner._action.click()
     assert view_of(qtbot, shell).panel.resume.isVisible()

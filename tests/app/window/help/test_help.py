@@ -1,4 +1,4 @@
-"""Shortcuts, versions and licences, and the log: shown, searched and copied."""
+"""Shortcuts, versions, licences and the log: shown, searched and copied."""
 
 from __future__ import annotations
 
@@ -31,9 +31,6 @@ def press_f1(qtbot: QtBot, shell: Shell) -> None:
     qtbot.waitUntil(lambda: shell.help.shortcuts is not None)
 
 
-# --- shortcuts
-
-
 def test_f1_lists_every_shortcut_with_its_keys(qtbot: QtBot, make_shell: MakeShell) -> None:
     shell = make_shell()
     press_f1(qtbot, shell)
@@ -57,9 +54,6 @@ def test_the_list_of_shortcuts_is_searched(qtbot: QtBot, make_shell: MakeShell) 
     assert not dialog.isVisible()
 
 
-# --- about
-
-
 def test_versions_name_what_runs_here() -> None:
     told = dict(versions([DeviceInfo("cuda:0", "cuda", "GPU", 1, 1, driver="580.65")]))
     assert told["PyTorch"] == metadata.version("torch")
@@ -79,7 +73,7 @@ def test_components_are_all_dependencies_with_their_licences() -> None:
 
 
 def test_every_component_has_the_text_of_its_licence() -> None:
-    """Also those whose packages bring none, and those that are no packages."""
+    """Including packages without licence texts, and components that are not packages."""
     found = {component.name: component for component in all_components()}
     assert {"Tandem", "Qt", "Python", "Inter"} <= set(found)
     assert [c.name for c in found.values() if len(licence_text(c)) < 200] == []
@@ -87,18 +81,19 @@ def test_every_component_has_the_text_of_its_licence() -> None:
     assert "GNU LESSER GENERAL PUBLIC LICENSE" in licence_text(found["PySide6_Essentials"])
     assert "PYTHON SOFTWARE FOUNDATION LICENSE" in licence_text(found["Python"])
     assert "SIL OPEN FONT LICENSE" in licence_text(found["Inter"])
-    assert "freetype" in licence_text(found["pypdfium2"]).lower()  # inside of PDFium
+    assert "freetype" in licence_text(found["pypdfium2"]).lower()  # inside PDFium
 
 
 def test_qt_can_be_replaced_by_what_is_said_of_it() -> None:
-    """Version, place, way and sources, and both licences in full, as the LGPL wants it."""
+    """Version, location, replacement, sources, and both licences in full, as the LGPL requires."""
     (qt,) = (c for c in all_components() if c.name == "Qt")
     text = licence_text(qt)
     folder = Path(QLibraryInfo.path(QLibraryInfo.LibraryPath.LibrariesPath))
     assert list(folder.glob("*Qt6Core*"))
     for words in (
-        qVersion(), str(folder), "linked dynamically", "You may replace them", "The sources of Qt",
-        "GNU LESSER GENERAL PUBLIC LICENSE", "GNU GENERAL PUBLIC LICENSE", "harfbuzz", "ICU",
+        qVersion(), str(folder), "linked dynamically", "You may replace them",
+        "The source code of Qt", "GNU LESSER GENERAL PUBLIC LICENSE", "GNU GENERAL PUBLIC LICENSE",
+        "harfbuzz", "ICU",
     ):  # fmt: skip
         assert words in text
 
@@ -110,7 +105,7 @@ def test_libraries_that_come_along_have_their_licences(
     folder.mkdir(parents=True)
     (folder / "libxcb-cursor0.txt").write_text("MIT, of the X.Org Foundation")
     monkeypatch.setattr("app.window.help.diagnostics.ROOT", tmp_path / "src")
-    (found,) = (c for c in all_components() if c.name == "Libraries of the system")
+    (found,) = (c for c in all_components() if c.name == "System libraries")
     assert licence_text(found) == "libxcb-cursor0\n\nMIT, of the X.Org Foundation"
 
 
@@ -130,9 +125,6 @@ def test_about_shows_a_licence_as_plain_text(qtbot: QtBot, make_shell: MakeShell
     assert {dialog.list.item(r).text().split()[0] for r in shown} == {
         "Qt", "PySide6_Essentials", "shiboken6"
     }  # fmt: skip
-
-
-# --- the log
 
 
 @pytest.fixture
@@ -164,7 +156,7 @@ def test_the_log_stays_small(log: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert max(sizes) <= (1 << 20) + 200
     lines = read_log(log)
     assert lines[-1].endswith("line 59999 of many, to fill the file")
-    assert len(lines) > 5000  # of the file before, too
+    assert len(lines) > 5000  # from the previous file too
 
 
 def test_a_folder_that_cannot_be_made_costs_only_the_log(tmp_path: Path) -> None:
@@ -212,7 +204,7 @@ def test_the_viewer_shows_filters_and_copies(
     dialog.level.setCurrentIndex(2)
     assert dialog.text.toPlainText().count("\n") == 0
     dialog.search.setText("nothing like this")
-    assert "nothing here" in dialog.text.toPlainText()
+    assert "No entries" in dialog.text.toPlainText()
     QGuiApplication.clipboard().clear()
     dialog.copy.click()
     qtbot.waitUntil(lambda: QGuiApplication.clipboard().text() != "")

@@ -1,4 +1,4 @@
-"""The settings page shows what is declared, and changes it at once."""
+"""The settings page shows the declared settings and applies changes immediately."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.helpers.wheel import wheel
 
 
 def page_of(qtbot: QtBot, shell: Shell) -> SettingsView:
-    """Return the settings page, shown by its shortcut."""
+    """Return the settings page, opened by its shortcut."""
     shell.window.activateWindow()
     qtbot.waitUntil(shell.window.isActiveWindow)
     qtbot.keyClick(
@@ -41,7 +41,7 @@ def page_of(qtbot: QtBot, shell: Shell) -> SettingsView:
 
 
 def stored(name: str) -> object:
-    """Return a setting as the file has it; None if there is no file."""
+    """Return a setting of the file; None if there is no file."""
     file = settings_file()
     return json.loads(file.read_text())[name] if file.is_file() else None
 
@@ -63,7 +63,7 @@ def test_every_declared_setting_has_a_row_and_says_what_it_does(
 
 
 def test_a_choice_is_used_at_once_written_and_reset(qtbot: QtBot, make_shell: MakeShell) -> None:
-    """Here the colours, with the keyboard alone."""
+    """Here the theme, with the keyboard only."""
     shell = make_shell()
     row = page_of(qtbot, shell).rows["theme"]
     box = row.editor.field
@@ -86,7 +86,7 @@ def test_a_choice_is_used_at_once_written_and_reset(qtbot: QtBot, make_shell: Ma
 @pytest.mark.parametrize(
     ("words", "found"),
     [
-        ("night", {"theme"}),  # a word that is nowhere on the page
+        ("night", {"theme"}),  # a word that does not occur on the page
         ("LIGHT", {"theme"}),
         ("folder model", {"model_folders"}),
         ("gib nonsense", set()),
@@ -163,7 +163,7 @@ def test_what_waits_for_a_restart_says_so_until_it_is_as_before(
     assert not row.note.isVisible()
     row.editor.field.setValue(9)
     assert row.note.isVisible()
-    assert "starts again" in row.note.text()
+    assert "restarted" in row.note.text()
     row.editor.field.setValue(Settings().chat_cache_gib)
     assert not row.note.isVisible()
 
@@ -175,7 +175,7 @@ def test_what_waits_for_a_load_says_so(qtbot: QtBot) -> None:
     row.show()
     row.show_value(8, in_use=4)
     assert row.note.isVisible()
-    assert "loaded again" in row.note.text()
+    assert "reloaded" in row.note.text()
     row.show_value(8, in_use=8)
     assert not row.note.isVisible()
 
