@@ -31,11 +31,7 @@ class KVTypes(NamedTuple):
 
 @cache
 def kv_types(text: str) -> KVTypes:
-    """Parse a KV type: one type for both, or two for keys and values, separated by a slash.
-
-    Raises:
-        ValueError: it is neither.
-    """
+    """Parse "k" or "k/v" types of a KV cache; raise ValueError for others."""
     k, _, v = text.partition("/")
     types = KVTypes(k, v or k)
     if not set(types) <= set(KV_TYPES) or text.endswith("/"):
@@ -154,11 +150,7 @@ class LoadOption:
     of_model: bool = False
 
     def check(self, name: str, value: Any) -> None:
-        """Check a value other than None.
-
-        Raises:
-            EngineError: it is not accepted.
-        """
+        """Raise EngineError if a value other than None is not accepted."""
         if self.kind in (int, float):
             self._check_number(name, value)
         elif self.choices:
@@ -238,7 +230,7 @@ class LoadOptions:
         None, kind=int, soft_high=1 << 24, flags=("--ctx",), metavar="N", is_kept=True,
         help="context length in tokens (default: the model's own, but at most 2048, or for serve "
         "what leaves memory for other programs)",
-        place="common", title="Context length",
+        place="common", title="Context length in tokens",
     )  # fmt: skip
     parallel: int = load_option(
         1, kind=int, high=MAX_PARALLEL, flags=("--parallel",), metavar="N", is_kept=True,

@@ -51,14 +51,14 @@ def form_of(json_schema: str, grammar: str, regex: str) -> Grammar | None:
         language_of(grammar): grammar,
         "regex": regex,
     }
-    wanted = [Grammar(kind, text) for kind, text in written.items() if text.strip()]
-    if len(wanted) > 1:
+    grammars = [Grammar(kind, text) for kind, text in written.items() if text.strip()]
+    if len(grammars) > 1:
         raise GrammarError(
             "An answer can have one form: a JSON schema, a grammar or a regular expression.",
             "",
             "Leave the others empty.",
         )
-    return wanted[0] if wanted else None
+    return grammars[0] if grammars else None
 
 
 Overflow = Literal["stop", "shift"]
@@ -267,11 +267,7 @@ class SamplingParams:
 
     @property
     def form(self) -> Grammar | None:
-        """Grammar of structured output; None for any answer.
-
-        Raises:
-            GrammarError: several are set.
-        """
+        """Grammar of structured output; None for any answer. Raises GrammarError for several."""
         return form_of(self.json_schema, self.grammar, self.regex)
 
     @property

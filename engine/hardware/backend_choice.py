@@ -63,11 +63,7 @@ def captures_tokens() -> bool:
 
 
 def kernels_for(device: str) -> KernelKind:
-    """Return the kernels of a rank on this device; "" for the reference in torch.
-
-    Args:
-        device: device name such as "cuda:0" or "1/cuda:0", or type such as "cuda".
-    """
+    """Return the kernels of a rank on a device or a type of devices; "" for the reference."""
     backend = chosen_backend()
     if backend == "reference":
         return ""
@@ -92,11 +88,7 @@ def simulate_gpus(are_simulated: bool) -> None:
 
 
 def refuse_kernels(device: str, why: str) -> None:
-    """Record that our kernels do not work on a GPU, for the rest of this process.
-
-    Args:
-        why: reason as the end of a sentence.
-    """
+    """Record why our kernels do not work on a GPU, as the end of a sentence, for this process."""
     _refused[device] = why
 
 
@@ -111,11 +103,7 @@ def refused_kernels() -> Mapping[str, str]:
 
 
 def use_interpreter() -> None:
-    """Make Triton interpret the kernels that are imported from now on.
-
-    Raises:
-        EngineError: Triton is not installed.
-    """
+    """Make Triton interpret kernels imported from now on; raise EngineError without Triton."""
     if not has_triton():
         raise EngineError(
             "{variable}=interpreter needs Triton, which is not installed.",
@@ -169,7 +157,7 @@ class GpuPath:
 
 
 def find_gpu_path(devices: Sequence[DeviceInfo]) -> GpuPath:
-    """Return how GPUs compute here and what is missing, given all devices of this machine."""
+    """Return how GPUs compute here and missing requirements, given this machine's devices."""
     build, triton, problem = find_torch_build(), triton_version(), launcher_problem()
     has_gpu = any(d.kind == "cuda" and d.usable for d in devices)
     is_exact = chosen_backend() == "reference"

@@ -153,11 +153,7 @@ class Fallback:
 
 
 class Fallbacks:
-    """List of the fallbacks that apply now. Thread-safe.
-
-    Args:
-        shared: fallbacks of this process; those of `devices` are in this list, too.
-    """
+    """List of the fallbacks that apply now, including `shared` ones of its devices. Thread-safe."""
 
     def __init__(self, devices: Collection[str] = (), shared: Fallbacks | None = None) -> None:
         self._devices = frozenset(devices)

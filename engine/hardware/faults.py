@@ -71,11 +71,7 @@ def fault_of(error: BaseException) -> str:
 
 
 def stopped_error(error: BaseException, devices: Iterable[torch.device]) -> DeviceStopped | None:
-    """Return the error to show if a GPU is lost to this process, else None; marks lost GPUs.
-
-    Args:
-        devices: devices that took part, the most likely lost one first.
-    """
+    """Return the error to show if a GPU is lost to this process, else None; marks lost GPUs."""
     if isinstance(error, DeviceStopped):
         return error
     why = fault_of(error)

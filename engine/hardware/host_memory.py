@@ -150,10 +150,7 @@ class ResidentPeak:
 
 
 def resident_bytes(address: int, n_bytes: int) -> int:
-    """Return how many bytes of a memory range are resident; 0 if the system cannot tell.
-
-    Pages of zeros become resident only when something is written to them.
-    """
+    """Return how many bytes of a memory range are resident; 0 if the system cannot tell."""
     mincore = _mincore()
     first = -(-address // PAGESIZE) * PAGESIZE
     n_page = (address + n_bytes - first) // PAGESIZE

@@ -138,7 +138,7 @@ RANK_PRIORITY = -1
 """Priority of the CUDA streams of ranks; other streams have the lower priority 0."""
 
 _hanging: set[torch.device] = set()
-"""GPUs whose work does not end; waiting for them would hang."""
+"""GPUs with hanging work; waiting for them would hang, too."""
 
 OUT_OF_MEMORY_TEXTS = (
     "can't allocate memory", "not enough memory", "out of memory", "CUBLAS_STATUS_ALLOC_FAILED",
@@ -267,7 +267,7 @@ def taken_overhead(device: torch.device) -> int | None:
 
 
 def mark_hanging(devices: Iterable[torch.device]) -> None:
-    """Record GPUs whose work does not end, so that nothing waits for them."""
+    """Record GPUs with hanging work, so that nothing waits for them."""
     _hanging.update(device for device in devices if device.type == "cuda")
 
 

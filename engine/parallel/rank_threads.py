@@ -53,10 +53,6 @@ class _Job(Generic[T]):
             self.is_done.set()
 
     def take_cause(self) -> BaseException:
-        """Return the likely cause of all failures, and drop them.
-
-        They are dropped because an error holds the frames it passed through, and their tensors.
-        """
         with self._lock:
             cause = min(self.errors, key=_distance)
             self.errors.clear()

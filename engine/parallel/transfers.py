@@ -56,9 +56,9 @@ class DeviceCopier:
             held.copy_(value)
         if self._device.type == "cpu":
             return held.clone()
-        goal = torch.empty(value.shape, dtype=value.dtype, device=self._device)
-        self._last = self._copied(goal, held)
-        return goal
+        target = torch.empty(value.shape, dtype=value.dtype, device=self._device)
+        self._last = self._copied(target, held)
+        return target
 
     def _room(self, value: Tensor, gpu: torch.device) -> Tensor:
         # free once the last copy from it has ended
@@ -72,16 +72,16 @@ class DeviceCopier:
         return self._buffer.value[: value.nbytes].view(value.dtype).view(value.shape)
 
 
-def copy_over(goal: Tensor, source: Tensor) -> None:
-    """Copy `source` into `goal`, on any two devices; between GPUs through host memory."""
-    is_between = goal.is_cuda and source.is_cuda and goal.device != source.device
-    goal.copy_(source.cpu() if is_between else source)
+def copy_over(target: Tensor, source: Tensor) -> None:
+    """Copy `source` into `target`, on any two devices; between GPUs through host memory."""
+    is_between = target.is_cuda and source.is_cuda and target.device != source.device
+    target.copy_(source.cpu() if is_between else source)
 
 
-def _begin_copy(goal: Tensor, source: Tensor) -> torch.cuda.Event:
-    gpu = goal.device if goal.is_cuda else source.device
+def _begin_copy(target: Tensor, source: Tensor) -> torch.cuda.Event:
+    gpu = target.device if target.is_cuda else source.device
     with torch.cuda.device(gpu):
-        goal.copy_(source, non_blocking=True)
+        target.copy_(source, non_blocking=True)
         event: torch.cuda.Event = torch.cuda.current_stream(gpu).record_event()
     return event
 

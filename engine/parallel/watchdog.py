@@ -238,7 +238,7 @@ class Watchdog:
         self._stuck_s = 0.0
 
     def look(self, busy: Collection[int]) -> CommError | None:
-        """Return an error if ranks hang, else None, given those that have not ended the job."""
+        """Return an error if ranks hang, else None, given the ranks that still work on the job."""
         waiting = self._group.waiting()
         working = [rank for rank in busy if rank not in waiting]
         step = self._step(working)
@@ -259,11 +259,7 @@ class Watchdog:
         return self._silent_s.get(rank, 0.0) >= SILENT_S
 
     def error(self, ranks: Collection[int], what: str) -> CommError:
-        """Return an error of the first of some ranks.
-
-        Args:
-            what: what they have done, as the words after "has" or "have".
-        """
+        """Return an error of the first of some ranks; `what` follows "has" or "have"."""
         first, *others = ranks
         named = [f"{self._group.device(rank)} (rank {rank})".lstrip() for rank in others]
         problem = Sentence(

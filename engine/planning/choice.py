@@ -36,11 +36,7 @@ MAX_NAMED = 3
 def reason_for_choice(
     chosen: Alternative | None, alternatives: Sequence[Alternative], gpus: Sequence[str]
 ) -> str:
-    """Return why a split was chosen, in up to three short sentences.
-
-    Args:
-        alternatives: all predicted splits, the fastest first.
-    """
+    """Return why a split was chosen; `alternatives` are sorted, the fastest first."""
     if chosen is None:
         return Sentence("No device has room for the model with this context.")
     others = [one for one in alternatives if one is not chosen]
@@ -264,12 +260,7 @@ MIN_LOADED = 0.9
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The default split of a model, with its reason.
-
-    Attributes:
-        alternatives: all predicted splits including this one, the fastest first; empty if no speed
-            is known or nothing fits.
-    """
+    """The default split with its reason; `alternatives` are all predictions, the fastest first."""
 
     params: LoadParams
     reason: str
@@ -331,7 +322,7 @@ class _Chooser:
         """Return whether `best` saves too little over `one` to be worth more devices.
 
         If the answer is at least as long as the prompt, decoding must be faster as well: prompts
-        are short then, and those of models with routed experts are predicted only roughly.
+        are short then, and their speed with routed experts is predicted only roughly.
         """
         part = 1 - MIN_GAIN
         is_near = part * one.seconds <= best.seconds
@@ -364,8 +355,8 @@ class _Chooser:
     def _modes(self, n: int, fewest: int) -> tuple[str, ...]:
         """Return the split modes that may be faster over n GPUs, given the fewest that suffice.
 
-        By layer only if one GPU holds all and another is faster; in groups only if so many are
-        needed that cutting every block is slow.
+        By layer only if one GPU holds all and another is faster; in groups only if more than two
+        are needed, where cutting every block is slow.
         """
         speeds = {self._rooms[gpu].bytes_per_s for gpu in self._gpus}
         modes = ["tensor"]
@@ -439,11 +430,6 @@ class _Chooser:
         return forecast, evaluation.load
 
     def _with_cpu(self, offloaded: LoadParams) -> list[Alternative]:
-        """Predict the CPU alone, and together with GPUs.
-
-        Args:
-            offloaded: parameters that move to the CPU what the GPUs cannot hold.
-        """
         candidates = [replace(self._base, devices=(CPU,))] if CPU in self._rooms else []
         if offloaded.devices != (CPU,):
             candidates.append(offloaded)

@@ -165,11 +165,6 @@ def _named(facts: tuple[str, int, int, int]) -> Sentence:
 
 
 def _check_parts(file: GGUFFile, layers: range) -> None:
-    """Check that a file has nothing besides MTP blocks that would change their draft tokens.
-
-    Raises:
-        ModelFileError: a head has another vocabulary, or a tensor is unknown.
-    """
     n_tokens, mapped = _facts(file)[-1], draft_map(file)
     own = [f"blk.{layer}.{HEAD}" for layer in layers]
     if any(name not in file.tensors for name in own):
@@ -254,11 +249,7 @@ def _draft_bytes(params: LoadParams, n_ctx: int, stamp: Stamp) -> int:
 
 
 def check_rewinds(declaration: Declaration, file: GGUFFile) -> None:
-    """Check that a draft model can roll back rejected draft tokens.
-
-    Raises:
-        EngineError: it has recurrent layers.
-    """
+    """Raise EngineError if a draft model cannot roll back rejected tokens: it is recurrent."""
     if any(isinstance(state, RecurrentState) for state in declaration.states):
         raise EngineError(
             "{file} cannot be a draft model: its recurrent layers cannot roll back rejected"

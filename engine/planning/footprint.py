@@ -141,10 +141,7 @@ def _width(part: slice) -> int:
 
 
 def arena_key(slot: Slot, storage: str) -> object:
-    """Return a key, equal for matrices of a block in one arena; None for separate tensors.
-
-    They are cut the same way, so they also come and go together.
-    """
+    """Return a key, equal for matrices of a block in one arena; None for separate tensors."""
     place = split_name(slot.tensor.name)
     is_cut = isinstance(slot.placement, Shard) and slot.holding(storage) in ("planes", "plain")
     if place is None or not is_cut:

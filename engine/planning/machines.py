@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from engine.planning.speed.forecast import Forecaster
 
 MIN_GAIN = 0.1
-"""Smallest part of the time that further machines must save: each is one more to fail."""
+"""Smallest part of the time that further machines must save: each is one more that can fail."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +120,7 @@ def _over_all(
     sizes, base = rank_counts(devices), replace(params, split=None, n_cpu_blocks=0, n_cpu_moe=0)
     rooms = [replace(room, free_bytes=free.get(room.device, 0)) for room in forecaster.rooms]
     fit = Fit(
-        lambda asked, room: planner.evaluate(asked, room).plan, rooms,
+        lambda params, room: planner.evaluate(params, room).plan, rooms,
         planner.info.n_ctx_train, planner.info.n_layer,
     )  # fmt: skip
     found = []

@@ -70,10 +70,7 @@ def aligned_bytes(n_bytes: int) -> int:
 
 
 def is_arena(n_bytes: int) -> bool:
-    """Return whether tensors of this total size share one allocation on a GPU.
-
-    Smaller ones share segments anyway.
-    """
+    """Return whether tensors of this total size share one allocation on a GPU."""
     return LARGE_BYTES <= n_bytes <= MAX_ARENA
 
 

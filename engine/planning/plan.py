@@ -66,11 +66,7 @@ def _mmproj_beside(path: str, text: TextModel, stamp: Stamp) -> str:
 
 
 def vision_bytes(params: LoadParams, text: TextModel) -> int:
-    """Return the predicted bytes of a vision encoder and its work; 0 without one.
-
-    Raises:
-        EngineError: its file cannot be read, or is for another model.
-    """
+    """Return the predicted bytes of a vision encoder and its work; 0 without one."""
     path = mmproj_path(params, text)
     return _bytes(path, text, stamp_of(Path(path))) if path else 0
 
@@ -211,11 +207,7 @@ class Plan:
         }
 
     def check_fits(self, free_bytes: Mapping[str, int]) -> None:
-        """Check that every device has the memory that the plan needs.
-
-        Raises:
-            OutOfDeviceMemory: names the device that lacks most.
-        """
+        """Raise OutOfDeviceMemory for the device that lacks most, if any does."""
         short = self.shortages(free_bytes)
         if short:
             device = max(short, key=lambda d: short[d])
@@ -380,7 +372,7 @@ def _plan(
     draft = draft_bytes(params, hp.n_ctx)
     pictures = vision_bytes(params, TextModel.of(hp))
     vision_device = params.picture_devices[0] if pictures else ""
-    seeing = _largest_rank(devices, shares, vision_device)
+    vision_rank = _largest_rank(devices, shares, vision_device)
     return Plan(
         devices=tuple(
             DevicePlan(
@@ -392,7 +384,7 @@ def _plan(
                         n_guessed,
                     ),
                     draft=draft if rank == params.draft_rank else 0,
-                    pictures=pictures if rank == seeing else 0,
+                    pictures=pictures if rank == vision_rank else 0,
                 ),
             )
             for rank, device in enumerate(devices)
@@ -402,7 +394,7 @@ def _plan(
         reserve=params.reserve, n_batch=n_batch, parallel=params.parallel,
         windows=in_order(layer.window for layer in layers if not layer.tensors),
         has_states=any(layer.tensors for layer in layers), n_guessed=n_guessed,
-        pictures_device=vision_device, pictures_apart=pictures if seeing is None else 0,
+        pictures_device=vision_device, pictures_apart=pictures if vision_rank is None else 0,
     )  # fmt: skip
 
 

@@ -50,11 +50,7 @@ class TensorPlace:
 
 @dataclass(frozen=True, slots=True)
 class PlacementMap:
-    """All tensors of a split model, in the order of a forward pass.
-
-    Attributes:
-        devices: device of each rank; overrides may have added ranks without a share.
-    """
+    """All tensors of a split model, in the order of a forward pass."""
 
     devices: tuple[str, ...]
     n_layer: int
@@ -145,7 +141,7 @@ class Planner:
             SplitError: the present split is invalid.
         """
         dims = self._evaluator(params).dims(params)
-        return positions_of(params, handle, dims, lambda asked: self.plan(asked, free_bytes))
+        return positions_of(params, handle, dims, lambda moved: self.plan(moved, free_bytes))
 
     def placement(self, params: LoadParams) -> PlacementMap:
         """Return the ranks of every tensor; see `placement_map`."""

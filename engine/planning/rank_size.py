@@ -61,11 +61,7 @@ class CacheBytes(NamedTuple):
 
 
 def cache_bytes(layers: Iterable[tuple[int, LayerCacheBytes]], size: CacheSize) -> CacheBytes:
-    """Return the bytes of a rank's cache.
-
-    Args:
-        layers: pairs of a number of equal layers and the bytes of one of them.
-    """
+    """Return the bytes of a rank's cache, given pairs of a count and the bytes of one layer."""
     kv = state = kv_padding = state_padding = 0
     for n, layer in layers:
         n_bytes = layer.token * size.n_held(layer.window)
@@ -149,11 +145,7 @@ def rank_memory(
     params: LoadParams, hp: HParams, device: str, storage: str, size: RankSize, n_meeting: int,
     n_batch: int, n_guessed: int = 0,
 ) -> MemoryUse:  # fmt: skip
-    """Return the predicted bytes of a rank.
-
-    Args:
-        n_meeting: number of ranks that exchange values on their devices; 0 if hosts do it.
-    """
+    """Return the predicted bytes of a rank; `n_meeting` ranks exchange values on GPUs."""
     is_on_host, is_busy = keeps_kv_on_host(params, device), size.working != WorkingSizes()
     n_checked = (1 if is_cpu(device) else params.parallel) * (1 + params.n_draft)
     compute = compute_bytes(

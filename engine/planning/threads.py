@@ -65,7 +65,7 @@ class TokenWork:
 
 
 def token_work(path: str | Path) -> TokenWork:
-    """Return the least bytes and operations of one token of the model in `path`.
+    """Return the minimum bytes and operations of one token of the model in `path`.
 
     Raises:
         ModelFileError: the file cannot be run.
@@ -75,7 +75,7 @@ def token_work(path: str | Path) -> TokenWork:
 
 
 def work_of(declaration: Declaration) -> TokenWork:
-    """Return the least bytes and operations of one token of a declared model."""
+    """Return the minimum bytes and operations of one token of a declared model."""
     n_bytes = n_flop = n_head_flop = 0.0
     model = declaration.model
     head = model.token_embd if declaration.hp.tied else model.output

@@ -1,4 +1,4 @@
-"""The loop of a sandboxed child that answers lines with lines, with limits of its own memory.
+"""The loop of a sandboxed child that answers lines with lines and limits its memory.
 
 `engine.util.sandbox` enforces the limits; these here apply if that process is gone or cannot check.
 Imports little, so that a child starts quickly.

@@ -52,10 +52,7 @@ for Windows, macOS and all other systems."""
 
 
 def user_folder(kind: Kind) -> Path | None:
-    """Return this system's folder for such files of a user's programs.
-
-    None if there is none: some containers run as a user without a home.
-    """
+    """Return the system's folder for a user's files; None for users without a home."""
     known = {"win32": WINDOWS, "darwin": MACOS}.get(sys.platform, OTHERS)
     variable, below_home = known[kind]
     try:
@@ -65,10 +62,7 @@ def user_folder(kind: Kind) -> Path | None:
 
 
 def tandem_folder(kind: Kind) -> Path | None:
-    """Return Tandem's folder, the same as Qt's `QStandardPaths`; it may not exist yet.
-
-    None for a user without a home, unless `TANDEM_HOME` is set.
-    """
+    """Return Tandem's folder, as Qt's `QStandardPaths`; None for users without a home."""
     if home := os.environ.get(HOME_VARIABLE):
         return Path(home)
     base = user_folder(kind)
@@ -79,11 +73,7 @@ def tandem_folder(kind: Kind) -> Path | None:
 
 
 def make_private(folder: Path) -> None:
-    """Create a folder and its missing parents, accessible only to this user.
-
-    Raises:
-        OSError: it cannot be created.
-    """
+    """Create a folder and its missing parents, accessible only to this user."""
     if not folder.is_dir():
         make_private(folder.parent)
         folder.mkdir(mode=0o700, exist_ok=True)
@@ -192,11 +182,7 @@ def _sync_folder(folder: Path) -> None:
 
 @contextmanager
 def temporary_folder(base: Path | None) -> Iterator[Path]:
-    """Make a folder in `base`, or in the system's temporary folder; delete it afterwards.
-
-    Raises:
-        OSError: it cannot be made.
-    """
+    """Make a folder in `base`, or in the system's temporary folder; delete it afterwards."""
     base = base or Path(tempfile.gettempdir())
     _sweep_once(base)
     with tempfile.TemporaryDirectory(
@@ -230,10 +216,7 @@ def process_mark() -> str:
 
 
 def has_ended(mark: str) -> bool:
-    """Return whether the process with a mark is known to have ended.
-
-    False for other machines and containers, and for invalid marks.
-    """
+    """Return whether the process with a mark is known to have ended, on this machine."""
     parts = MARK.fullmatch(mark)
     return bool(parts and parts[3] == _machine() and not _is_alive(int(parts[1]), parts[2]))
 

@@ -31,10 +31,7 @@ LIBRARIES = ("torch", "llvmlite", "tokenizers")
 
 
 def use_pack(folders: Iterable[Path | str]) -> None:
-    """Import the engine's libraries from some folders, in this process and in later children.
-
-    Replaces the folders of an earlier call; modules imported from them stay.
-    """
+    """Import the engine's libraries from these folders, replacing an earlier call's."""
     leave_pack()
     os.environ[VARIABLE] = os.pathsep.join(str(folder) for folder in folders)
     add_pack()
@@ -66,19 +63,12 @@ def pack_folders() -> list[str]:
 
 
 def make_holdable(home: Path) -> None:
-    """Make the lock file of the pack in the folder `home`.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Make the lock file of the pack in the folder `home`; may raise OSError."""
     (home / IN_USE).touch()
 
 
 def delete_pack(home: Path) -> bool:
-    """Delete the pack in the folder `home` unless it is in use; return whether it was free.
-
-    Files that cannot be deleted stay.
-    """
+    """Delete the pack in the folder `home` unless it is in use; return whether it was free."""
     with _is_free(home / IN_USE) as is_free:
         if is_free:
             shutil.rmtree(home, ignore_errors=True)

@@ -99,11 +99,7 @@ class ExtendedLimits(ctypes.Structure):
 
 
 class JobObject:
-    """A group of processes that end with the process that holds it, however that ends.
-
-    Raises:
-        OSError: Windows refuses to create one.
-    """
+    """A group of processes that end with their parent, however it ends; may raise OSError."""
 
     def __init__(self, kernel32: Any) -> None:
         self._kernel32 = kernel32
@@ -117,11 +113,7 @@ class JobObject:
             raise OSError("there is no job object")
 
     def add(self, pid: int) -> None:
-        """Add a process; its children join automatically.
-
-        Raises:
-            OSError: it has ended, or may not join.
-        """
+        """Add a process; its children join automatically. Raises OSError if it has ended."""
         process = self._kernel32.OpenProcess(MAY_JOIN, False, pid)
         if not process:
             raise OSError(f"process {pid} cannot be opened")
@@ -134,11 +126,7 @@ class JobObject:
 
 @cache
 def own_job() -> JobObject:
-    """Return the group of this process's children, which lasts as long as this process.
-
-    Raises:
-        OSError: Windows refuses to create one.
-    """
+    """Return the group of this process's children; may raise OSError."""
     return JobObject(load_kernel32())
 
 

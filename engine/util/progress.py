@@ -8,11 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class LoadProgress:
-    """Bytes of the file read so far, over all ranks.
-
-    Attributes:
-        doing: other slow work, such as "Compiling kernels: 5 of 40"; "" for none.
-    """
+    """Bytes of the file read so far, over all ranks, and other slow work as a text."""
 
     done_bytes: int
     total_bytes: int

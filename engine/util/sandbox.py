@@ -38,12 +38,7 @@ class Excess(Enum):
 
 
 class ChildEnded(Exception):
-    """End of a child without an answer.
-
-    Attributes:
-        excess: why it was killed; None if it ended by itself.
-        status: exit status; None if it takes long to end.
-    """
+    """End of a child without an answer: why it was killed, if so, and its exit status."""
 
     def __init__(self, excess: Excess | None, status: int | None) -> None:
         super().__init__(f"excess {excess}, status {status}")

@@ -65,11 +65,7 @@ class HeaderEndsEarly(InvalidGGUF):
 
 
 class Cursor:
-    """A bounded forward reader of a header.
-
-    Args:
-        data: first bytes of the file, at most `HEADER_LIMIT`.
-    """
+    """A bounded forward reader of a header."""
 
     def __init__(self, path: Path, data: bytearray, file_size: int) -> None:
         self.path = path

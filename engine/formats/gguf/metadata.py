@@ -81,11 +81,7 @@ class Store:
     values: Mapping[str, MetadataValue]
 
     def decode(self, value: MetadataValue, limit: int | None = None) -> Any:
-        """Return a value as a Python object, an array as a list.
-
-        Args:
-            limit: largest number of elements of an array, or bytes of a string, to decode.
-        """
+        """Return a value as a Python object, with at most `limit` elements of an array or bytes."""
         if value.kind == STRING:
             return self._decode_text(value, limit)
         n = 1 if value.length is None else value.length
@@ -274,11 +270,7 @@ class Metadata:
         return None if value is None else value.length
 
     def describe(self, key: str, width: int = 60) -> str:
-        """Return one short line about a value; long arrays are not decoded.
-
-        Raises:
-            KeyError: there is no such key.
-        """
+        """Return one short line about a value; long arrays are not decoded."""
         value = self._store.values[key]
         if value.length is not None:
             some = self._store.decode(value, limit=3)

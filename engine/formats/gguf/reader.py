@@ -144,7 +144,7 @@ class GGUFFile:
         self, kept: Mapping[str, TensorInfo], other: GGUFFile, added: Mapping[str, TensorInfo],
         meta: Metadata,
     ) -> GGUFFile:  # fmt: skip
-        """Return this model with tensors of another file next to some of its own.
+        """Return this model with some of its tensors and some of another file.
 
         The result can be read as long as both are open.
         """
@@ -166,11 +166,7 @@ class GGUFFile:
         return TensorBytes.of(self._parts[tensor.part], tensor.offset, shape)
 
     def check_unchanged(self) -> None:
-        """Check that the files are unmodified since they were opened.
-
-        Raises:
-            ModelFileError: a file was modified, so its contents may be inconsistent.
-        """
+        """Raise ModelFileError if a file was modified since it was opened."""
         for part in self._parts:
             part.check_unchanged()
 
@@ -188,12 +184,12 @@ class GGUFFile:
 
 def _read_header(part: OpenPart) -> Header:
     # its length is known only after reading it
-    limit, wanted = min(part.n_bytes, HEADER_LIMIT), FIRST_BYTES
-    while wanted < limit:
+    limit, n_bytes = min(part.n_bytes, HEADER_LIMIT), FIRST_BYTES
+    while n_bytes < limit:
         try:
-            return _parse_start(part, wanted)
+            return _parse_start(part, n_bytes)
         except HeaderEndsEarly:
-            wanted *= 2
+            n_bytes *= 2
     return _parse_start(part, limit)
 
 
@@ -244,11 +240,7 @@ def model_hash(file: GGUFFile) -> str:
 
 
 def check_unchanged(file: GGUFFile, stamps: object) -> None:
-    """Check that a file is the one that was opened before, see `GGUFFile.stamps`.
-
-    Raises:
-        ModelFileError: it was replaced.
-    """
+    """Raise ModelFileError if a file is not the one with these stamps."""
     if file.stamps != stamps:
         raise ModelFileError(
             file.path,

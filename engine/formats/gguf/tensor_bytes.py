@@ -84,15 +84,15 @@ class OpenPart:
             raise ValueError(f"{self.path.name} is closed")
         return self._file.fileno()
 
-    def read_into(self, goal: memoryview, offset: int) -> None:
+    def read_into(self, target: memoryview, offset: int) -> None:
         """Fill contiguous memory with the bytes from `offset` on.
 
         Raises:
             ModelFileError: the file has become shorter, or its drive fails.
             ValueError: the file is closed.
         """
-        while goal:
-            n_bytes = self._read_some(goal, offset)
+        while target:
+            n_bytes = self._read_some(target, offset)
             if n_bytes == 0:
                 raise ModelFileError(
                     self.path,
@@ -100,17 +100,17 @@ class OpenPart:
                     "Copy or download it again.",
                     file=self.path.name,
                 )
-            goal, offset = goal[n_bytes:], offset + n_bytes
+            target, offset = target[n_bytes:], offset + n_bytes
 
-    def _read_some(self, goal: memoryview, offset: int) -> int:
+    def _read_some(self, target: memoryview, offset: int) -> int:
         # 0 bytes at the end of the file
         descriptor = self.descriptor
         try:
             if hasattr(os, "preadv"):
-                return os.preadv(descriptor, [goal], offset)
+                return os.preadv(descriptor, [target], offset)
             with self._lock:  # Windows has one position for all threads
                 self._file.seek(offset)
-                return self._file.readinto(goal) or 0
+                return self._file.readinto(target) or 0
         except OSError as error:
             raise ModelFileError(
                 self.path,
@@ -121,11 +121,7 @@ class OpenPart:
             ) from None
 
     def check_unchanged(self) -> None:
-        """Check that the file is unmodified since it was opened.
-
-        Raises:
-            ModelFileError: it was modified, so its contents may be inconsistent.
-        """
+        """Raise ModelFileError if the file was modified since it was opened."""
         now = os.fstat(self._file.fileno())
         if (now.st_size, now.st_mtime_ns) != (self._opened.st_size, self._opened.st_mtime_ns):
             raise ModelFileError(
@@ -213,11 +209,7 @@ class TensorBytes:
         return TensorBytes(self.part, offset, tuple(shape), tuple(strides))
 
     def flat(self) -> TensorBytes:
-        """Return the same bytes along one axis.
-
-        Raises:
-            ValueError: they are not contiguous.
-        """
+        """Return the same bytes along one axis; raise ValueError if they are not contiguous."""
         if not self.is_contiguous:
             raise ValueError(f"a part {self.shape} of a tensor has gaps")
         return TensorBytes(self.part, self.offset, (self.nbytes,), (1,))
@@ -248,28 +240,23 @@ class TensorBytes:
 
     def read(self) -> NDArray[np.uint8]:
         """Read the bytes into new memory; see `read_into`."""
-        goal = np.empty(self.shape, np.uint8)
-        self.read_into(goal)
-        return goal
+        target = np.empty(self.shape, np.uint8)
+        self.read_into(target)
+        return target
 
-    def read_into(self, goal: NDArray[np.uint8]) -> None:
-        """Read the bytes into an array of the same shape.
-
-        Raises:
-            ModelFileError: the file has become shorter, or its drive fails.
-            ValueError: the file is closed, or the shape differs.
-        """
-        if goal.shape != self.shape:
-            raise ValueError(f"{self.shape} of a tensor does not fit into {goal.shape}")
+    def read_into(self, target: NDArray[np.uint8]) -> None:
+        """Read the bytes into an array of the same shape; for errors see `OpenPart.read_into`."""
+        if target.shape != self.shape:
+            raise ValueError(f"{self.shape} of a tensor does not fit into {target.shape}")
         if not self.nbytes:
             return
-        if goal.flags.c_contiguous and self.is_contiguous:
-            self.part.read_into(goal.reshape(-1).data, self.offset)
+        if target.flags.c_contiguous and self.is_contiguous:
+            self.part.read_into(target.reshape(-1).data, self.offset)
         elif self.ndim == 2 and self.strides[1] == 1 and self.shape[1] < LONG_ROW:
-            self._read_columns(goal)
+            self._read_columns(target)
         else:
             for index in range(len(self)):
-                self[index].read_into(goal[index])
+                self[index].read_into(target[index])
 
     @property
     def is_contiguous(self) -> bool:
@@ -281,7 +268,7 @@ class TensorBytes:
             n_bytes *= size
         return True
 
-    def _read_columns(self, goal: NDArray[np.uint8]) -> None:
+    def _read_columns(self, target: NDArray[np.uint8]) -> None:
         # whole rows are read first, and the columns copied from them
         (n_rows, n_columns), stride = self.shape, self.strides[0]
         step = max(1, min(n_rows, SPAN_BYTES // stride))
@@ -290,4 +277,4 @@ class TensorBytes:
             n = min(step, n_rows - start)
             some = span[: (n - 1) * stride + n_columns]
             self.part.read_into(some.data, self.offset + start * stride)
-            goal[start : start + n] = as_strided(some, (n, n_columns), (stride, 1))
+            target[start : start + n] = as_strided(some, (n, n_columns), (stride, 1))

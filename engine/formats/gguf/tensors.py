@@ -17,12 +17,7 @@ from engine.errors import InvalidGGUF, Sentence
 
 @dataclass(frozen=True, slots=True)
 class TypeInfo:
-    """Block layout of one GGML type.
-
-    Attributes:
-        name: GGML's name, such as "Q4_K".
-        block_size: elements per block, the smallest unit of a row.
-    """
+    """Block layout of one GGML type: elements per block, the smallest unit of a row, and bytes."""
 
     number: int
     name: str
@@ -50,11 +45,7 @@ TYPES: Mapping[int, TypeInfo] = MappingProxyType(_collect())
 
 
 def row_bytes(info: TypeInfo, n_elements: int) -> int:
-    """Return the size of a row of `n_elements`, in bytes.
-
-    Raises:
-        ValueError: the row is not a whole number of blocks.
-    """
+    """Return the bytes of a row; raise ValueError if it is not a whole number of blocks."""
     n_blocks, rest = divmod(n_elements, info.block_size)
     if rest:
         raise ValueError(

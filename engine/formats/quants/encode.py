@@ -97,10 +97,10 @@ def coded_rows(raw: Tensor, type_number: int) -> Tensor:
     n_scale = BLOCK // layout.sub * SCALE_BYTES[layout.scale]
     out = torch.empty(len(blocks), quant.block_size // BLOCK, BLOCK + n_scale, dtype=torch.uint8)
     n = CHUNK // quant.block_size
-    for part, goal in zip(torch.split(blocks, n), torch.split(out, n), strict=True):
+    for part, target in zip(torch.split(blocks, n), torch.split(out, n), strict=True):
         codes, scales = codes_and_scales(part, quant, layout)
-        goal[..., :BLOCK] = torch.unflatten(codes, 1, (-1, BLOCK))
-        goal[..., BLOCK:] = torch.unflatten(scales, 1, (-1, n_scale))
+        target[..., :BLOCK] = torch.unflatten(codes, 1, (-1, BLOCK))
+        target[..., BLOCK:] = torch.unflatten(scales, 1, (-1, n_scale))
     return out.view(len(raw), -1)
 
 

@@ -344,8 +344,8 @@ def _by_uuid(beginning: str) -> str:
         problem = "the UUIDs of {names} start with this; write a longer part"
         raise NoDevice(beginning, Sentence(problem, names=listed(found)))
     if not found:
-        here = ", ".join(f"{d.id} with {d.uuid}" for d in known if d.uuid)
-        raise NoDevice(beginning, _there_is(here) if here else _why_missing(["cpu"]))
+        here = [Sentence("{device} with {uuid}", device=d.id, uuid=d.uuid) for d in known if d.uuid]
+        raise NoDevice(beginning, _there_is(listed(here)) if here else _why_missing(["cpu"]))
     return found[0]
 
 

@@ -55,7 +55,7 @@ class OwnProcesses:
 CPUINFO = Path("/proc/cpuinfo")
 
 CPU_SENSORS = ("coretemp", "k10temp", "zenpower", "cpu_thermal", "soc_thermal")
-"""Linux's drivers of CPU sensors: Intel's, AMD's, and those of Arm boards."""
+"""Linux's drivers of CPU sensors: Intel, AMD and Arm boards."""
 
 PACKAGE = ("Package id 0", "Tctl", "Tdie")
 """Names of the sensor of the whole CPU; without one the first is used."""

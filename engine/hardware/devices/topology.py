@@ -186,11 +186,11 @@ class Routes:
     has_nccl: bool = False
     notes: tuple[str, ...] = ()
 
-    def between(self, source: str, goal: str) -> Way:
+    def between(self, source: str, target: str) -> Way:
         """Return the route from one device to another."""
-        if source == goal:
+        if source == target:
             return ON_ONE_DEVICE
-        return self.pairs.get((source, goal), BY_HOST)
+        return self.pairs.get((source, target), BY_HOST)
 
     def have_stores(self, devices: Iterable[str]) -> bool:
         """Return whether kernels on each of the devices may write to all others."""

@@ -1,4 +1,4 @@
-"""The GPUs that this process can use: selected by variables, without those that have stopped.
+"""The GPUs that this process can use: selected by variables, without stopped ones.
 
 CUDA's rules: the entries of CUDA_VISIBLE_DEVICES are numbers or prefixes of UUIDs; the first that
 matches no GPU, or more than one, ends the list; naming a GPU twice hides all (CUDA C++ Programming
@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 
-from engine.errors import DeviceStopped, Sentence
+from engine.errors import DeviceStopped, Sentence, listed
 
 VISIBLE, ORDER = "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"
 HIP_VISIBLE, ROCR_VISIBLE = "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"
@@ -62,7 +62,12 @@ def hip_visible_problem(uuids: Sequence[str]) -> str:
 def hiding_variables(*, on_hip: bool) -> str:
     """Return the variables that select GPUs, such as "CUDA_VISIBLE_DEVICES is '1'"."""
     names = (ROCR_VISIBLE, _hip_variable()) if on_hip else (VISIBLE,)
-    return " and ".join(f"{name} is '{os.environ[name]}'" for name in names if name in os.environ)
+    found = [
+        Sentence("{name} is '{value}'", name=name, value=os.environ[name])
+        for name in names
+        if name in os.environ
+    ]
+    return listed(found) if found else ""
 
 
 def variables_for(uuids: Mapping[str, str], *, on_hip: bool) -> dict[str, str]:

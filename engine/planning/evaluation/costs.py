@@ -122,11 +122,7 @@ def weight_workload(part: TensorPart, storage: str, n_used: int) -> RankWorkload
 
 
 class Stage:
-    """The parts of a block between two all-reduces.
-
-    Attributes:
-        cuts_of: returns these cuts of a block, as a tuple if there are several.
-    """
+    """The parts of a block between two all-reduces; `cuts_of` returns its cuts of a block."""
 
     def __init__(
         self, kind: BlockKind, parts: tuple[str, ...], n_reduce: int, *, is_last: bool

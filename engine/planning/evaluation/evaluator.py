@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     StageCuts = tuple[Stage, Ranges | tuple[Ranges, ...], bool]
 
 MAX_CONTEXTS = 256
-"""Largest number of context lengths whose sizes are cached."""
+"""Largest number of context lengths with cached sizes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,12 +92,12 @@ class Evaluator:
 
     def _evaluated(self, params: LoadParams, free_bytes: Mapping[str, int] | None) -> Evaluation:
         cls, hp = self._sizes_for(params)
-        wanted = requested_shares(
+        requested = requested_shares(
             params, hp.n_trunk, tied=hp.tied, tensors=self._names, recurrent=hp.recurrent,
             n_mtp=hp.n_mtp,
         )  # fmt: skip
         model = self._model(cls, hp)
-        split = cut_model(wanted.table, model.dims, hp.n_vocab, tied=hp.tied)
+        split = cut_model(requested.table, model.dims, hp.n_vocab, tied=hp.tied)
         model.check_kv_type(params.kv_type)
         tally = _Tally(model, split)
         costs: dict[tuple[str, ...], list[_RankCosts]] = {}
@@ -109,7 +109,7 @@ class Evaluator:
             ]
             return [of_rank.size() for of_rank in costs[storages]]
 
-        plan = choose_plan(params, hp, wanted.devices, wanted.shares, sizes, free_bytes)
+        plan = choose_plan(params, hp, requested.devices, requested.shares, sizes, free_bytes)
         chosen = costs[tuple(device.storage for device in plan.devices)]
         return Evaluation(with_held_types(plan, model.caches), tally.load(chosen, hp), split)
 
@@ -245,11 +245,7 @@ class _Tally:
 
 
 class _RankCosts:
-    """Costs of one rank under a split.
-
-    Args:
-        items: for each cut of each stage its count and its cost, None if the rank has no part.
-    """
+    """Costs of one rank under a split: for each cut of each stage its count and its cost."""
 
     def __init__(self, items: Sequence[tuple[int, Cost | None]], ends: EndCost) -> None:
         self._items = items

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from engine.planning.plan import Plan
 
 COMFORT = 0.75
-"""Part of a device's free memory for a model whose context was not set by the user; the rest is for
-other programs."""
+"""Part of a device's free memory for a model with an automatic context; the rest is for other
+programs."""
 
 CONTEXT_STEP = 256
 """Step of proposed contexts, in tokens."""
@@ -37,7 +37,7 @@ N_TRIES = 12
 """Corrections of the shares before a split counts as impossible."""
 
 MARGIN = 0.99
-"""Part of a device's memory that shares may fill: they are met only to a unit."""
+"""Part of a device's memory that shares may fill: they are only met to the nearest unit."""
 
 Split = tuple[float, ...]
 RemedyKind = Literal[
@@ -341,10 +341,7 @@ def _kv_bits(kind: str) -> float:
 def _corrected(
     split: Split, devices: Sequence[str], needed: Mapping[str, int], usable: Mapping[str, int]
 ) -> Split:
-    """Return shares moved from full devices to those with room; empty if all are full.
-
-    Assumes that a device's bytes are proportional to its share, so steps converge.
-    """
+    """Return shares moved from full devices to those with room; empty if all are full."""
     load = {d: needed.get(d, 0) / max(1, MARGIN * usable.get(d, 0)) for d in devices}
     kept = [share / max(1.0, load[d]) for share, d in zip(split, devices, strict=True)]
     room = [

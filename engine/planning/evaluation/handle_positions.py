@@ -26,12 +26,7 @@ Split = tuple[float, ...]
 
 
 class Position(NamedTuple):
-    """One position of a handle.
-
-    Attributes:
-        asked: requested share of all ranks up to the handle, 0 to 1.
-        effective: effective share of these ranks, 0 to 1.
-    """
+    """A position of a handle: shares to request, and requested and effective share up to there."""
 
     split: Split
     asked: float
@@ -39,11 +34,7 @@ class Position(NamedTuple):
 
 
 class Positions:
-    """The positions of one handle, from all for its right neighbour to all for its left one.
-
-    Args:
-        handle: number of the rank on its left.
-    """
+    """The positions of one handle, from all for its right neighbour to all for its left one."""
 
     def __init__(self, splits: Sequence[Split], handle: int, plan: Callable[[Split], Plan]) -> None:
         self._splits = splits
@@ -67,7 +58,7 @@ class Positions:
         return found
 
     def nearest(self, boundary: float) -> int:
-        """Return the index of the position whose effective share is nearest to `boundary`, 0 to 1.
+        """Return the index of the position with its effective share nearest to `boundary`, 0 to 1.
 
         The first within half a step is returned. Shares grow with positions, so few are
         evaluated, starting from the offset of the previous call.

@@ -133,7 +133,7 @@ OWNERS = (*FIELDS, MEMBERS, EMBEDDING, OUTPUT)
 NOTHING: Span = (0, 0)
 
 SEEN = 1
-"""The rank of `one_rank` whose costs are counted."""
+"""The rank of `one_rank` that is evaluated."""
 
 
 def probe_split(dims: Sequence[BlockDims], n_vocab: int, *, tied: bool) -> ModelSplit:
@@ -166,11 +166,7 @@ def owner_of(ranks: Sequence[int]) -> str | None:
 
 
 def one_rank(dims: BlockDims, spans: Mapping[str, Span], *, is_member: bool) -> BlockSplit:
-    """Return the split of a block with these spans on rank `SEEN` and everything before on rank 0.
-
-    Args:
-        spans: intervals by the name of the cut; missing ones are empty.
-    """
+    """Return the split of a block with these spans on rank `SEEN` and all before on rank 0."""
     cuts = {}
     for field, size in SIZES.items():
         start, stop = spans.get(field, NOTHING)

@@ -52,7 +52,7 @@ class TrialSize:
         return REPETITIONS * self.n_prompt / prefill_ts + n_decoded / decode_ts
 
     def fitting(self, prefill_ts: float, decode_ts: float) -> TrialSize:
-        """Return this size, or a smaller one where a trial takes long at these speeds."""
+        """Return this size, or a smaller one if a trial would take long."""
         if self.seconds(prefill_ts, decode_ts) <= LONG_S:
             return self
         return TrialSize(min(self.n_prompt, MIN_PROMPT), min(self.n_gen, MIN_GEN))
@@ -60,12 +60,7 @@ class TrialSize:
 
 @dataclass(frozen=True, slots=True)
 class TuneEstimate:
-    """Expected extent of a search, shown before it starts.
-
-    Attributes:
-        n_trials: expected number of trials; fewer if the budget ends the search.
-        budget_s: longest duration in seconds; the last trial may exceed it.
-    """
+    """Expected extent of a search, shown before it starts; `budget_s` limits it."""
 
     n_trials: int
     trial_s: float
@@ -117,7 +112,7 @@ class TunePlan:
         families = self.space.families()
         if not families:
             raise EngineError(
-                "No split of this model fits into what is free on these devices.",
+                "No split of this model fits into the free memory of these devices.",
                 "Choose a smaller context, or more devices.",
             )
         speeds = self.space.expected(families[0])

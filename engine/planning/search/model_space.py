@@ -30,7 +30,7 @@ MAX_IN_ALL_GROUPS = 4
 """Most ranks that are grouped in all ways; with more, only equally or as the mode does it."""
 
 MAX_OPTIMISED = 12
-"""Most families whose best shares are predicted before the first measurement."""
+"""Most families with shares optimised by prediction before the first measurement."""
 
 MAX_BALANCED = 4
 """Most rebalancing steps before the first measurement."""
@@ -103,12 +103,7 @@ Split = tuple[float, ...]
 
 
 class Candidate(NamedTuple):
-    """A split that may be tried.
-
-    Attributes:
-        key: equal for candidates with the same cut.
-        shares: effective share of each rank, 0 to 1.
-    """
+    """A split that may be tried; `key` is equal for candidates with the same cut."""
 
     params: LoadParams
     key: Hashable
@@ -389,7 +384,7 @@ def group_sizes(n_ranks: int) -> list[tuple[int, ...] | None]:
 
 
 def _without_twins(families: Sequence[Family], devices: Mapping[str, DeviceInfo]) -> list[Family]:
-    """Return the families with only one of those that equal devices make equally fast."""
+    """Return the families without duplicates on equal devices."""
     found: dict[object, Family] = {}
     for family in families:
         params = family.params

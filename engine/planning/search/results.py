@@ -66,7 +66,7 @@ def reason_for_drafts(trials: Sequence[DraftTrial]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """A typical request to minimise the time of, so that prefill and decode are weighed by use."""
+    """A typical request; splits are compared by its time, which weighs prefill and decode."""
 
     name: str
     n_prompt: int
@@ -98,10 +98,11 @@ class Speeds:
 class Sample:
     """Measured speeds of a split.
 
-    prefill_ts, decode_ts: tokens per second of each repetition.
-    busy_s: seconds per token in which each rank computes; empty if not measured.
-    waited_s: seconds per token in which each rank waits for others; empty if not measured.
-    fallbacks: what slowed GPUs down.
+    Attributes:
+        prefill_ts, decode_ts: tokens per second of each repetition.
+        busy_s: seconds per token in which each rank computes; empty if not measured.
+        waited_s: seconds per token in which each rank waits for others; empty if not measured.
+        fallbacks: reasons for lower speed on GPUs.
     """
 
     prefill_ts: tuple[float, ...]
@@ -182,11 +183,7 @@ def _spread(values: Sequence[float]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """Splits over two devices that do not fit: the first one's share from `start` to `stop`.
-
-    Attributes:
-        problem: sentence that says why they cannot run.
-    """
+    """Splits over two devices that do not fit: the first one's share from `start` to `stop`."""
 
     devices: tuple[str, ...]
     split_mode: str
@@ -394,11 +391,7 @@ def _why_slow(trial: Trial) -> str:
 
 
 def names(devices: Sequence[str], *, begins: bool = False) -> str:
-    """Return devices for sentences: "GPU 0 and the CPU", "2 ranks on the CPU".
-
-    Args:
-        begins: whether they begin a sentence.
-    """
+    """Return devices for sentences: "GPU 0 and the CPU"; `begins`: "The CPU"."""
     counted = {device: list(devices).count(device) for device in devices}
     return listed(
         [

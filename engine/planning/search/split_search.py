@@ -52,11 +52,7 @@ class Infeasible(Exception):
 
 
 class TrialBudget:
-    """The time budget of a search.
-
-    Args:
-        trial_s: expected seconds per trial, used until some were measured.
-    """
+    """The time budget of a search; `trial_s` is expected for a trial until some were measured."""
 
     def __init__(
         self, budget_s: float, trial_s: float, now: Callable[[], float] = time.perf_counter

@@ -118,7 +118,7 @@ class WireSpeed:
 
 
 MESSAGE_BYTES = 4096
-"""Size of the message whose latency is measured: a command, or a small activation."""
+"""Size of the message for measuring latency: a command, or a small activation."""
 
 Cause = Literal["memory", "compute", "fixed", "wait", "link", "idle"]
 
@@ -186,7 +186,7 @@ class Prediction:
 
     @property
     def tokens_per_s(self) -> float:
-        """Tokens per second; 0 where `seconds` is."""
+        """Tokens per second; 0 for no time."""
         return self.n_tokens / self.seconds if self.seconds > 0 else 0.0
 
     def part(self, seconds: float) -> float:
@@ -276,12 +276,7 @@ def device_name(device: str, *, begins: bool = False) -> str:
 
 
 def rank_name(device: str, rank: int, ranks: Sequence[int], *, begins: bool = False) -> str:
-    """Return a rank's name for sentences, as in the split panel.
-
-    Args:
-        ranks: all ranks on its device, in order.
-        begins: whether it begins a sentence.
-    """
+    """Return a rank's name for sentences, as in the split panel; `ranks` are all on its device."""
     if len(ranks) == 1:
         return device_name(device, begins=begins)
     if is_cpu(device) and not machine_of(device):

@@ -197,12 +197,7 @@ MAX_MODELS = 16
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """Predicted times of a split.
-
-    Attributes:
-        prefill: time of a prompt in an empty cache.
-        decode: time of one token after it.
-    """
+    """Predicted times: of a prompt in an empty cache, and of one token after it."""
 
     prefill: Prediction
     decode: Prediction
@@ -247,10 +242,7 @@ class Forecaster:
         return cls(rig.devices, rig.facts, rig.links)
 
     def on_machine(self, number: int) -> Forecaster:
-        """Return the forecaster of one of several machines, with its local device ids.
-
-        Only machine 0 has calibration.
-        """
+        """Return the forecaster of one machine, with its local device ids."""
         mine = [
             replace(device, id=local_id(device.id))
             for device in self.devices.values()

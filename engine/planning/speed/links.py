@@ -191,13 +191,13 @@ class Wires:
         left = (EXCHANGE if waits else 1) * link.latency_s - begun_s
         return max(left, (2 if self._is_ring else 1) * self._stall_s(0, machine))
 
-    def message_s(self, source: int, goals: Iterable[int], n_bytes: float) -> float:
+    def message_s(self, source: int, targets: Iterable[int], n_bytes: float) -> float:
         """Return the seconds of a message to machines that wait for it."""
-        far = [goal for goal in goals if goal != source]
-        links = [self.between(source, goal) for goal in far]
+        far = [target for target in targets if target != source]
+        links = [self.between(source, target) for target in far]
         latency = max((link.latency_s for link in links), default=0.0)
         if self._is_ring:
-            latency += max((self._stall_s(source, goal) for goal in far), default=0.0)
+            latency += max((self._stall_s(source, target) for target in far), default=0.0)
         return latency + sum(link.payload_s(n_bytes) for link in links)
 
     def _stall_s(self, a: int, b: int) -> float:
@@ -257,7 +257,7 @@ class Links:
 
     @classmethod
     def of_machines(cls, machines: Sequence[Links], wires: Wires) -> Links:
-        """Return the links of several machines from those of each, with its local ids."""
+        """Return the links of several machines, given each one's links with local ids."""
         found = cls({}, wires=wires)
         for number, links in enumerate(machines):
             found._pairs |= _renamed(links._pairs, number)
@@ -313,11 +313,7 @@ class Links:
         )
 
     def sums(self, devices: Sequence[str], n_bytes: float) -> list[AllReduceTime]:
-        """Return the algorithms for an all-reduce over ranks on `devices`; the first is used.
-
-        Args:
-            n_bytes: bytes of each rank's value in F32.
-        """
+        """Return the algorithms for an all-reduce over `devices`, first the one used."""
         if len(devices) < 2:
             return []
         key = tuple(devices), n_bytes
@@ -336,12 +332,12 @@ class Links:
         seconds += max(self.all_reduce_s(ids, n_bytes) for ids in inside.values())
         return [AllReduceTime(seconds, "machines", "F32")]
 
-    def move_s(self, source: str, goals: Sequence[str], n_bytes: float) -> float:
+    def move_s(self, source: str, targets: Sequence[str], n_bytes: float) -> float:
         """Return the seconds of a move of `n_bytes` from one rank's device to others.
 
         Each other machine receives it once and distributes it.
         """
-        machines = _by_machine(goals)
+        machines = _by_machine(targets)
         here = machines.pop(machine_of(source), [])
         links = [self.between(source, device) for device in here]
         seconds = max((link.latency_s for link in links), default=0.0)

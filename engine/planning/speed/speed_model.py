@@ -141,11 +141,6 @@ class SpeedModel:
         return run.totals
 
     def _ends(self, load: ModelWorkload, *, samples: bool = False) -> _Totals:
-        """Return the times of the logits of one token.
-
-        Args:
-            samples: whether only the next token is needed, not its logits.
-        """
         groups = [tuple(load.embedding), *(block.group for block in load.blocks)]
         head, ends = tuple(load.head), self._run(_Span(1, 0))
         ends.ordered.update(machine_of(device) for device in self._ids)  # by the pass before

@@ -50,7 +50,7 @@ def test_the_chip_opens_what_is_slower_why_and_what_helps(
         "On GPU 0, kernels are launched one by one",
         "No kernel reads such a <b>cache</b>.",
         f"Tokens are slower. {GRAPH.help}",
-        "Tokens are drawn by the processor and not on GPU 0 and GPU 1",
+        "Tokens are sampled by the CPU and not on GPU 0 and GPU 1",
         "Top-k is too large.",
         "Tokens are slower. Lower it.",
     ]
